@@ -10,7 +10,7 @@ mod words;
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -102,8 +102,8 @@ impl Endpoint {
     /// asks for rails.
     pub fn with_rails(config: Config, rails: Vec<Arc<dyn Rail>>) -> Result<Self> {
         let endpoint = Self::new(config)?;
-        let devices =
-            Devices { rails: Arc::new(Rails::new(rails)), why_none: "no rails were given".into() };
+        let why_none = Arc::new(OnceLock::from("no rails were given".to_owned()));
+        let devices = Devices { rails: Arc::new(Rails::new(rails)), why_none };
         // Nobody else has the endpoint yet, and its devices are opened for the first region or connection.
         if endpoint.core().rails.set(devices).is_err() {
             let busy = io::Error::from(io::ErrorKind::ResourceBusy);

@@ -94,22 +94,22 @@ impl RmaLane {
         let bell = Bell::new()?;
         let fd = bell.fd().as_raw_fd();
         let mut state = State::new(bell, rails.copy_by());
-        if role == Role::Connector {
-            state.notes.push_back(Note::Offer(rails.offer()));
-        }
-        Ok(Self {
+        state.is_to_offer = role == Role::Connector;
+        let this = Self {
             regions,
             rails,
             role,
             silence,
-            has_notes: AtomicBool::new(role == Role::Connector),
+            has_notes: AtomicBool::new(false),
             state: Mutex::new(state),
             turn: Mutex::new(()),
             up: AtomicUsize::new(0),
             load: AtomicU64::new(0),
             is_under_way: AtomicBool::new(false),
             fd,
-        })
+        };
+        this.with(|state| this.offer_due(state));
+        Ok(this)
     }
 
     /// Changes the state under its lock; then, without the lock, calls the completions of operations that ended.
@@ -294,6 +294,8 @@ impl RmaLane {
                 }
             }
         }
+        moved |= self.offer_due(state);
+        moved |= state.look_at_registrations(&self.rails);
         moved |= self.open_due(state);
         moved |= self.answer_due(state);
         self.settle(state);
@@ -494,7 +496,9 @@ impl RailLane for RmaLane {
         }
         let mut state = self.state.lock();
         local.iter().filter(|span| span.len > 0).all(|span| {
-            state.pinned(&self.rails, *span).is_some_and(|pinned| {
+            // If no device takes what is yet to be registered, the operation is given back.
+            let is_to_be = self.rails.is_to_reach(*span);
+            state.pinned(&self.rails, *span).map_or(is_to_be, |pinned| {
                 state.paths.iter().any(|path| path.is_up() && pinned.with(path.ours).is_some())
             })
         })

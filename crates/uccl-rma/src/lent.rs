@@ -25,8 +25,15 @@ pub(super) struct Lent {
 /// A question whose answer waits for a registration.
 pub(super) struct Due {
     pub(super) region: RegionId,
-    pub(super) pinned: Arc<Pinned>,
-    pub(super) rights: Rights,
+    pub(super) awaits: Awaited,
+}
+
+/// What an answer waits for.
+pub(super) enum Awaited {
+    /// The devices have not been shown the region of this slot yet.
+    Region(u32),
+    /// They are being shown it again, for a peer with these rights.
+    Narrow(Arc<Pinned>, Rights),
 }
 
 impl Lent {

@@ -44,6 +44,12 @@ pub(super) struct ToPin {
     pub(super) rights: Rights,
 }
 
+/// Whether one piece of memory contains another.
+pub(super) fn covers(outer: Span, inner: Span) -> bool {
+    let offset = inner.addr.checked_sub(outer.addr);
+    offset.is_some_and(|offset| offset <= outer.len && inner.len <= outer.len - offset)
+}
+
 impl Pinned {
     pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
         let ToPin { span, kind, rights } = memory;
@@ -93,8 +99,7 @@ impl Pinned {
 
     /// Whether the memory is covered.
     pub(super) fn covers(&self, span: Span) -> bool {
-        let offset = span.addr.checked_sub(self.span.addr);
-        offset.is_some_and(|offset| offset <= self.span.len && span.len <= self.span.len - offset)
+        covers(self.span, span)
     }
 
     /// The address at which peers reach memory that this registration covers, when they use this key.

@@ -1,11 +1,14 @@
 //! The devices of an endpoint, and the memory that is registered with them.
 
+mod waiting;
+
 use std::{
     collections::HashSet,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread::{Builder, JoinHandle},
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -14,59 +17,106 @@ use uccl_fabric::rail::{Rail, RailError};
 use uccl_fabric::{gpu::CopyBy, lane::Moves, mem::Span, region::Rights};
 use uccl_wire::rails::{MAX_RAILS, RailOffer};
 
+use self::waiting::Waiting;
 use super::pinned::{Book, Pinned, ToPin};
 
 /// The devices that an endpoint has opened, and the endpoint's regions as registered with them.
 ///
 /// Each region is registered by itself, even where regions overlap. So the keys that a peer was given for a region end
 /// with that region.
+///
+/// To open devices takes long, and to register much memory takes longer. A thread of its own does both for the regions
+/// that are older than the devices.
 pub struct Rails {
-    rails: Vec<Arc<dyn Rail>>,
+    shared: Arc<Shared>,
+    /// Opens the devices and registers the regions that wait.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    /// Empty until the devices are open.
+    rails: OnceLock<Vec<Arc<dyn Rail>>>,
     copy_by: CopyBy,
     book: RwLock<Book>,
+    waiting: Waiting,
     next: AtomicU64,
     /// The devices, by index, and the kinds of memory for which a refusal has been logged already.
     said: Mutex<HashSet<(usize, MemoryKind)>>,
+}
+
+impl Default for Rails {
+    /// Rails whose devices are opened later, by [`Self::open_by`]. Regions may be added before.
+    fn default() -> Self {
+        let shared = Shared {
+            rails: OnceLock::new(),
+            copy_by: CopyBy::default(),
+            book: RwLock::default(),
+            waiting: Waiting::default(),
+            next: AtomicU64::new(1),
+            said: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared), thread: Mutex::default() }
+    }
 }
 
 impl Rails {
     /// Takes these devices, with no memory registered yet. If there are more than a connection can have, only the first
     /// are used.
     #[must_use]
-    pub fn new(mut rails: Vec<Arc<dyn Rail>>) -> Self {
-        if let Some(first) = rails.get(MAX_RAILS) {
-            let (name, rest) = (&first.info().name, rails.len() - MAX_RAILS);
-            tracing::warn!(
-                "{name} and what follows it, {rest} in all, are not used: {MAX_RAILS} are enough"
-            );
-            rails.truncate(MAX_RAILS);
+    pub fn new(rails: Vec<Arc<dyn Rail>>) -> Self {
+        let this = Self::default();
+        this.shared.opened(rails);
+        this
+    }
+
+    /// Opens the devices with this function, on a thread of its own, and then registers the regions that were added
+    /// before. Lanes may be made meanwhile: they offer the devices to their peers when all are open.
+    pub fn open_by(&self, open: impl FnOnce() -> Vec<Arc<dyn Rail>> + Send + 'static) {
+        let mut thread = self.thread.lock();
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            let work = AtWork(shared);
+            work.0.opened(open());
+            work.0.register_waiting();
+        };
+        match Builder::new().name("uccl-devices".into()).spawn(work) {
+            Ok(started) => *thread = Some(started),
+            Err(e) => {
+                tracing::warn!("no device is used, as no thread can be started to open them: {e}");
+                drop(AtWork(Arc::clone(&self.shared)));
+            }
         }
-        let (copy_by, book, said) = (CopyBy::default(), RwLock::default(), Mutex::default());
-        Self { rails, copy_by, book, next: AtomicU64::new(1), said }
     }
 
     /// Sets who copies memory that no device takes. The default is the GPUs themselves; tests use stand-ins.
+    ///
+    /// # Panics
+    /// When the devices are being opened already.
     #[must_use]
-    pub fn copying_by(self, copy_by: CopyBy) -> Self {
-        Self { copy_by, ..self }
+    pub fn copying_by(mut self, copy_by: CopyBy) -> Self {
+        Arc::get_mut(&mut self.shared).expect("no thread has it").copy_by = copy_by;
+        self
     }
 
     pub(super) fn copy_by(&self) -> &CopyBy {
-        &self.copy_by
+        &self.shared.copy_by
     }
 
     /// The ordinal of the GPU that copies memory of this kind to memory that devices take. None if nobody does.
     pub(super) fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
-        match self.copy_by {
-            CopyBy::Gpus => kind.device_only(),
-            CopyBy::StandIn(_) => Some(0),
-        }
+        self.shared.copier_of(kind)
     }
 
-    /// The devices.
+    /// The devices. None before they are open.
     #[must_use]
     pub fn all(&self) -> &[Arc<dyn Rail>] {
-        &self.rails
+        self.shared.rails()
+    }
+
+    /// Whether the devices are open, or it is known that there are none.
+    #[must_use]
+    pub fn are_open(&self) -> bool {
+        self.shared.rails.get().is_some()
     }
 
     /// The offer of these devices that a peer is sent.
@@ -76,26 +126,159 @@ impl Rails {
             let (name, link, network) = (&info.name, &info.link, &info.network);
             RailOffer { name: name.clone(), link: link.clone(), network: network.clone() }
         };
-        self.rails.iter().map(offer).collect()
+        self.all().iter().map(offer).collect()
     }
 
     /// Registers the region of this slot with every device that takes it, with the rights that peers have. If no device
-    /// takes it, its bytes go another way.
+    /// takes it, its bytes go another way. Before the devices are open this only notes the region: it is registered
+    /// when they are.
     pub fn add(&self, slot: u32, span: Span, kind: MemoryKind, rights: Rights) {
-        if span.len == 0 || self.rails.is_empty() || self.of_slot(slot).is_some() {
+        let Shared { waiting, book, .. } = &*self.shared;
+        let memory = ToPin { span, kind, rights };
+        if span.len == 0 || waiting.add_unless(slot, memory, || self.are_open()) {
             return;
         }
-        let pinned = self.pin(ToPin { span, kind, rights });
+        if self.all().is_empty() || waiting.has(slot) || self.of_slot(slot).is_some() {
+            return;
+        }
+        let pinned = self.shared.pin(memory);
         // Another thread may have registered the region meanwhile. Then this registration was given to nobody and ends
         // here.
-        self.book.write().add_region(slot, &pinned);
+        book.write().add_region(slot, &pinned);
+    }
+
+    /// Whether the region of this slot has yet to be registered: an answer about it has to wait.
+    pub(super) fn is_to_register(&self, slot: u32) -> bool {
+        self.shared.waiting.has(slot)
+    }
+
+    /// Whether a region that contains this memory has yet to be registered.
+    pub(super) fn is_to_reach(&self, span: Span) -> bool {
+        self.shared.waiting.reaches(span)
+    }
+
+    /// A number that grows when a region that waited has been registered, or does not wait any more.
+    pub(super) fn registered(&self) -> u64 {
+        self.shared.waiting.ended()
     }
 
     /// Registers memory that is not a region, until it is [let go](Self::let_go).
     pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<Pinned> {
-        let pinned = self.pin(ToPin { span, kind, rights: Rights::ALL });
-        self.book.write().add(&pinned);
+        let pinned = self.shared.pin(ToPin { span, kind, rights: Rights::ALL });
+        self.shared.book.write().add(&pinned);
         pinned
+    }
+
+    /// The slowest way in which any region moves.
+    pub(super) fn slowest(&self) -> Moves {
+        self.shared.book.read().slowest()
+    }
+
+    /// Retires the region of this slot, which is about to end: no new request of ours uses its registration, even where
+    /// another region lies in the same memory. True the first time.
+    pub fn retire(&self, slot: u32) -> bool {
+        self.shared.waiting.retire(slot);
+        self.of_slot(slot).is_some_and(|pinned| pinned.retire())
+    }
+
+    /// Whether the region of this slot is being registered, or registered again for a peer that asked. That ends by
+    /// itself.
+    pub fn is_busy_with(&self, slot: u32) -> bool {
+        self.is_to_register(slot) || self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
+    }
+
+    /// Ends the registrations of the region of this slot. The region must have ended, and peers must have released it.
+    ///
+    /// # Errors
+    /// When a device did not end its registration. It may still reach the memory, which must stay; this may be called
+    /// again.
+    pub fn remove(&self, slot: u32) -> Result<(), RailError> {
+        let Some(pinned) = self.of_slot(slot) else { return Ok(()) };
+        pinned.end()?;
+        self.shared.book.write().remove_region(slot);
+        Ok(())
+    }
+
+    /// Ends what [`Self::hold`] began.
+    ///
+    /// # Errors
+    /// As for [`Self::remove`].
+    pub(super) fn let_go(&self, pinned: &Pinned) -> Result<(), RailError> {
+        pinned.end()?;
+        self.shared.book.write().remove(pinned);
+        Ok(())
+    }
+
+    /// The registration of a region.
+    pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<Pinned>> {
+        self.shared.book.read().of_slot(slot).cloned()
+    }
+
+    /// The shortest registration that covers this memory of ours.
+    pub(super) fn over(&self, span: Span) -> Option<Arc<Pinned>> {
+        self.shared.book.read().over(span).cloned()
+    }
+}
+
+impl Drop for Rails {
+    /// Waits for the thread, so that no device is shown memory afterwards.
+    fn drop(&mut self) {
+        self.shared.waiting.clear();
+        if let Some(thread) = self.thread.get_mut().take() {
+            // A panic has been reported already.
+            drop(thread.join());
+        }
+    }
+}
+
+/// The thread's work. If it ends early, by a panic, nobody waits for the rest of it.
+struct AtWork(Arc<Shared>);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.opened(Vec::new());
+        self.0.waiting.close();
+    }
+}
+
+impl Shared {
+    fn rails(&self) -> &[Arc<dyn Rail>] {
+        self.rails.get().map_or(&[], Vec::as_slice)
+    }
+
+    fn opened(&self, mut rails: Vec<Arc<dyn Rail>>) {
+        if let Some(first) = rails.get(MAX_RAILS) {
+            let (name, rest) = (&first.info().name, rails.len() - MAX_RAILS);
+            tracing::warn!(
+                "{name} and what follows it, {rest} in all, are not used: {MAX_RAILS} are enough"
+            );
+            rails.truncate(MAX_RAILS);
+        }
+        // They are opened once.
+        let _ = self.waiting.while_none_comes(|| self.rails.set(rails));
+    }
+
+    /// Registers the regions that were added before the devices were open.
+    fn register_waiting(&self) {
+        if self.rails().is_empty() {
+            self.waiting.clear();
+        }
+        while let Some((slot, memory)) = self.waiting.begin() {
+            let pinned = self.pin(memory);
+            self.waiting.end(|is_retired| {
+                if is_retired {
+                    pinned.retire();
+                }
+                self.book.write().add_region(slot, &pinned);
+            });
+        }
+    }
+
+    fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
+        match self.copy_by {
+            CopyBy::Gpus => kind.device_only(),
+            CopyBy::StandIn(_) => Some(0),
+        }
     }
 
     fn pin(&self, memory: ToPin) -> Arc<Pinned> {
@@ -104,7 +287,7 @@ impl Rails {
             let registered = rail.register(span, kind, rights);
             registered.inspect_err(|why| self.say_refused(at, memory, why))
         };
-        let by_rail: Vec<_> = self.rails.iter().enumerate().map(register).collect();
+        let by_rail: Vec<_> = self.rails().iter().enumerate().map(register).collect();
         let moves = match by_rail.iter().any(Result::is_ok) {
             true => Moves::Direct,
             false => self.moves_untaken(kind),
@@ -121,7 +304,7 @@ impl Rails {
     /// each device and kind of memory, and a debug message after that.
     fn say_refused(&self, at: usize, memory: ToPin, why: &RailError) {
         let ToPin { span: Span { len, .. }, kind, .. } = memory;
-        let name = self.rails.get(at).map_or("?", |rail| &rail.info().name);
+        let name = self.rails().get(at).map_or("?", |rail| &rail.info().name);
         if !self.said.lock().insert((at, kind)) {
             return tracing::debug!("{name} takes no {len} bytes of {kind} memory: {why}");
         }
@@ -143,53 +326,5 @@ impl Rails {
             "{name} takes no {len} bytes of {kind} memory ({why}); {instead}. {remedy}; `uccl doctor` says what is \
              missing. It is not said again of this device and this kind of memory"
         );
-    }
-
-    /// The slowest way in which any region moves.
-    pub(super) fn slowest(&self) -> Moves {
-        self.book.read().slowest()
-    }
-
-    /// Retires the region of this slot, which is about to end: no new request of ours uses its registration, even where
-    /// another region lies in the same memory. True the first time.
-    pub fn retire(&self, slot: u32) -> bool {
-        self.of_slot(slot).is_some_and(|pinned| pinned.retire())
-    }
-
-    /// Whether the region of this slot is being registered for a peer that asked. That ends by itself.
-    pub fn is_busy_with(&self, slot: u32) -> bool {
-        self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
-    }
-
-    /// Ends the registrations of the region of this slot. The region must have ended, and peers must have released it.
-    ///
-    /// # Errors
-    /// When a device did not end its registration. It may still reach the memory, which must stay; this may be called
-    /// again.
-    pub fn remove(&self, slot: u32) -> Result<(), RailError> {
-        let Some(pinned) = self.of_slot(slot) else { return Ok(()) };
-        pinned.end()?;
-        self.book.write().remove_region(slot);
-        Ok(())
-    }
-
-    /// Ends what [`Self::hold`] began.
-    ///
-    /// # Errors
-    /// As for [`Self::remove`].
-    pub(super) fn let_go(&self, pinned: &Pinned) -> Result<(), RailError> {
-        pinned.end()?;
-        self.book.write().remove(pinned);
-        Ok(())
-    }
-
-    /// The registration of a region.
-    pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<Pinned>> {
-        self.book.read().of_slot(slot).cloned()
-    }
-
-    /// The shortest registration that covers this memory of ours.
-    pub(super) fn over(&self, span: Span) -> Option<Arc<Pinned>> {
-        self.book.read().over(span).cloned()
     }
 }

@@ -28,7 +28,7 @@ use super::{
     flight::{Flight, Part},
     keys::{Granted, Keys, Missing, region_of},
     lent::Lent,
-    path::{Local, Path},
+    path::{ASIDE_LOOK, Local, Path},
     pinned::Pinned,
     rails::Rails,
 };
@@ -46,6 +46,11 @@ pub(super) struct State {
     pub(super) landing: Option<Area>,
     pub(super) copies: Copies,
     pub(super) notes: VecDeque<Note>,
+    /// Our own offer of rails is due, as soon as they are open.
+    pub(super) is_to_offer: bool,
+    /// Operations in `parked` wait until regions of ours are registered; and [`Rails::registered`] when one of them
+    /// last had to.
+    registering: Option<u64>,
     /// The peer has sent its offer of rails.
     pub(super) offered: bool,
     /// Every path has been tried, or has had enough time; and the peer has been told so.
@@ -60,7 +65,7 @@ pub(super) struct State {
     generation: u32,
     /// Operations with bytes that are not requested yet, in the order in which they were posted.
     pub(super) queue: VecDeque<usize>,
-    /// Operations that wait for a key. They go back to `queue` when an answer comes.
+    /// Operations that wait for a key, or for a registration of ours. They go back to `queue` when an answer comes.
     pub(super) parked: Vec<usize>,
     /// Parts to be requested again, before anything else.
     pub(super) again: VecDeque<Part>,
@@ -100,6 +105,8 @@ impl State {
             landing: None,
             copies: Copies::new(copy_by),
             notes: VecDeque::new(),
+            is_to_offer: false,
+            registering: None,
             offered: false,
             settled: false,
             first_up: None,
@@ -156,7 +163,7 @@ impl State {
             return None;
         }
         let now = Instant::now();
-        let mut wake = self.lent.wake_in();
+        let mut wake = self.aside_in();
         for path in &mut self.paths {
             let (armed, due) = path.arm(now, stall);
             if !armed {
@@ -173,17 +180,34 @@ impl State {
         let wake = match self.notes.is_empty() && !self.copies.are_under_way() {
             // Here any time will do, so no clock is read: that is not free everywhere.
             true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => {
-                self.lent.wake_in()
+                self.aside_in()
             }
             true => {
                 let paths = self.paths.iter().filter_map(|path| path.wake_in(Instant::now()));
-                paths.chain(self.lent.wake_in()).min()
+                paths.chain(self.aside_in()).min()
             }
             false => Some(Duration::ZERO),
         };
         if let Some(wake) = wake {
             self.bell.set_within(wake);
         }
+    }
+
+    /// How soon to look at what other threads do for no path: they open devices and register memory.
+    fn aside_in(&self) -> Option<Duration> {
+        let waits = self.is_to_offer || self.registering.is_some();
+        if waits { Some(ASIDE_LOOK) } else { self.lent.wake_in() }
+    }
+
+    /// Puts the operations that wait for registrations of ours back into the queue, if one has been made. True if there
+    /// were any.
+    pub(super) fn look_at_registrations(&mut self, rails: &Rails) -> bool {
+        let made = self.registering.is_some_and(|before| rails.registered() != before);
+        if made {
+            self.registering = None;
+            self.unpark();
+        }
+        made
     }
 
     /// The registration that covers this memory of ours, if there is one.
@@ -201,7 +225,7 @@ impl State {
     /// it took.
     pub(super) fn assign(&mut self, rails: &Rails, part: Part) -> Result<usize, Hold> {
         let Some(pinned) = self.pinned(rails, part.local) else {
-            return Err(Hold::Never(OpError::Unreachable));
+            return Err(self.unregistered(rails, part.local));
         };
         let granted = match self.keys.look(part.kind, &part.remote) {
             Ok(granted) => granted,
@@ -225,6 +249,22 @@ impl State {
             self.ask(region_of(&part.remote));
         }
         Ok(len)
+    }
+
+    /// Why no registration covers this memory of ours: it is yet to be made, or there is none.
+    fn unregistered(&mut self, rails: &Rails, span: Span) -> Hold {
+        // Before the look: what is registered after it has a greater number.
+        let registered = rails.registered();
+        if rails.is_to_reach(span) {
+            self.registering.get_or_insert(registered);
+            return Hold::Key;
+        }
+        if rails.over(span).is_some() {
+            // It has just been made: the next look finds that the number has grown.
+            self.registering = Some(registered.wrapping_sub(1));
+            return Hold::Key;
+        }
+        Hold::Never(OpError::Unreachable)
     }
 
     /// Asks for an unknown key if nobody has yet. Says why the part is held: it waits for the key, or the peer denied

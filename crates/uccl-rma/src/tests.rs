@@ -1,5 +1,6 @@
 //! Two lanes over rails within this process. The tests carry the lanes' notes by hand.
 
+mod devices;
 mod keys;
 mod peers;
 
@@ -67,9 +68,13 @@ pub(super) struct End {
 
 impl End {
     pub(super) fn new(role: Role, devices: Vec<Arc<ChaosRail>>) -> Self {
-        let regions = Arc::new(RegionTable::new().expect("a table"));
-        let rails =
-            Arc::new(Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect()));
+        let rails = Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect());
+        Self::with(role, devices, rails)
+    }
+
+    /// One with these rails, which are or will be its devices.
+    pub(super) fn with(role: Role, devices: Vec<Arc<ChaosRail>>, rails: Rails) -> Self {
+        let (regions, rails) = (Arc::new(RegionTable::new().expect("a table")), Arc::new(rails));
         let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), Silence::default());
         Self { lane: lane.expect("a lane"), rails, regions, devices }
     }

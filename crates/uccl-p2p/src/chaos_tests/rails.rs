@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fastrand::Rng;
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     Accepted, Config, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport, Uninterrupted,
+    devices::Opened,
     drive::{timers::TO_PROBE, transfer::MAX_PENDING},
     wire::advert::Advert,
 };
@@ -522,19 +523,24 @@ fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }
 
+/// For an endpoint that may use nothing but rails.
+fn with_rails_alone() -> Config {
+    Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Libfabric,
+        timeout: FAR,
+        ..Config::default()
+    }
+}
+
 /// Two endpoints that may use nothing but rails, and the first one's rail.
 fn rails_alone() -> ([Endpoint; 2], Arc<ChaosRail>) {
     let network = RailNetwork::default();
     let rails = [1, 2].map(|seed| network.rail("rail", seed, RailFaults::default()));
     let endpoint = |rail: &Arc<ChaosRail>| {
-        let config = Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
-            transport: Transport::Libfabric,
-            timeout: FAR,
-            ..Config::default()
-        };
-        Endpoint::with_rails(config, vec![Arc::clone(rail) as _]).expect("an endpoint")
+        let rails = vec![Arc::clone(rail) as _];
+        Endpoint::with_rails(with_rails_alone(), rails).expect("an endpoint")
     };
     let [first, _] = &rails;
     (rails.each_ref().map(endpoint), Arc::clone(first))
@@ -557,4 +563,58 @@ fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
         connecting.join().expect("no panic").expect("it gets through in time");
     });
     b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
+}
+
+#[test]
+fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
+    let network = RailNetwork::default();
+    let mut rng = Rng::with_seed(1);
+    let [first, second] = [1, 2].map(|seed| network.rail("rail", seed, RailFaults::default()));
+    let holds = [&first, &second].map(|rail| rail.hold_registrations());
+    let (open, is_to_open) = mpsc::channel::<()>();
+    let ends = [first, second].map(|rail| {
+        let ep = Endpoint::new(with_rails_alone()).expect("an endpoint");
+        let memory = [9000, 10_000].map(|len| Memory::new(&mut rng, &[len]));
+        // SAFETY: the memory is kept until both endpoints are closed.
+        let register = |memory: &Memory| unsafe { ep.register(memory.addr(), memory.len()) };
+        let mrs = memory.each_ref().map(|memory| register(memory).expect("registered"));
+        (ep, rail, memory, mrs)
+    });
+    let [(a, of_a, a_memory, a_mrs), (b, of_b, b_memory, b_mrs)] = &ends;
+    let devices = Arc::clone(of_a);
+    a.core().devices_by(|| {
+        move || {
+            let _ = is_to_open.recv_timeout(FAR);
+            Opened { rails: vec![devices as _], why_none: String::new() }
+        }
+    });
+    let devices = Arc::clone(of_b);
+    b.core().devices_by(|| || Opened { rails: vec![devices as _], why_none: String::new() });
+    let conn = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| a.connect(b.addr(), None, &mut Uninterrupted));
+        // The connection is made, and waits for the rails.
+        let begun = Instant::now();
+        while [a, b].iter().any(|ep| ep.core().open_conns().is_empty()) {
+            assert!(begun.elapsed() < FAR, "it is not made");
+            std::thread::yield_now();
+        }
+        open.send(()).expect("it is being opened");
+        connecting.join().expect("no panic").expect("connected")
+    });
+    b.accept(None, &mut Uninterrupted).expect("accepted");
+    // The devices are at the shorter region. The longer one waits, and ends at once.
+    while !holds.iter().all(|hold| hold.is_waited_for()) {
+        std::thread::yield_now();
+    }
+    a.deregister(a_mrs[1]).expect("no device has seen it");
+    let Iov { mr, ptr, len } = b_memory[0].iovs(b_mrs[0])[0];
+    let advert = b.advertise(mr, ptr, len).expect("advertised");
+    let (iovs, adverts) = (a_memory[0].iovs(a_mrs[0]), [advert]);
+    let write = a.post(&Request::new(conn, Op::Write, &iovs, &adverts)).expect("posted");
+    drop(holds);
+    a.wait(write, Some(FAR), &mut Uninterrupted).expect("written");
+    assert_eq!(network.carried(), 9000, "not over the rail");
+    assert!(a_memory[0].pieces() == b_memory[0].pieces());
+    [a, b].into_iter().for_each(|ep| ep.close().expect("nobody touches anything"));
+    assert_eq!(network.count().1, 0);
 }

@@ -193,10 +193,8 @@ fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
     let Ends { rails, copy_by } =
         ends.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::Gpus });
     let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
-    let devices = Devices {
-        rails: Arc::new(Rails::new(devices).copying_by(copy_by)),
-        why_none: String::new(),
-    };
+    let devices =
+        Devices { rails: Arc::new(Rails::new(devices).copying_by(copy_by)), ..Devices::default() };
     assert!(core.rails.set(devices).is_ok(), "it had none");
     (is_railed.then(|| core.rail_lane(role).expect("a lane")), rails)
 }

@@ -54,10 +54,11 @@ const NOTIF_CHARGE: usize = 128;
 pub(crate) const MAX_ACCEPTS: usize = 1024;
 
 /// The devices of an endpoint.
+#[derive(Default)]
 pub(crate) struct Devices {
     pub(crate) rails: Arc<Rails>,
-    /// Why there are none, as text for people.
-    pub(crate) why_none: String,
+    /// Why there are none, as text for people. Empty until they are open.
+    pub(crate) why_none: Arc<OnceLock<String>>,
 }
 
 /// What is known of a connection id.
@@ -106,7 +107,7 @@ pub(crate) struct Core<C: Carrier> {
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
-    /// The rails and their registrations, once they have been opened.
+    /// The rails and their registrations, once they are being opened.
     pub(crate) rails: OnceLock<Devices>,
     pub(crate) transfers: Transfers<C>,
     pub(crate) workers: Workers<C>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uccl_fabric::lane::{Completion, MessageLane, OpError, RailLane};
-use uccl_rma::{Rails, RmaLane, Role};
+use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
@@ -19,18 +19,36 @@ use crate::{
 };
 
 impl Core {
-    /// The devices of this endpoint, opened at the first call.
+    /// The devices of this endpoint. The first call starts to open them, and to show them the regions that there are,
+    /// on a thread of its own.
     pub(crate) fn devices(&self) -> &Devices {
-        let mut opened = false;
+        self.devices_by(|| {
+            let config = self.config.clone();
+            move || devices::open(&config)
+        })
+    }
+
+    /// The same; `how` gives the function that opens them.
+    pub(crate) fn devices_by<O>(&self, how: impl FnOnce() -> O) -> &Devices
+    where
+        O: FnOnce() -> devices::Opened + Send + 'static,
+    {
+        let mut is_first = false;
         let devices = self.rails.get_or_init(|| {
-            opened = true;
-            let devices::Opened { rails, why_none } = devices::open(&self.config);
-            Devices { rails: Arc::new(Rails::new(rails)), why_none }
+            is_first = true;
+            Devices::default()
         });
-        if opened {
-            // Regions that are added later are shown to the devices when they are added.
+        if is_first {
+            // Regions that are added from now on are shown to the devices by whoever adds them.
             self.mrs
                 .each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights));
+            let (open, why_none) = (how(), Arc::clone(&devices.why_none));
+            devices.rails.open_by(move || {
+                let opened = open();
+                // They are opened once.
+                let _ = why_none.set(opened.why_none);
+                opened.rails
+            });
         }
         devices
     }
@@ -153,7 +171,8 @@ impl Connection {
         if paths.is_empty() {
             let Devices { rails, why_none } = self.core.devices();
             return match rails.all() {
-                [] => why_none.clone(),
+                [] if !rails.are_open() => "the devices are still being opened".into(),
+                [] => why_none.get().cloned().unwrap_or_default(),
                 [rail, ..] => format!("the peer has no rail of the kind of {}", rail.info().name),
             };
         }

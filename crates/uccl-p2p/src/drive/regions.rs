@@ -282,7 +282,7 @@ impl Mrs {
         by_id.live.get(&id).map(|mr| with(Found(mr))).ok_or(Error::UnknownRegion(id))
     }
 
-    /// Calls `each` for all regions.
+    /// Calls `each` for all regions. None is added or ended meanwhile, so `each` must not take long.
     pub(crate) fn each(&self, each: impl FnMut(&Arc<Mr>)) {
         self.by_id.read().live.values().for_each(each);
     }

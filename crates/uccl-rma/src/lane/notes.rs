@@ -11,7 +11,12 @@ use uccl_wire::{
 };
 
 use super::{RmaLane, Role};
-use crate::{lent::Due, path::Path, pinned::Pinned, state::State};
+use crate::{
+    lent::{Awaited, Due},
+    path::Path,
+    pinned::Pinned,
+    state::State,
+};
 
 /// How long a connection waits for the other paths once the first one works.
 const LATECOMERS: Duration = Duration::from_millis(500);
@@ -75,10 +80,13 @@ impl RmaLane {
         if std::mem::replace(&mut state.offered, true) {
             return Err("a second offer of rails".into());
         }
-        let ours = self.rails.offer();
         match self.role {
-            Role::Acceptor => state.notes.push_back(Note::Offer(ours)),
+            Role::Acceptor => {
+                state.is_to_offer = true;
+                self.offer_due(state);
+            }
             Role::Connector => {
+                let ours = self.rails.offer();
                 let now = Instant::now();
                 let pairs = pair(&ours, theirs).into_iter().enumerate();
                 let path =
@@ -88,6 +96,16 @@ impl RmaLane {
             }
         }
         Ok(())
+    }
+
+    /// Sends the offer of our rails that is due, as soon as they are open. True if it was sent.
+    pub(super) fn offer_due(&self, state: &mut State) -> bool {
+        let is_due = state.is_to_offer && self.rails.are_open();
+        if is_due {
+            state.is_to_offer = false;
+            state.notes.push_back(Note::Offer(self.rails.offer()));
+        }
+        is_due
     }
 
     /// Makes our ends of the channels whose attempt is due. True if there were any.
@@ -260,10 +278,15 @@ impl RmaLane {
             Ok(described) => described,
             Err(status) => return state.answer(region, Err(status)),
         };
-        let rights = described.rights;
-        let pinned = self.rails.of_slot(described.region);
+        let (root, rights) = (described.region, described.rights);
+        if self.rails.is_to_register(root) {
+            return state.lent.due.push(Due { region, awaits: Awaited::Region(root) });
+        }
+        let pinned = self.rails.of_slot(root);
         match pinned.filter(|pinned| pinned.narrow(self.rails.all(), rights)) {
-            Some(pinned) => state.lent.due.push(Due { region, pinned, rights }),
+            Some(pinned) => {
+                state.lent.due.push(Due { region, awaits: Awaited::Narrow(pinned, rights) });
+            }
             None => {
                 let grant = self.grant(state, region, described);
                 state.answer(region, Ok(grant));
@@ -277,11 +300,18 @@ impl RmaLane {
             return false;
         }
         let due = std::mem::take(&mut state.lent.due);
-        let is_over = |due: &Due| !due.pinned.is_narrowing(due.rights);
+        let is_over = |due: &Due| match &due.awaits {
+            Awaited::Region(root) => !self.rails.is_to_register(*root),
+            Awaited::Narrow(pinned, rights) => !pinned.is_narrowing(*rights),
+        };
         let (over, still): (Vec<_>, Vec<_>) = due.into_iter().partition(is_over);
         state.lent.due = still;
-        for Due { region, .. } in &over {
-            // The region may have ended meanwhile.
+        // In each case the region may have ended meanwhile.
+        for Due { region, awaits } in &over {
+            if let Awaited::Region(_) = awaits {
+                self.on_ask(state, *region);
+                continue;
+            }
             let described = self.regions.describe(region.slot, region.key);
             let granted = described.map(|described| self.grant(state, *region, described));
             state.answer(*region, granted);
