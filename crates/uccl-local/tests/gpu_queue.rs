@@ -22,7 +22,7 @@ use uccl_fabric::{
 use uccl_wire::frame::Status;
 
 use self::{
-    gpus::{ANY, Driver, GIB, SLICE, TURN, pair},
+    gpus::{ANY, Driver, GIB, SLICE, TURN, pair, pair_between},
     support::{End, patiently},
 };
 
@@ -36,8 +36,8 @@ fn a_cancelled_write_ends_with_what_the_gpu_has_of_it() {
     let (end, name) = pair.write(&[GIB]);
     assert_eq!(driver.launched(), TURN, "a turn's worth is enqueued");
     pair.ours.cancel(name);
-    driver.fake.pass(3, ANY);
-    pair.until_left(GIB - 3 * SLICE);
+    driver.fake.pass(1, ANY);
+    pair.until_left(GIB - SLICE);
     assert_eq!(end.result(), None, "the GPU still copies");
     driver.fake.pass(1, ANY);
     assert_eq!(pair.result(&end), Err(OpError::Cancelled));
@@ -91,65 +91,80 @@ fn a_short_write_passes_a_long_one() {
 fn lanes_take_turns_and_whoever_makes_progress_serves_all() {
     let driver = Driver::paused();
     let (one, other) = (pair(GIB), pair(GIB));
-    // This driver lets copies of the newest streams by first.
-    let (warm, _) = other.write(&[64]);
-    driver.fake.pass(1, ANY);
-    assert_eq!(other.result(&warm), Ok(()));
-    let driver = driver.anew();
     let (first, first_name) = one.write(&[GIB]);
     let (second, second_name) = other.write(&[GIB]);
     assert_eq!(driver.launched(), TURN, "all of it the first lane's");
     for slices in 1..=4 {
-        driver.fake.pass(1, ANY);
-        one.until_left(GIB - slices * SLICE);
-        assert_eq!(driver.launched(), TURN + slices * SLICE);
-    }
-    // What is enqueued now is the second lane's: of the first one's nothing has to be waited for.
-    one.ours.cancel(first_name);
-    assert_eq!(one.result(&first), Err(OpError::Cancelled));
-    other.ours.cancel(second_name);
-    other.progress();
-    assert_eq!(second.result(), None);
-    driver.fake.pass(4, ANY);
-    assert_eq!(other.result(&second), Err(OpError::Cancelled));
-    assert_eq!(driver.launched(), 2 * TURN);
-}
-
-#[test]
-fn a_lane_that_has_had_its_turn_has_the_next_after_the_other() {
-    let driver = Driver::paused();
-    let (one, other) = (pair(GIB), pair(GIB));
-    let ((first, first_name), (second, second_name)) = (one.write(&[GIB]), other.write(&[GIB]));
-    for slices in 1..=8 {
         driver.fake.pass(1, ANY);
         patiently(|| {
             other.progress();
             (driver.launched() == TURN + slices * SLICE).then_some(())
         });
     }
-    assert_eq!([one.ours.load(), other.ours.load()], [(GIB - TURN) as u64; 2]);
+    // The first lane had two before the second came.
+    assert_eq!(
+        [one.ours.load(), other.ours.load()],
+        [3, 1].map(|ended| (GIB - ended * SLICE) as u64)
+    );
+    // Each has one of the two that are enqueued.
     other.ours.cancel(second_name);
-    assert_eq!(other.result(&second), Err(OpError::Cancelled), "it is the first one's turn again");
     one.ours.cancel(first_name);
-    driver.fake.pause(false);
+    driver.fake.pass(1, ANY);
     assert_eq!(one.result(&first), Err(OpError::Cancelled));
+    other.progress();
+    assert_eq!(second.result(), None);
+    driver.fake.pass(1, ANY);
+    assert_eq!(other.result(&second), Err(OpError::Cancelled));
+    assert_eq!(driver.launched(), TURN + 4 * SLICE);
+}
+
+#[test]
+fn slices_for_several_gpus_take_turns_in_the_order_of_the_gpus() {
+    const LEN: usize = 64 << 20;
+    let driver = Driver::paused();
+    let pairs = [0, 3, 2].map(|there| pair_between((1, there), 3 * LEN));
+    let mut ended = Vec::new();
+    // What goes to the first is enqueued before there is something for another.
+    let ends = pairs.each_ref().map(|pair| pair.write(&[3 * LEN]).0);
+    assert_eq!(driver.launched(), TURN);
+    while ends.iter().any(|end| end.result().is_none()) {
+        let before = pairs.each_ref().map(|pair| pair.ours.load());
+        driver.fake.pass(1, ANY);
+        let moved = patiently(|| {
+            pairs.iter().for_each(|pair| pair.progress());
+            pairs.iter().zip(before).position(|(pair, before)| pair.ours.load() < before)
+        });
+        ended.push(moved);
+        let is_short = before[moved] - pairs[moved].ours.load() < SLICE as u64;
+        assert!(is_short || ended.len() <= 2, "{ended:?}");
+    }
+    assert_eq!(ended[..2], [0; 2]);
+    // Then those behind GPU 1: 2, 3, and 0.
+    let turns = &ended[2..];
+    let whole = turns.windows(3).take_while(|turn| turn[..] != [1, 2, 1]).count();
+    assert!(whole > 16, "{ended:?}");
+    for (at, there) in turns[..whole].iter().enumerate() {
+        assert_eq!(*there, [2, 1, 0][at % 3], "{ended:?}");
+    }
+    for end in &ends {
+        assert_eq!(end.result(), Some(Ok(())));
+    }
 }
 
 #[test]
 fn a_refused_slice_fails_its_operation_when_those_before_it_have_ended() {
     let driver = Driver::paused();
     let pair = pair(GIB);
-    driver.fake.refuse_after(Some(2));
+    driver.fake.refuse_after(Some(1));
     let (end, _) = pair.write(&[GIB]);
     driver.fake.refuse_after(None);
-    assert_eq!(driver.launched(), 2 * SLICE);
-    driver.fake.pass(1, ANY);
-    pair.until_left(GIB - SLICE);
+    assert_eq!(driver.launched(), SLICE);
+    pair.progress();
     assert_eq!(end.result(), None, "a slice moves still");
     driver.fake.pass(1, ANY);
     let told = pair.result(&end);
     assert!(matches!(told, Err(OpError::Gpu(_))), "{told:?}");
-    assert_eq!((driver.launched(), pair.ours.load()), (2 * SLICE, 0));
+    assert_eq!((driver.launched(), pair.ours.load()), (SLICE, 0));
 }
 
 #[test]
@@ -175,7 +190,7 @@ fn memory_that_its_owner_takes_back_is_left_by_the_slices_that_wait() {
     let slot = pair.region.slot;
     let _revoked = pair.regions.revoke(slot, pair.region.key).expect("registered");
     assert!(pair.theirs.touched_by_peer(slot));
-    driver.fake.pass(4, ANY);
+    driver.fake.pass(2, ANY);
     assert_eq!(pair.result(&end), Err(OpError::Remote(Status::UnknownKey)));
     assert_eq!(driver.launched(), TURN);
     assert!(!pair.theirs.touched_by_peer(slot));

@@ -1,4 +1,4 @@
-/* CUDA's driver on a machine that has none, for tests: two GPUs whose memory is the host's.
+/* CUDA's driver on a machine that has none, for tests: four GPUs whose memory is the host's.
  *
  * Work on a stream happens in order, on a thread of the driver's. What is true of the real driver and matters to who
  * calls it was measured on H100 and H200 (driver 580.159, CUDA 13), and holds here too:
@@ -29,7 +29,7 @@ typedef int code;
 typedef uint64_t address;
 typedef void *handle;
 
-enum { GPUS = 2, INVALID = 1, NO_MEMORY = 2, NOT_INITIALISED = 3, NOT_READY = 600, ALREADY = 704 };
+enum { GPUS = 4, INVALID = 1, NO_MEMORY = 2, NOT_INITIALISED = 3, NOT_READY = 600, ALREADY = 704 };
 enum { DEVICE_MEMORY = 2, HOST_MEMORY = 1 };
 
 struct piece {
@@ -99,7 +99,7 @@ static int emulated_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 /* Held by calls that wait for a GPU and hold up others; taken for a moment by those. */
-static pthread_mutex_t contexts[GPUS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
+static pthread_mutex_t contexts[GPUS] = {[0 ... GPUS - 1] = PTHREAD_MUTEX_INITIALIZER};
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;

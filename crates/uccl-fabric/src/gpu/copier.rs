@@ -174,6 +174,7 @@ impl Copier {
             is_push: false,
             engines_are_busy: false,
             word: None,
+            blocks: 0,
         };
         // SAFETY: the caller's promise.
         match unsafe { engine.copy(pieces, route) } {

@@ -68,6 +68,8 @@ pub struct Route {
     pub engines_are_busy: bool,
     /// A word to change once all of it is there.
     pub word: Option<WordChange>,
+    /// At most so many blocks of the kernel copy it, however large the pieces are; 0: not asked for.
+    pub blocks: u32,
 }
 
 impl Route {
@@ -75,7 +77,8 @@ impl Route {
     /// word follows, as one launch then does both.
     fn is_the_kernels(&self, count: usize, mean: u64) -> bool {
         let one_launch = count > 1 || self.word.is_some();
-        self.by_kernel && (one_launch && mean < ENGINE_PIECE || self.engines_are_busy)
+        let small = one_launch && mean < ENGINE_PIECE;
+        self.by_kernel && (small || self.engines_are_busy || self.blocks > 0)
     }
 }
 
@@ -126,7 +129,7 @@ impl Engine {
         }
         let by_kernel =
             route.is_the_kernels(pieces.len(), mean) && self.launcher.get(self.context).is_ok();
-        let shares = by_kernel && route.is_push && !route.engines_are_busy;
+        let shares = by_kernel && route.is_push && !route.engines_are_busy && route.blocks == 0;
         let shared = shares && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
         let aside = if shared { pieces.len() * ENGINE_PERCENT / 100 } else { 0 };
         // SAFETY: the caller's promise.
@@ -134,14 +137,14 @@ impl Engine {
             if !by_kernel {
                 enqueue(&self.stream, pieces, route.direction)?;
             } else if aside == 0 {
-                return self.launch(pieces, route.word);
+                return self.launch(pieces, route.word, route.blocks);
             } else {
-                self.launch(&pieces[aside..], None)?;
+                self.launch(&pieces[aside..], None, 0)?;
                 self.copy_aside(&pieces[..aside], route.direction)?;
             }
             // Behind all copies.
             match route.word {
-                Some(_) => self.launch(&[], route.word),
+                Some(_) => self.launch(&[], route.word, 0),
                 None => self.record(),
             }
         }
@@ -173,6 +176,7 @@ impl Engine {
         &mut self,
         pieces: &[Piece],
         word: Option<WordChange>,
+        blocks: u32,
     ) -> Result<Mark, GpuError> {
         let most = self.launcher.get(self.context)?.most_pieces().max(1);
         let mut rest = pieces;
@@ -180,7 +184,7 @@ impl Engine {
             let (part, others) = rest.split_at(rest.len().min(most));
             let word = word.filter(|_| others.is_empty());
             // SAFETY: the caller's promise.
-            let flag = unsafe { self.launch_part(part, word)? };
+            let flag = unsafe { self.launch_part(part, word, blocks)? };
             if others.is_empty() {
                 return Ok(Mark(Marked::Flag(flag)));
             }
@@ -196,9 +200,10 @@ impl Engine {
         &mut self,
         part: &[Piece],
         word: Option<WordChange>,
+        blocks: u32,
     ) -> Result<Flag, GpuError> {
         let completion = Completion::Flag;
-        let options = LaunchOptions { word, completion, ..LaunchOptions::default() };
+        let options = LaunchOptions { word, completion, blocks, ..LaunchOptions::default() };
         let launcher = self.launcher.get(self.context)?;
         loop {
             // SAFETY: the caller's promise.

@@ -55,6 +55,8 @@ pub(super) struct Way<'a> {
     pub(super) passes_slices: bool,
     /// The signal that follows the copies.
     pub(super) word: Option<Word>,
+    /// At most so many blocks of the kernel copy, whatever the size; 0: not asked for.
+    pub(super) blocks: u32,
 }
 
 impl Way<'_> {
@@ -88,6 +90,7 @@ impl Way<'_> {
             let route = Route {
                 engines_are_busy: self.passes_slices,
                 word,
+                blocks: self.blocks,
                 ..route(self.kind, self.memory, there.device)
             };
             // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
@@ -185,6 +188,7 @@ fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
         is_push,
         engines_are_busy: false,
         word: None,
+        blocks: 0,
     }
 }
 

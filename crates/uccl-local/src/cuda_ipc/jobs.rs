@@ -27,12 +27,11 @@ use super::{
     flight::{Flight, MAX_SLOTS, Way, claim},
     ledger::Ledger,
     queue::{Pieces, Plan, Queue},
-    turns::Turns,
+    turns::{Other, Turns},
 };
 use crate::shm::Direct;
 
 /// Copies by GPUs that are under way, or wait.
-#[derive(Default)]
 pub struct GpuJobs {
     gpus: Mutex<OfGpus>,
     /// Short operations that were enqueued at once.
@@ -100,6 +99,19 @@ impl Posting<'_> {
     }
 }
 
+impl Default for GpuJobs {
+    fn default() -> Self {
+        Self {
+            gpus: Mutex::default(),
+            flights: Mutex::default(),
+            late: Arc::default(),
+            late_turns: Turns::unlimited(),
+            ledger: Arc::default(),
+            next: AtomicU64::default(),
+        }
+    }
+}
+
 impl GpuJobs {
     /// Makes a GPU copy pieces of an operation and then change the signal's word, and calls `done` at the end. At least one side must be GPU memory,
     /// and the pieces must lie in few enough regions, as `batches` cuts them.
@@ -123,7 +135,7 @@ impl GpuJobs {
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
         let passes_slices = gpu.turns.is_flying();
-        let way = Way { direct, kind, memory, context, passes_slices, word };
+        let way = Way { direct, kind, memory, context, passes_slices, word, blocks: 0 };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
         if !in_slices
             && is_first()
@@ -141,19 +153,24 @@ impl GpuJobs {
         // accessed.
         direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
         word.map(|word| direct.gpu_word(&word, context)).transpose()?;
+        let other = other_of(direct, context, remote);
         let (queue, turns, engine) = match in_slices {
-            true => (&gpu.queue, &*gpu.turns, &gpu.long),
-            false => (&self.late, &self.late_turns, &gpu.short),
+            true => {
+                let shared = gpu.turns.engine(context, other)?;
+                (&gpu.queue, &*gpu.turns, shared.unwrap_or_else(|| Arc::clone(&gpu.long)))
+            }
+            false => (&self.late, &self.late_turns, Arc::clone(&gpu.short)),
         };
         let plan = Plan {
             name,
+            other,
             kind,
             memory,
             pieces: Arc::clone(pieces),
             range: range.clone(),
             direct: Arc::clone(direct),
             context,
-            engine: Arc::clone(engine),
+            engine,
             ledger: Arc::clone(&self.ledger),
             word,
         };
@@ -330,6 +347,13 @@ fn context_of(
             "the peer's GPU is not visible to this process (CUDA_VISIBLE_DEVICES), and our memory is the host's",
         )),
     }
+}
+
+/// The GPU at the other end of a copy by a GPU of ours. One stands for all that a vector reaches.
+fn other_of(direct: &Direct, context: &Context, remote: &[RemoteSpan]) -> Other {
+    let there = remote.first().and_then(|span| direct.gpu_of(span));
+    let own = context.device().uuid();
+    there.map_or_else(Other::default, |there| Other::between(own.0, there.uuid().0))
 }
 
 #[cfg(test)]

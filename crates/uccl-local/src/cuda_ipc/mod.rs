@@ -16,6 +16,7 @@ mod jobs;
 mod ledger;
 mod opened;
 mod queue;
+mod tuning;
 mod turns;
 
 pub(crate) use self::{

@@ -88,6 +88,11 @@ impl OpenedGpu {
         Gpus::get().by_uuid(GpuUuid(self.offer.gpu)).map(|device| device.context())
     }
 
+    /// The UUID of that GPU.
+    pub(crate) fn uuid(&self) -> GpuUuid {
+        GpuUuid(self.offer.gpu)
+    }
+
     /// Whether `[offset, offset + len)` lies within it.
     #[must_use]
     pub fn holds(&self, offset: u64, len: u64) -> bool {

@@ -18,6 +18,8 @@ use uccl_fabric::{
 use super::{
     flight::{Flight, Hazards, Way, claim},
     ledger::Ledger,
+    tuning::Tuning,
+    turns::Other,
 };
 use crate::shm::Direct;
 
@@ -28,7 +30,7 @@ pub(super) const SLICE: u64 = 32 << 20;
 /// Whether an operation of so many bytes is enqueued in slices. An operation shorter than a slice is enqueued at
 /// once, and passes those that wait.
 pub(crate) fn is_sliced(bytes: u64) -> bool {
-    bytes >= SLICE
+    bytes >= Tuning::now().from
 }
 
 /// Our memory and the peer's, piece by piece.
@@ -40,6 +42,8 @@ pub(crate) struct Pieces {
 /// An operation that will be enqueued later.
 pub(super) struct Plan {
     pub(super) name: OpName,
+    /// The GPU at the other end.
+    pub(super) other: Other,
     pub(super) kind: OpKind,
     /// The kind of our memory.
     pub(super) memory: MemoryKind,
@@ -127,6 +131,11 @@ impl Queue {
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.0.lock().waiting.is_empty()
+    }
+
+    /// The GPU at the other end of what comes next; `None` if nothing waits.
+    pub(super) fn front(&self) -> Option<Other> {
+        self.0.lock().waiting.front().map(|first| first.plan.other)
     }
 
     /// The next slice, of at most so many bytes.
@@ -259,10 +268,10 @@ impl Slice {
 
     /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed slice no other slice
     /// of its operation is given out.
-    pub(super) fn enqueue(self) -> Option<Flying> {
+    pub(super) fn enqueue(self, blocks: u32) -> Option<Flying> {
         let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
-        let way = Way { direct, kind, memory, context, passes_slices: false, word };
+        let way = Way { direct, kind, memory, context, passes_slices: false, word, blocks };
         // SAFETY: the local memory of an operation stays valid until the operation has ended, and that waits for its
         // slices.
         match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {
@@ -284,6 +293,11 @@ impl Flying {
     /// The result; `None` while it is under way.
     pub(super) fn result(&self) -> Option<OpResult> {
         self.flight.ended()
+    }
+
+    /// The GPU at the other end.
+    pub(super) fn other(&self) -> Other {
+        self.of.plan.other
     }
 
     /// Releases what an ended slice held, and reports the end to its operation.

@@ -24,7 +24,7 @@ use crate::{
 
 /// What an operation is cut into, and what a GPU has at once.
 pub(crate) const SLICE: usize = 32 << 20;
-pub(crate) const TURN: usize = 4 * SLICE;
+pub(crate) const TURN: usize = 2 * SLICE;
 pub(crate) const GIB: usize = 1 << 30;
 pub(crate) const ANY: u64 = u64::MAX;
 
@@ -73,6 +73,7 @@ pub(crate) fn context(gpu: u32) -> &'static Context {
 pub(crate) struct Pair {
     pub(crate) ours: LocalLane,
     pub(crate) theirs: LocalLane,
+    gpu: u32,
     pub(crate) here: DeviceBuffer,
     /// The peer's.
     _there: DeviceBuffer,
@@ -81,13 +82,18 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn pair(len: usize) -> Pair {
+    pair_between((0, 1), len)
+}
+
+pub(crate) fn pair_between((here_on, there_on): (u32, u32), len: usize) -> Pair {
     let table = || Arc::new(RegionTable::new().expect("a table"));
     let (own, regions) = (table(), table());
     let (ours, theirs) = lanes(&own, &regions);
     let memory = |gpu| DeviceBuffer::new(context(gpu), len).expect("memory");
-    let (here, there) = (memory(0), memory(1));
+    let (here, there) = (memory(here_on), memory(there_on));
     let region = register(&regions, &theirs, &there, Rights::ALL);
-    Pair { ours, theirs, here, _there: there, regions, region }
+    let gpu = here_on;
+    Pair { ours, theirs, gpu, here, _there: there, regions, region }
 }
 
 /// Registers a GPU's memory, and offers it to the peer.
@@ -132,7 +138,7 @@ impl Pair {
                 (local, RemoteSpan { addr: remote.addr + at as u64, len: len as u64, ..remote })
             })
             .collect();
-        let memory = MemoryKind::Cuda { device: 0 };
+        let memory = MemoryKind::Cuda { device: self.gpu };
         (end, Operation { kind: OpKind::Write, local, memory, remote, done })
     }
 
