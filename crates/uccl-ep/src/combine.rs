@@ -174,7 +174,11 @@ impl Combine {
         let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
-        let call = Call::new(place, Takes::AllTogether, group.parties(nodes), rounds);
+        let mut parties = group.parties(nodes);
+        // A rank that the dispatch did not go to has no rows of this one's tokens, nor this one of its.
+        let both = parties.is_there.iter_mut().zip(&handle.sent_to);
+        both.for_each(|(is_there, sent)| *is_there &= sent);
+        let call = Call::new(place, Takes::AllTogether, parties, rounds);
         let block = block_with(group, &results);
         if let Some(block) = &block {
             group.note_reading(block, call.number());
@@ -453,7 +457,7 @@ impl Part {
         unpacked: &mut [u16],
     ) -> Result<()> {
         let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
-        let terms = self.terms(token, combined.sums);
+        let terms = self.terms(call, token, combined.sums);
         let mut rows = Rows::new();
         for bias in combined.bias.iter().flatten() {
             // SAFETY: a bias has a row for each token.
@@ -544,10 +548,10 @@ impl Part {
         unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), weights) }
     }
 
-    /// A token's terms, in the order of its sum.
-    fn terms(&self, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
+    /// A token's terms, in the order of its sum. In the slot of a rank that takes no part in this call is what an earlier one left.
+    fn terms(&self, call: &Call, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
         let (group, routing) = (self.group(), &self.handle.routing);
-        let is_there = |rank: &usize| !group.is_masked(*rank);
+        let is_there = |rank: &usize| call.is_there(*rank);
         let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
         let choices = routing.choices(token);
         if self.results.sends == Sends::EachExpert {

@@ -1,6 +1,7 @@
 //! Whole groups in threads of one process: what is dispatched and combined is compared with what is computed here.
 
 mod chaos;
+mod masks;
 
 use std::{
     sync::{Arc, Barrier, Mutex},
@@ -188,8 +189,9 @@ struct How {
     stays: bool,
 }
 
-fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
-    let How { sends, sums, relays, stays } = how;
+/// Begins to send rows back.
+fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
+    let How { sends, relays, stays, .. } = how;
     let results = Results {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -201,8 +203,13 @@ fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
         relays,
         stays,
     };
-    // SAFETY: the vectors live until the combine is over.
-    let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never)? };
+    // SAFETY: callers keep the vectors until the combine is over.
+    unsafe { Combine::begin(&arrived.handle, results, &mut never) }
+}
+
+/// Sums what comes back.
+fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
+    let How { sums, stays, .. } = how;
     let mut rows = vec![0; own.rows.len()];
     let mut weights = vec![0.0; own.weights.len()];
     let combined = Combined {
@@ -222,6 +229,10 @@ fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
         );
     }
     Ok(rows)
+}
+
+fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
+    finish(begin(arrived, how)?, own, how)
 }
 
 /// A row times a number, where that is exact.

@@ -47,6 +47,8 @@ pub struct Handle {
     pub routing: Arc<Routing>,
     /// How much of the window the dispatch used.
     pub room: Room,
+    /// By rank, whether the dispatch went there to its end. Rows come back from no other rank, whoever takes part by then.
+    pub sent_to: Vec<bool>,
     /// What arrived.
     pub counts: Counts,
     /// For each token that arrived: its number at its rank, its rank, and, for each choice, the row that it has by experts, or -1.

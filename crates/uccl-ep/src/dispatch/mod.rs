@@ -158,7 +158,9 @@ impl Dispatch {
         unsafe { sink.write_scales(self.part.areas.record.scales) };
         let Part { group, routing, room, .. } = self.part;
         let Sink { table, masters, .. } = sink;
-        Ok(Handle { group, routing, room, counts, table, masters, relayed: self.relayed })
+        let sent_to = (0..group.ranks()).map(|rank| self.call.is_there(rank)).collect();
+        let relayed = self.relayed;
+        Ok(Handle { group, routing, room, sent_to, counts, table, masters, relayed })
     }
 
     fn drive(

@@ -173,6 +173,12 @@ impl Call {
         &self.place
     }
 
+    /// Whether a rank takes part in the call, and has done so from its beginning.
+    #[must_use]
+    pub fn is_there(&self, rank: usize) -> bool {
+        self.is_there[rank]
+    }
+
     /// The streams that rounds arrive by.
     pub fn arriving(&self) -> impl Iterator<Item = &Stream> {
         self.arriving.iter().map(|receiving| &receiving.stream)
