@@ -130,7 +130,7 @@ def load(folder: Path) -> None:
 def patch() -> None:
     """Has torch and the library take the CPU's tensors for those of GPU 0."""
     from uccl import _core
-    from uccl.ep import _buffer, _elastic, _gpu_elastic, _gpu_group
+    from uccl.ep import _buffer, _device, _elastic, _gpu_elastic, _gpu_group
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
@@ -163,8 +163,8 @@ def patch() -> None:
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "get_device_properties", lambda device: facts),
         (_core, "EpCudaGroup", lambda **given: group(**{**given, "device": 0})),
-        (_buffer, "device_of", lambda group, device: cpu),
-        (_elastic, "device_of", lambda group, device: cpu),
+        (_buffer, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
+        (_elastic, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
         (_gpu_elastic, "ends_of", ends_of),
         (_gpu_group, "number_of_stream", lambda device: current_stream().cuda_stream),
         (_gpu_group.GpuGroup, "empty", empty),

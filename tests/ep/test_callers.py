@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -435,3 +439,23 @@ def names(group) -> list[str]:
 
 def test_names_are_all_there(world):
     assert world.run(1, names) == [[]]
+
+
+#: What programs write behind ``import deep_ep`` alone.
+WRITTEN = [
+    "deep_ep.utils.EventOverlap is deep_ep.utils.event.EventOverlap is deep_ep.EventOverlap",
+    "deep_ep.buffers.legacy.Buffer is deep_ep.buffer.Buffer is deep_ep.Buffer",
+    "deep_ep.buffers.elastic.ElasticBuffer is deep_ep.ElasticBuffer",
+    "deep_ep.buffers.elastic.EPHandle is deep_ep.EPHandle",
+    "deep_ep.Buffer.set_num_sms(new_num_sms=12) is None and deep_ep.Buffer.num_sms == 12",
+    "deep_ep.Buffer.get_dispatch_config(2).num_sms == deep_ep.Buffer.get_combine_config(2).num_sms == 12",
+    "__import__('deep_ep._C')._C.topk_idx_t is deep_ep.topk_idx_t",
+]
+
+
+def test_modules_of_deepeps_are_there_when_it_is_imported():
+    here = Path(__file__).parents[2] / "python" / "deep_ep"
+    program = f"import sys; sys.path.append({str(here)!r}); import deep_ep\n"
+    program += "".join(f"assert {line}, {line!r}\n" for line in WRITTEN)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

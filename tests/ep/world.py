@@ -23,6 +23,8 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """What a rank's process does: calls the functions that come, and sends back what they return."""
     # A rank that fails leaves the others waiting.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
+    # Tests of GPUs say so: these processes have begun to use them, where there are any.
+    os.environ["UCCL_EP_DEVICE"] = "cpu"
     # Each end of a connection over ofi_rxm takes 5,000 buffers, which nobody uses. Of the size that they otherwise have, 16 ranks had
     # 16 GB of them.
     os.environ.setdefault("FI_OFI_RXM_BUFFER_SIZE", "512")

@@ -1,10 +1,40 @@
 """DeepEP's name for :mod:`uccl.ep`: programs that import ``deep_ep`` run unchanged.
 
-A distribution of its own, so that nobody gets this name who has not asked for it.
+A distribution of its own, so that nobody gets this name who has not asked for it. Buffers are on the current GPU where there is one, because
+DeepEP's programs have no words to say so; ``UCCL_EP_DEVICE=cpu`` keeps them on the CPU.
 """
 
-from uccl.ep import *  # noqa: F403
-from uccl.ep import __all__ as __all__
+from deep_ep import buffer, buffers, utils
+from deep_ep.buffers.elastic import ElasticBuffer
+from deep_ep.buffers.legacy import Buffer
+from uccl.ep import (
+    Config,
+    EPHandle,
+    EventHandle,
+    EventOverlap,
+    destroy_uccl,
+    get_logical_domain_size,
+    get_physical_domain_size,
+    initialize_uccl,
+    topk_idx_t,
+)
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "buffer",
+    "buffers",
+    "destroy_uccl",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
+    "initialize_uccl",
+    "topk_idx_t",
+    "utils",
+]
 
 #: The version of DeepEP whose interface this is.
 __version__ = "2.1.0"

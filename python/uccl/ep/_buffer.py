@@ -9,9 +9,9 @@ import torch
 
 from uccl import _core
 from uccl.ep._arriving import GROUP, Format
+from uccl.ep._device import place_of
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu_dispatch import Wanted
-from uccl.ep._gpu_group import device_of
 from uccl.ep._gpu_normal import NormalMode
 from uccl.ep._gpu_placed import Placed
 from uccl.ep._gpu_routed import Rows
@@ -29,7 +29,7 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
+from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 from uccl.ep._memory import Memory
 
 #: Tokens of each rank that normal mode's hint has room for at once, twice; more go in rounds, but on GPUs.
@@ -109,8 +109,9 @@ class Buffer(Joined):
 
     Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
-    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on the GPU that
-    ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
+    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on a GPU: that which ``device`` says, else
+    ``UCCL_EP_DEVICE``, else the current one if the group has NCCL, the process has begun to use CUDA, or the first tensor is on it. All ranks
+    are on the CPU, or all are on GPUs. On a GPU a call returns when it is
     enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`. Without
     ``allow_nvlink_for_low_latency_mode`` on any of them, ranks with GPUs reach each other by the host's memory, in both modes.
 
@@ -142,22 +143,22 @@ class Buffer(Joined):
         **unknown: Any,
     ) -> None:
         refuse_unknown("Buffer", unknown)
-        ranks, gpu = Ranks(group, comm, store, rank, num_ranks), device_of(group, device)
+        ranks = Ranks(group, comm, store, rank, num_ranks)
         # Both modes share one group, and so its way.
         by_host = not allow_nvlink_for_low_latency_mode
-        size = num_nvl_bytes + num_rdma_bytes
-        super().__init__(ranks, size, timeout, enable_shrink, gpu, by_host=by_host)
+        made = Made(num_nvl_bytes + num_rdma_bytes, timeout, timeout, enable_shrink, by_host=by_host)
+        super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
 
     @classmethod
-    def set_num_sms(cls, num_sms: int) -> None:
+    def set_num_sms(cls, new_num_sms: int) -> None:
         """How many SMs calls of normal mode use at most, unless they have a ``config``; the CPU has none."""
-        if num_sms <= 0 or num_sms % 2:
-            raise ValueError(f"num_sms is even and more than 0, not {num_sms}")
-        cls.num_sms = num_sms
+        if new_num_sms <= 0 or new_num_sms % 2:
+            raise ValueError(f"num_sms is even and more than 0, not {new_num_sms}")
+        cls.num_sms = new_num_sms
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -181,15 +182,15 @@ class Buffer(Joined):
         combine = _core.ep_row_place_len(packed, 0, top_k, tokens)
         return align(2 * (dispatch + combine), 128)
 
-    @staticmethod
-    def get_dispatch_config(num_ranks: int) -> Config:
+    @classmethod
+    def get_dispatch_config(cls, num_ranks: int) -> Config:
         """A configuration; all are the same here."""
-        return Config(Buffer.num_sms)
+        return Config(cls.num_sms)
 
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
+    @classmethod
+    def get_combine_config(cls, num_ranks: int) -> Config:
         """A configuration; all are the same here."""
-        return Config(Buffer.num_sms)
+        return Config(cls.num_sms)
 
     def get_local_buffer_tensor(
         self,
@@ -215,7 +216,7 @@ class Buffer(Joined):
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
-        self._check_is_there()
+        self._begin(topk_idx)
         self._wait_for(previous_event)
         if self._normal is not None:
             counted = self._normal.layout(topk_idx, num_experts)
@@ -260,9 +261,9 @@ class Buffer(Joined):
         All ranks ask for it, or none. Where it cannot stay (without ``topk_idx``, GPUs that do not reach each other, the CPU, too small a
         buffer), it is copied.
         """
-        self._check_is_there()
-        self._wait_for(previous_event)
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        self._begin(rows)
+        self._wait_for(previous_event)
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
         if handle is None and topk_idx is not None and num_tokens_per_expert is None:
@@ -487,10 +488,10 @@ class Buffer(Joined):
         for its tokens; on GPUs that reach each other, if tokens are few, for its counts, which come before them.
         """
         refuse_unknown("low_latency_dispatch", unknown)
+        self._begin(x)
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        self._check_is_there()
         form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank

@@ -9,10 +9,10 @@ import torch
 
 from uccl import _core
 from uccl.ep._buffer import combined_tensors, source_metadata
+from uccl.ep._device import place_of
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._gpu_elastic import Asked, again, first
-from uccl.ep._gpu_group import device_of
 from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import (
     Ranks,
@@ -27,7 +27,7 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
+from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, where nobody says: an H200's.
@@ -38,8 +38,7 @@ class ElasticBuffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
-    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing here. Tensors are on the
-    CPU, or on the GPU that ``device`` says. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
+    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing here. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
     :class:`Buffer` has them.
     """
 
@@ -83,19 +82,21 @@ class ElasticBuffer(Joined):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        gpu = device_of(group, device)
-        timeout = num_cpu_timeout_secs if gpu is None else num_gpu_timeout_secs
-        super().__init__(ranks, num_bytes, timeout, False, gpu, num_cpu_timeout_secs)
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
+        self.allow_hybrid_mode = allow_hybrid_mode
+        made = Made(num_bytes, num_cpu_timeout_secs, num_gpu_timeout_secs, count_timeout=num_cpu_timeout_secs)
+        super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_allocated_qps = num_allocated_qps
-        self.allow_hybrid_mode = allow_hybrid_mode
         self.allow_multiple_reduction = allow_multiple_reduction
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
         self.deterministic = deterministic
         self.explicitly_destroy = explicitly_destroy
         self.nccl_comm_handle = None
+
+    def _join(self, gpu: torch.device | None) -> None:
+        super()._join(gpu)
         self._look_at_nodes()
 
     def _look_at_nodes(self) -> None:
@@ -214,10 +215,10 @@ class ElasticBuffer(Joined):
         With ``zero_copy``, without ``do_cpu_sync`` and ``do_expand``, what arrives may stay where it does, in the buffer, as
         :meth:`Buffer.dispatch` has it: a view, until the buffer's next call begins, whose unused rows may be anywhere.
         """
-        self._check_is_there()
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        self._begin(rows)
         self._wait_for(previous_event)
         self._wait_for(previous_event_before_epilogue)
-        rows, scales = x if isinstance(x, tuple) else (x, None)
         check("x", rows, (None, None), device=self.device)
         tokens, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
         if row_bytes % 32:

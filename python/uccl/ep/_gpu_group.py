@@ -6,7 +6,6 @@ their memory only to work behind the call's.
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any, Protocol
 
@@ -14,33 +13,6 @@ import torch
 
 from uccl import _core
 from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
-
-#: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
-DEVICE = "UCCL_EP_DEVICE"
-
-
-def device_of(group: Any, device: Any) -> torch.device | None:
-    """The GPU of a buffer, or None for the CPU: what the caller says, or the environment, or else, with a group of NCCL, the current one."""
-    asked = device if device is not None else os.environ.get(DEVICE) or None
-    if asked is None and torch.cuda.is_available() and backend_of(group) == "nccl":
-        asked = "cuda"
-    if asked is None:
-        return None
-    found = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
-    if found.type == "cpu":
-        return None
-    if found.type != "cuda":
-        raise ValueError(f"a buffer's device is a GPU of CUDA or the CPU, not {found}")
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"the buffer's device is {found}, and torch finds no GPU")
-    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
-
-
-def backend_of(group: Any) -> str:
-    """The name of the only backend that a torch group has, or an empty one."""
-    if not isinstance(group, getattr(torch.distributed, "ProcessGroup", ())):
-        return ""
-    return str(torch.distributed.get_backend(group))
 
 
 class HasSpare(Protocol):

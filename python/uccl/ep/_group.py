@@ -15,6 +15,8 @@ TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
 DEFAULT_TIMEOUT = 100.0
 #: Ranks of one host that have different numbers here reach each other over the network, as if they were on several hosts.
 NODE = "UCCL_EP_NODE"
+#: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
+DEVICE = "UCCL_EP_DEVICE"
 CPU = torch.device("cpu")
 
 
@@ -71,9 +73,13 @@ class Ranks:
             everyone[self.rank] = mine
         return everyone
 
+    def has_peers(self) -> bool:
+        """Whether there is more than a store."""
+        return self.group is not None or self._comm is not None
+
     def is_whole(self, ranks: list[int]) -> bool:
         """Whether these are all ranks of the group or communicator."""
-        return (self.group is not None or self._comm is not None) and ranks == list(range(self.size))
+        return self.has_peers() and ranks == list(range(self.size))
 
     def join(self, pool: int, timeout: float | None, masks_late: bool) -> Any:
         """This rank's end of the group."""
@@ -129,19 +135,14 @@ def pool_tensor(
     return torch.frombuffer(memory, dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
 
-def on_cpu(name: str, tensor: torch.Tensor) -> None:
-    """Raises for a tensor that is somewhere else."""
-    on_device(name, tensor, CPU)
-
-
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Raises for a tensor that is not where the buffer's tensors are."""
     if tensor.device == device:
         return
     why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
-    if tensor.device.type == "cuda" and device == CPU:
-        raise NotImplementedError(f"{why}: it takes those of a GPU if it was made with device=")
-    raise ValueError(why)
+    if tensor.device.type == device.type:
+        raise ValueError(f"{why}: a buffer is on the GPU that was the current one when it was made, unless device= or {DEVICE} says another")
+    raise ValueError(f"{why}: make it with device={tensor.device.type!r}, or set {DEVICE}={tensor.device.type} on all ranks")
 
 
 def fits(have: torch.Size, shape: tuple[int | None, ...]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
 import torch
 
+from uccl.ep._device import Place
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu import LowLatency
 from uccl.ep._gpu_group import GpuGroup
@@ -19,37 +21,64 @@ MAX_TOP_K = 32
 LOCAL_EXPERTS = 256
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a buffer is made of, wherever it is."""
+
+    pool: int
+    """Bytes."""
+    timeout: float | None
+    """Seconds that a call waits for its peers."""
+    gpu_timeout: float | None
+    """The same on a GPU."""
+    masks_late: bool = False
+    count_timeout: float | None = None
+    """On a GPU, how long the host waits for counts: twice the timeout unless it is said, because work that the stream was given before may wait
+    for its peers too."""
+    by_host: bool = False
+    """Whether ranks do not reach each other's GPU memory."""
+
+
 class Joined:
     """One rank's end of a group, and the memory that its calls return tensors in."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        pool: int,
-        timeout: float | None,
-        masks_late: bool,
-        device: torch.device | None = None,
-        count_timeout: float | None = None,
-        by_host: bool = False,
-    ) -> None:
-        """On a GPU, ranks do not reach each other's GPU memory if ``by_host``, and ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
-        stream was given before may wait for its peers too."""
-        self._ranks = ranks
+    #: Whether a buffer is on the current GPU, if there is one, where nothing says otherwise.
+    prefers_gpu = False
+
+    def __init__(self, ranks: Ranks, made: Made, place: Place) -> None:
+        self._ranks, self._made = ranks, made
         self.group = ranks.group
-        self._timeout = timeout_of(timeout)
         self._memory = Memory()
-        self.device = CPU if device is None else device
+        #: Whether the first tensor says where the buffer is.
+        self._may_move = place.may_move
+        self._last_meeting: Meeting | None = None
+        self._join(place.gpu)
+
+    def _join(self, gpu: torch.device | None) -> None:
+        """Collective."""
+        made = self._made
+        timeout = made.timeout if gpu is None else made.gpu_timeout
+        self._timeout = timeout_of(timeout)
+        self.device = CPU if gpu is None else gpu
         self._gpu: GpuGroup | None = None
         self._low_latency: LowLatency | None = None
         self._normal: NormalMode | None = None
-        if device is None:
-            self._native = ranks.join(pool, timeout, masks_late)
+        if gpu is None:
+            self._native = self._ranks.join(made.pool, timeout, made.masks_late)
         else:
-            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device, by_host)
+            self._gpu = GpuGroup(self._ranks, made.pool, timeout, made.masks_late, gpu, made.by_host)
             self._native = self._gpu.native
             self._low_latency = LowLatency(self._gpu)
-            self._normal = NormalMode(self._gpu, count_timeout or 2 * self._timeout)
-        self._last_meeting: Meeting | None = None
+            self._normal = NormalMode(self._gpu, made.count_timeout or 2 * self._timeout)
+
+    def _begin(self, tensor: torch.Tensor) -> None:
+        """What each call begins with. The first one of all ranks makes the buffer anew on their GPUs, if its tensor is there and nothing has said
+        where the buffer is."""
+        self._check_is_there()
+        if self._may_move:
+            self._may_move = False
+            if tensor.device.type == "cuda":
+                self._join(tensor.device)
 
     @property
     def runtime(self) -> Any:
@@ -158,6 +187,7 @@ class Joined:
 
     def _regroup(self, ranks: set[int], store: Any) -> None:
         self._native = self._meet(ranks, store, self.runtime.regroup)
+        self._may_move = False
         # Tensors that callers hold keep the memory that was shared with the ranks before.
         self._memory = Memory()
 

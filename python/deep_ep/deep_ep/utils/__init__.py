@@ -1,5 +1,6 @@
 """Names that callers look for here."""
 
+from deep_ep.utils import event
 from uccl.ep import EventHandle, EventOverlap
 
-__all__ = ["EventHandle", "EventOverlap"]
+__all__ = ["EventHandle", "EventOverlap", "event"]

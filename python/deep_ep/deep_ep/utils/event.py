@@ -1,5 +1,5 @@
 """Names that callers look for here."""
 
-from deep_ep.utils import EventHandle, EventOverlap
+from uccl.ep import EventHandle, EventOverlap
 
 __all__ = ["EventHandle", "EventOverlap"]

@@ -1,0 +1,1 @@
+"""Where DeepEP has its buffers."""
