@@ -163,20 +163,32 @@ class Elastic(OnDevice):
         if sync:
             assert handle.num_recv_tokens == m
             assert not self.expand or handle.num_expanded_tokens == len(arrived.expanded)
-        if self.is_on_gpu and not self.expand:
-            return
         wanted = []
         for names, (source, token) in zip(arrived.metadata, arrived.tokens):
             row = call.choices[source][token].tolist()
             master = {rank: k for k, rank in elastic.masters(row, self.shape)}[self.rank]
             wanted.append([names[0], source * self.sizes.top_k + master, *names[1:]])
+        self.settle()
         seen = self.here(handle.recv_src_metadata)[:m]
         if not self.expand:
-            seen, wanted = seen[:, :2], [row[:2] for row in wanted]
+            here = [[row if choice >= 0 else -1 for choice in choices] for row, choices in enumerate(arrived.choices)]
+            wanted = [[*told[:2], *rows] for told, rows in zip(wanted, here)]
+        self.check_slots(call, handle)
         if self.shape.nodes > 1:
             # The second names a slot.
             seen, wanted = seen[:, [0, *range(2, seen.shape[1])]], [[a, *b] for a, _, *b in wanted]
         listed("metadata", seen, wanted)
+
+    def check_slots(self, call: Call, handle: Any) -> None:
+        """Compares where a rank's own tokens are said to go."""
+        counts, wanted = [0] * self.shape.ranks, []
+        for row in call.choices[self.rank].tolist():
+            slots = [-1] * len(row)
+            for k, rank in elastic.masters(row, self.shape):
+                slots[k] = self.rank * self.sizes.most + counts[rank]
+                counts[rank] += 1
+            wanted.append(slots)
+        listed("slots", self.here(handle.dst_buffer_slot_idx), wanted)
 
     def parts(self, call: Call, token: int) -> list[elastic.Part]:
         """What comes back of one of this rank's tokens."""

@@ -13,8 +13,9 @@ from uccl.ep._device import place_of
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._gpu_elastic import Asked, again, first
-from uccl.ep._gpu_routed import Rows
+from uccl.ep._gpu_routed import Rows, rows_of_choices
 from uccl.ep._group import (
+    NotHere,
     Ranks,
     address,
     align,
@@ -340,7 +341,7 @@ class ElasticBuffer(Joined):
             .to(torch.int32),
             psum_num_recv_tokens_per_expert=ends - ends.new_tensor(aligned) + unaligned if do_expand else ends,
             num_unaligned_recv_tokens_per_expert=unaligned,
-            recv_src_metadata=source_metadata(got, arrived, most, top_k),
+            tell_sources=lambda: sources_of(got, arrived, most, top_k, idx),
             native=got,
             owner=self,
         )
@@ -398,8 +399,19 @@ class ElasticBuffer(Joined):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("engram_", "pp_", "agrs_")) or name in EXPERIMENTAL:
-            raise NotImplementedError(f"ElasticBuffer.{name} is experimental in DeepEP, and not here")
+            raise NotHere(f"ElasticBuffer.{name} is experimental in DeepEP, and not here")
+        if name == "runtime":
+            # The property has raised, and Python asks here too.
+            raise self._not_on_gpus()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None) -> torch.Tensor:
+    """Of the tokens that arrived, where they are from and the rows of their choices; those of rows by token are these rows."""
+    table = source_metadata(native, arrived, most, top_k)
+    if choices is not None:
+        table[:, 2:] = rows_of_choices(choices[:arrived])
+    return table
 
 
 #: What no framework calls.

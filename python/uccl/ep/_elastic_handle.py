@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Callable
 
 import torch
 
 
-@dataclass
+@dataclass(eq=False)
 class EPHandle:
     """What a combine, or a dispatch of the same tokens again, needs of a dispatch. Counts are of this rank's experts."""
 
@@ -30,8 +31,29 @@ class EPHandle:
     psum_num_recv_tokens_per_expert: torch.Tensor
     #: ``[E/R]`` i32.
     num_unaligned_recv_tokens_per_expert: torch.Tensor
-    #: ``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1. On GPUs None
-    #: without ``do_expand``.
-    recv_src_metadata: torch.Tensor | None
+    #: Makes ``recv_src_metadata``.
+    tell_sources: Callable[[], torch.Tensor] = field(repr=False)
     native: Any = field(repr=False)
     owner: Any = field(repr=False)
+    #: What DeepEP has where it relays.
+    token_metadata_at_forward: None = None
+    channel_linked_list: None = None
+
+    @cached_property
+    def recv_src_metadata(self) -> torch.Tensor:
+        """``[m, K + 2]`` i32 of each token that arrived: ``rank * T + token``, ``rank * K + last choice`` of this rank's experts, and the row of
+        each choice, or -1. It is made when it is first read; without ``do_expand`` from ``recv_topk_idx``, as that is then."""
+        return self.tell_sources()
+
+    @cached_property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        """``[n, K]`` i32 of this rank's tokens: ``rank * T + place`` among its tokens that go to the same rank, at the last choice of each rank,
+        else -1."""
+        ranks, rank = self.owner.num_ranks, self.owner.rank_idx
+        owners = self.topk_idx.long().div(self.num_experts // ranks, rounding_mode="floor")
+        goes = (owners.unsqueeze(2) == torch.arange(ranks, device=owners.device)).any(1)
+        places = (goes.cumsum(0) - 1).gather(1, owners.clamp(min=0))
+        last = owners >= 0
+        for later in range(1, owners.shape[1]):
+            last[:, :-later] &= owners[:, :-later] != owners[:, later:]
+        return torch.where(last, rank * self.num_max_tokens_per_rank + places, -1).int()

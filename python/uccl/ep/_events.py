@@ -35,29 +35,34 @@ class EventOverlap:
         self.event = event
         self.extra_tensors = extra_tensors
         self._hooks: list[Callable[[], Any]] = []
+        self._is_released_at_exit = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """Makes the current stream wait for the event, which there must be."""
+        """Makes the current stream wait for the event, which there must be. What lived until then is let go of, and with ``release_handle``
+        the event is too."""
         if self.event is None:
             raise RuntimeError("there is no event to wait for: the call was not asynchronous")
         self.event.current_stream_wait()
+        self.extra_tensors = None
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook()
         if release_handle:
-            self.event = self.extra_tensors = None
+            self.event = None
 
     def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
         """Has ``hook`` called by the next wait."""
         self._hooks.append(hook)
 
-    def __call__(self) -> None:
-        """As :meth:`current_stream_wait`."""
-        self.current_stream_wait()
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """Itself, for ``with event(release_handle=True):``, whose end waits and lets go of the event."""
+        self._is_released_at_exit = release_handle
+        return self
 
     def __enter__(self) -> EventOverlap:
         return self
 
     def __exit__(self, *_: object) -> None:
+        is_released, self._is_released_at_exit = self._is_released_at_exit, False
         if self.event is not None:
-            self.current_stream_wait()
+            self.current_stream_wait(release_handle=is_released)

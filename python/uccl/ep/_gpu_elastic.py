@@ -79,7 +79,7 @@ def first(
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
         psum_num_recv_tokens_per_expert=ends_of(rows, asked),
         num_unaligned_recv_tokens_per_expert=rows.per_expert(),
-        recv_src_metadata=rows.metadata() if asked.do_expand else None,
+        tell_sources=rows.metadata if asked.do_expand else lambda: rows.metadata_of(got.choices),
         native=rows,
         owner=None,
     )

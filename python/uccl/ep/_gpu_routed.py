@@ -10,6 +10,8 @@ import torch
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_placed import Placed, Small
 
+#: As kernels have it: a row's origin is its rank times this, and more.
+ORIGIN_RANK = 64
 
 @dataclass
 class LaidOut:
@@ -40,6 +42,12 @@ class LaidOut:
 def version_of(tensor: torch.Tensor) -> int:
     """Another number after each time that torch writes to a tensor; always the same for one of inference mode, which has none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def rows_of_choices(choices: torch.Tensor) -> torch.Tensor:
+    """``[m, K]`` i32: the row of each choice of rows by token, or -1."""
+    rows = torch.arange(choices.shape[0], dtype=torch.int32, device=choices.device)
+    return torch.where(choices >= 0, rows.unsqueeze(1), -1)
 
 
 @dataclass
@@ -106,8 +114,19 @@ class Rows:
         return self.small.tensor(self.small.cut.at.ends, (self._experts(),))
 
     def metadata(self) -> torch.Tensor:
-        """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
+        """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; of rows by expert."""
         return self.small.tensor(self.small.cut.at.metadata, (self.layout.tokens, 2 + self.routed.top_k))
+
+    def metadata_of(self, choices: torch.Tensor) -> torch.Tensor:
+        """The same of rows by token, with their choices."""
+        at, tokens, top_k = self.small.cut.at, self.layout.tokens, self.routed.top_k
+        stream = self.gpu.stream()
+        self.gpu.keep_for(stream, self.stream, (*self.kept(), choices))
+        ranks = self.small.tensor(at.origin, (tokens,)).div(ORIGIN_RANK, rounding_mode="floor")
+        is_here, numbers = choices >= 0, torch.arange(top_k, dtype=torch.int32, device=choices.device)
+        last = torch.where(is_here, numbers, -1).amax(1)
+        token = ranks * self.slots + self.source_tokens()
+        return torch.cat([token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1)
 
     def _experts(self) -> int:
         return self.routed.num_experts // self.gpu.ranks

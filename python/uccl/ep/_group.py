@@ -94,6 +94,10 @@ class Ranks:
         )
 
 
+class NotHere(NotImplementedError, AttributeError):
+    """Answers for a name that DeepEP has: it is not here, so that ``hasattr`` is False, and why is said."""
+
+
 def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
     """Takes keywords that other libraries have, as long as they ask for nothing."""
     if not keywords:

@@ -12,7 +12,7 @@ from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu import LowLatency
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._group import CPU, Ranks, check, pool_tensor, timeout_of
+from uccl.ep._group import CPU, NotHere, Ranks, check, pool_tensor, timeout_of
 from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
 
@@ -85,8 +85,11 @@ class Joined:
         """The engine's end of the group."""
         self._check_is_there()
         if self._gpu is not None:
-            raise NotImplementedError(f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far")
+            raise self._not_on_gpus()
         return self._native
+
+    def _not_on_gpus(self) -> NotHere:
+        return NotHere(f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far")
 
     def check(self) -> None:
         """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""

@@ -1,0 +1,105 @@
+"""What calls return beside tensors: events, handles, and names that are not there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_devices import Alone, gpus as gpus
+
+pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
+
+
+class Event:
+    """What stands for an event: it counts who waits."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def current_stream_wait(self) -> None:
+        """One more."""
+        self.waited += 1
+
+
+def test_an_event_is_called_for_a_with_statement():
+    from uccl.ep import EventOverlap
+
+    for release in (False, True):
+        event = Event()
+        overlap = EventOverlap(event)
+        hooks: list[int] = []
+        overlap.register_hook_after_wait(lambda seen=hooks: seen.append(1))
+        with overlap(release_handle=release) as same:
+            assert same is overlap and event.waited == 0
+        assert event.waited == 1 and hooks == [1]
+        assert (overlap.event is None) == release
+    # What was asked for once is not asked for again.
+    overlap.event = event
+    with overlap():
+        pass
+    assert overlap.event is event and event.waited == 2
+    with EventOverlap():
+        pass
+    with pytest.raises(RuntimeError, match="was not asynchronous"):
+        EventOverlap().current_stream_wait()
+
+
+def test_an_event_that_was_waited_for_keeps_no_tensors():
+    from uccl.ep import EventOverlap
+
+    rows = torch.zeros(4)
+    kept, overlap = weakref.ref(rows), EventOverlap(Event(), (rows,))
+    del rows
+    assert kept() is not None
+    overlap.current_stream_wait()
+    gc.collect()
+    assert kept() is None and overlap.event is not None
+
+
+def handles() -> list[Any]:
+    """Two of dispatches that are alike."""
+    from uccl.ep import ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=4, comm=Alone(), device="cpu")
+    x, choices = torch.zeros((3, 64)).bfloat16(), torch.tensor([[0, 1], [1, -1], [3, 2]])
+    return [buffer.dispatch(x, choices, num_experts=4)[3] for _ in range(2)]
+
+
+def test_handles_are_what_they_are_and_not_what_is_in_them():
+    one, other = handles()
+    assert one == one and one != other and one in [other, one] and len({one, other}) == 2
+    both = [other, one]
+    both.remove(one)
+    assert both == [other]
+
+
+def test_handles_have_deepeps_names():
+    handle, _ = handles()
+    assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
+    # One rank: each token has one place there, told at its last choice.
+    assert handle.dst_buffer_slot_idx.tolist() == [[-1, 0], [1, -1], [-1, 2]]
+    assert handle.recv_src_metadata.tolist() == [[0, 1, 0, 0], [1, 0, 1, -1], [2, 1, 2, 2]]
+    # Callers cut it.
+    handle.recv_src_metadata = handle.recv_src_metadata[:2]
+    assert handle.recv_src_metadata.shape == (2, 4)
+
+
+def test_names_that_are_not_here_are_not_there(gpus):
+    from uccl.ep import Buffer, ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, comm=Alone(), device="cpu")
+    for name in ("pp_send", "engram_fetch", "all_gather", "nothing"):
+        assert not hasattr(buffer, name)
+    with pytest.raises(NotImplementedError, match="pp_send is experimental"):
+        buffer.pp_send(None, 0)
+    for on_gpu in (Buffer(None, 1 << 20, comm=Alone(), device=0), ElasticBuffer(None, 1 << 20, comm=Alone(), device=0)):
+        on_gpu._gpu = SimpleNamespace()
+        assert getattr(on_gpu, "runtime", None) is None
+        with pytest.raises(NotImplementedError, match="on the CPU only so far"):
+            on_gpu.connect_ranks([0])
