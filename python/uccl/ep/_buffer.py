@@ -102,6 +102,8 @@ class LowLatencyHandle(tuple):
 
     native: Any
     owner: Any
+    to_combine: torch.Tensor | None
+    """Memory that the caller has asked for, to write there what a combine with ``zero_copy`` sends."""
 
 
 class Buffer(Joined):
@@ -146,7 +148,7 @@ class Buffer(Joined):
         ranks = Ranks(group, comm, store, rank, num_ranks)
         # Both modes share one group, and so its way.
         by_host = not allow_nvlink_for_low_latency_mode
-        made = Made(num_nvl_bytes + num_rdma_bytes, timeout, timeout, enable_shrink, by_host=by_host)
+        made = Made(num_nvl_bytes + num_rdma_bytes, timeout, timeout, bool(enable_shrink), by_host=by_host)
         super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -366,7 +368,7 @@ class Buffer(Joined):
             choices=None if idx is None else idx.dtype,
             zeroes_foreign=True,
             # Without choices nothing says which rows nothing arrived for.
-            may_stay=zero_copy and routed.top_k > 0,
+            may_stay=bool(zero_copy) and routed.top_k > 0,
             blocks=blocks,
         )
         got, native, counts = mode.dispatch(x, weights, routed, wanted)
@@ -598,15 +600,22 @@ class Buffer(Joined):
         _, _, most, hidden, num_experts = handle
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
+        if zero_copy and handle.to_combine is not None:
+            # As in DeepEP what was written there is sent, whatever `x` is.
+            x, handle.to_combine = handle.to_combine, None
         if self._low_latency is not None:
             to = out, combine_wait_recv_cost_stats
-            back = self._low_latency.combine(x, (topk_idx, topk_weights), handle.native, to, use_logfmt)
+            back = self._low_latency.combine(x, (topk_idx, topk_weights), handle.native, to, bool(use_logfmt))
             if return_recv_hook:
                 back.begin()
             else:
                 back.finish()
             event = self._done(async_finish, x, back.out)
-            return back.out, event, back.finish if return_recv_hook else None
+
+            def end(x: torch.Tensor = x) -> None:
+                back.finish()
+
+            return back.out, event, end if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
         routing = handle.native.routing
@@ -623,12 +632,12 @@ class Buffer(Joined):
             stride=2 * hidden,
             hidden=hidden,
             sends="each",
-            is_packed=use_logfmt,
-            stays=zero_copy or not return_recv_hook,
-            leaves=return_recv_hook,
+            is_packed=bool(use_logfmt),
+            stays=bool(zero_copy) or not return_recv_hook,
+            leaves=bool(return_recv_hook),
         )
 
-        def receive() -> None:
+        def receive(x: torch.Tensor = x) -> None:
             waited = combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
             if combine_wait_recv_cost_stats is not None:
                 combine_wait_recv_cost_stats.add_(torch.tensor(waited))
@@ -639,7 +648,7 @@ class Buffer(Joined):
 
     def _low_latency_handle(self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]) -> LowLatencyHandle:
         handle = LowLatencyHandle(told)
-        handle.native, handle.owner = None, self
+        handle.native, handle.owner, handle.to_combine = None, self, None
         return handle
 
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
@@ -648,12 +657,16 @@ class Buffer(Joined):
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from
-        it, so that a combine with ``zero_copy`` copies none. Each call needs a new one."""
+        it, so that a combine with ``zero_copy`` copies none. Each call needs a new one. The handle's next combine with ``zero_copy`` sends what is
+        there then, whatever its ``x`` is."""
         _, _, most, hidden, num_experts = handle
         shape = (num_experts // self.group_size, self.group_size * most, hidden)
         if self._gpu is not None:
-            return self._gpu.empty(shape, torch.bfloat16)
-        return self._memory.shared(self.runtime, shape, torch.bfloat16)
+            made = self._gpu.empty(shape, torch.bfloat16)
+        else:
+            made = self._memory.shared(self.runtime, shape, torch.bfloat16)
+        handle.to_combine = made
+        return made
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int

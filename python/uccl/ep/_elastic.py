@@ -84,14 +84,15 @@ class ElasticBuffer(Joined):
                 allow_multiple_reduction,
             )
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
-        self.allow_hybrid_mode = allow_hybrid_mode
+        # Callers write 0 and 1 too.
+        self.allow_hybrid_mode = bool(allow_hybrid_mode)
         made = Made(num_bytes, num_cpu_timeout_secs, num_gpu_timeout_secs, count_timeout=num_cpu_timeout_secs)
         super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_allocated_qps = num_allocated_qps
-        self.allow_multiple_reduction = allow_multiple_reduction
-        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.allow_multiple_reduction = bool(allow_multiple_reduction)
+        self.prefer_overlap_with_compute = bool(prefer_overlap_with_compute)
         self.deterministic = deterministic
         self.explicitly_destroy = explicitly_destroy
         self.nccl_comm_handle = None
@@ -241,8 +242,8 @@ class ElasticBuffer(Joined):
             raise ValueError("zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay as they arrive")
         if self._normal is not None:
             asked = Asked(
-                num_experts, most, expert_alignment or 1, num_sms, do_cpu_sync, do_expand, do_zero_padding,
-                use_tma_aligned_col_major_sf, zero_copy,
+                num_experts, most, expert_alignment or 1, num_sms, bool(do_cpu_sync), bool(do_expand), bool(do_zero_padding),
+                bool(use_tma_aligned_col_major_sf), bool(zero_copy),
             )
             if handle is not None:
                 got, made = again(self._normal, (rows, scales), topk_weights, asked, handle), handle
