@@ -120,24 +120,24 @@ __device__ __forceinline__ void return_whole(const UcclEpReturn& p, Returning& s
 }
 
 // The terms of a token's sum: a lane has that of a choice.
-__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const Waiting& w, u32 token) {
   u32 lane = lane_of_thread();
   Terms terms = {0, 0.0f, NO_RANK, 0, 0, 0};
   if (lane < p.routes.top_k) {
     u64 at = static_cast<u64>(token) * p.routes.top_k + lane;
     u32 expert = choice_of(p.routes, p.group.ranks, at), rank = expert / p.routes.local_experts;
-    if (expert != NO_EXPERT && !is_masked(call, rank)) terms.rank = rank;
+    if (expert != NO_EXPERT && !has_no_row(w, rank)) terms.rank = rank;
     terms.weight = reinterpret_cast<const float*>(p.weights)[at];
     u64 slot = static_cast<u64>(lane) * p.slots + token;
-    terms.row = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
+    terms.row = place_with_rows_of(p.group, w.call, rank) + slot * p.slot_stride;
   }
   terms.has = __ballot_sync(ALL, terms.rank != NO_RANK);
   return terms;
 }
 
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const Waiting& w, const Team& team, u32 token) {
   u64 out = p.out + token * static_cast<u64>(p.row_len);
-  sum_terms(in_order(terms_of(p, call, token)), out, slice_of(team, p.row_len / 16));
+  sum_terms(in_order(terms_of(p, w, token)), out, slice_of(team, p.row_len / 16));
 }
 
 // Makes each token's sum, by `sum`, when all rows have come. The block has begun.
@@ -151,5 +151,5 @@ __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum s
 }
 
 __device__ __forceinline__ void sum_whole(const UcclEpSum& p, Waiting& w) {
-  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w, team, token); });
 }

@@ -224,7 +224,7 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
 // lane has its mark.
 __device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
-  Terms terms = terms_of(p, w.call, token);
+  Terms terms = terms_of(p, w, token);
   if (stays && terms.rank == g.rank) {
     terms.row = marks_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
   }
@@ -343,6 +343,7 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningPar
 }
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  load_unsent(p.sent, w);
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   if (p.pieces == 0) {
     sum_whole(p, w);
@@ -355,6 +356,7 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
 // Sends rows back and sums in one launch, in parts.
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
+  load_unsent(p.sum.sent, s.rows.waiting);
   if (!begin_return(back, &p.sum, s)) return;
   bool stays = can_stay(back.slots, back.top_k);
   if (stays) let_stay(back, s.rows);

@@ -273,15 +273,15 @@ struct Summed {
 
 // A token's rows by rank: a lane has those of two ranks.
 template <typename RowOf>
-__device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
+__device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const Waiting& w, const Known& known, u32 token,
                                                RowOf of) {
   Summed summed = {};
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
-    bool is_there = (known.mask >> rank & 1) != 0 && !is_masked(call, rank);
+    bool is_there = (known.mask >> rank & 1) != 0 && !has_no_row(w, rank);
     Returned back = {0, 0};
-    if (is_there) back = of(p, call, known, token, rank);
+    if (is_there) back = of(p, w.call, known, token, rank);
     summed.rows[half] = {back.row, __ballot_sync(ALL, is_there)};
     summed.weights[half] = back.weights;
   }
@@ -290,15 +290,15 @@ __device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const U
 
 // A token's rows by the last of each rank's choices, or of each choice: a lane has a choice.
 template <typename RowOf>
-__device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
+__device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const Waiting& w, const Known& known, u32 token,
                                                  RowOf of) {
   u32 lane = lane_of_thread(), expert = expert_of(known.choice);
   u32 rank = expert == NO_EXPERT ? UCCL_EP_MOST_RANKS : expert / p.routes.local_experts;
   u32 same = __match_any_sync(ALL, rank);
-  bool is_there = rank < p.group.ranks && !is_masked(call, rank);
+  bool is_there = rank < p.group.ranks && !has_no_row(w, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
   Returned back = {0, 0};
-  if (is_there) back = is_each ? row_at(p, call, token, rank, lane) : of(p, call, known, token, rank);
+  if (is_there) back = is_each ? row_at(p, w.call, token, rank, lane) : of(p, w.call, known, token, rank);
   Summed summed = {};
   summed.rows[0] = {back.row, __ballot_sync(ALL, is_there && (is_each || is_last))};
   summed.weights[0] = back.weights;
@@ -340,10 +340,10 @@ __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const 
 
 // Sums a token's rows, which are where `of` says, from its biases on.
 template <typename RowOf>
-__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
+__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const Waiting& w, const Team& team,
                                          const Known& known, u32 token, RowOf of) {
   bool by_rank = p.order == UCCL_EP_BY_RANK;
-  Summed summed = by_rank ? rows_by_rank(p, call, known, token, of) : rows_by_choice(p, call, known, token, of);
+  Summed summed = by_rank ? rows_by_rank(p, w, known, token, of) : rows_by_choice(p, w, known, token, of);
   u64 row_at = token * static_cast<u64>(p.row_len);
   Two two = first_two(summed.rows);
   if ((two.count == 1 || two.count == 2) && p.bias[0] == 0 && p.bias[1] == 0) {
@@ -355,11 +355,12 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w) {
+  load_unsent(p.sent, w);
   if (!begin_receive(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) {
-    sum_rows(p, w.call, team, known_of(p, token), token, InWindow{});
+    sum_rows(p, w, team, known_of(p, token), token, InWindow{});
   }
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
@@ -424,7 +425,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
   for (u32 first = 0; first < g.ranks * MOST_PIECES; first += LANES) {
     u32 rank = (first + lane_of_thread()) / MOST_PIECES, piece = (first + lane_of_thread()) % MOST_PIECES;
     int place = known.place_of_rank(rank);
-    bool comes = rank < g.ranks && place >= 0 && !is_masked(w.call, rank);
+    bool comes = rank < g.ranks && place >= 0 && !has_no_row(w, rank);
     bool stays = rank == g.rank && p.give_back.metadata == 0;
     u64 word = 0, seen;
     if (comes && !stays) {
@@ -454,7 +455,7 @@ __device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combinin
         if (!wait_for_rows(p, s, known)) return false;
         look_ahead();
         OwnInPlace of = {back, static_cast<u64>(first) + static_cast<u32>(known.place_of_rank(me))};
-        sum_rows(sum, s.waiting.call, {0, 0, i % pieces, pieces}, known, i / pieces, of);
+        sum_rows(sum, s.waiting, {0, 0, i % pieces, pieces}, known, i / pieces, of);
         return true;
       });
 }
@@ -465,6 +466,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   const UcclEpGroup& g = back.group;
   Waiting& w = s.waiting;
   if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
+  load_unsent(p.sum.sent, w);
   if (!begin_send(g, back.call, w)) return;
   if (is_spare_block()) {
     write_headers(g, back.call, w.call, nullptr);

@@ -71,8 +71,8 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
 }
 
 // Sums the rows of a token's choices.
-__device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
-  Terms terms = in_order(terms_of(p, call, token));
+__device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w, const Team& team, u32 token) {
+  Terms terms = in_order(terms_of(p, w, token));
   u32 lane = lane_of_thread(), hidden = p.row_len / 2, count = __popc(terms.has);
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
@@ -98,6 +98,7 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlace
 }
 
 __device__ __forceinline__ void combine_receive_packed(const UcclEpSum& p, Waiting& w) {
+  load_unsent(p.sent, w);
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
-  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_packed(p, w.call, team, token); });
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
 }

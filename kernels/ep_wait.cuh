@@ -57,6 +57,7 @@ constexpr u32 TOLD = 2;
 // What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
   UcclEpPlaced call;
+  u64 unsent;  // a bit for each rank that a combine's dispatch left out
   u32 state;  // 0, one of the states of a status, or STOPPED
   u32 what;
   u32 is_waiting;
@@ -82,6 +83,21 @@ __device__ __forceinline__ u32 agreed_state(const Waiting& w) {
 // Whether a call leaves a rank out.
 __device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
   return (call.masked >> rank & 1) != 0;
+}
+
+// Whether a sum has no row of a rank: the call leaves it out, or its dispatch did, to which nothing comes back then.
+__device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) {
+  return ((w.call.masked | w.unsent) >> rank & 1) != 0;
+}
+
+// Reads which ranks a combine's dispatch left out, before the block's next barrier. Not the first warp, which may have the call's place to find.
+__device__ __forceinline__ void load_unsent(u64 sent, Waiting& w) {
+  if (threadIdx.x == LANES) w.unsent = reinterpret_cast<const UcclEpPlaced*>(sent)->masked;
+}
+
+// Whether a rank is told of a call's end. One that is left out is too: if it takes part in a later call, it writes to this place then.
+__device__ __forceinline__ bool hears_of_end(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+  return !is_masked(call, rank) || (own_of(g)->gone >> rank & 1) == 0;
 }
 
 // How many calls before a call the last one was that had a slot: its own slot is of the one before by all slots.
@@ -136,7 +152,7 @@ __device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlac
   if (owed == 0) return;
 #pragma unroll 1
   for (u32 peer = lane_of_thread(); peer < g.ranks; peer += LANES) {
-    if (!is_masked(call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), mark_of(owed));
+    if (hears_of_end(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), mark_of(owed));
   }
 }
 
@@ -272,6 +288,7 @@ constexpr u16 NO_CALL = 63;
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
   bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+  if (is_lost) atomicOr(&own_of(g)->gone, 1ull << peer);
   // What it did before it was lost may have come since.
   if (is_lost && load_acquire(a.word) != seen) return CAME;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));
@@ -643,7 +660,7 @@ __device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCal
   if (peer - lane_of_thread() < g.ranks) {
     // The next call that has these words begins with none found out.
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
-    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    bool is_told = peer < g.ranks && hears_of_end(g, w.call, peer);
     u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
     if (g.far != 0) __threadfence_system();
     set_word(g, w, is_told, peer, word, mark_of(w.call.number));

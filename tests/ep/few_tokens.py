@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Collection, Iterable
 
 import torch
 from cases import Call, Sizes, listed, same
@@ -195,15 +195,35 @@ class FewTokens(OnDevice):
                 assert "out" not in options or combined is options["out"]
                 same("sums", self.here(combined), self.wanted(call, options["use_logfmt"]))
 
-    def without(self, out: int, call: Call) -> None:
-        """A dispatch and a combine that leave a rank out."""
+    def without(self, outs: Collection[int], call: Call, before_combine: Callable[[], Any] | None = None) -> None:
+        """A dispatch that leaves ranks out, and its combine. What is done in between changes the masks."""
         returned = self.dispatch(call, False)
         nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
-        nothing.choices[out] = torch.full_like(call.choices[out], -1)
+        for out in outs:
+            nothing.choices[out] = torch.full_like(call.choices[out], -1)
         arrived = self.check_dispatch(nothing, returned)
+        if before_combine is not None:
+            before_combine()
         combined, _, _ = self.combine(call, returned[2], arrived)
-        wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) == out)
+        wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) in outs)
         same("sums", self.here(combined), wanted)
         status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.buffer.device)
         self.buffer.low_latency_query_mask_buffer(status)
-        listed("masked", self.here(status) != 0, [number == out for number in range(self.shape.ranks)])
+        masked = outs if before_combine is None else ()
+        listed("masked", self.here(status) != 0, [number in masked for number in range(self.shape.ranks)])
+
+    def lets_in(self, out: int, counts: Iterable[int]) -> None:
+        """A rank and the others leave each other out for so many calls, and then make more calls together than may be under way."""
+        buffer, every = self.buffer, range(self.shape.ranks)
+        others = [out] if self.rank != out else [rank for rank in every if rank != out]
+        for count in counts:
+            for rank in others:
+                buffer.low_latency_update_mask_buffer(rank, True)
+            for _ in range(count // 2):
+                self.without(others, self.call())
+            if count % 2:
+                self.without(others, self.call(), buffer.low_latency_clean_mask_buffer)
+            buffer.low_latency_clean_mask_buffer()
+            self.counted = self.here(self.stats).tolist()
+            for _ in range(2):
+                self.two_at_a_time()

@@ -433,6 +433,31 @@ def masked(rank: Rank) -> None:
     exact.check(outs, [])
 
 
+def let_in(rank: Rank, is_few: bool) -> None:
+    """Ranks that leave each other out for some calls take part again, in both modes."""
+    out = rank.size() - 1
+    if is_few:
+        FewTokens(rank, 7, comm=rank, device="cuda", timeout=60).lets_in(out, (1, 2, 9))
+        rank.allgather(b"")
+        return
+    exact = Exact(rank, buffer_of(rank))
+    every, outs = list(exact.owners), []
+    others = {out} if rank.rank() != out else set(range(out))
+    for count in (1, 2, 9):
+        for other in others:
+            exact.buffer.update_mask_buffer(other, True)
+        exact.copies = torch.tensor([[len(ranks - others)] for ranks in every])
+        # A dispatch, or one with its combine.
+        if count % 2:
+            exact.dispatch(num_worst_tokens=TOKENS * rank.size())
+        exact.check([exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(count // 2)], [])
+        exact.buffer.clean_mask_buffer()
+        exact.copies = torch.tensor([[len(ranks)] for ranks in every])
+        outs = [exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(5)]
+        exact.check(outs, [])
+    rank.allgather(b"")
+
+
 def late(rank: Rank, worst: int) -> str:
     """Rank 1 does not come: what rank 0 is told, by the call that counts or else by the next one."""
     exact = Exact(rank, buffer_of(rank, timeout=1))

@@ -140,6 +140,11 @@ def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
     run(in_threads, 3, gpu_cases.masked)
 
 
+@pytest.mark.parametrize("is_few", [False, True])
+def test_a_rank_that_was_masked_takes_part_again(run: Any, is_few: bool) -> None:
+    run(in_threads, 2, gpu_cases.let_in, is_few)
+
+
 def test_a_rank_that_does_not_come_is_named(run: Any) -> None:
     run(gpu_cases.names_the_late, in_threads)
 

@@ -41,8 +41,8 @@ def left_out(rank: Rank, seed: int, is_late: bool) -> None:
     if rank.rank() != out:
         if not is_late:
             few.buffer.low_latency_update_mask_buffer(out, True)
-        few.without(out, call)
-        few.without(out, call)
+        few.without([out], call)
+        few.without([out], call)
         few.buffer.check()
     # Windows stay until the others have ended.
     rank.allgather(b"")
@@ -51,6 +51,25 @@ def left_out(rank: Rank, seed: int, is_late: bool) -> None:
 @pytest.mark.parametrize(("seed", "is_late"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 def test_calls_go_on_without_a_rank_that_is_masked_or_late(seed: int, is_late: bool) -> None:
     threads(2 + seed % 2, lambda rank: left_out(rank, 200 + seed, is_late))
+
+
+def let_in(group: Any, seed: int, **keywords: Any) -> None:
+    few = FewTokens(group, seed, device="cuda", timeout=20, **keywords)
+    few.lets_in(few.draw.randrange(group.size()), range(1, 10))
+    torch.cuda.synchronize()
+    few.buffer.check()
+    # Windows stay until the others have ended.
+    group.allgather(b"") if "comm" in keywords else torch.distributed.barrier(group)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_was_masked_takes_part_again(seed: int) -> None:
+    threads(2 + seed % 2, lambda rank: let_in(rank, 500 + seed, comm=rank, enable_shrink=seed > 1))
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(2, 1), (4, 1), (4, 2)])
+def test_a_rank_of_another_process_that_was_masked_takes_part_again(world: Any, size: int, nodes: int) -> None:
+    world.run(size, let_in, 510 + size, nodes=nodes)
 
 
 def in_process(group: Any, seed: int, sizes: Sizes | None = None) -> None:

@@ -10,7 +10,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Normal, Way};
+use self::cuda::{Case, Kind, Lost, Masks, Normal, Way};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -26,6 +26,7 @@ const SMALL: Case = Case {
     blocks: 2,
     late: Duration::ZERO,
     lost: None,
+    masks: None,
     way: Way::Found,
 };
 
@@ -123,6 +124,62 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     }
 }
 
+/// A rank is left out for one to nine calls, and each time takes part again.
+const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
+
+/// By one launch for a call, and by two; late ranks are left out, or not.
+fn each_masks() -> [Masks; 3] {
+    [MASKS, Masks { masks_late: true, ..MASKS }, Masks { is_between: true, calls: (1, 4), ..MASKS }]
+}
+
+#[test]
+fn a_rank_that_was_left_out_takes_part_again() {
+    let _alone = ALONE.lock();
+    emulator::load();
+    for (seed, masks) in (0..).zip(each_masks()) {
+        let masks = Some(masks);
+        Case { masks, seed, hidden: 128, slots: 3, ..SMALL }.run();
+    }
+    let masks = Some(Masks { calls: (6, 9), ..MASKS });
+    Case { masks, ranks: 3, hidden: 128, slots: 3, places: 1, ..SMALL }.run();
+    let masks = Some(Masks { is_between: true, masks_late: true, calls: (1, 2), ..MASKS });
+    Case { masks, hidden: 128, is_packed: true, ..SMALL }.run();
+    Case { masks, ..SUMMED }.run();
+    let masks = Some(Masks { rank: 0, calls: (3, 4), ..MASKS });
+    Case { masks, ranks: 8, hidden: 128, slots: 2, blocks: 1, ..SMALL }.run();
+}
+
+#[test]
+fn a_far_rank_that_was_left_out_takes_part_again() {
+    let _alone = ALONE.lock();
+    emulator::load();
+    for (seed, masks) in (0..).zip(each_masks()) {
+        let masks = Some(masks);
+        Case { masks, seed, hidden: 128, slots: 3, ..FAR }.run();
+    }
+    let masks = Some(Masks { rank: 2, calls: (3, 4), ..MASKS });
+    Case { masks, ranks: 4, hidden: 128, slots: 2, places: 1, ..FAR }.run();
+}
+
+#[test]
+fn a_rank_that_was_left_out_of_normal_mode_takes_part_again() {
+    let _alone = ALONE.lock();
+    emulator::load();
+    let few = Normal { is_worst: true, hidden: 64, ..NORMAL };
+    for (seed, masks) in (0..).zip(each_masks()) {
+        let masks = Some(masks);
+        Normal { masks, seed, ..few }.run();
+        let masks = masks.map(|masks| Masks { calls: (1, 4), ..masks });
+        let by_choice = Normal { order: Order::ByChoice, ranks: 3, is_again: true, ..few };
+        Normal { masks, seed, by_expert: Some(4), is_laid_out: seed == 1, ..by_choice }.run();
+        let way = Way::ByHost(2, Transport::Tcp);
+        Normal { masks, seed, ranks: 2 + seed as usize, way, ..few }.run();
+    }
+    let masks = Some(Masks { calls: (7, 9), is_between: true, ..MASKS });
+    Normal { masks, stays: true, ..few }.run();
+    Normal { masks, ranks: 8, slots: 2, blocks: 1, is_worst: false, ..few }.run();
+}
+
 #[test]
 fn ranks_that_differ_are_told_in_what() {
     emulator::load();
@@ -163,6 +220,7 @@ const NORMAL: Normal = Normal {
     is_each: false,
     zeroes_gaps: false,
     lost: None,
+    masks: None,
     wrong: None,
     way: Way::Found,
 };

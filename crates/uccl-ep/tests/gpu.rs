@@ -8,7 +8,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Normal, Way, has_gpu};
+use self::cuda::{Case, Kind, Lost, Masks, Normal, Way, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -24,6 +24,7 @@ const CASE: Case = Case {
     blocks: 8,
     late: Duration::ZERO,
     lost: None,
+    masks: None,
     way: Way::Found,
 };
 
@@ -51,6 +52,7 @@ const NORMAL: Normal = Normal {
     is_each: false,
     zeroes_gaps: false,
     lost: None,
+    masks: None,
     wrong: None,
     way: Way::Found,
 };
@@ -183,6 +185,29 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..CASE }.run();
         Case { lost: Some((0, lost)), ranks: 3, kind: Kind::Fp8(Scales::Exact), ..CASE }.run();
+    }
+}
+
+/// A rank is left out for one to nine calls, and each time takes part again.
+const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
+
+#[test]
+fn a_rank_that_was_left_out_takes_part_again() {
+    let Some(_alone) = alone() else { return };
+    let between = Masks { is_between: true, ..MASKS };
+    for (seed, masks) in (90..).zip([MASKS, between, Masks { masks_late: true, ..between }]) {
+        for ranks in [2, 3, 8] {
+            let (masks, blocks) = (Some(masks), 8);
+            Case { masks, seed, ranks, blocks, hidden: 512, slots: 16, ..CASE }.run();
+            let few = Normal { slots: 32, hidden: 512, is_worst: true, blocks, ..NORMAL };
+            Normal { masks, seed, ranks, ..few }.run();
+            let by_choice = Normal { order: Order::ByChoice, is_again: true, ..few };
+            Normal { masks, seed, ranks, by_expert: Some(4), ..by_choice }.run();
+        }
+        let (masks, way) = (Some(masks), Way::ByHost(2, Transport::Tcp));
+        Case { masks, seed, way, hidden: 512, slots: 16, ranks: 4, ..CASE }.run();
+        Normal { masks, seed, way, hidden: 512, slots: 32, ranks: 4, ..NORMAL }.run();
+        Case { masks, seed, hidden: 512, slots: 16, is_packed: true, ..CASE }.run();
     }
 }
 

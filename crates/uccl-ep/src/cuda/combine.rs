@@ -41,7 +41,7 @@ impl Combine {
     /// what it told of them. `scratch` has [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
     /// combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, results: &Results, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots } = &**handle;
+        let Handle { group, routes, slots, .. } = &**handle;
         group.check()?;
         let len = 2 * results.hidden;
         check_rows("rows", results.rows, results.stride, len)?;
@@ -114,6 +114,7 @@ impl Combine {
             routes,
             weights: combined.weights,
             waits: combined.waits,
+            sent: self.handle.placed,
             out: combined.rows,
             slot_stride,
             row_len,

@@ -34,6 +34,8 @@ pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
+    /// Where the dispatch's number and place are, and which ranks it left out.
+    pub(super) placed: u64,
 }
 
 impl Dispatch {
@@ -133,7 +135,8 @@ impl Dispatch {
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
-        Ok(Handle { group: self.group, routes: self.send.routes, slots: self.slots })
+        let Send { call, routes, .. } = self.send;
+        Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placed })
     }
 
     fn receiving(&self, outputs: &Outputs) -> Result<Receive> {

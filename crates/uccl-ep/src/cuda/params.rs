@@ -49,6 +49,7 @@ pub(super) struct Own {
     pub(super) popped: u64,
     pub(super) room: u64,
     pub(super) owed: u64,
+    pub(super) gone: u64,
 }
 
 /// `UcclEpMask`.
@@ -265,6 +266,7 @@ pub(super) struct Sum {
     pub(super) routes: Routes,
     pub(super) weights: u64,
     pub(super) waits: u64,
+    pub(super) sent: u64,
     pub(super) out: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
@@ -412,6 +414,7 @@ pub(super) struct NormalSum {
     pub(super) routes: Routes,
     pub(super) bias: [u64; 2],
     pub(super) weights: u64,
+    pub(super) sent: u64,
     pub(super) out: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,

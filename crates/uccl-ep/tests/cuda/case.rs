@@ -16,7 +16,11 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{Gpu, Ranks, Way, world};
+use super::{
+    Gpu, Masks, Ranks, Way,
+    masks::{Step, mask_on_cpu, mask_on_gpu, steps_of},
+    world,
+};
 
 /// Calls that all ranks make.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +44,8 @@ pub(crate) struct Case {
     pub(crate) late: Duration,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
+    /// Ranks that are left out for a while, instead of so many rounds.
+    pub(crate) masks: Option<Masks>,
     pub(crate) way: Way,
 }
 
@@ -91,7 +97,8 @@ impl Case {
     /// Runs it on both devices, and compares.
     pub(crate) fn run(self) {
         world(self.ranks, |ranks, me| {
-            let inputs: Vec<_> = (0..self.rounds).map(|round| self.inputs(me, round)).collect();
+            let rounds = self.steps().len();
+            let inputs: Vec<_> = (0..rounds).map(|round| self.inputs(me, round)).collect();
             // A rank that is lost joins, and makes no call.
             let inputs =
                 if self.lost.is_some_and(|(lost, _)| lost == me) { &[] } else { &inputs[..] };
@@ -112,6 +119,14 @@ impl Case {
 
     fn num_experts(&self) -> usize {
         self.ranks * self.local_experts
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        steps_of(self.masks, self.rounds)
+    }
+
+    fn masks_late(&self) -> bool {
+        self.lost.is_some() || self.masks.is_some_and(|masks| masks.masks_late)
     }
 
     fn expert_rows(&self) -> usize {
@@ -236,7 +251,7 @@ impl Case {
             ranks: self.ranks,
             pool: self.pool(),
             timeout: if self.lost.is_some() { SOON } else { Duration::from_secs(60) },
-            masks_late: self.lost.is_some(),
+            masks_late: self.masks_late(),
             node: None,
             network: None,
         };
@@ -244,12 +259,16 @@ impl Case {
         if let Some((lost, Lost::Masked)) = self.lost {
             group.mask(lost, true).expect("a rank");
         }
-        let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
+        let round = |(inputs, step): (&Inputs, Step)| {
+            mask_on_cpu(self.masks, step, &group);
+            self.round_on_cpu(&group, inputs, step)
+        };
+        let got = inputs.iter().zip(self.steps()).map(round).collect();
         ranks.meet();
         got
     }
 
-    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {
         let (rows, local, words) = (self.expert_rows(), self.local_experts, self.words());
         let choices = Choices {
             experts: &inputs.experts,
@@ -304,6 +323,9 @@ impl Case {
                     got.layout_range[expert * self.ranks + rank] = begin << 32 | count;
                     begin += count;
                 }
+            }
+            if !step.has_combine {
+                return got;
             }
             let results = Results {
                 rows: inputs.made.as_ptr().cast(),
@@ -371,7 +393,7 @@ impl Case {
             ranks: self.ranks,
             pool: self.pool(),
             timeout,
-            masks_late: self.lost.is_some(),
+            masks_late: self.masks_late(),
             device: 0,
             blocks: self.blocks,
             reach: cuda::Reach::Any,
@@ -506,8 +528,13 @@ impl Case {
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // All rounds are enqueued before any is waited for.
-        for round in &rounds {
-            round.enqueue(self, &group, &gpu);
+        for (round, step) in rounds.iter().zip(self.steps()) {
+            mask_on_gpu(self.masks, (step, false), (&group, &gpu));
+            let handle = round.enqueue_dispatch(self, &group, &gpu).expect("a dispatch");
+            mask_on_gpu(self.masks, (step, true), (&group, &gpu));
+            if step.has_combine {
+                round.enqueue_combine(self, (&group, &handle), &gpu).expect("a combine");
+            }
         }
         gpu.stream.synchronize().expect("kernels end well");
         group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));

@@ -5,6 +5,7 @@
 mod case;
 mod few;
 mod gpu;
+mod masks;
 mod normal;
 mod ranks;
 mod way;
@@ -13,6 +14,7 @@ mod window;
 pub(crate) use self::{
     case::{Case, Kind, Lost},
     gpu::has_gpu,
+    masks::Masks,
     normal::Normal,
     way::Way,
 };

@@ -16,8 +16,9 @@ use uccl_ep::{
 
 use self::on_gpu::OnGpu;
 use super::{
-    Gpu, Lost, Way,
+    Gpu, Lost, Masks, Way,
     case::{assert_same, choices},
+    masks::{Step, steps_of},
     world,
 };
 
@@ -65,6 +66,8 @@ pub(crate) struct Normal {
     pub(crate) zeroes_gaps: bool,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
+    /// Ranks that are left out for a while, instead of so many rounds.
+    pub(crate) masks: Option<Masks>,
     /// What the last rank does wrong on the GPU.
     pub(crate) wrong: Option<Wrong>,
     pub(crate) way: Way,
@@ -181,7 +184,7 @@ impl Normal {
     /// Runs it on both devices, and compares.
     pub(crate) fn run(self) {
         world(self.ranks, |ranks, me| {
-            let rounds = if self.is_lost(me) { 0 } else { self.rounds };
+            let rounds = if self.is_lost(me) { 0 } else { self.steps().len() };
             let inputs: Vec<_> = (0..rounds).map(|round| self.inputs(me, round)).collect();
             let expected = self.on_cpu(ranks, me, &inputs);
             ranks.meet();
@@ -286,6 +289,14 @@ impl Normal {
     /// Whether it is this rank that is lost. It joins, and makes no call.
     fn is_lost(&self, rank: usize) -> bool {
         self.lost.is_some_and(|(lost, _)| lost == rank)
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        steps_of(self.masks, self.rounds)
+    }
+
+    fn masks_late(&self) -> bool {
+        self.lost.is_some() || self.masks.is_some_and(|masks| masks.masks_late)
     }
 
     fn timeout(&self) -> Duration {

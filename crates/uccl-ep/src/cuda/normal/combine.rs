@@ -161,6 +161,7 @@ impl Combine {
             routes: *routes,
             bias: combined.bias,
             weights: combined.weights,
+            sent: handle.told.placed,
             out: combined.rows,
             slot_stride: row.stride() as u64,
             row_len: row.values as u32,

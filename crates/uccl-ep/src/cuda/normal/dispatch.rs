@@ -56,6 +56,8 @@ pub(super) struct Told {
     pub(super) by_expert: Option<ByExpert>,
     /// Rows from a rank's first to the next rank's; 0: they are behind each other.
     pub(super) spread: usize,
+    /// Where the dispatch's number and place are, and which ranks it left out.
+    pub(super) placed: u64,
 }
 
 /// What a combine needs of its dispatch.
@@ -254,7 +256,7 @@ impl Dispatch {
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
         let spread = if call.stays != 0 { self.spread() } else { 0 };
-        let own = outputs.table.map(|table| Told { table, by_expert, spread });
+        let own = outputs.table.map(|table| Told { table, by_expert, spread, placed: call.placed });
         let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
@@ -268,7 +270,7 @@ impl Dispatch {
         };
         // What an earlier dispatch told is there.
         let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
-        let Told { table, by_expert, spread } = told;
+        let Told { table, by_expert, spread, .. } = told;
         let receive = NormalReceive {
             group: group.params,
             call,

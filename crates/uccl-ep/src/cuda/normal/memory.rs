@@ -77,8 +77,8 @@ impl Ranks {
 }
 
 impl Routed<'_> {
-    /// Bytes of memory that a dispatch uses: until it has ended, if tokens were laid out before or go where they went, and else
-    /// until the last call with its handle has ended.
+    /// Bytes of memory that a dispatch uses: until it has ended, if tokens go where they went, and else until the last call with its
+    /// handle has ended.
     #[must_use]
     pub fn scratch_len(&self, ranks: usize) -> usize {
         match self {

@@ -10,7 +10,10 @@ use uccl_ep::{
 };
 
 use super::{
-    super::{Lost, Ranks},
+    super::{
+        Lost, Ranks,
+        masks::{Step, mask_on_cpu},
+    },
     Got, Inputs, Normal,
 };
 
@@ -21,7 +24,7 @@ impl Normal {
             ranks: self.ranks,
             pool: self.pool(),
             timeout: self.timeout(),
-            masks_late: self.lost.is_some(),
+            masks_late: self.masks_late(),
             node: None,
             network: None,
         };
@@ -29,7 +32,11 @@ impl Normal {
         if let Some((lost, Lost::Masked)) = self.lost {
             group.mask(lost, true).expect("a rank");
         }
-        let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
+        let round = |(inputs, step): (&Inputs, Step)| {
+            mask_on_cpu(self.masks, step, &group);
+            self.round_on_cpu(&group, inputs, step)
+        };
+        let got = inputs.iter().zip(self.steps()).map(round).collect();
         ranks.meet();
         got
     }
@@ -81,7 +88,7 @@ impl Normal {
         }
     }
 
-    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {
         let routing = Arc::new(self.routing(inputs));
         let mut got = self.untouched(inputs);
         if self.top_k > 0 && !self.is_laid_out {
@@ -141,6 +148,9 @@ impl Normal {
             if let Some(unit) = self.by_expert.filter(|_| self.zeroes_gaps) {
                 self.zero_gaps(&got.per_expert, unit, (&mut got.again, self.row_len()));
             }
+        }
+        if !step.has_combine {
+            return got;
         }
         let returns_weights = self.num_returned_weights() > 0;
         let results = Results {

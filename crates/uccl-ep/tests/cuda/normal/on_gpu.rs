@@ -8,7 +8,7 @@ use uccl_ep::{
 };
 
 use super::{
-    super::{Gpu, Lost, Ranks},
+    super::{Gpu, Lost, Ranks, masks::mask_on_gpu},
     Got, Inputs, LIMIT, Normal, UNTOUCHED, Wrong,
 };
 
@@ -19,7 +19,7 @@ impl Normal {
             ranks: self.ranks,
             pool: self.pool(),
             timeout,
-            masks_late: self.lost.is_some(),
+            masks_late: self.masks_late(),
             device: 0,
             blocks: self.blocks,
             reach: cuda::Reach::Any,
@@ -39,8 +39,13 @@ impl Normal {
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // Without questions, all rounds are enqueued before any is waited for.
-        for round in &rounds {
-            round.enqueue(self, &group, &gpu).expect("a dispatch and its combine");
+        for (round, step) in rounds.iter().zip(self.steps()) {
+            mask_on_gpu(self.masks, (step, false), (&group, &gpu));
+            let handle = round.dispatches(self, &group, &gpu).expect("a dispatch");
+            mask_on_gpu(self.masks, (step, true), (&group, &gpu));
+            if step.has_combine {
+                round.combine(self, (&group, &handle), &gpu).expect("a combine");
+            }
         }
         gpu.stream.synchronize().expect("kernels end well");
         group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
@@ -295,6 +300,17 @@ impl<'a> OnGpu<'a> {
     }
 
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
+        let handle = self.dispatches(case, group, gpu)?;
+        self.combine(case, (group, &handle), gpu)
+    }
+
+    /// The dispatches of a round; the handle is the first one's.
+    fn dispatches(
+        &self,
+        case: &Normal,
+        group: &Arc<cuda::Group>,
+        gpu: &Gpu,
+    ) -> Result<Arc<normal::Handle>> {
         let laid_out = self.lay_out(case, group, gpu)?.filter(|_| case.is_laid_out);
         if laid_out.is_some() {
             self.forget_choices(case, gpu);
@@ -316,7 +332,7 @@ impl<'a> OnGpu<'a> {
                 };
             }
         }
-        self.combine(case, (group, &handle), gpu)
+        Ok(handle)
     }
 
     /// The combine of a dispatch.

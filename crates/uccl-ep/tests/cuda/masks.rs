@@ -1,0 +1,85 @@
+//! A rank and the others leave each other out for some calls, and take part again.
+
+use uccl_ep::{Group, cuda};
+
+use super::Gpu;
+
+/// Rounds in which they do so: once for each number of calls up to one, with more calls behind each than there are slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Masks {
+    /// The rank that is left out, and leaves out all others.
+    pub(crate) rank: usize,
+    /// How many calls that takes, at least and at most.
+    pub(crate) calls: (usize, usize),
+    /// Whether ranks that are late are left out too.
+    pub(crate) masks_late: bool,
+    /// Whether ranks take part again between a dispatch and its combine.
+    pub(crate) is_between: bool,
+}
+
+/// What is done in a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// Whether its dispatch leaves ranks out.
+    is_apart: bool,
+    /// Whether they take part again behind the dispatch.
+    is_let_in: bool,
+    pub(super) has_combine: bool,
+}
+
+const TOGETHER: Step = Step { is_apart: false, is_let_in: false, has_combine: true };
+/// Each has two calls, of which eight may be under way.
+const ROUNDS_BEHIND: usize = 5;
+
+impl Masks {
+    fn steps(&self) -> Vec<Step> {
+        let (least, most) = self.calls;
+        let apart = Step { is_apart: true, ..TOGETHER };
+        let mut steps = vec![TOGETHER];
+        for calls in least..=most {
+            let alone = (calls % 2 == 1).then_some(Step { has_combine: false, ..apart });
+            steps.extend(alone);
+            steps.extend([apart].repeat(calls / 2));
+            steps.extend(self.is_between.then_some(Step { is_let_in: true, ..apart }));
+            steps.extend([TOGETHER; ROUNDS_BEHIND]);
+        }
+        steps
+    }
+
+    /// Who is left out by a rank in a step: a bit for each.
+    fn left_out(&self, step: Step, me: usize, ranks: usize) -> u64 {
+        let (lost, all) = (1 << self.rank, (1 << ranks) - 1);
+        match step.is_apart {
+            false => 0,
+            true if me == self.rank => all & !lost,
+            true => lost,
+        }
+    }
+}
+
+/// The steps of so many rounds.
+pub(super) fn steps_of(masks: Option<Masks>, rounds: usize) -> Vec<Step> {
+    masks.map_or_else(|| vec![TOGETHER; rounds], |masks| masks.steps())
+}
+
+/// Has a group of the CPU leave out who is left out in a step.
+pub(super) fn mask_on_cpu(masks: Option<Masks>, step: Step, group: &Group) {
+    let Some(masks) = masks else { return };
+    let left_out = masks.left_out(step, group.rank(), group.ranks());
+    for rank in (0..group.ranks()).filter(|rank| *rank != group.rank()) {
+        group.mask(rank, left_out >> rank & 1 == 1).expect("a rank");
+    }
+}
+
+/// The same of a group on a GPU, before a step's dispatch, and before its combine.
+pub(super) fn mask_on_gpu(
+    masks: Option<Masks>,
+    (step, is_behind): (Step, bool),
+    (group, gpu): (&cuda::Group, &Gpu),
+) {
+    let Some(masks) = masks.filter(|_| !is_behind || step.is_let_in) else { return };
+    let step = Step { is_apart: step.is_apart && !is_behind, ..step };
+    let left_out = masks.left_out(step, group.rank(), group.ranks());
+    // SAFETY: there is no memory.
+    unsafe { group.mask((left_out, !left_out), 0, &gpu.stream) }.expect("a mask");
+}
