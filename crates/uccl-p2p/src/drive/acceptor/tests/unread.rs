@@ -91,5 +91,5 @@ fn asks_of_a_peer_that_does_not_read_take_bounded_memory() {
 
 #[test]
 fn notifications_of_a_peer_that_does_not_read_take_bounded_memory() {
-    flood("notifications", |id, out| message::notif_head(id, out));
+    flood("notifications", message::notif_head);
 }
