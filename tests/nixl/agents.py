@@ -291,11 +291,12 @@ class AgentSide(Side):
         self.registered[buffer] = (agent, descs)
         return data.ctypes.data
 
-    def register_again(self, name: str, buffer: str, size: int) -> str:
-        """Registers the first bytes of memory that is registered, or was; returns what to deregister."""
+    def register_again(self, name: str, buffer: str, size: int, times: int = 1) -> str:
+        """Registers the first bytes of memory that is registered, or was, so often in one call; returns what to deregister."""
         agent, again = self.agents[name], f"{buffer}, again {size}"
         address = self.arrays[buffer].ctypes.data + GUARD
-        self.registered[again] = (agent, agent.register_memory([(address, size, 0, "")], "DRAM"))
+        descs = [(address, size, 0, "")] * times
+        self.registered[again] = (agent, agent.register_memory(descs, "DRAM"))
         return again
 
     def forget(self, name: str, other: str) -> None:

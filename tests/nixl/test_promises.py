@@ -142,6 +142,57 @@ class TestMemory:
         assert theirs.get() == pattern(8192, 1).tobytes()
         any_pair.b.call("deregister", again)
 
+    @pytest.mark.parametrize("calls", ["one call", "two calls"])
+    def test_the_same_memory_registered_twice(self, any_pair: Pair, calls: str) -> None:
+        """Others can load the agent's metadata, and the memory stays registered until both registrations end."""
+        b = any_pair.b
+        mine, theirs = any_pair.a.buf(4096, seed=1), b.buf(4096)
+        again = b.call("register_again", theirs.name, 4096, 2 if calls == "one call" else 1)
+        any_pair.meet()
+        assert any_pair.a.write(mine, theirs) == "DONE"
+        theirs.deregister()
+        theirs.fill(9)
+        assert any_pair.a.write(mine, theirs) == "DONE", "one registration is left"
+        assert theirs.get() == pattern(4096, 1).tobytes()
+        b.call("deregister", again)
+        theirs.fill(9)
+        with suppress(PeerError):
+            assert any_pair.a.write(mine, theirs) == "ERR"
+        assert theirs.get() == bytes([9]) * 4096
+
+    def test_an_empty_tensor_in_a_list(self, any_pair: Pair) -> None:
+        """It is registered, moved and deregistered as the others of its list are, without a byte."""
+        a, b = any_pair.a, any_pair.b
+        mine, theirs = a.buf(4096, seed=1), b.buf(4096)
+        empty = [agent.call("register_again", buf.name, 0) for agent, buf in ((a, mine), (b, theirs))]
+        any_pair.meet()
+        local, remote = mine.piece(0, 0), theirs.piece(0, 0)
+        local.descs = [(mine.address, 0, 0), (mine.address, 4096, 0)]
+        remote.descs = [(theirs.address, 0, 0), (theirs.address, 4096, 0)]
+        assert a.write(local, remote) == "DONE"
+        assert theirs.get() == pattern(4096, 1).tobytes()
+        local.descs, remote.descs = local.descs[:1], remote.descs[:1]
+        assert a.write(local, remote) == "DONE", "nothing but an empty tensor"
+        for agent, name in zip((a, b), empty):
+            agent.call("deregister", name)
+
+    @ours
+    @pytest.mark.parametrize("level", ["WARN", "FATAL"])
+    def test_a_failure_is_logged_once(
+        self, connect: Callable[..., Pair], capfd: pytest.CaptureFixture[str], level: str
+    ) -> None:
+        """However often NIXL asks, one line for each kind of failure and connection, and none where NIXL is to be silent."""
+        pair = connect(link="tcp", env={"NIXL_LOG_LEVEL": level})
+        mine, theirs = pair.bufs(4096)
+        pair.meet()
+        theirs.deregister()
+        for _ in range(10):
+            with suppress(PeerError):
+                pair.a.write(mine, theirs)
+        said = [line for line in capfd.readouterr().err.splitlines() if "revoked" in line or "no region" in line]
+        lines = [line for line in said if "Xfer: " in line]
+        assert len(lines) == (1 if level == "WARN" else 0), said
+
     @ours
     def test_deregistration_under_a_transfer(self, connect: Callable[..., Pair]) -> None:
         pair = connect(link="tcp", timeout_ms="2000")

@@ -3,7 +3,11 @@
 #include "nixl_abi.h"
 #include "uccl_nixl.h"
 
+#include <deque>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace {
 
@@ -51,6 +55,59 @@ const uccl_nixl_memory *memory_of(const nixlBackendMD *metadata) {
     return metadata == nullptr ? nullptr : static_cast<const Memory *>(metadata)->memory;
 }
 
+// The metadata that NIXL has of memory. It may give one pointer back twice, which must harm nobody: memory is deleted only when
+// as many others were given back after it as `kept` says. Until then no other memory has its address.
+class Memories {
+  public:
+    Memory *add(uccl_nixl_memory *of) {
+        auto memory = std::make_unique<Memory>(of);
+        const std::lock_guard lock(mutex);
+        live.insert(memory.get());
+        return memory.release();
+    }
+
+    // The metadata of a region of this agent: each region has one.
+    Memory *add_region(uccl_nixl_memory *of) {
+        auto memory = std::make_unique<Memory>(of);
+        const std::lock_guard lock(mutex);
+        const auto [known, is_new] = regions.emplace(uccl_nixl_region_number(of), memory.get());
+        if (!is_new) return known->second;
+        live.insert(memory.get());
+        return memory.release();
+    }
+
+    // Null if it was given back, or never made.
+    Memory *find(nixlBackendMD *metadata) {
+        const std::lock_guard lock(mutex);
+        const auto found = live.find(static_cast<Memory *>(metadata));
+        return found == live.end() ? nullptr : *found;
+    }
+
+    // Whether it was there.
+    bool remove(nixlBackendMD *metadata) {
+        const std::lock_guard lock(mutex);
+        const auto found = live.find(static_cast<Memory *>(metadata));
+        if (found == live.end()) return false;
+        const auto region = regions.find(uccl_nixl_region_number((*found)->memory));
+        if (region != regions.end() && region->second == *found) regions.erase(region);
+        removed.emplace_back(*found);
+        live.erase(found);
+        if (removed.size() > kept) removed.pop_front();
+        return true;
+    }
+
+    ~Memories() {
+        for (Memory *memory : live) delete memory;
+    }
+
+  private:
+    static constexpr std::size_t kept = 256;
+    std::mutex mutex;
+    std::unordered_set<Memory *> live;
+    std::unordered_map<std::uint64_t, Memory *> regions;
+    std::deque<std::unique_ptr<Memory>> removed;
+};
+
 // A transfer that was prepared.
 class Transfer final : public nixlBackendReqH {
   public:
@@ -81,15 +138,17 @@ class Engine final : public nixlBackendEngine {
         if (kind != DRAM_SEG && kind != VRAM_SEG) return not_supported;
         uccl_nixl_memory *memory = nullptr;
         const int status = uccl_nixl_register(agent, mem.addr, mem.len, kind == VRAM_SEG, &memory);
-        if (status == success) out = new Memory(memory);
+        if (status == success) out = memories.add_region(memory);
         return status;
     }
 
     nixl_status_t deregisterMem(nixlBackendMD *metadata) override {
-        if (metadata == nullptr) return invalid_param;
-        const int status = uccl_nixl_deregister(agent, memory_of(metadata));
+        Memory *const known = memories.find(metadata);
+        if (known == nullptr) return invalid_param;
+        bool was_last = false;
+        const int status = uccl_nixl_deregister(agent, known->memory, &was_last);
         // What is not given back keeps its name: the same call waits again.
-        if (status == success) delete metadata;
+        if (status == success && was_last) memories.remove(metadata);
         return status;
     }
 
@@ -97,8 +156,8 @@ class Engine final : public nixlBackendEngine {
     nixl_status_t disconnect(const std::string &remote) override { return uccl_nixl_disconnect(agent, bytes(remote)); }
 
     nixl_status_t unloadMD(nixlBackendMD *metadata) override {
-        delete metadata;
-        return success;
+        if (metadata == nullptr) return success;
+        return memories.remove(metadata) ? success : invalid_param;
     }
 
     nixl_status_t prepXfer(const nixl_xfer_op_t &op, const nixl_meta_dlist_t &local, const nixl_meta_dlist_t &remote,
@@ -158,13 +217,13 @@ class Engine final : public nixlBackendEngine {
                                nixlBackendMD *&out) override {
         uccl_nixl_memory *memory = nullptr;
         const int status = uccl_nixl_load_memory(mem.addr, mem.len, bytes(mem.metaInfo), &memory);
-        if (status == success) out = new Memory(memory);
+        if (status == success) out = memories.add(memory);
         return status;
     }
 
     nixl_status_t loadLocalMD(nixlBackendMD *metadata, nixlBackendMD *&out) override {
         if (metadata == nullptr) return invalid_param;
-        out = new Memory(uccl_nixl_share_memory(memory_of(metadata)));
+        out = memories.add(uccl_nixl_share_memory(memory_of(metadata)));
         return success;
     }
 
@@ -205,6 +264,7 @@ class Engine final : public nixlBackendEngine {
 
   private:
     uccl_nixl_agent *agent = nullptr;
+    Memories memories;
 };
 
 // Whether the parameters are laid out as declared: NIXL creates a backend under the plugin's name, which is short

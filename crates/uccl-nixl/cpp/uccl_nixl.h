@@ -44,7 +44,8 @@ int uccl_nixl_connect(const uccl_nixl_agent *, uccl_nixl_bytes remote);
 int uccl_nixl_disconnect(const uccl_nixl_agent *, uccl_nixl_bytes remote);
 
 int uccl_nixl_register(const uccl_nixl_agent *, std::uintptr_t addr, std::size_t len, bool vram, uccl_nixl_memory **);
-int uccl_nixl_deregister(const uccl_nixl_agent *, const uccl_nixl_memory *);
+int uccl_nixl_deregister(const uccl_nixl_agent *, const uccl_nixl_memory *, bool *was_last);
+std::uint64_t uccl_nixl_region_number(const uccl_nixl_memory *);
 int uccl_nixl_public_data(const uccl_nixl_memory *, void *to, uccl_nixl_take);
 int uccl_nixl_load_memory(std::uintptr_t addr, std::size_t len, uccl_nixl_bytes data, uccl_nixl_memory **);
 uccl_nixl_memory *uccl_nixl_share_memory(const uccl_nixl_memory *);

@@ -5,13 +5,13 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::RwLock;
 use uccl_p2p::{
     Config, Endpoint, Iov, Op,
-    device::MemoryKind,
     wire::{advert::Advert, named::Named},
 };
 
 use crate::{
     conn_info::ConnInfo,
     memory::Memory,
+    regions::Regions,
     remote::Remote,
     status::{Error, Result},
     transfer::Transfer,
@@ -21,6 +21,7 @@ use crate::{
 pub(crate) struct Agent {
     name: Vec<u8>,
     pub(crate) endpoint: Endpoint,
+    regions: Regions,
     remotes: RwLock<HashMap<Vec<u8>, Arc<Remote>>>,
 }
 
@@ -36,7 +37,8 @@ impl Agent {
     pub(crate) fn new(name: &[u8], config: Config) -> Result<Self> {
         let endpoint = Endpoint::new(config)?;
         endpoint.start_passive_accept()?;
-        Ok(Self { name: name.to_vec(), endpoint, remotes: RwLock::default() })
+        let regions = Regions::default();
+        Ok(Self { name: name.to_vec(), endpoint, regions, remotes: RwLock::default() })
     }
 
     /// Where it listens: what others load.
@@ -75,38 +77,23 @@ impl Agent {
         Ok(())
     }
 
+    /// Another agent, if it is known.
+    pub(crate) fn known(&self, name: &[u8]) -> Option<Arc<Remote>> {
+        self.remotes.read().get(name).cloned()
+    }
+
     fn remote(&self, name: &[u8]) -> Result<Arc<Remote>> {
-        self.remotes.read().get(name).cloned().ok_or_else(|| unknown(name))
+        self.known(name).ok_or_else(|| unknown(name))
     }
 
     /// Registers memory, which NIXL says is a GPU's or not.
     pub(crate) fn register(&self, addr: usize, len: usize, vram: bool) -> Result<Memory> {
-        if len == 0 {
-            return Err(Error::Invalid(format!("no bytes to register at {addr:#x}")));
-        }
-        // SAFETY: NIXL's callers keep what they register allocated until they deregister it.
-        let mr = unsafe { self.endpoint.register(addr, len) }?;
-        let known = self.endpoint.region_info(mr)?;
-        if vram && known.kind == MemoryKind::Host {
-            self.endpoint.deregister(mr)?;
-            return Err(Error::Invalid(format!(
-                "{addr:#x} was registered as VRAM and is no GPU's memory"
-            )));
-        }
-        let advert = self.endpoint.advertise(mr, addr, len)?;
-        Ok(Memory::Local(mr, advert))
+        self.regions.register(&self.endpoint, addr, len, vram)
     }
 
-    /// Ends a region, and first the transfers that still use it: its memory may be freed next, whether NIXL's caller
-    /// looks at the result or not. Nothing lands in it any more.
-    pub(crate) fn deregister(&self, memory: &Memory) -> Result<()> {
-        let &Memory::Local(mr, _) = memory else {
-            return Err(Error::Invalid(
-                "memory of another agent cannot be deregistered here".into(),
-            ));
-        };
-        self.endpoint.cancel_all_using(mr)?;
-        Ok(self.endpoint.deregister(mr)?)
+    /// Ends a registration, and says whether it was the last of its memory: then nothing lands there any more.
+    pub(crate) fn deregister(&self, memory: &Memory) -> Result<bool> {
+        self.regions.deregister(&self.endpoint, memory)
     }
 
     /// What is known of registered memory, by name; `None` of memory that is not, or not all of it.
@@ -134,17 +121,19 @@ impl Agent {
         remote.conn(&self.endpoint)?;
         let mut iovs: Vec<Iov> = Vec::with_capacity(pairs.len());
         let mut adverts: Vec<Advert> = Vec::with_capacity(pairs.len());
-        for (local, other) in pairs {
+        for (at, (local, other)) in pairs.enumerate() {
             if local.len != other.len {
                 return Err(Error::Invalid(format!(
-                    "descriptor {}: {} bytes here and {} bytes there",
-                    iovs.len(),
-                    local.len,
-                    other.len
+                    "descriptor {at}: {} bytes here and {} bytes there",
+                    local.len, other.len
                 )));
             }
-            iovs.push(local.memory.iov(local.addr, local.len)?);
-            adverts.push(other.memory.piece(other.addr, other.len)?);
+            let advert = other.memory.piece(other.addr, other.len)?;
+            let iov = local.memory.iov(local.addr, local.len)?;
+            if let Some(iov) = iov.filter(|iov| iov.len > 0) {
+                iovs.push(iov);
+                adverts.push(advert);
+            }
         }
         Ok(Transfer::new(remote, op, (iovs, adverts)))
     }

@@ -16,6 +16,7 @@ use crate::{
     log,
     memory::Memory,
     params,
+    remote::Remote,
     status::{Error, Result, Status},
     transfer::Transfer,
 };
@@ -109,10 +110,31 @@ pub(crate) struct Estimate {
 }
 
 /// Runs a call and says how it went: to NIXL with a status, to people with the reason.
-fn answer(what: &str, call: impl FnOnce() -> Result<Status>) -> c_int {
+fn answer(what: &'static str, call: impl FnOnce() -> Result<Status>) -> c_int {
+    answer_about(what, |_| true, call)
+}
+
+/// The same of a call that another agent is concerned with: each kind of failure is logged once for each connection to it.
+fn answer_of(
+    remote: Option<&Remote>,
+    what: &'static str,
+    call: impl FnOnce() -> Result<Status>,
+) -> c_int {
+    answer_about(what, |status| remote.is_none_or(|remote| remote.said.is_new(status)), call)
+}
+
+fn answer_about(
+    what: &'static str,
+    is_new: impl FnOnce(Status) -> bool,
+    call: impl FnOnce() -> Result<Status>,
+) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Error::Internal("a panic")));
     let status = result.unwrap_or_else(|e| {
-        tracing::error!("{what}: {e}");
+        if is_new(e.status()) {
+            tracing::error!("{what}: {e}");
+        } else {
+            tracing::debug!("{what}: {e}");
+        }
         e.status()
     });
     status as c_int
@@ -170,8 +192,10 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
     // SAFETY: as the module says; the last use of it.
     let agent = unsafe { Box::from_raw(agent) };
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        // NIXL hears nothing of this any more: what peers may still touch, the endpoint keeps for good.
-        let _ = agent.endpoint.close();
+        // NIXL asks for no status here, so people are told. What peers may still touch, the endpoint keeps for good.
+        if let Err(e) = agent.endpoint.close() {
+            tracing::error!("the end of the backend: {e}");
+        }
         drop(agent);
     }));
     if ended.is_err() {
@@ -202,7 +226,8 @@ unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_connect(agent: &Agent, name: Bytes) -> c_int {
     // SAFETY: as the module says.
-    answer("connect", || done(agent.connect(unsafe { name.as_slice() })))
+    let name = unsafe { name.as_slice() };
+    answer_of(agent.known(name).as_deref(), "connect", || done(agent.connect(name)))
 }
 
 #[unsafe(no_mangle)]
@@ -227,8 +252,24 @@ unsafe extern "C" fn uccl_nixl_register(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_deregister(agent: &Agent, memory: &Memory) -> c_int {
-    answer("deregisterMem", || done(agent.deregister(memory)))
+unsafe extern "C" fn uccl_nixl_deregister(
+    agent: &Agent,
+    memory: &Memory,
+    was_last: &mut bool,
+) -> c_int {
+    answer("deregisterMem", || {
+        *was_last = agent.deregister(memory)?;
+        Ok(Status::Success)
+    })
+}
+
+/// The number of an agent's region.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_region_number(memory: &Memory) -> u64 {
+    match memory {
+        Memory::Local(local) => local.number,
+        Memory::Remote(_) => u64::MAX,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -292,10 +333,11 @@ unsafe extern "C" fn uccl_nixl_prepare(
     name: Bytes,
     out: *mut *mut Transfer,
 ) -> c_int {
-    answer("prepXfer", || {
+    // SAFETY: as the module says.
+    let name = unsafe { name.as_slice() };
+    answer_of(agent.known(name).as_deref(), "prepXfer", || {
         // SAFETY: as the module says.
-        let (local, remote, name) =
-            unsafe { (local.as_slice(), remote.as_slice(), name.as_slice()) };
+        let (local, remote) = unsafe { (local.as_slice(), remote.as_slice()) };
         if local.len() != remote.len() {
             return Err(Error::Invalid(format!(
                 "{} descriptors here and {} there",
@@ -325,7 +367,7 @@ unsafe extern "C" fn uccl_nixl_post(
     transfer: &Transfer,
     message: Option<&Bytes>,
 ) -> c_int {
-    answer("postXfer", || {
+    answer_of(Some(&transfer.remote), "postXfer", || {
         // SAFETY: as the module says.
         let framed =
             message.map(|message| agent.frame(unsafe { message.as_slice() })).transpose()?;
@@ -335,19 +377,19 @@ unsafe extern "C" fn uccl_nixl_post(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_check(transfer: &Transfer) -> c_int {
-    answer("checkXfer", || transfer.check())
+    answer_of(Some(&transfer.remote), "checkXfer", || transfer.check())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_cancel(transfer: &Transfer) -> c_int {
-    answer("releaseReqH", || done(transfer.cancel()))
+    answer_of(Some(&transfer.remote), "releaseReqH", || done(transfer.cancel()))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_release(transfer: *mut Transfer) {
     // SAFETY: as the module says; the last use of it.
     let transfer = unsafe { Box::from_raw(transfer) };
-    answer("the end of a transfer", || done(transfer.cancel()));
+    answer_of(Some(&transfer.remote), "the end of a transfer", || done(transfer.cancel()));
 }
 
 #[unsafe(no_mangle)]
@@ -379,8 +421,7 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_notify(agent: &Agent, name: Bytes, message: Bytes) -> c_int {
-    answer("genNotif", || {
-        // SAFETY: as the module says.
-        done(unsafe { agent.notify(name.as_slice(), message.as_slice()) })
-    })
+    // SAFETY: as the module says.
+    let (name, message) = unsafe { (name.as_slice(), message.as_slice()) };
+    answer_of(agent.known(name).as_deref(), "genNotif", || done(agent.notify(name, message)))
 }

@@ -17,6 +17,7 @@ mod host;
 mod log;
 mod memory;
 mod params;
+mod regions;
 mod remote;
 mod status;
 mod transfer;

@@ -8,9 +8,19 @@ use crate::status::{Error, Result};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
     /// A region of this agent.
-    Local(MrId, Advert),
+    Local(Local),
     /// A region that its owner advertises: another agent, or this one, to itself.
     Remote(Advert),
+}
+
+/// A region of this agent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local {
+    /// Which of the agent's regions it is; no two have the same number.
+    pub(crate) number: u64,
+    /// The engine's region. `None` of memory without bytes, as an empty tensor has: its advert grants nothing.
+    pub(crate) mr: Option<MrId>,
+    pub(crate) advert: Advert,
 }
 
 impl Memory {
@@ -29,19 +39,19 @@ impl Memory {
 
     pub(crate) fn advert(&self) -> &Advert {
         match self {
-            Self::Local(_, advert) | Self::Remote(advert) => advert,
+            Self::Local(Local { advert, .. }) | Self::Remote(advert) => advert,
         }
     }
 
-    /// A piece of a region of this agent.
-    pub(crate) fn iov(&self, addr: usize, len: usize) -> Result<Iov> {
-        let &Self::Local(mr, advert) = self else {
-            return Err(Error::Invalid(
-                "memory of another agent where local memory should be".into(),
-            ));
-        };
-        inside(&advert, addr, len)?;
-        Ok(Iov { mr, ptr: addr, len })
+    /// A piece of a region of this agent; `None` of memory without bytes.
+    pub(crate) fn iov(&self, addr: usize, len: usize) -> Result<Option<Iov>> {
+        inside(self.advert(), addr, len)?;
+        match self {
+            Self::Local(local) => Ok(local.mr.map(|mr| Iov { mr, ptr: addr, len })),
+            Self::Remote(_) => {
+                Err(Error::Invalid("memory of another agent where local memory should be".into()))
+            }
+        }
     }
 
     /// A piece of the owner's region.
@@ -80,9 +90,19 @@ mod tests {
         {
             assert!(memory.piece(addr, len).is_err(), "{addr:#x} {len}");
         }
-        let local = Memory::Local(MrId(1), REGION);
-        assert!(local.iov(0x10ff, 1).is_ok() && local.iov(0x10ff, 2).is_err());
+        let local = Memory::Local(Local { number: 1, mr: Some(MrId(1)), advert: REGION });
+        assert!(local.iov(0x10ff, 1).is_ok_and(|iov| iov.is_some()));
+        assert!(local.iov(0x10ff, 2).is_err());
         assert!(memory.iov(0x1000, 1).is_err(), "not this agent's");
+    }
+
+    #[test]
+    fn memory_without_bytes_has_pieces_without_bytes() {
+        let advert = Advert { len: 0, ..REGION };
+        let empty = Memory::Local(Local { number: 1, mr: None, advert });
+        assert!(empty.iov(0x1000, 0).is_ok_and(|iov| iov.is_none()));
+        assert!(empty.iov(0x1000, 1).is_err() && empty.iov(0xfff, 0).is_err());
+        assert!(empty.piece(0x1000, 1).is_err());
     }
 
     #[test]

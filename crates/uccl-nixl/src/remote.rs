@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use uccl_p2p::{ConnId, Endpoint, Error as Engine, Status, TransferId, Uninterrupted};
 
-use crate::{conn_info::ConnInfo, cost::Cost, status::Result};
+use crate::{conn_info::ConnInfo, cost::Cost, log::Said, status::Result};
 
 /// One agent that transfers go to. The connection is made when it is first needed, by whoever needs it, and made again
 /// if it was lost and the same endpoint is still there.
@@ -13,11 +13,18 @@ pub(crate) struct Remote {
     /// Notifications that were sent alone and not seen to arrive.
     sent: Mutex<Vec<TransferId>>,
     pub(crate) cost: Mutex<Cost>,
+    pub(crate) said: Said,
 }
 
 impl Remote {
     pub(crate) fn new(info: ConnInfo) -> Self {
-        Self { info, conn: Mutex::default(), sent: Mutex::default(), cost: Mutex::default() }
+        Self {
+            info,
+            conn: Mutex::default(),
+            sent: Mutex::default(),
+            cost: Mutex::default(),
+            said: Said::default(),
+        }
     }
 
     /// The connection; made if there is none, within the endpoint's timeout.
@@ -36,6 +43,7 @@ impl Remote {
             let reason = "another endpoint listens there now: load the agent's metadata again";
             return Err(Engine::Connect { addr: self.info.addr, reason: reason.into() }.into());
         }
+        self.said.clear();
         *conn = Some(made);
         Ok(made)
     }
@@ -66,5 +74,41 @@ impl Remote {
             // One that was lost has been reported to its transfers.
             let _already_lost = endpoint.disconnect(conn);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use uccl_p2p::Config;
+
+    use super::*;
+    use crate::status::{Error, Status};
+
+    fn endpoint() -> Endpoint {
+        let bind = Some(Ipv4Addr::LOCALHOST.into());
+        let endpoint = Endpoint::new(Config { bind, ..Config::default() }).expect("an endpoint");
+        endpoint.start_passive_accept().expect("it accepts");
+        endpoint
+    }
+
+    /// A port that another endpoint got since the metadata was made.
+    #[test]
+    fn another_endpoint_at_the_address_is_refused_and_not_kept() {
+        let (a, b) = (endpoint(), endpoint());
+        let stranger = ConnInfo { addr: b.addr(), instance: b.instance() ^ 1 };
+        let refused = Remote::new(stranger).conn(&a).expect_err("it is not the one");
+        assert_eq!(refused.status(), Status::RemoteDisconnect);
+        assert!(matches!(&refused, Error::Engine(Engine::Connect { .. })), "{refused}");
+        assert_eq!(
+            a.stats().expect("it is open").connections,
+            0,
+            "no connection to the stranger is left"
+        );
+        let right = ConnInfo { addr: b.addr(), instance: b.instance() };
+        let remote = Remote::new(right);
+        let conn = remote.conn(&a).expect("it is the one");
+        assert_eq!(remote.conn(&a).expect("it is there"), conn);
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 
 /// Checked descriptors, and what became of the last post.
 pub(crate) struct Transfer {
-    remote: Arc<Remote>,
+    pub(crate) remote: Arc<Remote>,
     op: Op,
     iovs: Vec<Iov>,
     adverts: Vec<Advert>,
@@ -49,6 +49,14 @@ impl Transfer {
             return Err(Error::StillActive);
         }
         *posted = Posted::Not;
+        if self.iovs.is_empty() {
+            // Nothing but memory without bytes.
+            if let Some(notif) = notif {
+                self.remote.notify(endpoint, notif)?;
+            }
+            *posted = Posted::Ended;
+            return Ok(Status::Success);
+        }
         let conn = self.remote.conn(endpoint)?;
         let request = Request { notif, ..Request::new(conn, self.op, &self.iovs, &self.adverts) };
         let started = Instant::now();
