@@ -25,6 +25,28 @@ Connect = Callable[..., Pair]
 Spawn = Callable[..., Peer]
 
 
+# What `ending` says of an endpoint that has closed.
+EXPECTED = {"close": "True", "with": "closed", "with an exception": "the block's"}
+
+
+def ending(side: Any, way: str) -> str:
+    """What closing an endpoint says, in a helper process."""
+    if way == "close":
+        closed = side.ep.close()
+        return "True" if closed is True else side.ep.last_error()
+    try:
+        with side.ep:
+            if way == "with an exception":
+                raise KeyError("the block's")
+    except RuntimeError as error:
+        return str(error)
+    except KeyError as error:
+        # Nothing hides the exception of the block; what closing found is told all the same.
+        last = side.ep.last_error() or ""
+        return last if "still" in last else error.args[0]
+    return "closed"
+
+
 def failed(answer: tuple[Any, str | None]) -> str:
     """The reason of a transfer that failed, whichever call told it."""
     value, why = answer
@@ -143,6 +165,31 @@ class TestPeerLost:
         time.sleep(0.5)
         assert pair.a.call("crc", "m") == before
         assert failed(pair.b.call("op", "send", pair.conn_b, "m", 0, 8, timeout=20))
+
+    @pytest.mark.parametrize("way", ["close", "with", "with an exception"])
+    def test_close_tells_of_memory_that_a_peer_may_still_touch(self, connect: Connect, way: str) -> None:
+        """A program hears of it each time, and may close again."""
+        for _ in range(20):
+            pair = connect(transport="local", timeout=1)
+            pair.a.call("buf", "m", LONG)
+            pair.b.call("buf", "m", LONG, fill=2)
+            advert = pair.a.call("advert", "m")
+            for _ in range(4):
+                waits(pair.b, "write_async", pair.conn_b, "m", advert=advert)
+            pair.b.kill(signal.SIGSTOP)
+            try:
+                told = [pair.a.call("run", "test_faults", "ending", way) for _ in range(2)]
+            finally:
+                pair.b.kill(signal.SIGCONT)
+            if all("still" in said for said in told):
+                break
+            assert told == [EXPECTED[way], EXPECTED[way]], "the peer was stopped between two copies"
+        else:
+            pytest.fail("the peer was never stopped in the middle of a copy")
+        # The peer runs again, finds the connection gone, and lets go.
+        end = time.monotonic() + 30
+        while (said := pair.a.call("run", "test_faults", "ending", "close")) != EXPECTED["close"]:
+            assert time.monotonic() < end, said
 
     def test_stopped_for_a_moment(self, connect: Connect, transport: str) -> None:
         """A pause shorter than the timeout is no loss."""

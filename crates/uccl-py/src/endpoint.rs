@@ -1,8 +1,6 @@
 //! `Endpoint`: the engine, and what is kept for it until it ends.
 
-use std::ffi::CString;
-
-use pyo3::{exceptions::PyRuntimeWarning, prelude::*};
+use pyo3::prelude::*;
 use uccl_p2p::{Endpoint, Error, MrId};
 use uccl_wire::{
     advert::Advert,
@@ -10,7 +8,7 @@ use uccl_wire::{
 };
 
 use crate::{
-    advertised::Advertised, error, implicit::Implicit, peers::Peers, regions::Regions, reuse::Reuse,
+    advertised::Advertised, implicit::Implicit, peers::Peers, regions::Regions, reuse::Reuse,
 };
 
 /// One process's engine for one GPU (or none).
@@ -34,19 +32,18 @@ impl PyEndpoint {
         IpcInfo::of_host(advert, gpu).encode()
     }
 
-    /// Ends everything; what this module kept for the engine is let go, but for what peers may still touch, which is
-    /// warned of.
-    pub(crate) fn shut(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ends everything; what this module kept for the engine is let go, but for what peers may still touch.
+    pub(crate) fn shut(&self, py: Python<'_>) -> Result<(), Error> {
         let core = &self.core;
-        let Err(e) = py.detach(|| core.close()) else {
-            self.reuse.clear();
-            self.regions.clear(&[]);
-            return Ok(());
-        };
-        self.regions.clear(still_touched(&e));
-        let text = CString::new(e.to_string()).unwrap_or_default();
-        error::refuse(e, ());
-        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
+        let closed = py.detach(|| core.close());
+        match &closed {
+            Ok(()) => {
+                self.reuse.clear();
+                self.regions.clear(&[]);
+            }
+            Err(e) => self.regions.clear(still_touched(e)),
+        }
+        closed
     }
 }
 

@@ -866,18 +866,25 @@ impl PyEndpoint {
 
     /// Fails what is unfinished, ends every region, closes every connection and stops the endpoint.
     ///
-    /// Buffers that a peer may still touch are kept allocated; a `RuntimeWarning` says so. Closing again waits again.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.shut(py)
+    /// True when nothing lands in this endpoint's memory any more. Where a peer may still touch some of it, that is False,
+    /// `last_error()` names the regions, their buffers are kept allocated, and the same call waits again.
+    fn close(&self, py: Python<'_>) -> bool {
+        error::ok(self.shut(py))
     }
 
     fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
         this
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: Args<'_, '_>) -> PyResult<()> {
-        self.shut(py)
+    /// Closes. A `RuntimeError` names the regions that a peer may still touch; an exception of the block goes on instead,
+    /// and `last_error()` names them.
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: Args<'_, '_>) -> PyResult<()> {
+        let Err(e) = self.shut(py) else { return Ok(()) };
+        let is_in_flight = exception.iter().any(|part| !part.is_none());
+        let raised = error::exception(&e);
+        error::refuse(e, ());
+        if is_in_flight { Ok(()) } else { Err(raised) }
     }
 
     fn __repr__(&self) -> &'static str {
