@@ -23,12 +23,11 @@ use crate::{
     cma::Process,
     cuda_ipc::{OpenedGpu, Owner},
     fdpass::{FdSocket, is_want},
+    offers::{Line, RETRACT, with_id},
     shm::Direct,
 };
 
-const RING: u8 = 0;
 const OFFER: u8 = 1;
-const RETRACT: u8 = 2;
 const OFFER_GPU: u8 = 3;
 /// Largest shared memory that is mapped for a peer.
 const MAX_MAPPING: usize = 1 << 46;
@@ -37,7 +36,7 @@ const READS: usize = 16;
 
 /// One end of the socket.
 pub(super) struct Bell {
-    socket: Mutex<FdSocket>,
+    line: Mutex<Line>,
     fd: RawFd,
     /// The peer, if it is another process: its children keep the socket open beyond its death.
     peer: Option<Process>,
@@ -62,7 +61,7 @@ impl Bell {
         Self {
             // If the number means another process by now, then the peer is dead, and the socket shows that.
             peer: pid.and_then(|pid| Process::open(pid).ok()),
-            socket: Mutex::new(socket),
+            line: Mutex::new(Line::new(socket)),
             fd,
             direct,
             owner,
@@ -95,13 +94,7 @@ impl Bell {
 
     /// Wakes the peer.
     pub(super) fn ring(&self) {
-        let mut socket = self.socket.lock();
-        // A waiting message wakes the peer too: either it is sent now, or the peer has not read the ones before.
-        let rung = match socket.is_waiting() {
-            true => socket.flush().map(drop),
-            false => socket.send(&[RING], &[]),
-        };
-        drop(socket);
+        let rung = self.line.lock().ring();
         self.note(rung);
     }
 
@@ -112,20 +105,24 @@ impl Bell {
             Shareable::Gpu(memory) => {
                 let mut bytes = vec![OFFER_GPU];
                 bytes.extend(memory.offer().encode());
-                self.say(&bytes, &memory.fds());
+                self.say(|line| line.offer(memory.id(), &bytes, &memory.fds()));
             }
-            Shareable::Host(memory) => self.say(&with_id(OFFER, memory.id()), &[memory.fd()]),
+            Shareable::Host(memory) => {
+                let id = memory.id();
+                self.say(|line| line.offer(id, &with_id(OFFER, id), &[memory.fd()]));
+            }
         }
     }
 
-    /// Makes the peer forget shared memory.
+    /// Makes the peer forget shared memory, as soon as it reads.
     pub(super) fn retract(&self, id: u32) {
-        self.say(&with_id(RETRACT, id), &[]);
+        self.say(|line| line.retract(id));
     }
 
-    /// Sends a message that the peer can do without.
-    fn say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        match self.socket.lock().send(bytes, fds) {
+    /// Says something that the peer can do without.
+    fn say(&self, say: impl FnOnce(&mut Line) -> io::Result<()>) {
+        let said = say(&mut self.line.lock());
+        match said {
             Err(e) if is_want(&e) => tracing::debug!("not said to a peer of this host: {e}"),
             said => self.note(said),
         }
@@ -140,10 +137,10 @@ impl Bell {
 
     /// Handles the messages that have come from the peer. [`Self::ended`] shows an error or the end of the socket.
     pub(super) fn listen(&self) {
-        let mut socket = self.socket.lock();
+        let mut line = self.line.lock();
         let mut reads = READS;
         loop {
-            match socket.recv_within(&mut reads) {
+            match line.socket.recv_within(&mut reads) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
                     if let Err(e) = self.heard(message.bytes.as_slice(), message.fds) {
@@ -160,7 +157,7 @@ impl Bell {
                 }
             }
         }
-        self.note(socket.flush().map(drop));
+        self.note(line.flush());
     }
 
     /// Logs that the peer's memory must be reached in another, slower way. Warns only once, because the peer decides
@@ -225,9 +222,4 @@ impl Bell {
             let _ = rustix::net::shutdown(self.fd(), rustix::net::Shutdown::Write);
         }
     }
-}
-
-fn with_id(what: u8, id: u32) -> [u8; 5] {
-    let [a, b, c, d] = id.to_le_bytes();
-    [what, a, b, c, d]
 }

@@ -7,6 +7,7 @@ pub mod cuda_ipc;
 pub mod fdpass;
 mod job;
 mod jobs;
+mod offers;
 mod pipe;
 mod route;
 mod setup;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::Context;
@@ -18,11 +18,15 @@ const MAX_OFFERS: usize = 1 << 14;
 /// The most bytes of one peer's memory that are mapped: a process has 128 TiB of addresses, for all of its peers.
 const MAX_MAPPED: usize = 1 << 42;
 
+/// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one takes seconds: only those
+/// who want that segment wait for it.
+type Locked = OnceLock<Option<Arc<LockedHost>>>;
+
 #[derive(Debug, Default)]
 struct Maps {
     by_id: HashMap<u32, Arc<Mapping>>,
-    /// Segments that are locked for GPUs; `None` for those that cannot be locked.
-    locked: HashMap<u32, Option<Arc<LockedHost>>>,
+    /// Segments that are locked for GPUs, or just being locked.
+    locked: HashMap<u32, Arc<Locked>>,
     gpus: HashMap<u32, Arc<OpenedGpu>>,
     /// Removed, but perhaps still in use by the accesses that were under way then.
     retired: Vec<(Arc<Mapping>, InUse)>,
@@ -96,16 +100,23 @@ impl PeerMappings {
 
     /// The segment `id`, locked so that GPUs reach it; `None` where it is not there or cannot be locked.
     pub(crate) fn locked(&self, id: u32, context: &'static Context) -> Option<Arc<LockedHost>> {
-        let mut maps = self.maps.lock();
-        if let Some(known) = maps.locked.get(&id) {
-            return known.clone();
-        }
-        let mapping = Arc::clone(maps.by_id.get(&id)?);
-        let locked = LockedHost::new(context, mapping);
-        let locked = locked.inspect_err(|e| tracing::debug!("staged by the driver: {e}")).ok();
-        let locked = locked.map(Arc::new);
-        maps.locked.insert(id, locked.clone());
-        locked
+        self.locked_by(id, |mapping| {
+            let locked = LockedHost::new(context, mapping);
+            locked.inspect_err(|e| tracing::debug!("staged by the driver: {e}")).ok().map(Arc::new)
+        })
+    }
+
+    fn locked_by(
+        &self,
+        id: u32,
+        lock: impl FnOnce(Arc<Mapping>) -> Option<Arc<LockedHost>>,
+    ) -> Option<Arc<LockedHost>> {
+        let (locked, mapping) = {
+            let mut maps = self.maps.lock();
+            let mapping = Arc::clone(maps.by_id.get(&id)?);
+            (Arc::clone(maps.locked.entry(id).or_default()), mapping)
+        };
+        locked.get_or_init(|| lock(mapping)).clone()
     }
 
     /// Forgets the segment or GPU memory `id`; true if it was there. A segment is unmapped as soon as no copy can be
@@ -215,5 +226,37 @@ mod tests {
         drop(access);
         offer(4, &large).unwrap();
         assert_eq!(mappings.mapped(), 2);
+    }
+
+    #[test]
+    fn other_segments_are_found_while_one_is_being_locked() {
+        let connection = Segment::create("test", 4096).unwrap();
+        let accesses = Accesses::new(Hazards::new(&connection, 0).unwrap());
+        let mappings = PeerMappings::new();
+        let segment = Segment::create("test", 4096).unwrap();
+        let offer = |id| {
+            let fd = segment.fd().try_clone_to_owned().unwrap();
+            mappings.insert(id, fd, usize::MAX, &accesses).unwrap();
+        };
+        offer(1);
+        let mut times = 0;
+        let locked = mappings.locked_by(1, |_| {
+            times += 1;
+            assert!(mappings.maps.try_lock().is_some(), "look-ups and offers wait");
+            offer(2);
+            assert!(mappings.remove(1, &accesses));
+            None
+        });
+        assert!(locked.is_none() && mappings.locate(2, 0, 1).is_some());
+        offer(1);
+        // It is another segment now. Whether it can be locked is asked once.
+        for _ in 0..2 {
+            mappings.locked_by(1, |_| {
+                times += 1;
+                None
+            });
+        }
+        assert_eq!(times, 2);
+        assert!(mappings.locked_by(3, |_| panic!("there is none")).is_none());
     }
 }
