@@ -169,7 +169,7 @@ impl<P: Pipe> StreamLane<P> {
                 rx.answers.frames.clear();
             }
             rx.answers.replies.drain(..).for_each(|reply| tx.push_reply(reply));
-            rx.answers.stopped.drain(..).for_each(|op| tx.stop_replies(op));
+            tx.stop_replies(&mut rx.answers.stopped);
             drop(rx);
             self.flush(&mut tx);
         }

@@ -261,9 +261,16 @@ impl<P: PipeTx> Tx<P> {
         Some(true)
     }
 
-    /// The peer wants no more of a read: one empty frame ends it. Frames that were already cut from it go first.
-    pub(super) fn stop_replies(&mut self, op: u64) {
-        self.replies.iter_mut().filter(|reply| reply.op == op).for_each(Reply::stop);
+    /// The peer wants no more of these reads: one empty frame ends each. Frames that were already cut from them go first.
+    /// Walks the replies once, however many reads the peer stops, and forgets the list.
+    pub(super) fn stop_replies(&mut self, ops: &mut Vec<u64>) {
+        if ops.is_empty() {
+            return;
+        }
+        ops.sort_unstable();
+        let is_stopped = |reply: &&mut Reply| ops.binary_search(&reply.op).is_ok();
+        self.replies.iter_mut().filter(is_stopped).for_each(Reply::stop);
+        ops.clear();
     }
 
     /// Drops everything that waits, for a lane that dies.

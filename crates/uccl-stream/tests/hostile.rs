@@ -226,6 +226,42 @@ fn a_read_whose_data_was_damaged_does_not_end_well() {
 }
 
 #[test]
+fn a_write_whose_sender_could_not_read_its_memory_is_not_answered_as_done() {
+    let dest = Patch::new(&mut Rng::with_seed(11), &[100]);
+    let mut stage = stage(10_000);
+    let region = stage.side.register(dest.whole(), Rights::WRITE);
+    let RemoteSpan { addr, len, key, slot } = dest.remote(&region)[0];
+    let header = Header { len, descs: 1, ..Header::bare(Kind::Write, 7, 0) };
+    for status in [Status::Fault, Status::Ok] {
+        let mut frame = header.encode().to_vec();
+        Desc { addr, len, key, slot }.encode_to(&mut frame);
+        frame.extend([9; 100]);
+        frame.extend(Trailer { crc: 0, status }.encode());
+        stage.say(&frame);
+        assert_eq!(answer(&mut stage), (7, status));
+    }
+}
+
+#[test]
+fn what_comes_for_a_read_that_has_failed_is_not_placed() {
+    let mut stage = stage(10_000);
+    let dest = Patch::new(&mut Rng::with_seed(12), &[100]);
+    let before = dest.now();
+    let done = Done::watching(dest.whole());
+    let far = [elsewhere(100)].into_iter().collect();
+    let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
+    stage.side.progress().expect("alive");
+    for (len, last, status) in [(0, false, Status::Fault), (100, true, Status::Ok)] {
+        let header = Header { len, last, ..Header::bare(Kind::Data, name.0, 0) };
+        let trailer = Trailer { crc: 0, status }.encode();
+        stage.say(&[&header.encode()[..], &vec![7; len as usize], &trailer].concat());
+        while stage.side.progress().expect("no violation") {}
+    }
+    assert_eq!(done.result(), Some(Err(OpError::Remote(Status::Fault))));
+    assert!(dest.now() == before, "its memory has changed");
+}
+
+#[test]
 fn nothing_is_touched_where_a_damaged_descriptor_points() {
     let patch = Patch::new(&mut Rng::with_seed(8), &[1000]);
     let mut stage = stage(10_000);
