@@ -164,6 +164,14 @@ pub enum Error {
         /// What was wrong.
         reason: String,
     },
+    /// The peer is of an older build, which does not know what was asked for. Nothing was sent.
+    #[error("{peer} does not know {what}: it runs an older build of this library")]
+    TooOld {
+        /// Who.
+        peer: Arc<str>,
+        /// What it does not know.
+        what: &'static str,
+    },
     /// Too much is outstanding already; poll or wait for earlier transfers, then try again.
     #[error("{what} is full ({limit}): poll or wait for earlier transfers, then try again")]
     Full {

@@ -139,6 +139,32 @@ fn a_strong_signal_to_mapped_memory_waits_for_a_long_write() {
     }
 }
 
+#[test]
+fn a_signalled_write_for_which_there_is_no_room_has_moved_nothing() {
+    for (link, p) in pairs().into_iter().take(2) {
+        let (mut from, mut to, mut room) = (pattern(64, 3), vec![0; 64], vec![0; 64]);
+        let word = [AtomicU64::new(0)];
+        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+        let (into, of_word) = (register(&p.a, &mut room), register_words(&p.b, &word));
+        let (iovs, adverts) = ([iov(here, &from)], [advert(&p.b, there, &to)]);
+        let change = Change::Add(1);
+        let signal =
+            Some(Signal { advert: advert_word(&p.b, of_word, &word[0]), change, strong: false });
+        let write = Request { signal, ..request(p.to_b, Op::Write, &iovs, &adverts) };
+        let targets = [iov(into, &room)];
+        let recv = request(p.to_b, Op::Recv, &targets, &[]);
+        let first = p.a.post(&recv).expect("there is room");
+        while p.a.post(&recv).is_ok() {}
+        let refused = p.a.run(&write, &mut Uninterrupted);
+        assert!(matches!(refused, Err(Error::Full { .. })), "{link}: {refused:?}");
+        assert!(to.iter().all(|byte| *byte == 0) && word[0].load(Acquire) == 0, "{link}");
+        p.a.cancel(first).expect("known");
+        p.a.run(&write, &mut Uninterrupted).expect("there is room again");
+        assert!(to == from && word[0].load(Acquire) == 1, "{link}");
+        p.a.disconnect(p.to_b).expect("it was there");
+    }
+}
+
 /// Waits until a worker has taken in what the owner offers.
 fn until_mapped(p: &Pair, adverts: &[Advert]) {
     let begun = Instant::now();

@@ -64,7 +64,9 @@ impl uccl_status_t {
             Error::DeadlineExceeded { .. } | Error::Timeout(_) => Self::UCCL_DEADLINE,
             Error::Connect { .. } => Self::UCCL_CONNECT_FAILED,
             Error::ConnectionLost { .. } => Self::UCCL_CONNECTION_LOST,
-            Error::Protocol { .. } | Error::Checksum { .. } => Self::UCCL_PROTOCOL,
+            Error::Protocol { .. } | Error::Checksum { .. } | Error::TooOld { .. } => {
+                Self::UCCL_PROTOCOL
+            }
             Error::Full { .. } => Self::UCCL_FULL,
             Error::Closed | Error::Forked { .. } => Self::UCCL_CLOSED,
             Error::Os { .. } | Error::LocalMemory(_) => Self::UCCL_SYSTEM,

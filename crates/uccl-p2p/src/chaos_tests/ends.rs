@@ -11,7 +11,7 @@ use uccl_chaos::GateHold;
 use super::{
     PATIENT, SHORT, lost,
     workload::move_one,
-    world::{LaneChaos, Memory, Side, join_again, join_asking},
+    world::{FAR, LaneChaos, Memory, Side, join_again, join_asking},
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
@@ -132,6 +132,24 @@ fn a_copy_that_does_not_end_is_told() {
     assert!(matches!(status, Status::Failed(Error::StillTouched { .. })), "{status:?}");
     let refused = side.ep.deregister(ends.mrs[0]);
     assert!(matches!(refused, Err(Error::StillTouched { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_cancel_ends_though_a_copy_of_ours_does_not() {
+    let mut lane = LaneChaos::default();
+    lane.ends[0].hold_completions = u32::MAX;
+    lane.ends[0].is_ours = true;
+    let ends = Ends::new(&[lane], Duration::from_millis(500));
+    let id = ends.post(Op::Write);
+    let side = &ends.sides[0];
+    let _copy = side.lanes[0].hold_copy();
+    let ep = side.ep.clone();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(ep.cancel(id)));
+    let status = told.recv_timeout(FAR).expect("the cancel ends").expect("ours");
+    assert!(matches!(status, Status::Failed(Error::StillTouched { .. })), "{status:?}");
+    let lost = side.ep.check_connection(side.conn);
+    assert!(lost.is_err_and(|e| e.to_string().contains("a copy that this process makes")));
 }
 
 /// A caller who has looked its connection up when that ends.

@@ -470,7 +470,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
 }
 
 #[test]
-fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
+fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room() {
     let rails = [RailFaults::default()];
     let mut sides = ByRails { timeout: Duration::ZERO, ..ByRails::new(&rails) }.join(1);
     let mut rng = Rng::with_seed(1);
@@ -478,13 +478,11 @@ fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     let (mr, peer_mr) = (sides[0].register(&here), sides[1].register(&there));
     let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], peer_mr));
     let (ep, conn) = (sides[0].ep.clone(), sides[0].conn);
-    let write = move || {
-        let request = Request::new(conn, Op::Write, &iovs, &adverts);
-        ep.run(&request, &mut Uninterrupted)
-    };
+    let run = move |op| ep.run(&Request::new(conn, op, &iovs, &adverts), &mut Uninterrupted);
     // The rail has the region's key now.
-    write().expect("it works");
+    run(Op::Write).expect("it works");
     here.reuse(&mut rng);
+    let before = there.now();
 
     let recv = here.iovs(mr);
     let recv = Request::new(conn, Op::Recv, &recv, &[]);
@@ -493,17 +491,19 @@ fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     }
     sides[0].rails[0].stick();
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || tell.send(write()));
-    let ended = told.recv_timeout(FAR).expect("it ends");
-    assert!(matches!(ended, Err(Error::Full { .. })), "{ended:?}");
-    // It may have landed before it ended, and not afterwards.
-    let landed = there.now();
-    here.reuse(&mut rng);
+    std::thread::spawn(move || [Op::Write, Op::Read].map(|op| tell.send(run(op)).is_ok()));
+    for _ in 0..2 {
+        let ended = told.recv_timeout(FAR).expect("it ends");
+        assert!(matches!(ended, Err(Error::Full { .. })), "{ended:?}");
+    }
+    sides[0].rails[0].unstick();
+    assert!(there.now() == before && here.unchanged(), "what was refused has moved");
+    sides[0].connection().check_context(0).expect("nothing has failed");
 
     sides[0].ep.disconnect(conn).expect("it was there");
     sides.iter_mut().for_each(|side| side.ep.close().expect("closed"));
     assert!(here.unchanged(), "ours");
-    assert!(there.now() == landed, "the peer's");
+    assert!(there.now() == before, "the peer's");
     std::mem::forget((here, there));
 }
 

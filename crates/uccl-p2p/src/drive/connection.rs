@@ -27,7 +27,7 @@ use super::{
     park::Parker,
     seats::Seat,
     talk, timers,
-    transfer::{self, After, Carrier, Fence, Kind, Plan},
+    transfer::{self, After, Carrier, Fence, Kind, Plan, Room},
     workers,
 };
 use crate::{
@@ -343,6 +343,13 @@ impl Connection {
         let transfer = self.core.transfers.insert(plan)?;
         self.admitted(&transfer);
         Ok(transfer)
+    }
+
+    /// Makes a transfer on this connection for which there is room.
+    pub(crate) fn admit_in(&self, room: Room<'_>, plan: Plan<Self>) -> Arc<Transfer> {
+        let transfer = self.core.transfers.insert_in(room, plan);
+        self.admitted(&transfer);
+        transfer
     }
 
     /// Makes a transfer with a strong signal, as [`admit`](Self::admit) does. It has to [follow](Self::follow) the writes that

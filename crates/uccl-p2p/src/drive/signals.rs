@@ -58,8 +58,17 @@ impl Connection {
         self.links.host.as_ref()?.try_signal(&word.span, word.change)
     }
 
+    /// Refuses a signal that the peer would not understand: it would end the connection.
+    pub(crate) fn check_signals(&self) -> Result<()> {
+        match self.peer.takes_signals {
+            true => Ok(()),
+            false => Err(Error::TooOld { peer: Arc::clone(&self.peer.name), what: "signals" }),
+        }
+    }
+
     /// Asks the owner of a word to change it. The peer's answer ends one operation of the transfer.
     fn post_signal(&self, transfer: &Arc<Transfer>, word: Word) -> Result<()> {
+        self.check_signals()?;
         let RemoteSpan { addr, key, slot, .. } = word.span;
         let mut talk = self.talk.lock();
         let Talk { session, message } = &mut *talk;
@@ -128,8 +137,17 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use super::{super::joined::Joined, Change};
-    use crate::{Op, Request, Signal, Uninterrupted};
+    use std::sync::Arc;
+
+    use super::{
+        super::{
+            connection::{Connection, Peer},
+            joined::Joined,
+            links::Links,
+        },
+        Change,
+    };
+    use crate::{Error, Op, Request, Signal, Uninterrupted};
 
     /// Longer than anything takes that has to happen.
     const FAR: Duration = Duration::from_secs(20);
@@ -156,6 +174,35 @@ mod tests {
         });
         assert!(begun.elapsed() < FAR / 2, "{written} signals did not wake the waiter");
         assert_eq!(word.load(Acquire), written, "each changed the word once");
+        p.close();
+    }
+
+    #[test]
+    fn a_peer_that_knows_no_signals_is_sent_none() {
+        let p = Joined::by_tcp();
+        let word = Box::new(AtomicU64::new(0));
+        let at = word.as_ptr() as usize;
+        // SAFETY: an atomic, which stays until the endpoint has been closed.
+        let mr = unsafe { p.b.register(at, 8) }.expect("registered");
+        let advert = p.b.advertise(mr, at, 8).expect("advertised");
+        let signal = Some(Signal { advert, change: Change::Add(1), strong: false });
+        let write = Request { signal, ..Request::new(p.to_b, Op::Write, &[], &[]) };
+        let conn = p.a.core().conn(p.to_b).expect("a connection");
+        let peer = Peer {
+            name: Arc::clone(&conn.peer.name),
+            addr: conn.peer.addr,
+            gpu_index: 0,
+            instance: conn.peer.instance,
+            same_host: true,
+            takes_signals: false,
+        };
+        let links = Links { streams: conn.links.streams.clone(), host: None, rails: None };
+        let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));
+        let refused = p.a.start_over(Arc::clone(&old), &write, None);
+        assert!(matches!(refused, Err(Error::TooOld { .. })), "it was posted");
+        p.a.run(&write, &mut Uninterrupted).expect("the connection lives");
+        assert_eq!(word.load(Acquire), 1);
+        drop(old);
         p.close();
     }
 }

@@ -588,6 +588,22 @@ pub(crate) type Earlier<C> = Vec<Arc<Transfer<C>>>;
 /// A transfer, and what it follows.
 type InOrder<C> = (Arc<Transfer<C>>, Earlier<C>);
 
+/// Room for a transfer in the list. It is given back when this is dropped, unless a transfer has taken it.
+pub(crate) struct Room<'a>(&'a AtomicUsize);
+
+impl Room<'_> {
+    /// A transfer takes it, and gives it back when it ends.
+    fn take(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
+
 enum Slot<C> {
     Ended(TransferId, Status),
     Live(Arc<Transfer<C>>),
@@ -619,18 +635,8 @@ impl<C: Carrier> Transfers<C> {
         Self { inner: Mutex::new(inner), pending: AtomicUsize::new(0) }
     }
 
-    /// Makes a transfer, unless too many are unfinished.
-    pub(crate) fn insert(&self, plan: Plan<C>) -> Result<Arc<Transfer<C>>> {
-        let (transfer, _) = self.insert_in_order(plan, false)?;
-        Ok(transfer)
-    }
-
-    /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the writes that are returned.
-    pub(crate) fn insert_strong(&self, plan: Plan<C>) -> Result<InOrder<C>> {
-        self.insert_in_order(plan, true)
-    }
-
-    fn insert_in_order(&self, plan: Plan<C>, is_strong: bool) -> Result<InOrder<C>> {
+    /// Room for one transfer, unless too many are unfinished.
+    pub(crate) fn room(&self) -> Result<Room<'_>> {
         if self.pending.fetch_add(1, AcqRel) >= MAX_PENDING {
             self.pending.fetch_sub(1, AcqRel);
             return Err(Error::Full {
@@ -638,6 +644,27 @@ impl<C: Carrier> Transfers<C> {
                 limit: MAX_PENDING,
             });
         }
+        Ok(Room(&self.pending))
+    }
+
+    /// Makes a transfer, unless too many are unfinished.
+    pub(crate) fn insert(&self, plan: Plan<C>) -> Result<Arc<Transfer<C>>> {
+        Ok(self.insert_in(self.room()?, plan))
+    }
+
+    /// Makes a transfer for which there is room.
+    pub(crate) fn insert_in(&self, room: Room<'_>, plan: Plan<C>) -> Arc<Transfer<C>> {
+        let (transfer, _) = self.insert_in_order(room, plan, false);
+        transfer
+    }
+
+    /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the writes that are returned.
+    pub(crate) fn insert_strong(&self, plan: Plan<C>) -> Result<InOrder<C>> {
+        Ok(self.insert_in_order(self.room()?, plan, true))
+    }
+
+    fn insert_in_order(&self, room: Room<'_>, plan: Plan<C>, is_strong: bool) -> InOrder<C> {
+        room.take();
         let mut inner = self.inner.lock();
         let Inner { slots, contexts, generation, .. } = &mut *inner;
         *generation = generation.wrapping_add(1).max(1);
@@ -675,10 +702,10 @@ impl<C: Carrier> Transfers<C> {
             }),
         });
         entry.insert(Slot::Live(Arc::clone(&transfer)));
-        let Some(scope) = transfer.scope() else { return Ok((transfer, Vec::new())) };
+        let Some(scope) = transfer.scope() else { return (transfer, Vec::new()) };
         contexts.push(scope, index(id) as u32, is_strong);
         if !is_strong {
-            return Ok((transfer, Vec::new()));
+            return (transfer, Vec::new());
         }
         let earlier =
             contexts.followed_by(index(id) as u32).filter_map(|at| match slots.get(at as usize) {
@@ -686,7 +713,7 @@ impl<C: Carrier> Transfers<C> {
                 _ => None,
             });
         let earlier = earlier.collect();
-        Ok((transfer, earlier))
+        (transfer, earlier)
     }
 
     pub(crate) fn find(&self, id: TransferId) -> Result<Found<C>> {

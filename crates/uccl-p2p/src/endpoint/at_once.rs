@@ -20,11 +20,9 @@ use super::{
 use crate::{
     drive::{
         connection::{Connection, Piece, Transfer},
-        deadline,
         now::Now,
         regions::{Lease, contains, outside},
-        timers,
-        transfer::{After, Carrier as _, Plan},
+        transfer::{After, Plan, Room},
         work::Work,
     },
     error::Result,
@@ -34,6 +32,14 @@ use crate::{
 const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 /// How long a call waits for a GPU's copy before it makes a transfer of it.
 const MOMENT: Duration = Duration::from_millis(1);
+
+/// A piece that was posted.
+struct UnderWay<'a> {
+    now: Arc<Now>,
+    name: OpName,
+    /// For the transfer that it may become.
+    room: Room<'a>,
+}
 
 /// One piece to read or write.
 pub(super) struct Single {
@@ -148,6 +154,8 @@ impl Endpoint {
                 return Ok(Some(Begun::Done(self.done_now(single))));
             }
         }
+        // Before a byte moves: it may be that the owner has to be asked, which takes a transfer.
+        let room = conn.core.transfers.room()?;
         if !copy_short(single) {
             return Ok(None);
         }
@@ -155,7 +163,7 @@ impl Endpoint {
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
-        let transfer = conn.admit(single.plan(After::of(Some(word), None), self))?;
+        let transfer = conn.admit_in(room, single.plan(After::of(Some(word), None), self));
         let hold = transfer.hold();
         settle(hold, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
     }
@@ -177,7 +185,7 @@ impl Endpoint {
             }
             Some(_) => Ok(Posted::Done(Err(OpError::Unreachable))),
         });
-        let (now, name) = match posted {
+        let UnderWay { now, name, room } = match posted? {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
@@ -192,7 +200,7 @@ impl Endpoint {
             // A signal is not given a second time, whatever became of the first.
             _ => {
                 let heir = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
-                self.outlast(single, (0, name), &now, heir).map(Some)
+                self.outlast(single, room, (0, name), &now, heir).map(Some)
             }
         }
     }
@@ -206,7 +214,7 @@ impl Endpoint {
         let place = conn.rails_place();
         // SAFETY: `post_now` keeps the memory.
         let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
-        let (now, name) = match posted {
+        let UnderWay { now, name, room } = match posted? {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
@@ -223,71 +231,43 @@ impl Endpoint {
         let heir = |transfer: &Arc<Transfer>| {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: place }) as _
         };
-        self.outlast(single, (place as u16, name), &now, heir).map(Some)
+        self.outlast(single, room, (place as u16, name), &now, heir).map(Some)
     }
 
-    /// Posts one piece by a lane's `post`. `Err`: it has been done, or (`None`) has to become a transfer right away.
+    /// Posts one piece by a lane's `post`. The inner `Err`: it has been done, or (`None`) has to become a transfer right away.
     ///
     /// The piece is inside a region, which a lease keeps registered until the operation has ended: this one, or that of
-    /// the transfer that it becomes.
-    fn post_now(
+    /// the transfer that it becomes. There is room for that transfer before the piece is posted.
+    fn post_now<'a>(
         &self,
-        single: &Single,
+        single: &'a Single,
         work: Work,
         post: impl FnOnce(Operation) -> Result<Posted, LaneError>,
-    ) -> Result<(Arc<Now>, OpName), Option<Begun>> {
+    ) -> Result<Result<UnderWay<'a>, Option<Begun>>> {
+        let room = single.conn.core.transfers.room()?;
         let now = Arc::new(Now::default());
-        match post(work.operation(Arc::clone(&now) as _)) {
-            Ok(Posted::Pending(name)) => Ok((now, name)),
+        Ok(match post(work.operation(Arc::clone(&now) as _)) {
+            Ok(Posted::Pending(name)) => Ok(UnderWay { now, name, room }),
             Ok(Posted::Done(Ok(()))) => Err(Some(Begun::Done(self.done_now(single)))),
             Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
-        }
+        })
     }
 
-    /// Makes a transfer of an operation that takes longer. If there is no room for a transfer, ends the operation.
+    /// Makes a transfer of an operation that takes longer.
     fn outlast(
         &self,
         single: &Single,
+        room: Room<'_>,
         name: (u16, OpName),
         now: &Now,
         heir: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
     ) -> Result<Begun> {
-        let admitted = single.conn.admit(single.plan(After::Publish, self));
-        let transfer = match admitted {
-            Ok(transfer) => transfer,
-            Err(full) => {
-                self.call_off(&single.conn, name, now);
-                let ended_well = matches!(now.result(), Some(Ok(())));
-                if ended_well {
-                    return Ok(Begun::Done(self.done_now(single)));
-                }
-                single.conn.note_failed_context(single.context);
-                return Err(full);
-            }
-        };
+        let transfer = single.conn.admit_in(room, single.plan(After::Publish, self));
         let hold = transfer.hold();
         transfer.expect_ops(1);
         transfer.body.lock().ops.push(name);
         now.hand_to(heir(&transfer));
         settle(hold, Ok(())).map(Begun::Under)
-    }
-
-    /// Ends an operation that is under way, and waits for its end: only then may its memory be given back. A peer that
-    /// does not let it end is given up. If the operation outlives even the connection, the connection's aftermath keeps
-    /// its memory.
-    fn call_off(&self, conn: &Arc<Connection>, (lane, name): (u16, OpName), now: &Now) {
-        let (begun, patience) = (Instant::now(), timers::to_end(self.config()));
-        while !now.has_ended() && !conn.has_ended() {
-            if let Some(lane) = conn.lanes.get(usize::from(lane)) {
-                lane.cancel(name);
-            }
-            conn.progress();
-            let is_ours = || conn.is_ours(&[(lane, name)]);
-            if begun.elapsed() > patience && !is_ours() {
-                deadline::give_up(conn, "it did not confirm the end of an operation");
-            }
-            std::thread::yield_now();
-        }
     }
 
     /// Counts a transfer that was done on the spot.

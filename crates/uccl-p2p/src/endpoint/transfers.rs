@@ -35,6 +35,9 @@ use crate::{
 /// because their two sides compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 
+/// How often the time that a peer has to let a transfer end is given to this process's own copies.
+const OURS: u32 = 2;
+
 /// What a call that waits has begun.
 pub(super) enum Begun {
     /// It is over already.
@@ -170,7 +173,8 @@ impl Endpoint {
     /// A peer that does not confirm that within the endpoint's timeout is given up with its connection
     /// ([`check_connection`](Self::check_connection) tells). Then the promise holds for this side only: what had
     /// reached the peer may land there until it knows of the end. Where memory of this side may still be touched as
-    /// well, the status is [`Error::StillTouched`].
+    /// well, the status is [`Error::StillTouched`]. The same holds for a copy of this process's that does not end, as
+    /// where a GPU hangs: it has twice that timeout, then the connection ends.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => status,
@@ -263,6 +267,9 @@ impl Endpoint {
 }
 
 /// The same as [`Endpoint::cancel`], for a transfer that has been looked up. It always succeeds.
+///
+/// Copies that this process makes end soon, unless a GPU or a device hangs. Then nothing but the end of the connection ends the
+/// transfer, and its aftermath says what is still touched.
 pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
     let (started, patience) = (Instant::now(), timers::to_end(&transfer.conn.core.config));
     while !transfer.finished() {
@@ -272,8 +279,12 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
         if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut Uninterrupted) {
             break;
         }
-        if started.elapsed() > patience && transfer.waits_for_peer() {
+        let late = started.elapsed();
+        if late > patience && transfer.waits_for_peer() {
             deadline::give_up_peer(transfer, "it did not confirm the end of a transfer");
+        } else if late > OURS * patience {
+            let reason = "a copy that this process makes over the connection does not end";
+            deadline::give_up(&transfer.conn, reason);
         }
     }
     transfer.status()
@@ -354,6 +365,9 @@ pub(super) fn word_of(conn: &Connection, request: &Request<'_>, signal: &Signal)
         )));
     }
     let here = Span { addr: 0, len: SIGNAL_LEN as usize };
+    if conn.links.host.is_none() {
+        conn.check_signals()?;
+    }
     // The index in an error about a foreign advert: the signal's advert counts as the one after the iovs'.
     Ok(Word { span: remote_span(conn, request.iovs.len(), here, &advert)?, change })
 }

@@ -17,7 +17,7 @@ use crate::{
         wait,
     },
     error::{Error, Result},
-    ids::MrId,
+    ids::{ConnId, MrId},
 };
 
 /// How long a caller sleeps between two looks: a peer that changes a word in mapped memory wakes nobody.
@@ -28,11 +28,38 @@ impl Endpoint {
     /// visible then. The word has eight bytes, at a multiple of eight, in a region of host memory.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when `timeout` has passed (by default the endpoint's for transfers; zero waits for ever).
+    /// [`Error::Timeout`] when `timeout` has passed (by default the endpoint's for transfers; zero waits for ever). The
+    /// call does not know whose signal it waits for: [`wait_word_from`](Self::wait_word_from) ends with a connection.
     pub fn wait_word(
         &self,
         mr: MrId,
         ptr: usize,
+        until: Until,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<u64> {
+        self.wait_word_of(None, (mr, ptr), until, timeout, interrupt)
+    }
+
+    /// The same as [`wait_word`](Self::wait_word), for a word that the peer of this connection changes.
+    ///
+    /// # Errors
+    /// Also the reason for which the connection was lost, if it is lost before the word is what `until` asks for.
+    pub fn wait_word_from(
+        &self,
+        conn: ConnId,
+        (mr, ptr): (MrId, usize),
+        until: Until,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<u64> {
+        self.wait_word_of(Some(conn), (mr, ptr), until, timeout, interrupt)
+    }
+
+    fn wait_word_of(
+        &self,
+        conn: Option<ConnId>,
+        (mr, ptr): (MrId, usize),
         until: Until,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
@@ -54,8 +81,13 @@ impl Endpoint {
         loop {
             let core = self.here()?;
             core.usable()?;
+            let lost = conn.and_then(|conn| self.check_connection(conn).err());
             if let Some(value) = self.spin_for_word(started, &look) {
                 return Ok(value);
+            }
+            // The last look was after the end of the connection: what the peer changed before that has been seen.
+            if let Some(lost) = lost {
+                return Err(lost);
             }
             if !timeout.is_zero() && started.elapsed() >= timeout {
                 return Err(Error::Timeout(timeout));
@@ -131,5 +163,38 @@ impl Endpoint {
             return Err(Error::Invalid(why));
         }
         Ok(lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering::Release},
+        time::Duration,
+    };
+
+    use crate::{Error, Uninterrupted, Until, drive::joined::Joined};
+
+    #[test]
+    fn who_waits_for_a_peers_signal_is_told_that_the_peer_is_lost() {
+        let pair = Joined::by_tcp();
+        let word = AtomicU64::new(0);
+        let at = word.as_ptr() as usize;
+        // SAFETY: an atomic, which stays until the endpoint has been closed.
+        let mr = unsafe { pair.b.register(at, 8) }.expect("registered");
+        let far = Some(Duration::from_secs(60));
+        let wait = || {
+            let until = Until::AtLeast(1);
+            pair.b.wait_word_from(pair.to_a, (mr, at), until, far, &mut Uninterrupted)
+        };
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(wait);
+            pair.a.disconnect(pair.to_b).expect("it was there");
+            let told = waiting.join().expect("no panic");
+            assert!(matches!(told, Err(Error::ConnectionLost { .. })), "{told:?}");
+        });
+        word.store(1, Release);
+        assert_eq!(wait().expect("it was changed before"), 1);
+        pair.close();
     }
 }
