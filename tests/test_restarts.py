@@ -26,7 +26,7 @@ PAUSES = [float(pause) for pause in os.environ.get("UCCL_TEST_PAUSES", "0").spli
 FIRST = 3
 SIZE = 100_000
 PR_SET_PDEATHSIG = 1
-BOUND = 60 + ROUNDS * (3 + int(sum(PAUSES)))
+BOUND = 120 + ROUNDS * (3 + int(sum(PAUSES)))
 
 RAILS = pytest.mark.rails(
     but_not={"libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"}
@@ -40,7 +40,7 @@ RAILS = pytest.mark.rails(
 def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way: str, pause: float) -> None:
     """Whoever comes back is met, nobody is met while nobody is there, and the lost connection says why it is lost."""
     here, there = spawn(), spawn()
-    here.call("open", transport=transport, port=0, bind="127.0.0.1", base_port=base_port, timeout=5)
+    here.call("open", transport=transport, port=0, bind="127.0.0.1", base_port=base_port, timeout=20)
     here.call("buf", "m", SIZE)
     before: dict[str, int] = {}
     conn = None
@@ -66,8 +66,11 @@ def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way:
         if round == FIRST:
             before = here.call("run", "test_restarts", "kept")
         if round > FIRST and round % 10 == 0:
-            now = here.call("run", "test_restarts", "kept")
-            assert all(now[what] <= before[what] for what in before), (round, before, now)
+            # What a peer had is let go when its end has been noticed.
+            end = time.monotonic() + 30
+            while grown := growth(before, now := here.call("run", "test_restarts", "kept")):
+                assert time.monotonic() < end, (round, grown, before, now)
+                time.sleep(0.05)
 
 
 @pytest.mark.parametrize("end", ["theirs", "ours"])
@@ -138,6 +141,12 @@ def test_advertised_memory_goes_with_a_lost_connection(spawn: Spawn, base_port: 
         there.call("run", "test_restarts", "stop", "kill")
 
 
+def growth(before: dict[str, int], now: dict[str, int]) -> list[str]:
+    """What there is more of than one peer has."""
+    room = {"fds": 4, "connections": 1}
+    return [what for what in before if now[what] > before[what] + room.get(what, 0)]
+
+
 # The side that stays.
 
 
@@ -169,7 +178,7 @@ def advertise(side: Side, conn: int, size: int) -> bool:
 def kept(side: Side) -> dict[str, int]:
     """What a process must not have more of from restart to restart."""
     stats, usage = side.ep.stats(), side.usage()
-    return {"regions": stats["regions"], "connections": stats["connections"] + 1, "fds": usage["fds"] + 8}
+    return {name: stats[name] for name in ("regions", "connections")} | {name: usage[name] for name in ("fds", "threads")}
 
 
 def read_object(side: Side, meta: bytes, descs: bytes) -> str | None:
@@ -220,7 +229,7 @@ def live(pipe: Any, transport: str, port: int) -> None:
     import numpy as np
 
     me = Side()
-    meta = me.open(transport, port=port, bind="127.0.0.1", base_port=port, timeout=5)
+    meta = me.open(transport, port=port, bind="127.0.0.1", base_port=port, timeout=20)
     me.ep.start_passive_accept()
     me.buf("m", SIZE)
     pipe.send((meta, me.advert("m")))

@@ -267,8 +267,8 @@ uccl_status_t uccl_endpoint_address(const struct uccl_endpoint_t *endpoint, char
 // Reads the endpoint's counters.
 uccl_status_t uccl_endpoint_stats(const struct uccl_endpoint_t *endpoint, struct uccl_stats_t *stats);
 
-// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
-// connection works both ways.
+// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". A name's
+// addresses are all tried, in their order, within the timeout. The connection works both ways.
 uccl_status_t uccl_connect(const struct uccl_endpoint_t *endpoint,
                            const char *address,
                            int64_t timeout_ms,

@@ -160,7 +160,18 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
-        self.connect_to(addr, timeout, false, interrupt)
+        self.connect_any(&[addr], timeout, interrupt)
+    }
+
+    /// Connects to the endpoint that listens at one of these addresses, such as those that [`resolve`] found for a name.
+    /// They are tried in order, all within `timeout`: while others are left, an address has an equal share of the time.
+    pub fn connect_any(
+        &self,
+        addrs: &[SocketAddr],
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        self.connect_to(addrs, timeout, false, interrupt)
     }
 
     /// Connects to an endpoint that may not be listening yet, as when all processes of a job start at once and know
@@ -171,18 +182,28 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
-        self.connect_to(addr, timeout, true, interrupt)
+        self.connect_any_when_up(&[addr], timeout, interrupt)
+    }
+
+    /// The same with several addresses, as for [`connect_any`](Self::connect_any).
+    pub fn connect_any_when_up(
+        &self,
+        addrs: &[SocketAddr],
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        self.connect_to(addrs, timeout, true, interrupt)
     }
 
     fn connect_to(
         &self,
-        addr: SocketAddr,
+        addrs: &[SocketAddr],
         timeout: Option<Duration>,
         awaited: bool,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
         let timeout = timeout.unwrap_or(self.config().timeout);
-        let target = connect::Target { addr, timeout, awaited };
+        let target = connect::Target { addrs, timeout, awaited };
         let conn = connect::connect(self.here()?, &self.handle.greeting, target, interrupt)?;
         Ok(conn.id)
     }

@@ -112,3 +112,79 @@ fn what_a_peer_answers_is_its_answer_and_nobody_is_not_waited_for_unasked() {
     let refused = refused.expect_err("it requires a key").to_string();
     assert!(refused.contains("pre-shared key"), "{refused}");
 }
+
+/// Where nobody listens, where somebody listens who says nothing, and where an endpoint is.
+fn three() -> (SocketAddr, TcpListener, Endpoint) {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    (free(), silent, Endpoint::new(config()).expect("an endpoint"))
+}
+
+#[test]
+fn all_addresses_are_tried_in_their_order() {
+    let (nobody, silent, there) = three();
+    let silent = silent.local_addr().expect("its address");
+    let here = Endpoint::new(config()).expect("an endpoint");
+    // The one who says nothing has a third of the time, and another half of the rest.
+    let time = Some(Duration::from_secs(3));
+    for addrs in [
+        vec![there.addr()],
+        vec![there.addr(), silent],
+        vec![nobody, there.addr()],
+        vec![silent, nobody, there.addr()],
+    ] {
+        let conn = here.connect_any(&addrs, time, &mut Uninterrupted).expect("connected");
+        assert_eq!(here.connection(conn).expect("known").instance, there.instance());
+        assert_eq!(here.connection(conn).expect("known").addr, there.addr());
+        here.connect_any_when_up(&addrs, time, &mut Uninterrupted).expect("connected");
+    }
+    let refused = here.connect_any(&[], time, &mut Uninterrupted);
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+}
+
+#[test]
+fn who_is_at_none_of_its_addresses_is_missed_at_each() {
+    let (nobody, other) = (free(), free());
+    let here = Endpoint::new(config()).expect("an endpoint");
+    let time = Some(Duration::from_millis(300));
+    for awaited in [false, true] {
+        let addrs = [nobody, other];
+        let missed = match awaited {
+            false => here.connect_any(&addrs, LONG, &mut Uninterrupted),
+            true => here.connect_any_when_up(&addrs, time, &mut Uninterrupted),
+        };
+        let Err(Error::Connect { addr, reason }) = missed else { panic!("{missed:?}") };
+        assert!(addr == nobody && reason.contains(&other.to_string()), "{addr}: {reason}");
+    }
+}
+
+#[test]
+fn who_comes_later_is_found_at_its_second_address() {
+    let (here, nobody, addr) = (Endpoint::new(config()).expect("an endpoint"), free(), free());
+    let mut there = None;
+    let mut start = Asked(0, |asked| {
+        if asked == 5 {
+            there = Some(endpoint_at(addr));
+        }
+        false
+    });
+    let conn = here.connect_any_when_up(&[nobody, addr], LONG, &mut start).expect("connected");
+    here.check_connection(conn).expect("a connection");
+    drop(there.expect("it was started"));
+}
+
+#[test]
+fn a_peer_that_has_gone_is_not_taken_for_one_that_is_there() {
+    for transport in [uccl_p2p::Transport::Local, uccl_p2p::Transport::Tcp] {
+        let settings = || Config { transport, ..config() };
+        let [here, there] = [(); 2].map(|()| Endpoint::new(settings()).expect("an endpoint"));
+        let addr = there.addr();
+        for _ in 0..20 {
+            let conn = here.connect(addr, LONG, &mut Uninterrupted).expect("connected");
+            let theirs = there.accept(LONG, &mut Uninterrupted).expect("accepted").conn;
+            here.check_peer(conn, &mut Uninterrupted).expect("it is there");
+            there.disconnect(theirs).expect("it was there");
+            let gone = here.check_peer(conn, &mut Uninterrupted);
+            assert!(matches!(gone, Err(Error::ConnectionLost { .. })), "{gone:?}");
+        }
+    }
+}

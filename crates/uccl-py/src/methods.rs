@@ -99,7 +99,7 @@ impl PyEndpoint {
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
     ///
-    /// Without a port it is the GPU's well-known one, and an endpoint that is not there yet is waited for within
+    /// A name's addresses are all tried, in their order, within `timeout`. Without a port it is the GPU's well-known one, and an endpoint that is not there yet is waited for within
     /// `timeout`. At a port that was given somebody must listen.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
     fn connect(

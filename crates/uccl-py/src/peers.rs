@@ -68,8 +68,8 @@ pub(crate) fn connect(
             .filter(|&p| p != 0)
             .ok_or_else(|| Stop::refuse(format!("{port} is no port")))?,
     };
-    let addr = py.detach(|| uccl_p2p::resolve(&host, port))?;
-    connect_to(core, py, addr, awaited, a.seconds(Param::Timeout)?)
+    let addrs = py.detach(|| uccl_p2p::resolve(&host, port))?;
+    connect_to(core, py, &addrs, awaited, a.seconds(Param::Timeout)?)
 }
 
 /// `connect_local(gpu)`.
@@ -84,21 +84,21 @@ pub(crate) fn connect_local(
     let port = config.well_known_port(gpu_index(a.need(Param::RemoteGpu)?)?)?;
     // An endpoint that listens on one address is not to be met on another.
     let ip = config.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(Ipv4Addr::LOCALHOST.into());
-    connect_to(core, py, SocketAddr::new(ip, port), true, a.seconds(Param::Timeout)?)
+    connect_to(core, py, &[SocketAddr::new(ip, port)], true, a.seconds(Param::Timeout)?)
 }
 
 fn connect_to(
     core: &Endpoint,
     py: Python<'_>,
-    addr: SocketAddr,
+    addrs: &[SocketAddr],
     awaited: bool,
     timeout: Option<Duration>,
 ) -> Result<u64, Stop> {
     let connected = waiting(py, core, |core, interrupt| {
         if awaited {
-            core.connect_when_up(addr, timeout, interrupt)
+            core.connect_any_when_up(addrs, timeout, interrupt)
         } else {
-            core.connect(addr, timeout, interrupt)
+            core.connect_any(addrs, timeout, interrupt)
         }
     });
     Ok(connected??.0)

@@ -133,8 +133,8 @@ pub unsafe extern "C" fn uccl_endpoint_stats(
     })
 }
 
-/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
-/// connection works both ways.
+/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". A name's
+/// addresses are all tried, in their order, within the timeout. The connection works both ways.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_connect(
     endpoint: *const uccl_endpoint_t,
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn uccl_connect(
         // SAFETY: a string, and a place for an id.
         let (address, out) = unsafe { (args::text(address, "address")?, Out::new(conn, "conn")?) };
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
-        let addr = parse_address(address)?;
-        out.put(endpoint.connect(addr, timeout, &mut Uninterrupted)?.0);
+        let addrs = parse_address(address)?;
+        out.put(endpoint.connect_any(&addrs, timeout, &mut Uninterrupted)?.0);
         Ok(())
     })
 }

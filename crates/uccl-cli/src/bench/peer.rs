@@ -1,10 +1,12 @@
 //! The other side, as the leading side knows it: started on this host, or reached on another.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpStream},
+    io,
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpStream, ToSocketAddrs},
     os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -65,7 +67,7 @@ impl Peer {
     /// Reaches one that listens on another host.
     pub(crate) fn connect(addr: &str) -> Result<Self> {
         let addr = with_port(addr);
-        let stream = TcpStream::connect(&addr).with_context(|| {
+        let stream = reach(&addr).with_context(|| {
             format!(
                 "cannot reach {addr}: run `uccl bench --listen` there, and let its firewall pass \
                  this port and the endpoint's (28100 and up)"
@@ -102,6 +104,20 @@ impl Drop for Peer {
 }
 
 const DEFAULT_PORT: u16 = 28190;
+/// How long one address may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Connects to the first of a name's addresses that answers.
+fn reach(addr: &str) -> io::Result<TcpStream> {
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for addr in addr.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&addr, ANSWER) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => failed = io::Error::new(e.kind(), format!("{addr}: {e}")),
+        }
+    }
+    Err(failed)
+}
 
 /// An address that names no port gets the default one.
 pub(super) fn with_port(addr: &str) -> String {

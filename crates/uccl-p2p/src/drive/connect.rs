@@ -40,11 +40,14 @@ const NAP: Duration = Duration::from_micros(200);
 /// How long after the first failure to try again, if the peer is not there yet. Doubles each time, up to [`SLICE`].
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 
+/// The longest turn of an address while others wait for theirs, if there is no limit for all of them.
+const TURN: Duration = Duration::from_secs(10);
+
 /// Whom to connect to, and how long to try.
 #[derive(Clone, Copy)]
-pub(crate) struct Target {
-    /// Where the peer listens.
-    pub(crate) addr: SocketAddr,
+pub(crate) struct Target<'a> {
+    /// Where the peer may listen, in the order in which it is looked for.
+    pub(crate) addrs: &'a [SocketAddr],
     /// How long it may take; zero means for ever.
     pub(crate) timeout: Duration,
     /// Whether to wait for a peer that is not there yet.
@@ -53,6 +56,7 @@ pub(crate) struct Target {
 
 /// How long a caller waits, and how it can be interrupted.
 struct Patience<'a> {
+    /// The address that is being tried, or that has answered.
     addr: SocketAddr,
     until: Option<Instant>,
     timeout: Duration,
@@ -65,6 +69,8 @@ struct Patience<'a> {
 enum Unmet {
     /// Nobody listens, or the peer left before it said anything: a peer that is still starting looks like that.
     Nobody(io::Error),
+    /// The address cannot be reached, or does not answer.
+    Unreachable(Error),
     /// The peer is there, but the handshake failed; or there is no time left.
     Failed(Error),
 }
@@ -79,6 +85,23 @@ impl From<Error> for Unmet {
 fn is_nobody(e: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(e.kind(), ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe)
+}
+
+/// Whether a socket's error means that no way leads to the address.
+fn is_unreachable(e: &io::Error) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(e.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | TimedOut)
+}
+
+impl Unmet {
+    fn reason(&self) -> String {
+        match self {
+            Self::Nobody(e) => e.to_string(),
+            Self::Unreachable(Error::Connect { reason, .. })
+            | Self::Failed(Error::Connect { reason, .. }) => reason.clone(),
+            Self::Unreachable(e) | Self::Failed(e) => e.to_string(),
+        }
+    }
 }
 
 impl Patience<'_> {
@@ -159,14 +182,18 @@ impl Patience<'_> {
     }
 
     fn unmet(&self, e: io::Error) -> Unmet {
-        if is_nobody(&e) { Unmet::Nobody(e) } else { Unmet::Failed(self.failed(e)) }
+        match () {
+            () if is_nobody(&e) => Unmet::Nobody(e),
+            () if is_unreachable(&e) => Unmet::Unreachable(self.failed(e)),
+            () => Unmet::Failed(self.failed(e)),
+        }
     }
 
     /// Turns [`Unmet`] into an error, for callers that do not wait for the peer to be there.
     fn settled<T>(&self, met: Result<T, Unmet>) -> Result<T> {
         met.map_err(|unmet| match unmet {
             Unmet::Nobody(e) => self.failed(e),
-            Unmet::Failed(e) => e,
+            Unmet::Unreachable(e) | Unmet::Failed(e) => e,
         })
     }
 
@@ -180,7 +207,10 @@ impl Patience<'_> {
         match socket.connect(&self.addr.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {
-                self.wait(&socket, PollFlags::OUT)?;
+                self.wait(&socket, PollFlags::OUT).map_err(|e| match e {
+                    e @ Error::Connect { .. } => Unmet::Unreachable(e),
+                    e => Unmet::Failed(e),
+                })?;
             }
             Err(e) => return Err(self.unmet(e)),
         }
@@ -235,13 +265,73 @@ impl Patience<'_> {
         }
     }
 
+    /// Does the handshake with the peer, at the first of its addresses where that succeeds. While others are left, an
+    /// address has an equal share of the time.
+    fn shake_any(
+        &mut self,
+        core: &Core,
+        greeting: &Greeting,
+        addrs: &[SocketAddr],
+    ) -> Result<(TcpStream, Hello), Unmet> {
+        let (until, timeout) = (self.until, self.timeout);
+        let mut failures = Vec::new();
+        for (at, &addr) in addrs.iter().enumerate() {
+            self.addr = addr;
+            let others = u32::try_from(addrs.len() - at - 1).unwrap_or(u32::MAX);
+            if others > 0 {
+                let now = Instant::now();
+                let turn = until.map_or(TURN, |until| (until - now) / others.saturating_add(1));
+                // What an error says need not be exact.
+                self.timeout = Duration::from_millis(turn.as_millis() as u64);
+                self.until = Some(now + turn);
+            }
+            let met = self.shake(core, greeting, HelloKind::NewConnection);
+            (self.until, self.timeout) = (until, timeout);
+            match met {
+                Ok(met) => return Ok(met),
+                Err(Unmet::Failed(Error::Interrupted)) => return Err(Error::Interrupted.into()),
+                Err(unmet) => failures.push((addr, unmet)),
+            }
+        }
+        Err(self.summed_up(failures))
+    }
+
+    /// What the failures at all addresses come to. A peer that is not there yet may come to any of those where nobody is.
+    fn summed_up(&mut self, mut failures: Vec<(SocketAddr, Unmet)>) -> Unmet {
+        self.addr = failures.first().map_or(self.addr, |(first, _)| *first);
+        if failures.len() == 1
+            && let Some((_, only)) = failures.pop()
+        {
+            return only;
+        }
+        let at = |(addr, unmet): &(SocketAddr, Unmet)| format!("at {addr}: {}", unmet.reason());
+        let reason = failures.iter().map(at).collect::<Vec<_>>().join("; ");
+        let mut nobody = None;
+        for (_, unmet) in failures {
+            match unmet {
+                Unmet::Failed(_) => return Unmet::Failed(self.failed(reason)),
+                Unmet::Nobody(e) => nobody = Some(e.kind()),
+                Unmet::Unreachable(_) => {}
+            }
+        }
+        match nobody {
+            Some(kind) => Unmet::Nobody(io::Error::new(kind, reason)),
+            None => Unmet::Unreachable(self.failed(reason)),
+        }
+    }
+
     /// Does the handshake with a peer that may not be there yet.
-    fn meet(&mut self, core: &Core, greeting: &Greeting) -> Result<(TcpStream, Hello)> {
+    fn meet(
+        &mut self,
+        core: &Core,
+        greeting: &Greeting,
+        addrs: &[SocketAddr],
+    ) -> Result<(TcpStream, Hello)> {
         let mut nap = FIRST_RETRY;
         loop {
-            match self.shake(core, greeting, HelloKind::NewConnection) {
+            match self.shake_any(core, greeting, addrs) {
                 Ok(met) => return Ok(met),
-                Err(Unmet::Failed(e)) => return Err(e),
+                Err(Unmet::Failed(e) | Unmet::Unreachable(e)) => return Err(e),
                 Err(Unmet::Nobody(e)) => self.absent = Some(e),
             }
             if self.is_over() {
@@ -308,19 +398,22 @@ impl Patience<'_> {
 pub(crate) fn connect(
     core: &Arc<Core>,
     greeting: &Greeting,
-    target: Target,
+    target: Target<'_>,
     interrupt: &mut dyn Interrupt,
 ) -> Result<Arc<Connection>> {
     core.usable()?;
-    let Target { addr, timeout, awaited } = target;
+    let Target { addrs, timeout, awaited } = target;
+    let no_address = || Error::Invalid("there is no address to connect to".into());
+    let addr = *addrs.first().ok_or_else(no_address)?;
     let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
     let mut patience = Patience { addr, until, timeout, absent: None, interrupt };
     let (mut tcp, hello) = if awaited {
-        patience.meet(core, greeting)?
+        patience.meet(core, greeting, addrs)?
     } else {
-        let met = patience.shake(core, greeting, HelloKind::NewConnection);
+        let met = patience.shake_any(core, greeting, addrs);
         patience.settled(met)?
     };
+    let addr = patience.addr;
     let same_host = greeting.same_host(&hello);
     let local = if greeting.local_possible(core, &hello) {
         match join_local(core, greeting, &hello, &mut patience) {

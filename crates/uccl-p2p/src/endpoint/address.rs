@@ -32,11 +32,12 @@ impl Endpoint {
     }
 }
 
-/// A peer's address, from its metadata (`10.0.0.1:28100?0`) or from a host and port (`node7:28100`, `[fe80::1]:28100`).
+/// A peer's addresses, from its metadata (`10.0.0.1:28100?0`) or from a host and port (`node7:28100`, `[fe80::1]:28100`).
+/// There are several, for [`Endpoint::connect_any`], if the host is given by a name that has several.
 ///
 /// # Errors
 /// [`Error::Invalid`] says what is wrong with it.
-pub fn parse_address(text: &str) -> Result<SocketAddr> {
+pub fn parse_address(text: &str) -> Result<Vec<SocketAddr>> {
     if let Ok(metadata) = text.parse::<Metadata>() {
         return resolve(&metadata.ip.to_string(), metadata.port);
     }
@@ -48,21 +49,22 @@ pub fn parse_address(text: &str) -> Result<SocketAddr> {
     resolve(host, port)
 }
 
-/// The address of a port on a host. The host is given by name or by IP (IPv6 with or without brackets).
+/// The addresses of a port on a host, in the order that the system prefers; there is at least one. The host is given by
+/// name or by IP (IPv6 with or without brackets).
 ///
 /// # Errors
 /// [`Error::Invalid`]: the port is 0, or the host is not known.
-pub fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     if port == 0 {
         return Err(Error::Invalid("nobody listens on port 0".into()));
     }
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
     if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
+        return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    match (bare, port).to_socket_addrs().map(|mut addrs| addrs.next()) {
-        Ok(Some(addr)) => Ok(addr),
-        Ok(None) => Err(Error::Invalid(format!("{host:?} has no address"))),
+    match (bare, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
+        Ok(addrs) if addrs.is_empty() => Err(Error::Invalid(format!("{host:?} has no address"))),
+        Ok(addrs) => Ok(addrs),
         Err(e) => Err(Error::Invalid(format!("{host:?} is no address: {e}"))),
     }
 }
@@ -224,9 +226,10 @@ mod tests {
             ("[::1]:28100", "::1"),
             ("10.0.0.1:28100?", "10.0.0.1"),
         ] {
-            assert_eq!(parse_address(text).expect(text), at(ip));
+            assert_eq!(parse_address(text).expect(text), [at(ip)]);
         }
-        assert!(parse_address("localhost:28100").expect("known").ip().is_loopback());
+        let local = parse_address("localhost:28100").expect("known");
+        assert!(!local.is_empty() && local.iter().all(|addr| addr.ip().is_loopback()));
         for text in [
             "",
             "10.0.0.1",
