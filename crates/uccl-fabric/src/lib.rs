@@ -7,6 +7,7 @@
 pub mod alloc;
 pub mod clock;
 pub mod gpu;
+pub mod guarded;
 pub mod lane;
 pub mod mem;
 pub mod network;

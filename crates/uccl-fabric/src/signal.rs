@@ -12,7 +12,7 @@ use uccl_wire::{
 };
 
 use crate::{
-    gpu,
+    gpu, guarded,
     mem::RemoteSpan,
     region::{RegionTable, Rights},
     status_of,
@@ -70,8 +70,9 @@ pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
     let located = regions.locate(span, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
     let at = located.span.addr;
     match located.device {
-        // SAFETY: the word is registered, and stays so under the lock. Users read words that signals change as
-        // atomics.
+        // SAFETY: the word is registered, and stays so under the lock.
+        None if !unsafe { guarded::is_readable(located.span) } => Err(Status::Fault),
+        // SAFETY: as above. Users read words that signals change as atomics.
         None => unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol),
         Some(device) => {
             // SAFETY: as above.

@@ -205,7 +205,9 @@ impl<P: Pipe> StreamLane<P> {
         if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
             // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
             // the operations are locked.
-            unsafe { tx.push_short(name, &op.local, &op.remote, word) };
+            if !unsafe { tx.push_short(name, &op.local, &op.remote, word) } {
+                ops.doom(name, OpError::LocalFault);
+            }
             ops.sent(name);
             drop(ops);
         } else {

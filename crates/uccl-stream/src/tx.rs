@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     gpu::{Chunk, CopyBy, PATIENCE, Staging},
-    lane::{OpName, RemoteSpans, Spans},
+    guarded::{Unmapped, append, is_readable},
+    lane::{OpError, OpName, RemoteSpans, Spans},
     mem::{Access, Located, RemoteSpan, Span},
     pieces::{Pieces as _, Stretch},
     pipe::PipeTx,
@@ -184,17 +185,18 @@ impl<P: PipeTx> Tx<P> {
             && self.control_len() < CONTROL_LIMIT
     }
 
-    /// Queues a whole write frame, its data copied.
+    /// Queues a whole write frame, its data copied. False: the data cannot be read. The peer then learns that from the
+    /// frame, and answers.
     ///
     /// # Safety
-    /// The local spans must be readable.
+    /// The local spans must be readable, as far as they are mapped.
     pub(super) unsafe fn push_short(
         &mut self,
         name: OpName,
         local: &[Span],
         remote: &[RemoteSpan],
         word: Option<Word>,
-    ) {
+    ) -> bool {
         let header = Header {
             checked: self.checked,
             descs: remote.len() as u16,
@@ -205,16 +207,16 @@ impl<P: PipeTx> Tx<P> {
         let pieces = remote.iter().copied().chain(word.map(|word| word.span));
         let mut crc = push_head(&mut self.control, &header, pieces);
         let start = self.control.len();
-        for span in local.iter().filter(|span| span.len > 0) {
-            // SAFETY: readable, as the caller promises.
-            let bytes = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
-            self.control.extend_from_slice(bytes);
-        }
+        // SAFETY: the caller's promise.
+        let mut copied = local.iter().map(|span| unsafe { append(&mut self.control, *span) });
+        let status = copied.find_map(Result::err).map_or(Status::Ok, |Unmapped| Status::Fault);
+        self.control.resize(start + header.len as usize, 0);
         if let Some(crc) = &mut crc {
             crc.add(&self.control[start..]);
         }
-        let trailer = Crc::trailer(crc.as_ref(), Status::Ok);
+        let trailer = Crc::trailer(crc.as_ref(), status);
         self.control.extend_from_slice(&trailer.encode());
+        status == Status::Ok
     }
 
     /// Queues a message frame. Sends it straight from the caller's parts as far as the pipe takes it.
@@ -313,9 +315,11 @@ impl<P: PipeTx> Tx<P> {
         if let Some(crc) = &mut crc
             && payload_len <= CHECKED_AHEAD
             && !guarded
+            // SAFETY: the spans of our own operations stay valid until these have ended, unless the caller has unmapped
+            // them, and the frame keeps its chunk.
+            && self.payload.iter().all(|span| unsafe { is_readable(*span) })
         {
-            // SAFETY: the spans of our own operations stay valid until these have ended, and the frame keeps its
-            // chunk.
+            // SAFETY: as above.
             self.payload.iter().for_each(|span| unsafe { add_span(crc, *span) });
             summed = payload_len;
         }
@@ -361,9 +365,25 @@ impl<P: PipeTx> Tx<P> {
                 self.poison(status);
             }
             // The lock is held while the memory is read: a deregistration waits for it.
-            return self.send_current(around.ops);
+            return self.send_or_poison(around.ops);
         }
-        self.send_current(around.ops)
+        self.send_or_poison(around.ops)
+    }
+
+    /// Sends from the current frame. If its memory is not mapped any more, what is left of it becomes filler, and its
+    /// operation fails.
+    fn send_or_poison(&mut self, ops: &Mutex<Ops>) -> io::Result<usize> {
+        let is_poisoned = self.current.as_ref().is_some_and(|now| now.status != Status::Ok);
+        match self.send_current(ops) {
+            Err(e) if e.raw_os_error() == Some(libc::EFAULT) && !is_poisoned => {
+                if let Some(Current { turn: Turn::Own { name, .. }, .. }) = self.current {
+                    ops.lock().doom(name, OpError::LocalFault);
+                }
+                self.poison(Status::Fault);
+                self.send_current(ops)
+            }
+            sent => sent,
+        }
     }
 
     fn send_control(&mut self) -> io::Result<usize> {

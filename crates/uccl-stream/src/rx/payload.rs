@@ -1,6 +1,7 @@
 //! The payload of a frame, and the frame's end.
 
 use uccl_fabric::{
+    guarded,
     lane::{LaneError, OpError, OpResult},
     mem::{Access, Span},
     pipe::PipeRx,
@@ -92,9 +93,12 @@ impl<P: PipeRx> Rx<P> {
             let Some(desc) = rest.take_first(&self.descs[..], n - done) else { return };
             match guard.check(&remote_of(&desc), Access::Write) {
                 Ok(to) => {
-                    // SAFETY: inside a region, checked under the lock that is held.
-                    unsafe { fill(to, &self.staging[from + done..][..to.len]) };
+                    let bytes = &self.staging[from + done..][..to.len];
                     done += to.len;
+                    // SAFETY: inside a region, checked under the lock that is held. The owner may have unmapped it.
+                    if unsafe { guarded::copy_to(to, bytes) }.is_err() {
+                        self.fail_write(Status::Fault);
+                    }
                 }
                 Err(e) => self.fail_write(status_of(e)),
             }
@@ -102,15 +106,18 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Copies payload from the staging buffer into the memory of our read.
-    fn place_data(&self, from: usize, n: usize) {
-        let Some((_, target)) = &self.read else { return };
+    fn place_data(&mut self, from: usize, n: usize) {
+        let Some((_, target)) = &mut self.read else { return };
         if target.failed.is_some() {
             return;
         }
         let (spans, mut rest, mut from) = (&target.spans[..], self.rest, from);
         for to in rest.take_parts(spans, n) {
-            // SAFETY: the memory of a read stays valid until it has ended.
-            unsafe { fill(to, &self.staging[from..from + to.len]) };
+            // SAFETY: the memory of a read stays valid until it has ended, unless the caller has unmapped it.
+            if unsafe { guarded::copy_to(to, &self.staging[from..from + to.len]) }.is_err() {
+                target.failed = Some(OpError::LocalFault);
+                return;
+            }
             from += to.len;
         }
     }

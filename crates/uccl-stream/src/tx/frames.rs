@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use uccl_fabric::{
+    lane::OpError,
     mem::{RemoteSpan, Span},
     pieces::Pieces as _,
     pipe::PipeTx,
@@ -50,7 +51,11 @@ impl<P: PipeTx> Tx<P> {
                 return false;
             }
             match kind {
-                OwnKind::Write if is_short => self.gather(),
+                OwnKind::Write if is_short => {
+                    if !self.gather() {
+                        ops.doom(name, OpError::LocalFault);
+                    }
+                }
                 OwnKind::Write => {
                     drop(ops);
                     self.begin_write();
@@ -68,11 +73,11 @@ impl<P: PipeTx> Tx<P> {
         false
     }
 
-    /// Moves the first of our operations to the short frames.
-    fn gather(&mut self) {
-        let Some(own) = self.own.pop_front() else { return };
+    /// Moves the first of our operations to the short frames. False: its data cannot be read.
+    fn gather(&mut self) -> bool {
+        let Some(own) = self.own.pop_front() else { return true };
         // SAFETY: the spans of our own operations stay valid until these have ended.
-        unsafe { self.push_short(own.name, &own.local, &own.remote, own.word) };
+        unsafe { self.push_short(own.name, &own.local, &own.remote, own.word) }
     }
 
     fn send_read(&mut self) {
