@@ -936,8 +936,9 @@ class TestTransfers:
             [self.dst, Tensor(self.dst), self.dst[100:200], np.zeros(256, np.uint8)]
         )
         assert b.stats()["regions"] == before + 2
-        keys = lambda desc: (desc.lkeys, desc.rkeys, desc.mr_id)
+        keys = lambda desc: (desc.lkeys, desc.rkeys)
         assert keys(whole) == keys(again) == keys(part)
+        assert len({desc.mr_id for desc in (whole, again, part, other)}) == 4
         assert (part.addr, part.size) == (self.dst_ptr + 100, 100)
         assert all(x != y for x, y in zip(keys(other), keys(whole)))
         assert all(other.lkeys) and all(whole.lkeys)
@@ -961,10 +962,31 @@ class TestTransfers:
         assert "unknown" in p2p.last_error()
         [anew] = b.register_memory([self.dst])
         assert anew.rkeys != whole.rkeys and anew.lkeys != whole.lkeys
-        # Who ends it by its id ends it for all.
-        b.register_memory([self.dst])
-        assert b.dereg(anew.mr_id) is True and b.stats()["regions"] == before
-        assert b.register_memory([self.dst])[0].mr_id != anew.mr_id
+        # Each can be ended by its id, once.
+        [more] = b.register_memory([self.dst])
+        assert b.dereg(anew.mr_id) is True and b.dereg(anew.mr_id) is False
+        assert b.stats()["regions"] == before + 1
+        assert b.region_info(more.mr_id) is not None
+        assert b.advertise(more.mr_id, self.dst)[0] is True
+        ok, advert = a.advertise(mine.mr_id, self.src)
+        assert b.write(self.two.conn_b, more.mr_id, self.dst, None, advert) is True
+        assert b.dereg(more.mr_id) is True and b.stats()["regions"] == before
+        assert b.dereg(more.mr_id) is False and b.region_info(more.mr_id) is None
+
+    def test_threads_that_register_the_same_share_a_region(self) -> None:
+        b = self.two.b
+        before, got = b.stats()["regions"], []
+        threads = [
+            threading.Thread(target=lambda: got.extend(b.register_memory([self.dst] * 50))) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({desc.mr_id for desc in got}) == 400 and len({tuple(desc.rkeys) for desc in got}) == 1
+        assert b.stats()["regions"] == before + 1
+        b.deregister_memory(got)
+        assert b.stats()["regions"] == before
 
     def test_a_shared_region_that_is_in_use_stays(self) -> None:
         a, b = self.two.a, self.two.b
@@ -974,7 +996,7 @@ class TestTransfers:
         b.deregister_memory([first])
         assert "unfinished" in p2p.last_error()
         [second] = b.register_memory([self.dst])
-        assert (second.rkeys, second.mr_id) == (first.rkeys, first.mr_id)
+        assert second.rkeys == first.rkeys and second.mr_id != first.mr_id
         assert a.send(self.two.conn_a, self.mr_src, self.src) is True
         assert b.wait(receive, 20) == (True, True)
         before = b.stats()["regions"]

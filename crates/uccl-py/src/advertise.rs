@@ -13,6 +13,7 @@ use crate::{
     error::{Stop, settle},
     memory::Memory,
     params::Param,
+    reuse::region_of,
 };
 
 static ADVERTISE: Signature<5> = Signature {
@@ -122,8 +123,8 @@ fn make(ep: &PyEndpoint, ask: &Ask) -> Result<Advert, Stop> {
     if let Some(conn) = ask.conn {
         ep.core.connection(ConnId(conn))?;
     }
-    let mr = MrId(ask.mr);
-    if ep.regions.is_readonly(ask.mr) {
+    let mr = region_of(ask.mr);
+    if ep.regions.is_readonly(mr.0) {
         return Err(readonly(mr));
     }
     Ok(ep.core.advertise(mr, ask.ptr, ask.len)?)

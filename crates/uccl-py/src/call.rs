@@ -16,6 +16,7 @@ use crate::{
     memory::Memory,
     meta::advert,
     params::Param,
+    reuse::region_of,
     signal, stream,
 };
 
@@ -307,7 +308,7 @@ fn iov(
     size: Option<usize>,
 ) -> Result<Iov, Stop> {
     let memory = memory(op, ptr)?;
-    let iov = Iov { mr: MrId(mr), ptr: memory.addr, len: memory.sized(size)? };
+    let iov = Iov { mr: region_of(mr), ptr: memory.addr, len: memory.sized(size)? };
     writable(ep, op, std::slice::from_ref(&iov))?;
     Ok(iov)
 }
@@ -345,8 +346,10 @@ impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
     /// The pieces, which the operation may use.
     pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, Stop> {
         let mut iovs = vec![UNSIZED; self.count];
-        self.args
-            .named(Param::MrV, self.mrs.fill_integers(&mut iovs, |iov, mr| iov.mr = MrId(mr)))?;
+        self.args.named(
+            Param::MrV,
+            self.mrs.fill_integers(&mut iovs, |iov, mr| iov.mr = region_of(mr)),
+        )?;
         self.spans.fill(op, &mut iovs)?;
         writable(ep, op, &iovs)?;
         Ok(iovs)

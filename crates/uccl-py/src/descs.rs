@@ -1,7 +1,7 @@
 //! Descriptors of registered tensors, and transfers between them.
 
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
-use uccl_p2p::{ConnId, Error, Iov, MrId, Op};
+use uccl_p2p::{ConnId, Iov, Op};
 use uccl_wire::descs::{self, XferDesc};
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     memory::Memory,
     params::Param,
     registration,
-    reuse::Leaving,
+    reuse::region_of,
 };
 
 /// What a descriptor says that names no region of this process.
@@ -37,7 +37,7 @@ static TRANSFER: Signature<7> = Signature {
 #[derive(Clone)]
 pub(crate) struct PyXferDesc {
     desc: XferDesc,
-    /// The region, in the process that registered it; 2**64 - 1 elsewhere.
+    /// The tensor's number in the process that registered it; 2**64 - 1 elsewhere.
     #[pyo3(get, set)]
     mr_id: u64,
 }
@@ -132,11 +132,11 @@ pub(crate) fn register(
     let memories = memories.collect::<PyResult<Vec<_>>>()?;
     let ranges: Vec<_> = memories.iter().map(|m| (m.addr, m.len.unwrap_or_default())).collect();
     let mrs = add_all(ep, py, memories)?;
-    mrs.into_iter().zip(ranges).map(|(mr, range)| describe(ep, mr, range)).collect()
+    mrs.into_iter().zip(ranges).map(|(number, range)| describe(ep, number, range)).collect()
 }
 
 /// Registers tensors, all or none, or finds the regions that they lie in.
-fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<MrId>, Stop> {
+fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<u64>, Stop> {
     let mut mrs = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         match add(ep, py, tensor) {
@@ -144,7 +144,7 @@ fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<
             Err(stop) => {
                 for mr in mrs {
                     // What was made just now ends, and what was there stays as it was.
-                    let _ = remove(ep, py, mr);
+                    let _ = registration::remove(ep, py, mr);
                 }
                 return Err(stop);
             }
@@ -153,14 +153,15 @@ fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<
     Ok(mrs)
 }
 
-fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<MrId, Stop> {
+fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<u64, Stop> {
     let range = (tensor.addr, tensor.len.unwrap_or_default(), tensor.is_readonly());
-    let mr = py.detach(|| ep.reuse.join(&ep.core, range))?;
-    ep.regions.keep(mr, tensor.owner);
-    Ok(mr)
+    let number = py.detach(|| ep.reuse.join(&ep.core, range))?;
+    ep.regions.keep(region_of(number), tensor.owner);
+    Ok(number)
 }
 
-fn describe(ep: &PyEndpoint, mr: MrId, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
+fn describe(ep: &PyEndpoint, number: u64, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
+    let mr = region_of(number);
     let mut desc = XferDesc { addr: addr as u64, size: len as u64, ..XferDesc::default() };
     // Peers may write what they have keys for, so there are none for a read-only buffer.
     if !ep.regions.is_readonly(mr.0) {
@@ -169,7 +170,7 @@ fn describe(ep: &PyEndpoint, mr: MrId, (addr, len): (usize, usize)) -> Result<Py
         // Equal for what shares a region, and for that alone; a transfer goes by the region's id.
         desc.lkeys.fill(mr.0 as u32);
     }
-    Ok(PyXferDesc { desc, mr_id: mr.0 })
+    Ok(PyXferDesc { desc, mr_id: number })
 }
 
 fn of_tensor(i: usize, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
@@ -198,7 +199,7 @@ pub(crate) fn deregister(
 ) -> Result<(), Stop> {
     let mut first_failure = Ok(());
     for mr in ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
-        first_failure = first_failure.and(remove(ep, py, MrId(mr)));
+        first_failure = first_failure.and(registration::remove(ep, py, mr));
     }
     Ok(first_failure?)
 }
@@ -206,14 +207,6 @@ pub(crate) fn deregister(
 /// Their region ids.
 fn ids(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     args::list(descs, |desc| desc.getattr("mr_id")?.extract())
-}
-
-/// Ends a tensor's use of its region, and with the last one the region.
-fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
-    match ep.reuse.leave(mr) {
-        Leaving::Others => Ok(()),
-        Leaving::Last(ending) => registration::end(ep, py, mr, ending),
-    }
 }
 
 /// `get_serialized_descs(descs)`.
@@ -265,7 +258,7 @@ pub(crate) fn transfer(
                 "a transfer needs local descriptors from register_memory, and remote ones with keys",
             ));
         }
-        if op == Op::Read && ep.regions.is_readonly(local.mr_id) {
+        if op == Op::Read && ep.regions.is_readonly(region_of(local.mr_id).0) {
             return Err(Stop::refuse("the destination was registered from a read-only buffer"));
         }
         iovs.push(iov(local)?);
@@ -278,5 +271,5 @@ pub(crate) fn transfer(
 fn iov(local: &PyXferDesc) -> Result<Iov, Stop> {
     let address = |n: u64| usize::try_from(n).map_err(Stop::refuse);
     let (ptr, len) = (address(local.desc.addr)?, address(local.desc.size)?);
-    Ok(Iov { mr: MrId(local.mr_id), ptr, len })
+    Ok(Iov { mr: region_of(local.mr_id), ptr, len })
 }

@@ -8,7 +8,7 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
-use uccl_p2p::{ConnId, Endpoint, Error, MrId, Op, Status, TransferId, Until};
+use uccl_p2p::{ConnId, Endpoint, Error, Op, Status, TransferId, Until};
 use uccl_wire::metadata::{Device, Metadata};
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     peers::{self, Peers},
     regions::Regions,
     registration,
-    reuse::Reuse,
+    reuse::{Reuse, region_of},
     shared::PySharedMemory,
     signal::Word,
     stream,
@@ -99,8 +99,9 @@ impl PyEndpoint {
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
     ///
-    /// A name's addresses are all tried, in their order, within `timeout`. Without a port it is the GPU's well-known one, and an endpoint that is not there yet is waited for within
-    /// `timeout`. At a port that was given somebody must listen.
+    /// A name's addresses are all tried, in their order, within `timeout`. Without a port it is the GPU's well-known
+    /// one, and an endpoint that is not there yet is waited for within `timeout`. At a port that was given somebody
+    /// must listen.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
     fn connect(
         &self,
@@ -220,15 +221,16 @@ impl PyEndpoint {
     }
 
     /// Ends a region: no peer's access lands in it any more. Where a peer may still touch it, that fails, the memory
-    /// has to stay allocated, and the same call waits again.
+    /// has to stay allocated, and the same call waits again. A region that several tensors of `register_memory` share
+    /// ends with the last of their `mr_id`s.
     fn dereg(&self, py: Python<'_>, mr_id: u64) -> bool {
-        error::ok(registration::remove(self, py, MrId(mr_id)))
+        error::ok(registration::remove(self, py, mr_id))
     }
 
     /// Registers tensors, all or none, and describes them.
     ///
-    /// A tensor that lies in one registered so before shares its region: the keys are equal, and `deregister_memory`
-    /// is due for each.
+    /// A tensor that lies in one registered so before shares its region: the keys are equal, each has an `mr_id` of its
+    /// own, and `deregister_memory` is due for each.
     fn register_memory(
         &self,
         py: Python<'_>,
@@ -818,7 +820,7 @@ impl PyEndpoint {
         };
         let conn = ConnId(conn_id);
         let path = match mr_id {
-            Some(mr) => self.core.path_from(conn, MrId(mr), &advert),
+            Some(mr) => self.core.path_from(conn, region_of(mr), &advert),
             None => self.core.path(conn, &advert),
         };
         Ok(path.map_or_else(|e| error::refuse(e, None), Some))
@@ -847,7 +849,7 @@ impl PyEndpoint {
     fn region_info<'py>(&self, py: Python<'py>, mr_id: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let core = &self.core;
         // The first look at the machine's NICs takes a while.
-        match py.detach(|| core.region_info(MrId(mr_id))) {
+        match py.detach(|| core.region_info(region_of(mr_id))) {
             Ok(info) => Ok(Some(crate::json::to_python(py, &info)?)),
             Err(e) => Ok(error::refuse(e, None)),
         }

@@ -11,7 +11,7 @@ use crate::{
     memory::Memory,
     params::Param,
     regions::register,
-    reuse::Ending,
+    reuse::{Ending, Leaving, region_of},
 };
 
 static REG: Signature<3> = Signature {
@@ -76,7 +76,7 @@ fn add_all(
             Err(stop) => {
                 for mr in mrs {
                     // The regions were made just now; nothing but success can come of this.
-                    let _ = remove(ep, py, MrId(mr));
+                    let _ = remove(ep, py, mr);
                 }
                 return Err(stop);
             }
@@ -85,18 +85,17 @@ fn add_all(
     Ok(mrs)
 }
 
-/// Ends a region, whoever shares it, and lets go of its owners.
-pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
-    end(ep, py, mr, ep.reuse.take(mr))
+/// Ends a use of a region, and with the last one the region.
+pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, number: u64) -> Result<(), Error> {
+    match ep.reuse.leave(number) {
+        Leaving::Others => Ok(()),
+        Leaving::Nobody => Err(Error::UnknownRegion(MrId(number))),
+        Leaving::Last(ending) => end(ep, py, region_of(number), ending),
+    }
 }
 
 /// Ends a region that is not shared any more.
-pub(crate) fn end(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    mr: MrId,
-    ending: Option<Ending>,
-) -> Result<(), Error> {
+fn end(ep: &PyEndpoint, py: Python<'_>, mr: MrId, ending: Option<Ending>) -> Result<(), Error> {
     let core = &ep.core;
     let ended = py.detach(|| core.deregister(mr));
     if ended.is_ok() {

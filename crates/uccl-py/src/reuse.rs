@@ -1,7 +1,9 @@
-//! Regions that tensors share: one that lies in a tensor registered before gets the keys of that one, as UCCL has it, and
-//! a region ends with as many `deregister_memory` as there were `register_memory`.
+//! Regions that tensors share: one that lies in a tensor registered before gets the keys of that one and a number of its
+//! own, as UCCL has it. A region ends when all its numbers have been deregistered.
+//!
+//! Such a number has the region's id in its low bits, so that calls find the region without looking anything up.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 use uccl_p2p::{Endpoint, Error, MrId};
@@ -11,10 +13,18 @@ use crate::regions::register;
 /// Start and length in bytes of a region, and whether it is read-only: peers get keys for the others alone.
 type Range = (usize, usize, bool);
 
+/// The bits of a number that are the region's id; those above tell its users apart.
+const ID_BITS: u32 = 40;
+const MOST_USERS: u64 = 1 << (u64::BITS - ID_BITS);
+
+/// The region of a number that `reg` or `register_memory` gave.
+pub(crate) fn region_of(number: u64) -> MrId {
+    MrId(number & ((1 << ID_BITS) - 1))
+}
+
 /// The regions that `register_memory` made.
 #[derive(Default)]
 pub(crate) struct Reuse {
-    /// Held while a region is made, so that two threads do not make two of the same tensor.
     regions: Mutex<Tensors>,
 }
 
@@ -26,7 +36,25 @@ struct Tensors {
 
 struct Shared {
     mr: MrId,
-    users: usize,
+    /// The users that have not left.
+    users: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Shared {
+    fn new(mr: MrId) -> Self {
+        Self { mr, users: BTreeSet::new(), next: 0 }
+    }
+
+    /// Counts one more user, and returns its number.
+    fn join(&mut self) -> u64 {
+        while !self.users.insert(self.next) {
+            self.next = (self.next + 1) % MOST_USERS;
+        }
+        let number = self.mr.0 | self.next << ID_BITS;
+        self.next = (self.next + 1) % MOST_USERS;
+        number
+    }
 }
 
 /// A region that is not to be shared any more, because it is about to end.
@@ -53,11 +81,6 @@ impl Tensors {
 }
 
 impl Reuse {
-    /// A region is about to end, whoever uses it.
-    pub(crate) fn take(&self, mr: MrId) -> Option<Ending> {
-        self.regions.lock().take(mr)
-    }
-
     /// It has not ended: it is shared again, unless its memory was registered anew meanwhile.
     pub(crate) fn put_back(&self, Ending(range, shared): Ending) {
         let mut tensors = self.regions.lock();
@@ -66,32 +89,46 @@ impl Reuse {
         }
     }
 
-    /// The region that a range lies in, or a new one of its own, with one user more.
-    pub(crate) fn join(&self, core: &Endpoint, range: Range) -> Result<MrId, Error> {
-        let mut tensors = self.regions.lock();
-        if let Some(shared) = tensors.around(range) {
-            shared.users += 1;
-            return Ok(shared.mr);
+    /// A number of the region that a range lies in, or of a new one of its own.
+    pub(crate) fn join(&self, core: &Endpoint, range: Range) -> Result<u64, Error> {
+        if let Some(shared) = self.regions.lock().around(range) {
+            return Ok(shared.join());
         }
+        // Nothing is locked meanwhile: who ends a region has the interpreter's lock, and needs this one.
         let (addr, len, _) = range;
         let mr = register(core, addr, len)?;
-        if len > 0 {
-            tensors.insert(range, Shared { mr, users: 1 });
+        if len == 0 {
+            return Ok(mr.0);
         }
-        Ok(mr)
+        let mut tensors = self.regions.lock();
+        if let Some(shared) = tensors.around(range) {
+            let number = shared.join();
+            drop(tensors);
+            // Another thread made one meanwhile. Nobody has the key of this one.
+            core.deregister(mr)?;
+            return Ok(number);
+        }
+        let mut shared = Shared::new(mr);
+        let number = shared.join();
+        tensors.insert(range, shared);
+        Ok(number)
     }
 
-    /// Counts a user less; with the last one the region is about to end.
-    pub(crate) fn leave(&self, mr: MrId) -> Leaving {
+    /// The user of this number leaves; with the last one the region is about to end.
+    pub(crate) fn leave(&self, number: u64) -> Leaving {
+        let (mr, user) = (region_of(number), number >> ID_BITS);
         let mut tensors = self.regions.lock();
         let tensors = &mut *tensors;
         let shared = tensors.by_id.get(&mr).and_then(|range| tensors.by_range.get_mut(range));
-        match shared.filter(|shared| shared.users > 1) {
-            Some(shared) => {
-                shared.users -= 1;
+        match shared {
+            Some(shared) if !shared.users.contains(&user) => Leaving::Nobody,
+            Some(shared) if shared.users.len() > 1 => {
+                shared.users.remove(&user);
                 Leaving::Others
             }
-            None => Leaving::Last(tensors.take(mr)),
+            // It was not made to be shared.
+            None if user > 0 => Leaving::Nobody,
+            _ => Leaving::Last(tensors.take(mr)),
         }
     }
 
@@ -104,5 +141,7 @@ impl Reuse {
 /// Who uses a region beside the one who leaves.
 pub(crate) enum Leaving {
     Others,
+    /// The number was never given, or has left already.
+    Nobody,
     Last(Option<Ending>),
 }

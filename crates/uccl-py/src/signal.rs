@@ -9,7 +9,10 @@ use pyo3::{
 };
 use uccl_p2p::{Change, Endpoint, Error, MrId, Signal, Until};
 
-use crate::{args::Args, error::Stop, interrupt::waiting, memory::Memory, meta, params::Param};
+use crate::{
+    args::Args, error::Stop, interrupt::waiting, memory::Memory, meta, params::Param,
+    reuse::region_of,
+};
 
 /// `signal=(meta, value, "set" or "add")` and `strong=`, if the caller gave one.
 pub(crate) fn of<const N: usize>(args: &Args<'_, N>) -> Result<Option<Signal>, Stop> {
@@ -58,7 +61,7 @@ impl Word {
         mr: Option<u64>,
     ) -> Result<Self, Stop> {
         let ptr = Memory::of(ptr)?.addr;
-        let mr = mr.map(MrId).or_else(|| core.region_holding(ptr, size_of::<u64>()));
+        let mr = mr.map(region_of).or_else(|| core.region_holding(ptr, size_of::<u64>()));
         let unknown = || Stop::refuse(format!("no registered memory holds a word at {ptr:#x}"));
         Ok(Self { mr: mr.ok_or_else(unknown)?, ptr })
     }
