@@ -14,6 +14,7 @@ mod lane;
 mod pipe;
 mod rail;
 mod seeds;
+mod warnings;
 
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ pub use self::{
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
     rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,
+    warnings::warnings_of,
 };
 
 /// What goes wrong in one direction of a [`pair`]. The default is a pipe without faults.

@@ -107,6 +107,7 @@ pub struct ChaosRail {
     plug: Arc<Mutex<Plug>>,
     rng: Mutex<Rng>,
     registrations: Arc<Gate>,
+    opens: Arc<Gate>,
 }
 
 /// Whether the device works.
@@ -157,7 +158,7 @@ impl RailNetwork {
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
-        let registrations = Arc::default();
+        let (registrations, opens) = Default::default();
         Arc::new(ChaosRail {
             info,
             network,
@@ -166,6 +167,7 @@ impl RailNetwork {
             plug,
             rng,
             registrations,
+            opens,
         })
     }
 
@@ -223,6 +225,11 @@ impl ChaosRail {
         self.registrations.hold()
     }
 
+    /// Has whoever makes a channel over it wait.
+    pub fn hold_opens(&self) -> GateHold {
+        self.opens.hold()
+    }
+
     /// Whether it keeps memory whose registration ends, and says so.
     pub fn hold_memory(&self, holds: bool) {
         self.plug.lock().is_holding = holds;
@@ -269,6 +276,7 @@ impl Rail for ChaosRail {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
+        self.opens.pass();
         // Whoever holds the network may want the plug: not the other way around.
         let (is_in, born) = {
             let plug = self.plug.lock();

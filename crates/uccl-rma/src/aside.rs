@@ -1,35 +1,72 @@
-//! Joining and ending a channel may take a device long. Both run on threads of their own, so that the lane and the rest
-//! of the connection go on meanwhile.
+//! Making, joining and ending a channel may take a device long. All run on threads of their own, so that the lane and
+//! the rest of the connection go on meanwhile.
 
-use std::thread::{Builder, JoinHandle};
+use std::{
+    sync::Arc,
+    thread::{Builder, JoinHandle},
+};
 
-use uccl_fabric::rail::{Channel, RailError};
+use uccl_fabric::rail::{Channel, Rail, RailError};
 
-/// A channel, and whether joining it succeeded.
-pub(super) type Joined = (Box<dyn Channel>, Result<(), RailError>);
+/// What became of making or joining a channel.
+pub(super) enum Made {
+    /// The channel, and whether it could be joined, if it was to be.
+    Channel(Box<dyn Channel>, Result<(), RailError>),
+    /// There is no channel: the rail's port is down.
+    Down,
+    /// There is no channel.
+    Nothing(RailError),
+}
 
-/// A channel that is being joined with the peer's end. Over RoCE the kernel first looks up the peer's link-layer
-/// address, and waits a second for an answer.
-pub(super) struct Joining(Option<JoinHandle<Joined>>);
+/// A channel that is being made, or joined with the peer's end, or both. Over RoCE the kernel first looks up the peer's
+/// link-layer address, and waits a second for an answer.
+pub(super) struct Making(Option<JoinHandle<Made>>);
 
-impl Joining {
+impl Making {
+    /// Starts to make a channel, if the rail's port is up.
+    pub(super) fn of(rail: &Arc<dyn Rail>) -> Self {
+        let rail = Arc::clone(rail);
+        Self::by("uccl-open", move || match rail.is_up().then(|| rail.open()) {
+            Some(Ok(channel)) => Made::Channel(channel, Ok(())),
+            Some(Err(e)) => Made::Nothing(e),
+            None => Made::Down,
+        })
+    }
+
+    /// Starts to make a channel and to join it with the end that has this address.
+    pub(super) fn joined(rail: &Arc<dyn Rail>, address: Vec<u8>) -> Self {
+        let rail = Arc::clone(rail);
+        Self::by("uccl-join", move || match rail.open() {
+            Ok(channel) => join(channel, &address),
+            Err(e) => Made::Nothing(e),
+        })
+    }
+
     /// Starts to join the channel with the end that has this address.
-    pub(super) fn of(mut channel: Box<dyn Channel>, address: Vec<u8>) -> Self {
-        let join = move || {
-            let joined = channel.connect(&address);
-            (channel, joined)
-        };
-        Self(Builder::new().name("uccl-join".into()).spawn(join).ok())
+    pub(super) fn joining(channel: Box<dyn Channel>, address: Vec<u8>) -> Self {
+        Self::by("uccl-join", move || join(channel, &address))
+    }
+
+    fn by(name: &str, make: impl FnOnce() -> Made + Send + 'static) -> Self {
+        Self(Builder::new().name(name.into()).spawn(make).ok())
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.0.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the join. None if no thread could be started; then the channel has ended.
-    pub(super) fn end(mut self) -> Option<Joined> {
-        self.0.take()?.join().ok()
+    /// Waits for it. If no thread could be started, the channel has ended.
+    pub(super) fn end(mut self) -> Made {
+        let why = |why: &str| Made::Nothing(RailError::Unavailable(why.into()));
+        let Some(thread) = self.0.take() else { return why("the system has no thread left") };
+        // A panic has been reported already.
+        thread.join().unwrap_or_else(|_| why("the thread that made it panicked"))
     }
+}
+
+fn join(mut channel: Box<dyn Channel>, address: &[u8]) -> Made {
+    let joined = channel.connect(address);
+    Made::Channel(channel, joined)
 }
 
 /// A channel that is being ended. That may take long: Soft-RoCE waits for packets that wait for a neighbour's address,
@@ -42,9 +79,9 @@ impl Ending {
         Self::by(move || drop(channel))
     }
 
-    /// Starts to end a channel that is being joined.
-    pub(super) fn of_joining(joining: Joining) -> Self {
-        Self::by(move || drop(joining.end()))
+    /// Starts to end a channel that is being made or joined.
+    pub(super) fn of_making(making: Making) -> Self {
+        Self::by(move || drop(making.end()))
     }
 
     /// An end that is already over.
@@ -55,6 +92,11 @@ impl Ending {
     fn by(end: impl FnOnce() + Send + 'static) -> Self {
         // If no thread can be started, the channel is dropped right here.
         Self(Builder::new().name("uccl-end".into()).spawn(end).ok())
+    }
+
+    /// Lets it end when it may, without waiting.
+    pub(super) fn leave(mut self) {
+        drop(self.0.take());
     }
 
     /// Whether the channel has ended, so that no memory is touched through it any more.
@@ -73,8 +115,8 @@ impl Drop for Ending {
     }
 }
 
-impl Drop for Joining {
-    /// Waits for the join: whoever drops this expects that no memory is touched through the channel afterwards.
+impl Drop for Making {
+    /// Waits for it: whoever drops this expects that no memory is touched through the channel afterwards.
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             drop(thread.join());

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{
-        Caps, Interest, Lane, LaneError, MessageSink, Moves, OpError, OpName, Operation, Posted,
-        RailLane,
+        Aftermath, Caps, Interest, Lane, LaneError, MessageSink, Moves, OpError, OpName, Operation,
+        Posted, RailLane,
     },
     mem::Span,
     region::RegionTable,
@@ -29,7 +29,8 @@ use uccl_wire::rails::Note;
 use super::{
     bell::Bell,
     flight::Part,
-    path::{Looked, Path},
+    left::Remains,
+    path::{Looked, PORT_IS_DOWN, Path},
     rails::Rails,
     state::{Hold, State},
 };
@@ -70,6 +71,11 @@ pub struct RmaLane {
     has_notes: AtomicBool,
     fd: RawFd,
 }
+
+/// How long a killed lane waits for its devices to end its channels. What is left then is [kept](Left).
+const TO_END: Duration = Duration::from_secs(1);
+const FIRST_NAP: Duration = Duration::from_micros(20);
+const LAST_NAP: Duration = Duration::from_millis(1);
 
 /// How long the requests of a cancelled operation may take to end by themselves. After that their paths are dropped.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -143,6 +149,9 @@ impl RmaLane {
 
     /// Assigns parts to paths as long as the paths have room.
     pub(super) fn pump(&self, state: &mut State) {
+        if state.killed {
+            return;
+        }
         self.pump_again(state);
         while let Some(&key) = state.queue.front() {
             let Some(flight) = state.flights.get_mut(key) else {
@@ -264,6 +273,19 @@ impl RmaLane {
             state.ended = ended;
             match looked {
                 Looked::Fine(some) => moved |= some,
+                Looked::Made => {
+                    moved = true;
+                    self.on_made(state, at);
+                }
+                Looked::NotMade(why) => {
+                    moved = true;
+                    self.on_not_made(state, at, &why);
+                }
+                Looked::Down => {
+                    moved = true;
+                    state.paths[at].port_is_down();
+                    self.say_if_useless(state, at);
+                }
                 Looked::Joined => {
                     moved = true;
                     self.on_joined(state, at);
@@ -281,7 +303,7 @@ impl RmaLane {
                     let rail = self.rails.all().get(state.paths[at].ours);
                     if rail.is_some_and(|rail| !rail.is_up()) {
                         moved = true;
-                        self.lose_path(state, at, "its port is down");
+                        self.lose_path(state, at, PORT_IS_DOWN);
                     }
                 }
                 Looked::Lost(why) => {
@@ -401,8 +423,9 @@ impl Lane for RmaLane {
         ours.iter().for_each(|pinned| _ = pinned.retire());
         self.with(|state| {
             let at_work = ours.is_some_and(|pinned| state.is_at_work_with(&pinned));
+            let is_left = state.left.as_ref().is_some_and(|left| left.touches(slot));
             let State { lent, notes, copies, .. } = state;
-            lent.revoke(slot, notes) | copies.may_touch(slot) | at_work
+            lent.revoke(slot, notes) | copies.may_touch(slot) | at_work | is_left
         })
     }
 
@@ -419,9 +442,18 @@ impl Lane for RmaLane {
         Interest { fd, write: false, end: None }
     }
 
+    /// Waits for all devices together, and only so long.
     fn kill(&self) {
         let _turn = self.turn.lock();
-        self.with(State::kill);
+        if !self.with(State::shut) {
+            return;
+        }
+        let (until, mut nap) = (Instant::now() + TO_END, FIRST_NAP);
+        while !self.state.lock().is_shut() && Instant::now() < until {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(LAST_NAP);
+        }
+        self.with(|state| state.kill(&self.rails));
     }
 }
 
@@ -506,6 +538,11 @@ impl RailLane for RmaLane {
 
     fn is_under_way(&self) -> bool {
         self.is_under_way.load(Relaxed)
+    }
+
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        let left = self.state.lock().left.clone()?;
+        Some(Box::new(Remains(left)))
     }
 }
 

@@ -38,6 +38,7 @@ mod bounce;
 mod flight;
 mod keys;
 mod lane;
+mod left;
 mod lent;
 mod path;
 mod pinned;

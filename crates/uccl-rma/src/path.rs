@@ -1,20 +1,25 @@
 //! A path is a pair of rails and the channel over it. The channel is made, used, lost, and made again.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use slab::Slab;
-use uccl_fabric::rail::{Channel, Ended, Limits, RailError, Request, RequestError};
+use uccl_fabric::rail::{Channel, Ended, Limits, Rail, RailError, Request, RequestError};
 use uccl_wire::rails::PathId;
 
 use super::{
-    aside::{Ending, Joining},
+    aside::{Ending, Made, Making},
     bell::Bell,
     flight::Part,
 };
 
 /// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(20);
-const LAST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// How soon to look again at a port that is down.
+const DOWN_LOOK: Duration = Duration::from_millis(100);
 /// A device that was full is tried again after this time at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
 /// How soon to check again on work that other threads do, such as joining a channel or ending it.
@@ -23,6 +28,8 @@ pub(super) const ASIDE_LOOK: Duration = Duration::from_millis(1);
 const SILENCE: Duration = Duration::from_millis(200);
 /// The clock is read once in this many looks that find nothing.
 const LOOKS_A_CLOCK: u32 = 1024;
+/// Why nothing goes over a rail whose cable is out.
+pub(super) const PORT_IS_DOWN: &str = "its port is down";
 /// The tag of a probe among a channel's requests.
 const PROBE: u64 = u64::MAX;
 
@@ -33,8 +40,10 @@ enum State {
     /// Our end is made. The connecting end waits for the address of the peer's end; the accepting end waits for
     /// `Ready`.
     Opening(Box<dyn Channel>),
-    /// Our end is being joined with the other.
-    Joining(Joining),
+    /// Our end is being made.
+    Making(Making),
+    /// Our end is being joined with the other. That of the accepting end is made first.
+    Joining(Making),
     /// Both ends are made. The connecting end has sent a probe to find out whether the channel works. It is given up at this
     /// time, if the device itself does not report a failure earlier.
     Probing(Box<dyn Channel>, Option<Instant>),
@@ -54,8 +63,13 @@ pub(super) struct Path {
     /// The index of the peer's rail. Used only by the connecting end.
     pub(super) theirs: u16,
     state: State,
+    /// The name of the peer's rail, where it is known.
+    pub(super) their_name: String,
     /// Whether an attempt has ended, with or without success.
     pub(super) tried: bool,
+    has_worked: bool,
+    /// It has been logged that it does not work.
+    is_told: bool,
     backoff: Duration,
     /// Why the last attempt failed, or the channel was lost.
     pub(super) why: Option<String>,
@@ -90,6 +104,12 @@ pub(super) struct Local {
 pub(super) enum Looked {
     /// Nothing has changed for the path as a whole. True if requests have ended.
     Fine(bool),
+    /// Our end is made.
+    Made,
+    /// Our end could not be made, for this reason.
+    NotMade(String),
+    /// Our end was not made, as the port is down.
+    Down,
     /// Our end is joined with the peer's.
     Joined,
     /// Our end could not be joined with the peer's, for this reason.
@@ -112,7 +132,10 @@ impl Path {
             ours,
             theirs,
             state: State::Idle { retry_at },
+            their_name: String::new(),
             tried: false,
+            has_worked: false,
+            is_told: false,
             backoff: FIRST_RETRY,
             why: None,
             limits: Limits { max_bytes: 0, chunk_bytes: 0, depth: 0, window_bytes: 0 },
@@ -128,6 +151,11 @@ impl Path {
         }
     }
 
+    /// Sets the name of the peer's rail.
+    pub(super) fn to(self, their_name: &str) -> Self {
+        Self { their_name: their_name.to_owned(), ..self }
+    }
+
     pub(super) fn is_up(&self) -> bool {
         matches!(self.state, State::Up(_))
     }
@@ -135,6 +163,7 @@ impl Path {
     /// Why it does not work, if it does not.
     pub(super) fn why_not(&self) -> String {
         let step = match self.state {
+            State::Making(_) => "it is being made",
             State::Opening(_) => "the peer has not answered yet",
             State::Probing(..) => "nothing has got through yet",
             _ => "not tried yet",
@@ -159,11 +188,20 @@ impl Path {
         }
     }
 
-    /// Puts the next attempt off for a short time.
-    pub(super) fn postpone(&mut self, why: &str) {
-        self.tried = true;
-        self.why = Some(why.to_owned());
-        self.state = State::Idle { retry_at: Some(Instant::now() + FIRST_RETRY * 2) };
+    /// The port is down: there is an attempt soon after it is up again.
+    pub(super) fn port_is_down(&mut self) {
+        (self.tried, self.backoff) = (true, FIRST_RETRY);
+        self.why = Some(PORT_IS_DOWN.to_owned());
+        self.state = State::Idle { retry_at: Some(Instant::now() + DOWN_LOOK) };
+    }
+
+    /// Why it has never worked, if an attempt has failed. Some once.
+    pub(super) fn why_never(&mut self) -> Option<&str> {
+        if self.has_worked || self.is_told || !self.tried {
+            return None;
+        }
+        self.is_told = true;
+        self.why.as_deref()
     }
 
     fn channel(&mut self) -> Option<&mut Box<dyn Channel>> {
@@ -171,7 +209,11 @@ impl Path {
             State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
                 Some(channel)
             }
-            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => None,
+            State::Idle { .. }
+            | State::Making(_)
+            | State::Joining(_)
+            | State::Ending(_)
+            | State::Dying => None,
         }
     }
 
@@ -185,8 +227,22 @@ impl Path {
         if self.id == id { self.channel() } else { None }
     }
 
-    /// Takes our end of a channel, made for this attempt.
-    pub(super) fn opening(&mut self, attempt: u32, mut channel: Box<dyn Channel>, bell: &Bell) {
+    /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is done.
+    pub(super) fn make(&mut self, rail: &Arc<dyn Rail>) {
+        self.id.attempt = self.id.attempt.wrapping_add(1);
+        self.state = State::Making(Making::of(rail));
+    }
+
+    /// The peer's end is made: starts to make ours, for this attempt, and to join it. [`Self::look`] tells when that is
+    /// done.
+    pub(super) fn make_joined(&mut self, attempt: u32, rail: &Arc<dyn Rail>, address: &[u8]) {
+        self.id.attempt = attempt;
+        self.state = State::Joining(Making::joined(rail, address.to_vec()));
+    }
+
+    /// Our end has just been made: from now on it rings the bell.
+    pub(super) fn watch(&mut self, bell: &Bell) {
+        let State::Opening(channel) = &mut self.state else { return };
         // Arm it, as a thread may already be asleep on the bell. If arming fails, the next look fails too.
         let _ = channel.arm();
         if let Some(fd) = channel.fd()
@@ -194,28 +250,46 @@ impl Path {
         {
             tracing::warn!("a channel is looked at only when its peers are awake: {e}");
         }
-        self.id.attempt = attempt;
-        self.state = State::Opening(channel);
     }
 
     /// The peer's end is made: starts to join ours with it. [`Self::look`] tells when that is done.
     pub(super) fn join(&mut self, address: &[u8]) {
         self.state = match std::mem::replace(&mut self.state, State::Dying) {
-            State::Opening(channel) => State::Joining(Joining::of(channel, address.to_vec())),
+            State::Opening(channel) => State::Joining(Making::joining(channel, address.to_vec())),
             other => other,
         };
     }
 
-    fn joined(&mut self) -> Looked {
-        let State::Joining(joining) = std::mem::replace(&mut self.state, State::Dying) else {
-            return Looked::Fine(false);
-        };
-        let Some((channel, joined)) = joining.end() else {
-            self.state = State::Ending(Ending::past());
-            return Looked::NotJoined("the system has no thread left".into());
-        };
-        self.state = State::Opening(channel);
-        joined.map_or_else(|e| Looked::NotJoined(e.to_string()), |()| Looked::Joined)
+    /// What became of the channel that another thread has made or joined.
+    fn made(&mut self) -> Looked {
+        match std::mem::replace(&mut self.state, State::Dying) {
+            State::Making(making) => match making.end() {
+                Made::Channel(channel, _) => {
+                    self.state = State::Opening(channel);
+                    Looked::Made
+                }
+                Made::Nothing(why) => Looked::NotMade(why.to_string()),
+                Made::Down => Looked::Down,
+            },
+            State::Joining(joining) => {
+                let joined = match joining.end() {
+                    Made::Channel(channel, joined) => {
+                        self.state = State::Opening(channel);
+                        joined.map_err(|e| e.to_string())
+                    }
+                    Made::Nothing(why) => Err(why.to_string()),
+                    Made::Down => Err(PORT_IS_DOWN.to_owned()),
+                };
+                if joined.is_err() && matches!(self.state, State::Dying) {
+                    self.state = State::Ending(Ending::past());
+                }
+                joined.map_or_else(Looked::NotJoined, |()| Looked::Joined)
+            }
+            other => {
+                self.state = other;
+                Looked::Fine(false)
+            }
+        }
     }
 
     /// Sends a probe to find out whether the channel works, which may take this long.
@@ -239,7 +313,7 @@ impl Path {
             State::Opening(channel) | State::Probing(channel, _) => {
                 self.limits = channel.limits();
                 self.state = State::Up(channel);
-                (self.tried, self.why) = (true, None);
+                (self.tried, self.has_worked, self.why) = (true, true, None);
                 true
             }
             other => {
@@ -259,9 +333,9 @@ impl Path {
                 self.peer_gone = false;
                 State::Ending(Ending::of(channel))
             }
-            State::Joining(joining) => {
+            State::Making(making) | State::Joining(making) => {
                 self.peer_gone = false;
-                State::Ending(Ending::of_joining(joining))
+                State::Ending(Ending::of_making(making))
             }
             other => other,
         };
@@ -344,16 +418,20 @@ impl Path {
     ) -> Looked {
         let (channel, is_probing, until) = match &mut self.state {
             State::Up(channel) => (channel, false, None),
-            State::Joining(joining) if joining.is_over() => return self.joined(),
+            State::Making(making) | State::Joining(making) if making.is_over() => {
+                return self.made();
+            }
             State::Opening(channel) => (channel, false, None),
             State::Probing(channel, until) => (channel, true, *until),
             State::Ending(ending) if ending.is_over() => {
                 self.state = State::Dying;
                 return Looked::Gone;
             }
-            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => {
-                return Looked::Fine(false);
-            }
+            State::Idle { .. }
+            | State::Making(_)
+            | State::Joining(_)
+            | State::Ending(_)
+            | State::Dying => return Looked::Fine(false),
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
@@ -428,7 +506,7 @@ impl Path {
             State::Idle { retry_at } => {
                 return retry_at.map(|at| at.saturating_duration_since(now));
             }
-            State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
+            State::Making(_) | State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
             State::Dying => return None,
             State::Probing(channel, until) => {
                 (channel, until.map(|until| until.saturating_duration_since(now)))
@@ -458,11 +536,48 @@ impl Path {
         parts.into_iter().any(|part| (part.remote.slot, part.remote.key) == (slot, key))
     }
 
-    /// Ends the path and forgets its parts, for a lane that is killed.
-    pub(super) fn end(&mut self, bell: &Bell) {
+    /// Begins to end the path, for a lane that is killed.
+    pub(super) fn shut(&mut self, bell: &Bell) {
         self.lose("shut down", bell);
-        self.orphans.clear();
-        // Dropping the old state waits until our end is gone.
-        self.state = State::Idle { retry_at: None };
+    }
+
+    /// Whether our end is gone, or there was none.
+    pub(super) fn is_gone(&self) -> bool {
+        match &self.state {
+            State::Ending(ending) => ending.is_over(),
+            state => matches!(state, State::Idle { .. } | State::Dying),
+        }
+    }
+
+    /// Ends the path and forgets its parts. If our end is still being dropped, returns it with its parts.
+    pub(super) fn end(&mut self) -> Option<(Ending, Vec<Part>)> {
+        let orphans = std::mem::take(&mut self.orphans);
+        match std::mem::replace(&mut self.state, State::Idle { retry_at: None }) {
+            State::Ending(ending) if !ending.is_over() => Some((ending, orphans)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_does_not_work_is_tried_ever_more_rarely() {
+        let mut path = Path::new(0, 0, 0, None);
+        let mut pause = || {
+            let now = Instant::now();
+            path.settle(true);
+            path.retry_at().expect("it is tried again").saturating_duration_since(now)
+        };
+        let pauses: Vec<_> = (0..20).map(|_| pause()).collect();
+        assert!(pauses.is_sorted_by_key(|pause| pause.as_millis().next_power_of_two()));
+        assert!(pauses[0] < LAST_RETRY && pauses[19] >= LAST_RETRY);
+        // A port that is down says when it is worth another try.
+        path.port_is_down();
+        path.settle(true);
+        let soon = path.retry_at().expect("it is tried again");
+        assert!(soon < Instant::now() + LAST_RETRY);
     }
 }

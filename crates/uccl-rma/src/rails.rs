@@ -42,7 +42,12 @@ struct Shared {
     next: AtomicU64,
     /// The devices, by index, and the kinds of memory for which a refusal has been logged already.
     said: Mutex<HashSet<(usize, MemoryKind)>>,
+    /// The devices, by index, the peers' devices and the reasons of which it has been logged that they cannot be joined.
+    said_apart: Mutex<HashSet<(usize, String)>>,
 }
+
+/// After so many different warnings about devices that cannot be joined, there are no more.
+const MOST_APART: usize = 1000;
 
 impl Default for Rails {
     /// Rails whose devices are opened later, by [`Self::open_by`]. Regions may be added before.
@@ -54,6 +59,7 @@ impl Default for Rails {
             waiting: Waiting::default(),
             next: AtomicU64::new(1),
             said: Mutex::default(),
+            said_apart: Mutex::default(),
         };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
@@ -167,6 +173,22 @@ impl Rails {
         let pinned = self.shared.pin(ToPin { span, kind, rights: Rights::ALL });
         self.shared.book.write().add(&pinned);
         pinned
+    }
+
+    /// Logs that nothing gets from a device to a peer's, as what could go there takes a slower way. It is a warning once
+    /// for each pair and reason, and a debug message after that.
+    pub(super) fn say_not_joined(&self, ours: usize, theirs: &str, why: &str) {
+        let name = self.all().get(ours).map_or("?", |rail| &rail.info().name);
+        let mut said = self.shared.said_apart.lock();
+        let is_new = said.len() < MOST_APART && said.insert((ours, format!("{theirs}: {why}")));
+        drop(said);
+        if !is_new {
+            return tracing::debug!("{name} does not reach the peer's {theirs}: {why}");
+        }
+        tracing::warn!(
+            "{name} does not reach the peer's {theirs} ({why}); data takes other devices, or TCP. It is tried again, ever \
+             more rarely, and not said again of these two and this reason"
+        );
     }
 
     /// The slowest way in which any region moves.

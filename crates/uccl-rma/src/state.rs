@@ -3,16 +3,17 @@
 mod staging;
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use slab::Slab;
 use uccl_device::cuda::GpuError;
 use uccl_fabric::rail::RequestError;
 use uccl_fabric::{
-    gpu::{CopyBy, Ended},
+    gpu::{self, CopyBy},
     lane::{Completion, OpError, OpResult, Operation},
     mem::Span,
 };
@@ -27,6 +28,7 @@ use super::{
     bounce::{Area, Copies, Whose},
     flight::{Flight, Part},
     keys::{Granted, Keys, Missing, region_of},
+    left::Left,
     lent::Lent,
     path::{ASIDE_LOOK, Local, Path},
     pinned::Pinned,
@@ -34,7 +36,7 @@ use super::{
 };
 
 /// An operation's generation, its completion, and its result.
-type Ending = (u32, Arc<dyn Completion>, OpResult);
+pub(super) type Ended = (u32, Arc<dyn Completion>, OpResult);
 
 pub(super) struct State {
     pub(super) bell: Bell,
@@ -69,7 +71,7 @@ pub(super) struct State {
     pub(super) parked: Vec<usize>,
     /// Parts to be requested again, before anything else.
     pub(super) again: VecDeque<Part>,
-    pub(super) endings: Vec<Ending>,
+    pub(super) endings: Vec<Ended>,
     /// A buffer for parts that ended, kept between looks.
     pub(super) ended: Vec<(Part, Result<(), RequestError>)>,
     memo: Weak<Pinned>,
@@ -78,6 +80,8 @@ pub(super) struct State {
     /// When the lane was made. Used where any time will do.
     born: Instant,
     pub(super) killed: bool,
+    /// What is left of the lane when it has been killed.
+    pub(super) left: Option<Arc<Left>>,
 }
 
 /// How often the peer's device may refuse a part that the peer granted, before its operation fails.
@@ -123,6 +127,7 @@ impl State {
             is_watched: false,
             born: Instant::now(),
             killed: false,
+            left: None,
         }
     }
 
@@ -135,25 +140,55 @@ impl State {
         (key, self.generation)
     }
 
-    /// Ends every operation, and forgets everything else.
-    pub(super) fn kill(&mut self) {
-        self.killed = true;
+    /// Begins to end all paths, each of which may take its device long. False if that was done before.
+    pub(super) fn shut(&mut self) -> bool {
         let Self { paths, bell, .. } = self;
-        paths.iter_mut().for_each(|path| path.end(bell));
+        if !std::mem::replace(&mut self.killed, true) {
+            paths.iter_mut().for_each(|path| path.shut(bell));
+            return true;
+        }
+        false
+    }
+
+    /// Whether our ends of all paths are gone.
+    pub(super) fn is_shut(&self) -> bool {
+        self.paths.iter().all(Path::is_gone)
+    }
+
+    /// Ends every operation, and forgets everything else. Keeps what paths that are not gone may touch, and operations
+    /// with parts there.
+    pub(super) fn kill(&mut self, rails: &Arc<Rails>) {
+        let still: Vec<_> = self.paths.iter_mut().filter_map(Path::end).collect();
         let copied = self.copies.clear();
-        (self.staging, self.landing) = Default::default();
+        let areas = [self.staging.end(), self.landing.take()].into_iter().flatten().collect();
         self.queue.clear();
         self.parked.clear();
         self.again.clear();
         self.notes.clear();
-        self.lent = Lent::default();
+        let lent = std::mem::take(&mut self.lent);
         self.outstanding = 0;
+        let parts = || still.iter().flat_map(|(_, parts)| parts);
+        let held: HashSet<usize> = parts().map(|part| part.flight).collect();
+        let registrations = parts().map(|part| part.registration).collect();
         // An operation whose memory a GPU may still use must not be tried again over another lane.
         let why = copied.map_or_else(OpError::from, |()| OpError::LaneDown);
-        for mut flight in self.flights.drain() {
+        let mut operations = Vec::new();
+        for (key, mut flight) in std::mem::take(&mut self.flights) {
             flight.fail(why.clone());
-            self.endings.push(flight.end());
+            let ended = if held.contains(&key) { &mut operations } else { &mut self.endings };
+            ended.push(flight.end());
         }
+        if still.is_empty() {
+            return;
+        }
+        self.left = Some(Arc::new(Left {
+            channels: still.into_iter().map(|(channel, _)| channel).collect(),
+            registrations,
+            lent: lent.by_slot.into_keys().collect(),
+            operations: Mutex::new(operations),
+            areas,
+            rails: Arc::clone(rails),
+        }));
     }
 
     /// Prepares for sleep. None if there is something to do right now.
@@ -340,7 +375,7 @@ impl State {
     /// Handles the copies that have ended. True if there were any.
     pub(super) fn look_at_copies(&mut self) -> bool {
         let mut moved = false;
-        while let Some(Ended { what, result }) = self.copies.ended() {
+        while let Some(gpu::Ended { what, result }) = self.copies.ended() {
             moved = true;
             match what {
                 Whose::Batch(at) => self.batch_copied(at, result.map(drop)),

@@ -1,6 +1,7 @@
 //! Two lanes over rails within this process. The tests carry the lanes' notes by hand.
 
 mod devices;
+mod ends;
 mod keys;
 mod peers;
 
@@ -11,7 +12,7 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::smallvec;
-use uccl_chaos::{ChaosRail, RailFaults, RailNetwork};
+use uccl_chaos::{ChaosRail, RailFaults, RailNetwork, warnings_of};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted, RailLane},

@@ -3,7 +3,7 @@
 use uccl_device::MemoryKind;
 use uccl_wire::rails::Note;
 
-use super::{Lane, Moves};
+use super::{Aftermath, Lane, Moves};
 use crate::mem::Span;
 
 /// A lane over the rails that two endpoints have between them.
@@ -46,4 +46,8 @@ pub trait RailLane: Lane {
 
     /// Whether a device works on a request of ours: its end shows without a message from the peer.
     fn is_under_way(&self) -> bool;
+
+    /// The accesses to our memory that may still happen after [`Lane::kill`]: by devices that did not end their
+    /// channels in time. `None` if there are none.
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>>;
 }

@@ -4,7 +4,6 @@
 mod asks;
 mod ends;
 mod rails;
-mod warnings;
 mod workload;
 mod world;
 

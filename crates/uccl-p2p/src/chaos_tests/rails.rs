@@ -6,20 +6,23 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_chaos::{ChaosRail, GpuFaults, RailFaults, RailNetwork, each_seed};
+use uccl_chaos::{ChaosRail, GpuFaults, RailFaults, RailNetwork, each_seed, warnings_of};
 use uccl_fabric::gpu::CopyBy;
 use uccl_wire::rails::{Note, RegionId};
 
 use super::{
     SHORT,
-    warnings::warnings_of,
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
     Accepted, Config, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport, Uninterrupted,
     devices::Opened,
-    drive::{timers::TO_PROBE, transfer::MAX_PENDING},
+    drive::{
+        connection::Connection,
+        timers::TO_PROBE,
+        transfer::{Found, MAX_PENDING},
+    },
     wire::advert::Advert,
 };
 
@@ -617,4 +620,40 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
     assert!(a_memory[0].pieces() == b_memory[0].pieces());
     [a, b].into_iter().for_each(|ep| ep.close().expect("nobody touches anything"));
     assert_eq!(network.count().1, 0);
+}
+
+/// A write over the rail, which does not give it back when the lane is killed by `end`.
+fn a_device_outlives_its_lane(end: impl FnOnce(&Arc<Connection>)) {
+    let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let mut rng = Rng::with_seed(1);
+    let [here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[9000]));
+    let (mr, theirs) = (sides[0].register(&here), sides[1].register(&there));
+    let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], theirs));
+    let (ep, rail) = (&sides[0].ep, &sides[0].rails[0]);
+    let write = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+    ep.run(&write, &mut Uninterrupted).expect("the rail has the key now");
+    rail.stick();
+    rail.hold_ends(true);
+    let id = ep.post(&write).expect("posted");
+    let (conn, found) = (sides[0].connection(), ep.core().transfers.find(id).expect("known"));
+    let Found::Live(transfer) = found else { panic!("it has ended") };
+    end(&conn);
+    // A worker may be ending it.
+    sides[0].until("the end of the connection", || !ep.core().aftermaths.is_empty());
+    let (failed, early) = (conn.is_failed(), transfer.finished());
+    rail.hold_ends(false);
+    assert!(failed && !early, "the device may still read its memory");
+    drop(conn);
+    sides[0].until("the end of the write", || transfer.finished());
+    sides.iter_mut().for_each(|side| side.ep.close().expect("nobody touches anything"));
+}
+
+#[test]
+fn a_transfer_does_not_end_before_a_device_that_outlives_its_lane() {
+    a_device_outlives_its_lane(|conn| conn.fail(Error::Closed));
+}
+
+#[test]
+fn nothing_is_posted_again_while_a_device_outlives_its_lane() {
+    a_device_outlives_its_lane(|conn| conn.lose_lane(conn.rails_place(), "as the test asks"));
 }

@@ -19,9 +19,11 @@ impl Core {
     /// that was lent with keys made for one message, and what this process itself is still copying.
     pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
         let aftermaths = conn.links.host.iter().filter_map(|lane| lane.aftermath());
-        let aftermaths: Vec<Arc<dyn Aftermath>> = aftermaths.map(Arc::from).collect();
+        let of_rails = conn.links.rails.iter().filter_map(|lane| lane.aftermath());
+        let aftermaths: Vec<Arc<dyn Aftermath>> =
+            aftermaths.chain(of_rails).map(Arc::from).collect();
         if aftermaths.is_empty() {
-            // The peer does not access memory by itself.
+            // The peer does not access memory by itself, and no device of ours does any more.
             return;
         }
         let (peer, since) = (Arc::clone(&conn.peer.name), Instant::now());

@@ -13,7 +13,7 @@ use std::sync::{Arc, atomic::Ordering::*};
 
 use uccl_fabric::{
     clock,
-    lane::{Completion, Lane, OpError, OpResult},
+    lane::{Completion, Lane, OpError, OpResult, RailLane},
 };
 use uccl_proto::lanes::Orphan;
 
@@ -72,6 +72,12 @@ impl Connection {
         }
         self.detach_lane(lane);
         self.lanes[lane].kill();
+        let is_left = |rails: &Arc<dyn RailLane>| rails.aftermath().is_some();
+        if lane == self.rails_place() && self.links.rails.as_ref().is_some_and(is_left) {
+            // The peer cannot be told that our end is dead, so it posts nothing again.
+            self.fail(self.lost_to("a device does not end what was on it"));
+            return true;
+        }
         let now = clock::coarse_ms();
         let orphans = self.tell(|session, out| session.lanes.our_end_died(lane as u16, now, out));
         self.lane_settled(orphans);

@@ -89,8 +89,10 @@ impl RmaLane {
                 let ours = self.rails.offer();
                 let now = Instant::now();
                 let pairs = pair(&ours, theirs).into_iter().enumerate();
-                let path =
-                    |(n, (ours, theirs))| Path::new(n as u16, ours, theirs as u16, Some(now));
+                let path = |(n, (ours, their)): (usize, (usize, usize))| {
+                    let path = Path::new(n as u16, ours, their as u16, Some(now));
+                    path.to(&theirs[their].name)
+                };
                 state.paths = pairs.map(path).collect();
                 self.open_due(state);
             }
@@ -108,35 +110,37 @@ impl RmaLane {
         is_due
     }
 
-    /// Makes our ends of the channels whose attempt is due. True if there were any.
+    /// Starts to make our ends of the channels whose attempt is due. True if there were any.
     pub(super) fn open_due(&self, state: &mut State) -> bool {
         if self.role == Role::Acceptor || state.paths.iter().all(|path| path.retry_at().is_none()) {
             return false;
         }
         let (now, mut opened) = (Instant::now(), false);
-        let State { paths, bell, notes, .. } = state;
         let due = |path: &&mut Path| path.retry_at().is_some_and(|at| at <= now);
-        for path in paths.iter_mut().filter(due) {
+        for path in state.paths.iter_mut().filter(due) {
             let Some(rail) = self.rails.all().get(path.ours) else { continue };
-            if !rail.is_up() {
-                path.postpone("its port is down");
-                continue;
-            }
             opened = true;
-            match rail.open() {
-                Ok(channel) => {
-                    let id = PathId { attempt: path.id.attempt.wrapping_add(1), ..path.id };
-                    let address = channel.address().to_vec();
-                    path.opening(id.attempt, channel, bell);
-                    notes.push_back(Note::Open { id, rail: path.theirs, address });
-                }
-                Err(e) => {
-                    path.lose(&e.to_string(), bell);
-                    path.settle(true);
-                }
-            }
+            path.make(rail);
         }
         opened
+    }
+
+    /// Our end of a channel is made: has the peer make its own.
+    pub(super) fn on_made(&self, state: &mut State, at: usize) {
+        let State { paths, bell, notes, .. } = state;
+        let path = &mut paths[at];
+        path.watch(bell);
+        if let Some(address) = path.address() {
+            let address = address.to_vec();
+            notes.push_back(Note::Open { id: path.id, rail: path.theirs, address });
+        }
+    }
+
+    /// Our end of a channel could not be made. The peer does not know of the attempt.
+    pub(super) fn on_not_made(&self, state: &mut State, at: usize, why: &str) {
+        let State { paths, bell, .. } = state;
+        paths[at].lose(why, bell);
+        self.settle_path(state, at);
     }
 
     fn on_open(
@@ -150,7 +154,7 @@ impl RmaLane {
         if ours >= self.rails.all().len() {
             return Err(format!("a channel for rail {rail}, which was not offered"));
         }
-        let State { paths, bell, notes, .. } = state;
+        let paths = &mut state.paths;
         // Each rail has one path, so the peer cannot make more paths than there are rails.
         let known = paths.iter().position(|path| path.id.path == id.path || path.ours == ours);
         let at = known.unwrap_or_else(|| {
@@ -161,17 +165,7 @@ impl RmaLane {
         if path.id.path != id.path || path.ours != ours || !path.is_idle() {
             return Err(format!("a channel for path {} and rail {rail}, which have one", id.path));
         }
-        match self.rails.all()[ours].open() {
-            Ok(channel) => {
-                path.opening(id.attempt, channel, bell);
-                path.join(address);
-            }
-            Err(e) => {
-                path.id = id;
-                path.why = Some(e.to_string());
-                notes.push_back(Note::Refused { id, why: e.to_string() });
-            }
-        }
+        path.make_joined(id.attempt, &self.rails.all()[ours], address);
         Ok(())
     }
 
@@ -187,17 +181,17 @@ impl RmaLane {
 
     /// Our end is joined with the peer's. The accepting end sends its address; the connecting end sends a probe.
     pub(super) fn on_joined(&self, state: &mut State, at: usize) {
-        let State { paths, notes, .. } = state;
+        let State { paths, bell, notes, .. } = state;
         let path = &mut paths[at];
-        match (self.role, path.address()) {
-            (Role::Acceptor, Some(address)) => {
-                notes.push_back(Note::Opened { id: path.id, address: address.to_vec() });
+        if self.role == Role::Connector {
+            if let Err(e) = path.probe(self.silence.probe) {
+                self.lose_path(state, at, &e.to_string());
             }
-            _ => {
-                if let Err(e) = path.probe(self.silence.probe) {
-                    self.lose_path(state, at, &e.to_string());
-                }
-            }
+            return;
+        }
+        path.watch(bell);
+        if let Some(address) = path.address() {
+            notes.push_back(Note::Opened { id: path.id, address: address.to_vec() });
         }
     }
 
@@ -266,6 +260,7 @@ impl RmaLane {
     pub(super) fn settle_path(&self, state: &mut State, at: usize) {
         let orphans = state.paths[at].settle(self.role == Role::Connector);
         state.again.extend(orphans);
+        self.say_if_useless(state, at);
         state.pass_on_releases();
     }
 
@@ -365,6 +360,20 @@ impl RmaLane {
         if late || state.paths.iter().all(Path::is_settled) {
             state.settled = true;
             state.notes.push_back(Note::Settled);
+            (0..state.paths.len()).for_each(|at| self.say_if_useless(state, at));
+        }
+    }
+
+    /// Logs, once a path, why nothing has ever gone over it. Before the connection is settled it may still be that the
+    /// peer is slow.
+    pub(super) fn say_if_useless(&self, state: &mut State, at: usize) {
+        if !state.settled || self.role != Role::Connector {
+            return;
+        }
+        let path = &mut state.paths[at];
+        let (ours, theirs) = (path.ours, path.their_name.clone());
+        if let Some(why) = path.why_never() {
+            self.rails.say_not_joined(ours, &theirs, why);
         }
     }
 }

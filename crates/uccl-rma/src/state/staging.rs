@@ -90,6 +90,11 @@ impl Staging {
         self.batches.iter().any(|(_, batch)| is_there(batch))
     }
 
+    /// Forgets all batches, and returns the chunks that they passed through.
+    pub(super) fn end(&mut self) -> Option<Area> {
+        std::mem::take(self).area
+    }
+
     fn take_chunks(&mut self, way: Way) -> Result<Chunks, Hold> {
         let Self { here, there: Peers { free: there, .. }, .. } = self;
         if way.here && here.is_empty() || way.there && there.is_empty() {

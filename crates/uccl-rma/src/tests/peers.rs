@@ -45,6 +45,11 @@ fn a_rail_has_one_path() {
         end.hear(&Note::Open { id: PathId { path, attempt }, rail: 0, address: vec![0; 8] })
     };
     open(0, 1).expect("an honest peer");
+    let began = Instant::now();
+    while network.count().0 == before.0 {
+        assert!(began.elapsed() < FAR, "no channel is made");
+        std::thread::yield_now();
+    }
     let ends = network.count().0;
     assert_eq!(ends, before.0 + 1);
     open(1, 1).expect_err("another path over the same rail");
@@ -135,7 +140,16 @@ fn a_channel_that_is_refused_holds_up_nobody() {
     let end = End::new(Role::Connector, vec![network.rail("ours", 1, RailFaults::default())]);
     assert!(matches!(end.lane.take_note(), Some(Note::Offer(_))));
     end.hear(&Note::Offer(vec![offer()])).expect("an honest peer");
-    let Some(Note::Open { id, .. }) = end.lane.take_note() else { panic!("it does not open") };
+    let began = Instant::now();
+    let id = loop {
+        assert!(began.elapsed() < FAR, "it does not open");
+        end.progress();
+        match end.lane.take_note() {
+            Some(Note::Open { id, .. }) => break id,
+            None => {}
+            Some(note) => panic!("{note:?}"),
+        }
+    };
     end.rail().hold_ends(true);
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -158,6 +172,60 @@ fn a_channel_that_is_refused_holds_up_nobody() {
             Some(note) => panic!("{note:?}"),
         }
     }
+}
+
+/// Two pairs of rails, of which nothing gets over the second: the peer's rail was pulled.
+fn half_pulled(devices: [[Arc<ChaosRail>; 2]; 2], network: &RailNetwork) -> Ends {
+    let [a, b] = devices;
+    b[1].pull();
+    let (a, b) = (End::new(Role::Connector, a.into()), End::new(Role::Acceptor, b.into()));
+    Ends { a, b, network: network.clone() }
+}
+
+#[test]
+fn a_pair_of_rails_that_never_works_is_told_of_once() {
+    let network = RailNetwork::default();
+    let rail = |n: usize, seed| network.rail(&format!("rail{n}"), seed, RailFaults::default());
+    let devices = [[rail(1, 1), rail(2, 2)], [rail(3, 3), rail(4, 4)]];
+    let attempts = |ends: &Ends| ends.a.lane.state.lock().paths[1].id.attempt;
+    let said = warnings_of(|| {
+        let ends = half_pulled(devices.clone(), &network);
+        ends.until("some attempts", || ends.a.lane.is_settled() && attempts(&ends) > 4);
+        ends.b.devices[1].plug();
+        ends.until("the return of the rail", || ends.are_up(2));
+        ends.b.devices[1].pull();
+        ends.until("its loss", || ends.are_up(1));
+        let before = attempts(&ends);
+        ends.until("some attempts", || attempts(&ends) > before + 2);
+    });
+    let useless: Vec<_> = said.iter().filter(|one| one.contains("does not reach")).collect();
+    let [useless] = useless[..] else { panic!("{said:?}") };
+    assert!(useless.contains("rail2 ") && useless.contains("rail4 ("), "{useless}");
+    assert!(useless.contains("the peer: the device is gone: it was pulled"), "{useless}");
+}
+
+/// To make queue pairs may take a device long.
+#[test]
+fn a_channel_that_takes_long_to_make_holds_up_nobody() {
+    let over = |which: usize| {
+        let network = RailNetwork::default();
+        let rail = |n: usize| network.rail(&format!("rail{n}"), n as u64, RailFaults::default());
+        let (a, b) = (End::new(Role::Connector, vec![rail(1), rail(2)]), vec![rail(3), rail(4)]);
+        let ends = Ends { a, b: End::new(Role::Acceptor, b), network };
+        let hold = [&ends.a, &ends.b][which].devices[0].hold_opens();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ends.until("the other path", || ends.are_up(1));
+                tell.send(()).expect("awaited");
+            });
+            let in_time = told.recv_timeout(FAR);
+            drop(hold);
+            in_time.expect("the lanes go on while the channel is made");
+        });
+        ends.until("both paths", || ends.are_up(2));
+    };
+    [0, 1].into_iter().for_each(over);
 }
 
 /// A device may need seconds to register much memory.

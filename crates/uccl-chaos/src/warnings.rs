@@ -47,7 +47,7 @@ impl Subscriber for Warnings {
 }
 
 /// The warnings of this thread while it does something.
-pub(super) fn warnings_of(act: impl FnOnce()) -> Vec<String> {
+pub fn warnings_of(act: impl FnOnce()) -> Vec<String> {
     let said = Arc::new(Mutex::new(Vec::new()));
     tracing::subscriber::with_default(Warnings(Arc::clone(&said)), act);
     std::mem::take(&mut *said.lock())

@@ -1,0 +1,74 @@
+//! What is left of a killed lane whose devices did not end its channels in time.
+
+use std::{collections::HashSet, sync::Arc};
+
+use parking_lot::Mutex;
+use uccl_fabric::lane::Aftermath;
+
+use super::{aside::Ending, bounce::Area, rails::Rails, state::Ended};
+
+/// Channels that are still ending. Until they have, their devices may touch what they were given.
+pub(super) struct Left {
+    pub(super) channels: Vec<Ending>,
+    /// The numbers of the registrations by which our requests name our memory.
+    pub(super) registrations: HashSet<u64>,
+    /// The slots of the regions that were lent to the peer.
+    pub(super) lent: HashSet<u32>,
+    /// Operations with parts on these channels.
+    pub(super) operations: Mutex<Vec<Ended>>,
+    /// The memory of the lane itself.
+    pub(super) areas: Vec<Area>,
+    pub(super) rails: Arc<Rails>,
+}
+
+impl Left {
+    pub(super) fn is_over(&self) -> bool {
+        self.channels.iter().all(Ending::is_over)
+    }
+
+    /// Whether one of the channels may touch our region of this slot.
+    pub(super) fn touches(&self, slot: u32) -> bool {
+        let is_named =
+            |pinned: Arc<super::pinned::Pinned>| self.registrations.contains(&pinned.number);
+        let is_known =
+            || self.lent.contains(&slot) || self.rails.of_slot(slot).is_some_and(is_named);
+        !self.is_over() && is_known()
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if self.is_over() {
+            return;
+        }
+        tracing::error!(
+            "a device does not end channels: they, and locked memory, are kept until the process ends"
+        );
+        self.channels.drain(..).for_each(Ending::leave);
+        std::mem::forget(std::mem::take(&mut self.areas));
+    }
+}
+
+/// What is left, for the engine.
+pub(super) struct Remains(pub(super) Arc<Left>);
+
+impl Aftermath for Remains {
+    fn copies(&self) -> bool {
+        !self.0.is_over()
+    }
+
+    fn touches(&self, slot: u32) -> bool {
+        self.0.touches(slot)
+    }
+
+    fn look(&self) {
+        if self.0.is_over() {
+            let ended = std::mem::take(&mut *self.0.operations.lock());
+            ended.into_iter().for_each(|(_, done, result)| done.complete(result));
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.is_over() && self.0.operations.lock().is_empty()
+    }
+}
