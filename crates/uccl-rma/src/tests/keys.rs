@@ -1,7 +1,12 @@
 //! What a peer can do with the keys that it was given, whatever it says.
 
+use uccl_chaos::GpuFaults;
 use uccl_fabric::{
-    lane::OpKind::{Read, Write},
+    gpu::CopyBy,
+    lane::{
+        OpError,
+        OpKind::{Read, Write},
+    },
     rail::{Channel, Ended, Rail as _, Request, RequestError},
 };
 use uccl_wire::{
@@ -229,4 +234,102 @@ fn a_region_is_not_released_while_something_is_on_its_way_there() {
     assert!(ends.b.lane.touched_by_peer(region.slot), "a write may land");
     ends.a.rail().unstick();
     ends.until("both ends are gone", || !ends.b.lane.touched_by_peer(region.slot));
+}
+
+/// Ends whose device at `refusing` takes no memory, which is copied slowly there.
+fn staged(refusing: Role) -> Ends {
+    let network = RailNetwork::default();
+    let end = |role, seed| {
+        let percent = if role == refusing { 100 } else { 0 };
+        let faults = RailFaults { refuse_memory_percent: percent, ..RailFaults::default() };
+        let devices = vec![network.rail("rail", seed, faults)];
+        let slow = GpuFaults { delay_polls: 1000, fail_at: None, seed };
+        let rails = Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect());
+        End::with(role, devices, rails.copying_by(CopyBy::from(slow)))
+    };
+    let (a, b) = (end(Role::Connector, 1), end(Role::Acceptor, 2));
+    let ends = Ends { a, b, network };
+    ends.until("the path is up", || ends.are_up(1));
+    ends
+}
+
+/// What is in a chunk is on its way to a region as much as what a device has.
+#[test]
+fn a_region_is_not_released_while_a_chunk_is_on_its_way_there() {
+    for refusing in [Role::Connector, Role::Acceptor] {
+        let ends = staged(refusing);
+        let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+        let _local = ends.a.register(&ours);
+        let region = ends.b.register(&theirs);
+        let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+        let write = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
+        let copying = match refusing {
+            Role::Connector => &ends.a,
+            Role::Acceptor => &ends.b,
+        };
+        ends.until("a copy", || copying.lane.state.lock().copies.are_under_way());
+        // What is still to be said is said before.
+        while let Some(note) = ends.b.lane.take_note() {
+            ends.a.hear(&note).expect("an honest peer");
+        }
+        ends.a.hear(&Note::Revoke(id_of(&region))).expect("an honest peer");
+        let mut released = false;
+        let began = Instant::now();
+        while !released {
+            assert!(began.elapsed() < FAR, "it is never released");
+            ends.b.progress();
+            while let Some(note) = ends.b.lane.take_note() {
+                ends.a.hear(&note).expect("an honest peer");
+            }
+            ends.a.progress();
+            while let Some(note) = ends.a.lane.take_note() {
+                if note == Note::Released(id_of(&region)) {
+                    assert_eq!(write.result(), Some(Ok(())), "released by {refusing:?}");
+                    released = true;
+                } else {
+                    ends.b.hear(&note).expect("an honest peer");
+                }
+            }
+        }
+        assert!(theirs[..64] == ours[..64]);
+    }
+}
+
+/// The owner's devices would not refuse it: the region's registration may end later, and another one may cover it.
+#[test]
+fn nothing_more_goes_to_a_region_that_was_released() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let _local = ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+    let write = || ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
+    let first = write();
+    ends.until("the first write", || first.result().is_some());
+    drop(ends.b.regions.revoke(region.slot, region.key).expect("registered"));
+    ends.until("its release", || !ends.b.lane.touched_by_peer(region.slot));
+    let (carried, second) = (ends.network.carried(), write());
+    ends.until("the second write", || second.result().is_some());
+    assert_eq!(second.result(), Some(Err(OpError::Remote(Status::UnknownKey))));
+    assert_eq!(ends.network.carried(), carried);
+}
+
+#[test]
+fn a_region_is_touched_while_a_lost_channel_of_ours_ends() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let local = ends.a.register(&ours);
+    let remote = RemoteSpan { len: 64, ..ends.b.register(&theirs).remote() };
+    let span = Span { len: 64, ..local.span };
+    let first = ends.a.post(Read, span, remote);
+    ends.until("the first read", || first.result().is_some());
+    ends.a.rail().stick();
+    ends.a.post(Read, span, remote);
+    ends.a.rail().hold_ends(true);
+    ends.a.rail().pull();
+    ends.until("the loss of the path", || ends.a.lane.paths_up() == 0);
+    let while_it_ends = ends.a.lane.touched_by_peer(local.slot);
+    ends.a.rail().hold_ends(false);
+    assert!(while_it_ends, "the device may write there");
+    ends.until("the end of the channel", || !ends.a.lane.touched_by_peer(local.slot));
 }
