@@ -108,6 +108,7 @@ pub struct ChaosRail {
     rng: Mutex<Rng>,
     registrations: Arc<Gate>,
     opens: Arc<Gate>,
+    failed: AtomicU32,
 }
 
 /// Whether the device works.
@@ -168,6 +169,7 @@ impl RailNetwork {
             rng,
             registrations,
             opens,
+            failed: AtomicU32::new(0),
         })
     }
 
@@ -230,6 +232,11 @@ impl ChaosRail {
         self.opens.hold()
     }
 
+    /// How many attempts had failed when a channel was last made before the peer's end.
+    pub fn failed_before(&self) -> u32 {
+        self.failed.load(Relaxed)
+    }
+
     /// Whether it keeps memory whose registration ends, and says so.
     pub fn hold_memory(&self, holds: bool) {
         self.plug.lock().is_holding = holds;
@@ -273,6 +280,11 @@ impl Rail for ChaosRail {
         self.network.0.lock().memory.insert(key, Known { span, rights });
         let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
         Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
+    }
+
+    fn open_first(&self, failed: u32) -> Result<Box<dyn Channel>, RailError> {
+        self.failed.store(failed, Relaxed);
+        self.open()
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {

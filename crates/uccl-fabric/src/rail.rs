@@ -44,11 +44,22 @@ pub trait Rail: Send + Sync {
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError>;
 
-    /// Makes our end of a channel.
+    /// Makes our end of a channel. Its address stands once it is connected: until then it may depend on the peer's.
     ///
     /// # Errors
     /// When the device has no room, or is gone.
     fn open(&self) -> Result<Box<dyn Channel>, RailError>;
+
+    /// Makes our end of a channel before the peer makes its own. Our address is sent before the peer's is known, so a
+    /// device that has several of its own offers another one after each of the attempts that have `failed` since the
+    /// last that did not.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    fn open_first(&self, failed: u32) -> Result<Box<dyn Channel>, RailError> {
+        let _ = failed;
+        self.open()
+    }
 }
 
 /// Describes a rail, for planning and for people.

@@ -23,10 +23,10 @@ pub(super) enum Made {
 pub(super) struct Making(Option<JoinHandle<Made>>);
 
 impl Making {
-    /// Starts to make a channel, if the rail's port is up.
-    pub(super) fn of(rail: &Arc<dyn Rail>) -> Self {
+    /// Starts to make a channel, if the rail's port is up, after so many attempts that have failed.
+    pub(super) fn of(rail: &Arc<dyn Rail>, failed: u32) -> Self {
         let rail = Arc::clone(rail);
-        Self::by("uccl-open", move || match rail.is_up().then(|| rail.open()) {
+        Self::by("uccl-open", move || match rail.is_up().then(|| rail.open_first(failed)) {
             Some(Ok(channel)) => Made::Channel(channel, Ok(())),
             Some(Err(e)) => Made::Nothing(e),
             None => Made::Down,

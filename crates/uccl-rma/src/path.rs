@@ -68,6 +68,9 @@ pub(super) struct Path {
     /// Whether an attempt has ended, with or without success.
     pub(super) tried: bool,
     has_worked: bool,
+    /// How many attempts have failed since the last that did not; and whether the present one has not.
+    failed: u32,
+    works: bool,
     /// It has been logged that it does not work.
     is_told: bool,
     backoff: Duration,
@@ -135,6 +138,8 @@ impl Path {
             their_name: String::new(),
             tried: false,
             has_worked: false,
+            failed: 0,
+            works: false,
             is_told: false,
             backoff: FIRST_RETRY,
             why: None,
@@ -230,7 +235,7 @@ impl Path {
     /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is done.
     pub(super) fn make(&mut self, rail: &Arc<dyn Rail>) {
         self.id.attempt = self.id.attempt.wrapping_add(1);
-        self.state = State::Making(Making::of(rail));
+        self.state = State::Making(Making::of(rail, self.failed));
     }
 
     /// The peer's end is made: starts to make ours, for this attempt, and to join it. [`Self::look`] tells when that is
@@ -314,6 +319,7 @@ impl Path {
                 self.limits = channel.limits();
                 self.state = State::Up(channel);
                 (self.tried, self.has_worked, self.why) = (true, true, None);
+                (self.failed, self.works) = (0, true);
                 true
             }
             other => {
@@ -357,6 +363,9 @@ impl Path {
     /// Both ends are gone, or the peer never had one. Returns the parts that may be requested again. If our end is
     /// still being dropped, this waits for it.
     pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
+        if !std::mem::take(&mut self.works) {
+            self.failed = self.failed.wrapping_add(1);
+        }
         let retry_at = connects.then(|| Instant::now() + self.backoff);
         self.backoff = (self.backoff * 2).min(LAST_RETRY);
         (self.state, self.peer_gone) = (State::Idle { retry_at }, false);

@@ -6,7 +6,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -110,7 +110,8 @@ impl Listed<'_> {
                 errno => RailError::os(format!("opening {name} (ibv_open_device)"), errno),
             });
         };
-        let context = Context { raw, verbs, name, is_gone: AtomicBool::new(false) };
+        let (is_gone, vectors) = (AtomicBool::new(false), AtomicUsize::new(fastrand::usize(..)));
+        let context = Context { raw, verbs, name, is_gone, vectors };
         context.never_block()?;
         Ok(Arc::new(context))
     }
@@ -122,6 +123,8 @@ pub(super) struct Context {
     verbs: &'static Verbs,
     name: String,
     is_gone: AtomicBool,
+    /// Counts the completion queues. It begins anywhere, so that processes do not all begin at the same vector.
+    vectors: AtomicUsize,
 }
 
 // SAFETY: verbs may be called from any thread; the library does its own locking.
@@ -140,6 +143,14 @@ impl Context {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The completion vector of the next completion queue. They take turns, so that not one processor takes the
+    /// interrupts of all queues.
+    pub(super) fn next_vector(&self) -> i32 {
+        // SAFETY: the context lives, and the library does not change this number.
+        let count = unsafe { (*self.raw.as_ptr()).num_comp_vectors };
+        nth_vector(self.vectors.fetch_add(1, Ordering::Relaxed), count)
     }
 
     /// Makes reads of asynchronous events return at once.
@@ -218,6 +229,12 @@ impl Context {
     }
 }
 
+/// There is always a vector 0.
+fn nth_vector(nth: usize, count: i32) -> i32 {
+    let count = usize::try_from(count).unwrap_or(0).max(1);
+    i32::try_from(nth % count).unwrap_or(0)
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: every object made on it holds it, so none is left; closed once.
@@ -238,5 +255,20 @@ pub(super) fn complain(call: &str, returned: i32) {
     if let Err(errno) = check(returned) {
         let error = std::io::Error::from_raw_os_error(errno);
         tracing::error!(%error, "{call} failed: something is left until the process ends");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completion_queues_take_turns_with_the_vectors() {
+        let of = |count| (7..13).map(|nth| nth_vector(nth, count)).collect::<Vec<_>>();
+        assert_eq!(of(4), [3, 0, 1, 2, 3, 0]);
+        for none in [1, 0, -1] {
+            assert_eq!(of(none), [0; 6]);
+        }
+        assert!(nth_vector(usize::MAX, i32::MAX) >= 0);
     }
 }

@@ -34,10 +34,10 @@ impl Cq {
     pub(super) fn new(context: &Arc<Context>, room: i32) -> Result<Arc<Self>, RailError> {
         let events = Events::new(context)?;
         let channel = events.raw.as_ptr();
-        // SAFETY: context and channel live. There is always a completion vector 0.
-        let raw = unsafe {
-            (context.verbs().create_cq)(context.raw(), room, ptr::null_mut(), channel, 0)
-        };
+        let (user, vector) = (ptr::null_mut(), context.next_vector());
+        // SAFETY: context and channel live, and the device has the vector.
+        let raw =
+            unsafe { (context.verbs().create_cq)(context.raw(), room, user, channel, vector) };
         let raw = NonNull::new(raw).ok_or_else(|| context.error("ibv_create_cq", errno()))?;
         // SAFETY: the context lives, and was filled in by the device's driver when it was opened.
         let ops = unsafe { &(*context.raw()).ops };

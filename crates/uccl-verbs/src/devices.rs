@@ -56,6 +56,8 @@ pub struct Port {
     pub gids: Vec<RdmaGid>,
     pub(super) mtu: u8,
     pub(super) max_message: u64,
+    pub(super) needs_global: bool,
+    pub(super) pkeys: Vec<u16>,
 }
 
 impl Port {
@@ -143,7 +145,7 @@ fn is_made_of_software(attr: &DeviceAttr) -> bool {
     matches!(attr.vendor_id, 0xff_ffff | 0x62_6d74)
 }
 
-fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
+pub(super) fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
     let folder = folder_of(&device.name).join(format!("ports/{number}"));
     let ethernet = attr.link_layer == abi::LINK_LAYER_ETHERNET;
     let mtu = attr.active_mtu.clamp(1, 5) as u8;
@@ -158,7 +160,31 @@ fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
         gids: RdmaGid::of_port(&device.name, number.into()),
         mtu,
         max_message: attr.max_msg_sz.into(),
+        needs_global: attr.flags & abi::GRH_REQUIRED != 0,
+        pkeys: pkeys_of(&folder.join("pkeys")),
     }
+}
+
+/// A port's table of partition keys, from a folder with a file for each. Empty if it cannot be read.
+fn pkeys_of(folder: &Path) -> Vec<u16> {
+    let read = |index: usize| {
+        let text = fs::read_to_string(folder.join(index.to_string())).ok()?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    };
+    (0..).map_while(read).collect()
+}
+
+/// The index of the partition key to use: the one asked for, unless that place is empty. Then it is the first key of a
+/// full member, or else the first of any.
+pub(super) fn pkey_index(asked: u16, table: &[u16]) -> u16 {
+    // The lower bits name the partition, and the highest says that the port is a full member.
+    let is_key = |key: &u16| key & 0x7fff != 0;
+    if table.get(usize::from(asked)).is_none_or(is_key) {
+        return asked;
+    }
+    let first = |full: bool| table.iter().position(|key| is_key(key) && (key >> 15 == 1 || !full));
+    let found = first(true).or_else(|| first(false));
+    found.and_then(|index| u16::try_from(index).ok()).unwrap_or(asked)
 }
 
 pub(super) fn is_active(attr: &PortAttr) -> bool {
@@ -209,10 +235,26 @@ mod tests {
             gids: Vec::new(),
             mtu: 5,
             max_message: 1 << 30,
+            needs_global: false,
+            pkeys: Vec::new(),
         };
         let address = std::net::Ipv6Addr::new(0xfec0, 0, 0, 2, 1, 2, 3, 4);
         let gid = RdmaGid::new(0, address, None);
         assert_eq!(port.network(&gid), "ib:fec0000000000002");
+    }
+
+    #[test]
+    fn an_empty_place_of_the_table_names_no_partition() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (index, key) in ["0x0000", "0x7fff", "0x8001", "0xffff"].iter().enumerate() {
+            fs::write(folder.path().join(index.to_string()), format!("{key}\n")).expect("a key");
+        }
+        let table = pkeys_of(folder.path());
+        assert_eq!(table, [0, 0x7fff, 0x8001, 0xffff]);
+        assert_eq!([0, 1, 3].map(|asked| pkey_index(asked, &table)), [2, 1, 3]);
+        assert_eq!((pkey_index(0, &[0, 0x7fff, 0]), pkey_index(0, &[0, 0])), (1, 0));
+        assert_eq!((pkey_index(0, &[]), pkey_index(9, &table)), (0, 9), "not known");
+        assert!(pkeys_of(&folder.path().join("none")).is_empty());
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub(super) struct Path {
     pub(super) gid: [u8; 16],
     pub(super) link_layer: LinkLayer,
     pub(super) lid: u16,
+    /// Whether the port sends nothing without the global header: that of a virtual function on InfiniBand.
+    pub(super) needs_global: bool,
     /// The longest packet, as verbs number it: from 1 for 256 bytes to 5 for 4096.
     pub(super) mtu: u8,
     pub(super) service_level: u8,
@@ -272,11 +274,14 @@ fn empty_attr(state: u32) -> QpAttr {
     attr
 }
 
-/// The route of packets to the peer. InfiniBand needs the global header only to leave the subnet.
+/// The route of packets to the peer. InfiniBand needs the global header only to leave the subnet, or where the port says
+/// so.
 fn route(path: &Path, peer: &VerbsAddress) -> abi::AhAttr {
     let global = match path.link_layer {
         LinkLayer::Ethernet => true,
-        LinkLayer::InfiniBand => peer.lid == 0 || path.gid[..8] != peer.gid[..8],
+        LinkLayer::InfiniBand => {
+            path.needs_global || peer.lid == 0 || path.gid[..8] != peer.gid[..8]
+        }
     };
     let mut route = empty_attr(0).ah_attr;
     route.port_num = path.port;
@@ -297,5 +302,62 @@ impl Drop for Qp {
         // SAFETY: destroyed once; its completions may still lie in the completion queue, which `_cq` holds.
         let returned = unsafe { (self.pd.verbs().destroy_qp)(self.raw.as_ptr()) };
         complain("ibv_destroy_qp", returned);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_have_the_global_header_where_it_is_needed() {
+        let gid = |last: u8| {
+            let mut gid = [0; 16];
+            (gid[0], gid[15]) = (0xfe, last);
+            gid
+        };
+        let path = |link_layer, needs_global| Path {
+            port: 2,
+            pkey_index: 0,
+            gid_index: 3,
+            gid: gid(1),
+            link_layer,
+            lid: 7,
+            needs_global,
+            mtu: 5,
+            service_level: 4,
+            traffic_class: 104,
+            reads_asked: 16,
+            reads_answered: 16,
+            timeout: 14,
+            retries: 7,
+        };
+        let peer = |link_layer, lid, gid| VerbsAddress {
+            link_layer,
+            mtu: 5,
+            lid,
+            gid,
+            reads_answered: 16,
+            receives: 0,
+            reliable: Vec::new(),
+            unreliable: Vec::new(),
+        };
+        let near = |needs_global, lid| {
+            let layer = LinkLayer::InfiniBand;
+            route(&path(layer, needs_global), &peer(layer, lid, gid(2)))
+        };
+        assert_eq!(
+            [near(false, 9), near(true, 9), near(false, 0)].map(|to| to.is_global),
+            [0, 1, 1]
+        );
+        let mut far = gid(2);
+        far[7] = 1;
+        let far = peer(LinkLayer::InfiniBand, 9, far);
+        assert_eq!(route(&path(LinkLayer::InfiniBand, false), &far).is_global, 1, "another subnet");
+        let needed = near(true, 9);
+        assert_eq!((needed.grh.sgid_index, needed.dlid, needed.sl, needed.port_num), (3, 9, 4, 2));
+        assert_eq!((needed.grh.dgid.raw, needed.grh.traffic_class), (gid(2), 104));
+        let ethernet = LinkLayer::Ethernet;
+        assert_eq!(route(&path(ethernet, false), &peer(ethernet, 0, gid(2))).is_global, 1);
     }
 }

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, RdmaGid};
 use uccl_fabric::{
     mem::Span,
     rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
     region::Rights,
 };
+use uccl_wire::verbs::LinkLayer;
 
 use super::{
     channel::{COMPLETIONS_OF_UC, Shape, Trust, VerbsChannel},
     context::{Context, DeviceList},
-    devices::{Device, Opened, Port, is_active},
+    devices::{Device, Opened, Port, is_active, pkey_index, port},
     ffi::{Verbs, abi::DeviceAttr},
     gid,
     mr::Reach,
@@ -26,7 +27,11 @@ use super::{
 pub struct VerbsRail {
     info: RailInfo,
     pd: Arc<Pd>,
+    /// As the port was when it was opened.
     shape: Shape,
+    device: Device,
+    gid_index: Option<u8>,
+    pkey_index: u16,
     max_region: u64,
     relaxed_ordering: bool,
     trust: Arc<Trust>,
@@ -165,15 +170,17 @@ impl VerbsRail {
         device: &Device,
         port: &Port,
     ) -> Result<Self, String> {
-        let gid = gid::choose(&port.gids, port.link_layer, settings.gid_index)?;
+        let gids = usable_gids(port, settings.gid_index)?;
+        let [gid, ..] = gids[..] else { return Err("the port has no GID".to_owned()) };
+        let (gid_index, gid_address) = place_of(gid);
         let path = Path {
             port: port.number,
-            pkey_index: settings.pkey_index,
-            gid_index: u8::try_from(gid.index)
-                .map_err(|_| format!("its GID at index {} is out of reach", gid.index))?,
-            gid: gid.address.octets(),
+            pkey_index: pkey_index(settings.pkey_index, &port.pkeys),
+            gid_index,
+            gid: gid_address,
             link_layer: port.link_layer,
             lid: port.lid,
+            needs_global: port.needs_global,
             mtu: port.mtu,
             service_level: settings.service_level,
             traffic_class: settings.traffic_class,
@@ -206,12 +213,68 @@ impl VerbsRail {
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
         let relaxed_ordering = settings.relaxed_ordering != RelaxedOrdering::Never;
         let trust = Arc::new(Trust::new(&info.name));
-        Ok(Self { info, pd, shape, max_region, relaxed_ordering, trust })
+        let (device, gid_index) = (device.clone(), settings.gid_index);
+        let pkey_index = settings.pkey_index;
+        Ok(Self {
+            info,
+            pd,
+            shape,
+            device,
+            gid_index,
+            pkey_index,
+            max_region,
+            relaxed_ordering,
+            trust,
+        })
+    }
+
+    /// The port as it is now: the subnet manager may have given it another LID, and its interfaces other addresses.
+    fn port_now(&self) -> Option<Port> {
+        let attr = self.context().query_port(self.shape.path.port).ok()?;
+        Some(port(&self.device, self.shape.path.port, &attr))
+    }
+
+    /// Makes a channel with the best GID but so many. If `answers`, the peer's address is known when it is connected,
+    /// and may call for another GID.
+    fn channel(&self, failed: u32, answers: bool) -> Result<Box<dyn Channel>, RailError> {
+        self.context().take_events();
+        self.context().check_gone()?;
+        let (mut shape, mut others) = (self.shape, Vec::new());
+        if let Some(now) = self.port_now() {
+            let Shape { path, .. } = &mut shape;
+            (path.lid, path.mtu, path.needs_global) = (now.lid, now.mtu, now.needs_global);
+            path.pkey_index = pkey_index(self.pkey_index, &now.pkeys);
+            let gids = usable_gids(&now, self.gid_index).unwrap_or_default();
+            if let Some(gid) = gids.get(failed as usize % gids.len().max(1)) {
+                (path.gid_index, path.gid) = place_of(gid);
+            }
+            if answers && now.link_layer == LinkLayer::Ethernet {
+                let best = gids.first().copied().map(link_of);
+                let alike = gids.into_iter().filter(|gid| Some(link_of(gid)) == best);
+                others = alike.cloned().collect();
+            }
+        }
+        Ok(Box::new(VerbsChannel::new(&self.pd, &shape, others, &self.trust)?))
     }
 
     fn context(&self) -> &Arc<Context> {
         self.pd.context()
     }
+}
+
+/// The GIDs of a port that may reach a peer, the best first.
+fn usable_gids(port: &Port, asked: Option<u8>) -> Result<Vec<&RdmaGid>, String> {
+    gid::candidates(&port.gids, port.link_layer, asked, link_of)
+}
+
+fn link_of(gid: &RdmaGid) -> gid::Link {
+    gid::Link::of(gid, std::path::Path::new("/sys/class/net"))
+}
+
+/// A GID's index in the port's table, and the GID.
+pub(super) fn place_of(gid: &RdmaGid) -> (u8, [u8; 16]) {
+    // Those with greater indices are no candidates.
+    (u8::try_from(gid.index).unwrap_or_default(), gid.address.octets())
 }
 
 /// Most bytes of a request. Its length has 32 bits, and devices take up to 1 or 2 GiB.
@@ -272,9 +335,11 @@ impl Rail for VerbsRail {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
-        self.context().take_events();
-        self.context().check_gone()?;
-        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape, &self.trust)?))
+        self.channel(0, true)
+    }
+
+    fn open_first(&self, failed: u32) -> Result<Box<dyn Channel>, RailError> {
+        self.channel(failed, false)
     }
 }
 

@@ -230,7 +230,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_RDMA_GID_INDEX",
         default: "the best",
-        doc: "Which GID of a port is used, by its place in the port's table; else RoCE v2 over IPv4 before IPv6 before link-local",
+        doc: "Which GID of a port is used, by its place in the port's table; else RoCE v2 over IPv4 before IPv6 before link-local, first those whose interface is up, one after the other until the peer is reached",
         apply: |config, value| number(value).map(|index| config.verbs.gid_index = Some(index)),
     },
     Setting {
@@ -248,7 +248,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_RDMA_PKEY_INDEX",
         default: "0",
-        doc: "Which partition key of a port is used, by its place in the port's table",
+        doc: "Which partition key of a port is used, by its place in the port's table; if that place is empty, the first key of a full member",
         apply: |config, value| rdma(config, value, |verbs, n| verbs.pkey_index = n),
     },
     Setting {

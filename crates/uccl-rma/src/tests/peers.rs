@@ -204,6 +204,24 @@ fn a_pair_of_rails_that_never_works_is_told_of_once() {
     assert!(useless.contains("the peer: the device is gone: it was pulled"), "{useless}");
 }
 
+/// A device with several addresses tries another where one does not reach the peer.
+#[test]
+fn a_device_is_told_how_many_attempts_have_failed() {
+    let network = RailNetwork::default();
+    let rail = |n: usize, seed| network.rail(&format!("rail{n}"), seed, RailFaults::default());
+    let devices = [[rail(1, 1), rail(2, 2)], [rail(3, 3), rail(4, 4)]];
+    let ends = half_pulled(devices, &network);
+    let failed = || [0, 1].map(|at: usize| ends.a.devices[at].failed_before());
+    ends.until("some attempts", || failed()[1] == 3);
+    ends.b.devices[1].plug();
+    ends.until("the return of the rail", || ends.are_up(2));
+    let attempts = || ends.a.lane.state.lock().paths[1].id.attempt;
+    let before = attempts();
+    ends.a.devices[1].cut();
+    ends.until("another attempt", || attempts() > before && ends.are_up(2));
+    assert_eq!(failed(), [0, 0], "the last attempt did not fail");
+}
+
 /// To make queue pairs may take a device long.
 #[test]
 fn a_channel_that_takes_long_to_make_holds_up_nobody() {

@@ -6,13 +6,16 @@ mod unreliable;
 
 use std::{
     collections::VecDeque,
+    net::Ipv6Addr,
     os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use uccl_device::RdmaGid;
 use uccl_fabric::{
     lane::OpKind,
+    network::shares_network,
     rail::{Channel, Ended, Limits, RailError, Request, RequestError},
 };
 use uccl_wire::verbs::VerbsAddress;
@@ -26,8 +29,10 @@ use self::{
 use super::{
     cq::Cq,
     ffi::abi::{Wc, wc_status, wr_opcode},
+    gid,
     pd::Pd,
     qp::{Path, Qp, Room, Service},
+    rail::place_of,
     registration,
 };
 
@@ -65,6 +70,8 @@ pub(super) struct VerbsChannel {
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
+    /// The GIDs that the peer may be answered with.
+    others: Vec<RdmaGid>,
     trust: Arc<Trust>,
     address: Vec<u8>,
     is_joined: bool,
@@ -83,7 +90,13 @@ pub(super) struct VerbsChannel {
 
 impl VerbsChannel {
     /// Makes unreliable queue pairs only while the rail's [`Trust`] in them holds.
-    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape, trust: &Arc<Trust>) -> Result<Self, RailError> {
+    /// When it is connected, one of the GIDs in `others` may take the place of its own.
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        shape: &Shape,
+        others: Vec<RdmaGid>,
+        trust: &Arc<Trust>,
+    ) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
         let writes_over_uc = shape.writes_over_uc && trust.holds();
         let of_uc = if writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
@@ -114,6 +127,7 @@ impl VerbsChannel {
             cq,
             pd: Arc::clone(pd),
             shape: *shape,
+            others,
             trust: Arc::clone(trust),
             address,
             is_joined: false,
@@ -131,6 +145,16 @@ impl VerbsChannel {
             Some(fault) => Err(fault.clone()),
             None if self.is_joined => Ok(()),
             None => Err(RailError::Lost("the channel is not joined with a peer's".to_owned())),
+        }
+    }
+
+    /// Takes the GID that suits the peer's.
+    fn answer_from(&mut self, peer: Ipv6Addr) {
+        let path = &mut self.shape.path;
+        let Some(gid) = gid::towards(&self.others, peer, shares_network) else { return };
+        if (path.gid_index, path.gid) != place_of(gid) {
+            (path.gid_index, path.gid) = place_of(gid);
+            self.address = address_of(path, &self.queues, self.unreliable.as_ref()).encode();
         }
     }
 
@@ -427,6 +451,7 @@ impl Channel for VerbsChannel {
             )));
         }
         self.check_not_joined()?;
+        self.answer_from(peer.gid.into());
         self.keep_queues(peer.reliable.len());
         for (queue, qp) in self.queues.iter().zip(&peer.reliable) {
             queue.qp().join(&self.shape.path, &peer, *qp)?;

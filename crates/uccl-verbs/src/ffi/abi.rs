@@ -158,6 +158,8 @@ pub(crate) struct PortAttr {
     pub(crate) port_cap_flags2: u16,
 }
 
+/// `IBV_QPF_GRH_REQUIRED`, one of a port's flags.
+pub(crate) const GRH_REQUIRED: u8 = 1;
 /// `IBV_PORT_ACTIVE`.
 pub(crate) const PORT_ACTIVE: c_uint = 4;
 /// `IBV_PORT_ACTIVE_DEFER`.
