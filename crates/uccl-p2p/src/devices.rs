@@ -9,6 +9,7 @@ mod verbs;
 
 use std::{path::Path, sync::Arc};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uccl_fabric::rail::{Rail, RailError};
 use uccl_libfabric::LibfabricSettings;
 
@@ -34,8 +35,21 @@ fn has_devices(folder: &str) -> bool {
     Path::new(folder).read_dir().is_ok_and(|mut devices| devices.next().is_some())
 }
 
+/// Lets this process lock as much memory as its hard limit allows. Devices lock what is registered with them, and many
+/// systems start programs with a soft limit of some MiB below an unlimited hard one.
+fn lock_more() {
+    let limit = getrlimit(Resource::Memlock);
+    if limit.current != limit.maximum {
+        let raised = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit });
+        if let Err(e) = raised {
+            tracing::debug!("the limit for locked memory stays as it is: {e}");
+        }
+    }
+}
+
 /// Opens the devices. If none can be opened, [`Opened::why_none`] says why.
 pub(crate) fn open(config: &Config) -> Opened {
+    lock_more();
     let opened = match config.transport {
         Transport::Auto => open_best(config),
         Transport::Verbs => open_verbs(config),
@@ -95,4 +109,22 @@ fn open_libfabric(_: &Config, _: &LibfabricSettings) -> Result<Vec<Arc<dyn Rail>
 #[cfg(not(all(feature = "verbs", feature = "libfabric")))]
 fn absent(feature: &str) -> RailError {
     RailError::Unavailable(format!("this build has none of it: the feature `{feature}` is off"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_may_lock_as_much_as_the_system_allows() {
+        let before = getrlimit(Resource::Memlock);
+        let little = before.maximum.unwrap_or(u64::MAX).min(64 << 10);
+        let low = Rlimit { current: Some(little), ..before };
+        setrlimit(Resource::Memlock, low).expect("lowered");
+        let opened = open(&Config { transport: Transport::Tcp, ..Config::default() });
+        let after = getrlimit(Resource::Memlock);
+        setrlimit(Resource::Memlock, before).expect("as it was");
+        assert!(opened.rails.is_empty());
+        assert_eq!(after.current, before.maximum);
+    }
 }

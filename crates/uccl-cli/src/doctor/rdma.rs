@@ -52,7 +52,8 @@ impl Facts {
         let folder = verbs.as_deref().and_then(Path::parent).map(Path::to_owned);
         let driver = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
         Self {
-            locked_bytes: getrlimit(Resource::Memlock).current,
+            // An endpoint raises the soft limit to the hard one.
+            locked_bytes: getrlimit(Resource::Memlock).maximum,
             has_fabric: libraries::find(FABRIC).is_some(),
             providers: folder.map(|folder| providers(&folder)).unwrap_or_default(),
             has_verbs: verbs.is_some(),
