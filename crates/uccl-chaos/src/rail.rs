@@ -109,12 +109,17 @@ pub struct ChaosRail {
     registrations: Arc<Gate>,
     opens: Arc<Gate>,
     failed: AtomicU32,
+    /// The keys of what was registered with it.
+    keys: Mutex<Vec<u64>>,
 }
 
 /// Whether the device works.
 #[derive(Default)]
 struct Plug {
     is_in: bool,
+    /// The device has failed for good, and has to be opened again; and whether it can be.
+    is_lost: bool,
+    is_back: bool,
     /// Counts how often it was pulled: channels from before are lost.
     pulled: u64,
     broken: u64,
@@ -170,6 +175,7 @@ impl RailNetwork {
             registrations,
             opens,
             failed: AtomicU32::new(0),
+            keys: Mutex::default(),
         })
     }
 
@@ -195,6 +201,20 @@ impl ChaosRail {
 
     pub fn plug(&self) {
         self.plug.lock().is_in = true;
+    }
+
+    /// It fails for good: channels and registrations are lost.
+    pub fn lose(&self) {
+        self.pull();
+        self.plug.lock().is_lost = true;
+        let keys = std::mem::take(&mut *self.keys.lock());
+        let mut network = self.network.0.lock();
+        keys.iter().for_each(|key| _ = network.memory.remove(key));
+    }
+
+    /// It is there again, and can be opened.
+    pub fn bring_back(&self) {
+        self.plug.lock().is_back = true;
     }
 
     /// Loses all its channels.
@@ -271,6 +291,9 @@ impl Rail for ChaosRail {
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
         self.registrations.pass();
+        if self.plug.lock().is_lost {
+            return Err(RailError::Gone("it has failed".into()));
+        }
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));
@@ -278,8 +301,18 @@ impl Rail for ChaosRail {
         // No two regions have the same key or the same base, so that mixing them up shows.
         let key = NEXT_KEY.fetch_add(1, Relaxed);
         self.network.0.lock().memory.insert(key, Known { span, rights });
+        self.keys.lock().push(key);
         let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
         Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
+    }
+
+    fn reopen(&self) -> bool {
+        let mut plug = self.plug.lock();
+        let reopens = plug.is_lost && plug.is_back;
+        if reopens {
+            (plug.is_lost, plug.is_back, plug.is_in) = (false, false, true);
+        }
+        reopens
     }
 
     fn open_first(&self, failed: u32) -> Result<Box<dyn Channel>, RailError> {

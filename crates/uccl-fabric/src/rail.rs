@@ -50,6 +50,12 @@ pub trait Rail: Send + Sync {
     /// When the device has no room, or is gone.
     fn open(&self) -> Result<Box<dyn Channel>, RailError>;
 
+    /// If the device was lost and is there again, opens it anew; this may take long. True if so: what was registered with
+    /// it has to be registered again.
+    fn reopen(&self) -> bool {
+        false
+    }
+
     /// Makes our end of a channel before the peer makes its own. Our address is sent before the peer's is known, so a
     /// device that has several of its own offers another one after each of the attempts that have `failed` since the
     /// last that did not.

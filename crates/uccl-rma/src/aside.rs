@@ -8,6 +8,8 @@ use std::{
 
 use uccl_fabric::rail::{Channel, Rail, RailError};
 
+use super::rails::Rails;
+
 /// What became of making or joining a channel.
 pub(super) enum Made {
     /// The channel, and whether it could be joined, if it was to be.
@@ -24,21 +26,37 @@ pub(super) struct Making(Option<JoinHandle<Made>>);
 
 impl Making {
     /// Starts to make a channel, if the rail's port is up, after so many attempts that have failed.
-    pub(super) fn of(rail: &Arc<dyn Rail>, failed: u32) -> Self {
-        let rail = Arc::clone(rail);
-        Self::by("uccl-open", move || match rail.is_up().then(|| rail.open_first(failed)) {
+    pub(super) fn of(rails: &Arc<Rails>, at: usize, failed: u32) -> Self {
+        let open = move |rail: &dyn Rail| match rail.is_up().then(|| rail.open_first(failed)) {
             Some(Ok(channel)) => Made::Channel(channel, Ok(())),
             Some(Err(e)) => Made::Nothing(e),
             None => Made::Down,
-        })
+        };
+        Self::over(rails, at, "uccl-open", open)
     }
 
     /// Starts to make a channel and to join it with the end that has this address.
-    pub(super) fn joined(rail: &Arc<dyn Rail>, address: Vec<u8>) -> Self {
-        let rail = Arc::clone(rail);
-        Self::by("uccl-join", move || match rail.open() {
+    pub(super) fn joined(rails: &Arc<Rails>, at: usize, address: Vec<u8>) -> Self {
+        Self::over(rails, at, "uccl-join", move |rail| match rail.open() {
             Ok(channel) => join(channel, &address),
             Err(e) => Made::Nothing(e),
+        })
+    }
+
+    /// The device is opened again before, if it was lost.
+    fn over(
+        rails: &Arc<Rails>,
+        at: usize,
+        name: &str,
+        open: impl FnOnce(&dyn Rail) -> Made + Send + 'static,
+    ) -> Self {
+        let rails = Arc::clone(rails);
+        Self::by(name, move || {
+            rails.reopen(at);
+            match rails.all().get(at) {
+                Some(rail) => open(&**rail),
+                None => Made::Nothing(RailError::Unavailable("there is no such rail".into())),
+            }
         })
     }
 

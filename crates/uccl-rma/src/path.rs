@@ -6,13 +6,14 @@ use std::{
 };
 
 use slab::Slab;
-use uccl_fabric::rail::{Channel, Ended, Limits, Rail, RailError, Request, RequestError};
+use uccl_fabric::rail::{Channel, Ended, Limits, RailError, Request, RequestError};
 use uccl_wire::rails::PathId;
 
 use super::{
     aside::{Ending, Made, Making},
     bell::Bell,
     flight::Part,
+    rails::Rails,
 };
 
 /// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to [`LAST_RETRY`].
@@ -233,16 +234,16 @@ impl Path {
     }
 
     /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is done.
-    pub(super) fn make(&mut self, rail: &Arc<dyn Rail>) {
+    pub(super) fn make(&mut self, rails: &Arc<Rails>) {
         self.id.attempt = self.id.attempt.wrapping_add(1);
-        self.state = State::Making(Making::of(rail, self.failed));
+        self.state = State::Making(Making::of(rails, self.ours, self.failed));
     }
 
     /// The peer's end is made: starts to make ours, for this attempt, and to join it. [`Self::look`] tells when that is
     /// done.
-    pub(super) fn make_joined(&mut self, attempt: u32, rail: &Arc<dyn Rail>, address: &[u8]) {
+    pub(super) fn make_joined(&mut self, attempt: u32, rails: &Arc<Rails>, address: &[u8]) {
         self.id.attempt = attempt;
-        self.state = State::Joining(Making::joined(rail, address.to_vec()));
+        self.state = State::Joining(Making::joined(rails, self.ours, address.to_vec()));
     }
 
     /// Our end has just been made: from now on it rings the bell.

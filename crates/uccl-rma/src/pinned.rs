@@ -1,5 +1,6 @@
 //! Memory that is registered with devices.
 
+mod chain;
 mod narrow;
 
 use std::{
@@ -10,11 +11,12 @@ use std::{
     },
 };
 
+use parking_lot::Mutex;
 use uccl_device::MemoryKind;
 use uccl_fabric::rail::{Rail, RailError, Registration, RemoteKey};
 use uccl_fabric::{lane::Moves, mem::Span, region::Rights};
 
-use self::narrow::Narrow;
+use self::{chain::Chain, narrow::Narrow};
 
 /// For each rail, the registration or why there is none.
 type ByRail = Vec<Result<Box<dyn Registration>, RailError>>;
@@ -26,13 +28,23 @@ pub(super) struct Pinned {
     span: Span,
     kind: MemoryKind,
     rights: Rights,
-    by_rail: ByRail,
+    by_rail: Vec<Chain>,
+    renewing: Mutex<Renewing>,
     /// How the memory moves, as far as our own devices decide that.
     moves: Moves,
     /// Registrations of the same memory for peers with fewer rights: read only, and write only. Made when the first
     /// such peer asks.
     narrow: [Narrow; 2],
     is_retired: AtomicBool,
+}
+
+/// Whether the memory is being registered again, with devices that were lost and opened again.
+#[derive(Default)]
+struct Renewing {
+    /// With how many devices.
+    devices: usize,
+    /// It is not to be registered any more.
+    is_over: bool,
 }
 
 /// Memory that is to be registered.
@@ -54,13 +66,33 @@ impl Pinned {
     pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
         let ToPin { span, kind, rights } = memory;
         let narrow = [(); 2].map(|()| Narrow::new(by_rail.len()));
-        let is_retired = AtomicBool::new(false);
-        Self { number, span, kind, rights, by_rail, moves, narrow, is_retired }
+        let (is_retired, renewing) = (AtomicBool::new(false), Mutex::default());
+        let by_rail = by_rail.into_iter().map(Chain::new).collect();
+        Self { number, span, kind, rights, by_rail, renewing, moves, narrow, is_retired }
+    }
+
+    /// Registers the memory again with a device that was lost and has been opened again. One thread at a time does so
+    /// for a device.
+    pub(super) fn renew(&self, at: usize, rail: &Arc<dyn Rail>) -> Result<(), RailError> {
+        let Some(chain) = self.by_rail.get(at) else { return Ok(()) };
+        {
+            let mut renewing = self.renewing.lock();
+            if renewing.is_over || self.is_retired() {
+                return Ok(());
+            }
+            renewing.devices += 1;
+        }
+        let made = rail.register(self.span, self.kind, self.rights);
+        let why = made.as_ref().map(drop).map_err(Clone::clone);
+        chain.renew(made);
+        self.narrow.iter().for_each(|narrow| narrow.forget(at));
+        self.renewing.lock().devices -= 1;
+        why
     }
 
     /// The device's registration, if it took the memory.
     pub(super) fn with(&self, rail: usize) -> Option<&dyn Registration> {
-        self.by_rail.get(rail)?.as_deref().ok()
+        self.by_rail.get(rail)?.now()
     }
 
     /// The registration whose key gives a peer exactly these rights: our own, or one that was [made](Self::narrow) for
@@ -84,9 +116,9 @@ impl Pinned {
         self.narrow_of(rights).is_some_and(Narrow::is_making)
     }
 
-    /// Whether a registration is being made for any peer.
+    /// Whether a registration is being made, for any peer or with a device that was lost.
     pub(super) fn is_busy(&self) -> bool {
-        self.narrow.iter().any(Narrow::is_making)
+        self.renewing.lock().devices > 0 || self.narrow.iter().any(Narrow::is_making)
     }
 
     fn narrow_of(&self, rights: Rights) -> Option<&Narrow> {
@@ -123,7 +155,15 @@ impl Pinned {
     /// What the first device said that failed. It may still reach the memory; call this again.
     pub(super) fn end(&self) -> Result<(), RailError> {
         self.retire();
-        let whole = self.by_rail.iter().flatten().map(|registration| registration.end());
+        {
+            let mut renewing = self.renewing.lock();
+            renewing.is_over = true;
+            if renewing.devices > 0 {
+                return Err(RailError::Unavailable("its memory is being registered again".into()));
+            }
+        }
+        let all = self.by_rail.iter().flat_map(Chain::all);
+        let whole = all.map(|registration| registration.end());
         // Ends each of them, even if others fail.
         let ended = whole.fold(Ok(()), Result::and);
         self.narrow.iter().map(end_narrow).fold(ended, Result::and)
@@ -182,6 +222,10 @@ impl Book {
 
     pub(super) fn of_slot(&self, slot: u32) -> Option<&Arc<Pinned>> {
         self.regions.get(&slot)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Pinned>> {
+        self.by_class.values()
     }
 
     pub(super) fn remove(&mut self, pinned: &Pinned) {

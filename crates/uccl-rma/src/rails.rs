@@ -39,6 +39,11 @@ struct Shared {
     copy_by: CopyBy,
     book: RwLock<Book>,
     waiting: Waiting,
+    /// Whether a device is being opened again, by index.
+    reopening: Vec<Mutex<()>>,
+    /// Registers memory with a device that was opened again. Whoever registers new memory reads, so that each region
+    /// is registered with the device as it is then.
+    renewing: RwLock<()>,
     next: AtomicU64,
     /// The devices, by index, and the kinds of memory for which a refusal has been logged already.
     said: Mutex<HashSet<(usize, MemoryKind)>>,
@@ -57,6 +62,8 @@ impl Default for Rails {
             copy_by: CopyBy::default(),
             book: RwLock::default(),
             waiting: Waiting::default(),
+            reopening: (0..MAX_RAILS).map(|_| Mutex::default()).collect(),
+            renewing: RwLock::default(),
             next: AtomicU64::new(1),
             said: Mutex::default(),
             said_apart: Mutex::default(),
@@ -147,10 +154,30 @@ impl Rails {
         if self.all().is_empty() || waiting.has(slot) || self.of_slot(slot).is_some() {
             return;
         }
+        let _as_it_is = self.shared.renewing.read();
         let pinned = self.shared.pin(memory);
         // Another thread may have registered the region meanwhile. Then this registration was given to nobody and ends
         // here.
         book.write().add_region(slot, &pinned);
+    }
+
+    /// If this device was lost and is there again, opens it and registers all memory with it. May take long.
+    pub(super) fn reopen(&self, at: usize) {
+        let Shared { reopening, renewing, book, .. } = &*self.shared;
+        let (Some(rail), Some(reopening)) = (self.all().get(at), reopening.get(at)) else { return };
+        let _one_at_a_time = reopening.lock();
+        if !rail.reopen() {
+            return;
+        }
+        let _quiet = renewing.write();
+        let all: Vec<_> = book.read().all().cloned().collect();
+        let name = &rail.info().name;
+        tracing::warn!("{name} was lost and is used again");
+        for pinned in all {
+            if let Err(e) = pinned.renew(at, rail) {
+                tracing::warn!("{name} does not take memory again that it had before: {e}");
+            }
+        }
     }
 
     /// Whether the region of this slot has yet to be registered: an answer about it has to wait.
@@ -286,6 +313,7 @@ impl Shared {
             self.waiting.clear();
         }
         while let Some((slot, memory)) = self.waiting.begin() {
+            let _as_it_is = self.renewing.read();
             let pinned = self.pin(memory);
             self.waiting.end(|is_retired| {
                 if is_retired {

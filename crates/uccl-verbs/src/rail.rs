@@ -1,6 +1,11 @@
 //! A port of an RDMA device as a rail.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, RwLock};
 
 use uccl_device::{MemoryKind, RdmaGid};
 use uccl_fabric::{
@@ -26,7 +31,11 @@ use super::{
 /// A port of an RDMA device: InfiniBand or RoCE.
 pub struct VerbsRail {
     info: RailInfo,
-    pd: Arc<Pd>,
+    /// Of the device as it was opened last.
+    pd: RwLock<Arc<Pd>>,
+    verbs: &'static Verbs,
+    /// When a lost device was last looked for.
+    looked_for: Mutex<Option<Instant>>,
     /// As the port was when it was opened.
     shape: Shape,
     device: Device,
@@ -110,8 +119,7 @@ impl Search<'_> {
 
     fn finish(self, names: &[String]) -> Result<Vec<VerbsRail>, RailError> {
         let is_missing = |name: &&DeviceName| {
-            let is_it =
-                |rail: &VerbsRail| name.matches(rail.pd.context().name(), rail.shape.path.port);
+            let is_it = |rail: &VerbsRail| name.matches(&rail.device.name, rail.shape.path.port);
             !self.rails.iter().any(is_it)
         };
         for name in self.settings.devices.iter().filter(is_missing) {
@@ -210,7 +218,8 @@ impl VerbsRail {
             window_bytes: window(chunk_bytes, port.speed_mbps),
         };
         let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc };
-        let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
+        let (verbs, max_region) = (pd.context().verbs(), attr.max_mr_size);
+        let (pd, looked_for) = (RwLock::new(Arc::clone(pd)), Mutex::default());
         let relaxed_ordering = settings.relaxed_ordering != RelaxedOrdering::Never;
         let trust = Arc::new(Trust::new(&info.name));
         let (device, gid_index) = (device.clone(), settings.gid_index);
@@ -218,6 +227,8 @@ impl VerbsRail {
         Ok(Self {
             info,
             pd,
+            verbs,
+            looked_for,
             shape,
             device,
             gid_index,
@@ -254,11 +265,25 @@ impl VerbsRail {
                 others = alike.cloned().collect();
             }
         }
-        Ok(Box::new(VerbsChannel::new(&self.pd, &shape, others, &self.trust)?))
+        Ok(Box::new(VerbsChannel::new(&self.pd(), &shape, others, &self.trust)?))
     }
 
-    fn context(&self) -> &Arc<Context> {
-        self.pd.context()
+    fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.pd.read())
+    }
+
+    fn context(&self) -> Arc<Context> {
+        Arc::clone(self.pd().context())
+    }
+
+    /// Opens the device of this name anew, if there is one with the port.
+    fn open_again(&self) -> Result<Arc<Pd>, RailError> {
+        let list = DeviceList::get(self.verbs)?;
+        let listed = list.iter().find(|listed| listed.name() == self.device.name);
+        let gone = || RailError::Gone(format!("there is no {}", self.device.name));
+        let context = listed.ok_or_else(gone)?.open()?;
+        context.query_port(self.shape.path.port)?;
+        Pd::new(context)
     }
 }
 
@@ -276,6 +301,9 @@ pub(super) fn place_of(gid: &RdmaGid) -> (u8, [u8; 16]) {
     // Those with greater indices are no candidates.
     (u8::try_from(gid.index).unwrap_or_default(), gid.address.octets())
 }
+
+/// How often a device that was lost is looked for.
+const LOOK_FOR_LOST: Duration = Duration::from_secs(1);
 
 /// Most bytes of a request. Its length has 32 bits, and devices take up to 1 or 2 GiB.
 const MAX_REQUEST: u64 = 1 << 30;
@@ -331,11 +359,32 @@ impl Rail for VerbsRail {
             });
         }
         let reach = Reach { rights, relaxed: self.relaxed_ordering };
-        Ok(Box::new(VerbsRegistration::new(&self.pd, span, kind, reach)?))
+        Ok(Box::new(VerbsRegistration::new(&self.pd(), span, kind, reach)?))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.channel(0, true)
+    }
+
+    fn reopen(&self) -> bool {
+        if !self.context().is_gone() {
+            return false;
+        }
+        let mut looked_for = self.looked_for.lock();
+        if looked_for.is_some_and(|at| at.elapsed() < LOOK_FOR_LOST) {
+            return false;
+        }
+        *looked_for = Some(Instant::now());
+        match self.open_again() {
+            Ok(pd) => {
+                *self.pd.write() = pd;
+                true
+            }
+            Err(why) => {
+                tracing::debug!("{} is still lost: {why}", self.info.name);
+                false
+            }
+        }
     }
 
     fn open_first(&self, failed: u32) -> Result<Box<dyn Channel>, RailError> {

@@ -118,9 +118,8 @@ impl RmaLane {
         let (now, mut opened) = (Instant::now(), false);
         let due = |path: &&mut Path| path.retry_at().is_some_and(|at| at <= now);
         for path in state.paths.iter_mut().filter(due) {
-            let Some(rail) = self.rails.all().get(path.ours) else { continue };
             opened = true;
-            path.make(rail);
+            path.make(&self.rails);
         }
         opened
     }
@@ -165,7 +164,7 @@ impl RmaLane {
         if path.id.path != id.path || path.ours != ours || !path.is_idle() {
             return Err(format!("a channel for path {} and rail {rail}, which have one", id.path));
         }
-        path.make_joined(id.attempt, &self.rails.all()[ours], address);
+        path.make_joined(id.attempt, &self.rails, address);
         Ok(())
     }
 

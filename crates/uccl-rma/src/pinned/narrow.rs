@@ -4,14 +4,14 @@
 //! does it, and the peer is answered when that thread has finished.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::Arc,
     thread::{Builder, JoinHandle},
 };
 
 use parking_lot::Mutex;
 use uccl_fabric::rail::{Rail, RailError, Registration};
 
-use super::ToPin;
+use super::{Chain, ToPin};
 
 /// What each device returned, with the device's index.
 type Made = Vec<(usize, Result<Box<dyn Registration>, RailError>)>;
@@ -21,7 +21,7 @@ const MOST_FAILURES: u32 = 10;
 
 /// Registrations of the same memory with the same rights, one a device.
 pub(super) struct Narrow {
-    by_rail: Vec<OnceLock<Box<dyn Registration>>>,
+    by_rail: Vec<Chain>,
     making: Mutex<Making>,
 }
 
@@ -38,12 +38,21 @@ struct Making {
 impl Narrow {
     /// For this many devices, with nothing registered yet.
     pub(super) fn new(rails: usize) -> Self {
-        Self { by_rail: (0..rails).map(|_| OnceLock::new()).collect(), making: Mutex::default() }
+        let none = |_| Chain::new(Err(not_made()));
+        Self { by_rail: (0..rails).map(none).collect(), making: Mutex::default() }
     }
 
     /// The device's registration, if it has been made.
     pub(super) fn with(&self, rail: usize) -> Option<&dyn Registration> {
-        self.by_rail.get(rail)?.get().map(|registration| &**registration)
+        self.by_rail.get(rail)?.now()
+    }
+
+    /// The device was lost and opened again: the next peer that asks has the memory registered with it again.
+    pub(super) fn forget(&self, rail: usize) {
+        let mut making = self.making.lock();
+        self.look(&mut making);
+        let chain = self.by_rail.get(rail).filter(|chain| chain.now().is_some());
+        chain.into_iter().for_each(|chain| chain.renew(Err(not_made())));
     }
 
     /// Starts to register with the devices that still lack a registration, on another thread. True while that thread
@@ -100,7 +109,8 @@ impl Narrow {
         let taken = made.into_iter().filter_map(|(at, made)| {
             let warn = |e: &_| tracing::warn!("memory of which a part is lent: {e}");
             let registration = made.inspect_err(warn).ok()?;
-            self.by_rail.get(at)?.set(registration).ok()
+            self.by_rail.get(at)?.renew(Ok(registration));
+            Some(())
         });
         making.failures = match taken.count() == all && all > 0 {
             true => 0,
@@ -117,8 +127,12 @@ impl Narrow {
         making.is_over = true;
         self.look(&mut making);
         let is_still = making.thread.is_none();
-        is_still.then(|| (0..self.by_rail.len()).filter_map(|rail| self.with(rail)))
+        is_still.then(|| self.by_rail.iter().flat_map(Chain::all))
     }
+}
+
+fn not_made() -> RailError {
+    RailError::Unavailable("no peer has asked for it".into())
 }
 
 impl Drop for Narrow {

@@ -192,3 +192,92 @@ fn nothing_waits_for_devices_whose_opening_panics() {
     }
     assert!(end.rails.are_open() && end.rails.all().is_empty());
 }
+
+/// One end's device fails for good, and is there again a while later.
+fn is_used_again(which: impl Fn(&Ends) -> &End) {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
+    let regions = [ends.a.register(&ours), ends.b.register(&theirs)];
+    let remote = |region: &Region| RemoteSpan { len: 64, ..region.remote() };
+    let post = |at: usize| {
+        let local = part(span_of(&ours), at, 64);
+        let told = ends.a.post(Write, local, remote(&regions[1]));
+        ends.until("the write", || told.result().is_some());
+        told.result()
+    };
+    assert_eq!(post(0), Some(Ok(())));
+    let end = which(&ends);
+    end.rail().lose();
+    ends.until("the loss", || ends.are_up(0));
+    assert!(!ends.a.lane.reaches(&[span_of(&ours)], MemoryKind::Host));
+    // What is registered meanwhile is registered with it later.
+    let more = vec![3; 4096];
+    let (later, ended) = (end.register(&more), end.register(&more[..100]));
+    end.rails.remove(ended.slot).expect("no device has it");
+    end.rail().bring_back();
+    ends.until("the return", || ends.are_up(1));
+    let carried = ends.network.carried();
+    assert_eq!((post(128), ends.network.carried()), (Some(Ok(())), carried + 64));
+    let (from, to) =
+        if std::ptr::eq(end, &ends.a) { (&more, &regions[1]) } else { (&ours, &later) };
+    let told = ends.a.post(Write, part(span_of(from), 0, 64), remote(to));
+    ends.until("a write with what came meanwhile", || told.result().is_some());
+    assert_eq!(told.result(), Some(Ok(())));
+    end.rails.remove(later.slot).expect("it lets go");
+    for (end, region) in [(&ends.a, &regions[0]), (&ends.b, &regions[1])] {
+        end.rails.remove(region.slot).expect("it lets go");
+    }
+    assert_eq!(ends.network.count().1, 0);
+}
+
+#[test]
+fn a_device_of_ours_that_was_lost_is_used_again() {
+    is_used_again(|ends| &ends.a);
+}
+
+#[test]
+fn a_device_of_the_peers_that_was_lost_is_used_again() {
+    is_used_again(|ends| &ends.b);
+}
+
+#[test]
+fn a_key_of_a_part_is_made_anew_for_a_device_that_was_lost() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
+    ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let sent = part(region.span, 0, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let remote = RemoteSpan { len: 64, ..sent.expect("a part").remote() };
+    let read = || {
+        let told = ends.a.post(Read, part(span_of(&ours), 0, 64), remote);
+        ends.until("the read", || told.result().is_some());
+        assert_eq!(told.result(), Some(Ok(())));
+    };
+    read();
+    ends.b.rail().lose();
+    ends.until("the loss", || ends.are_up(0));
+    ends.b.rail().bring_back();
+    ends.until("the return", || ends.are_up(1));
+    let carried = ends.network.carried();
+    read();
+    assert_eq!(ends.network.carried(), carried + 64);
+    ends.b.rails.remove(region.slot).expect("it lets go");
+}
+
+#[test]
+fn a_region_stays_while_it_is_being_registered_again() {
+    let ends = Ends::joined();
+    let theirs = vec![2; 4096];
+    let region = ends.b.register(&theirs);
+    ends.b.rail().lose();
+    ends.until("the loss", || ends.are_up(0));
+    let hold = ends.b.rail().hold_registrations();
+    ends.b.rail().bring_back();
+    ends.until("a registration", || hold.is_waited_for());
+    assert!(ends.b.rails.is_busy_with(region.slot) && ends.b.rails.remove(region.slot).is_err());
+    drop(hold);
+    ends.until("the end of it", || !ends.b.rails.is_busy_with(region.slot));
+    ends.b.rails.remove(region.slot).expect("it lets go");
+    assert_eq!(ends.network.count().1, 0);
+}
