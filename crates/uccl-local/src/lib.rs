@@ -22,7 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_device::MemoryKind;
+use smallvec::SmallVec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Event, Stream},
+};
 use uccl_fabric::{
     alloc::Shareable,
     lane::{
@@ -328,6 +332,20 @@ impl HostLane for LocalLane {
 
     fn copies_as_owner(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
         ours == MemoryKind::Pinned && self.sees_gpus_of(remote)
+    }
+
+    fn lead(&self, ops: &[OpName], stream: &Stream) -> Option<usize> {
+        let names: SmallVec<[OpName; 4]> =
+            ops.iter().filter(|op| op.0 & GPU != 0).map(|op| OpName(op.0 & !GPU)).collect();
+        if names.len() < ops.len() {
+            return None;
+        }
+        self.gpu.lead(&names, stream)
+    }
+
+    unsafe fn post_behind(&self, op: Operation, event: &Event) -> Result<OpName, Operation> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_gpu_behind(op, event) }
     }
 
     unsafe fn try_now(&self, kind: OpKind, local: Span, remote: &RemoteSpan) -> Option<OpResult> {

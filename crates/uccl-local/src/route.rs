@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, cuda::Event};
 use uccl_fabric::{
     lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
@@ -194,6 +194,49 @@ impl LocalLane {
             split.add(unsafe { self.launch(&posting(range, &done)) });
         }
         Ok(split.posted())
+    }
+
+    /// Makes a GPU copy all of an operation, behind an event.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    pub(super) unsafe fn post_gpu_behind(
+        &self,
+        op: Operation,
+        event: &Event,
+    ) -> Result<OpName, Operation> {
+        let (way, apart) = self.ways(op.memory, &op.remote);
+        let one = !apart && matches!(way, Way::Gpu | Way::GpuToHost);
+        if !one || self.bell.ended() || batches(&op.remote).len() != 1 {
+            return Err(op);
+        }
+        let Operation { kind, local, memory, remote, done } = op;
+        let (range, pieces) = (0..remote.len(), Arc::new(Pieces { local, remote }));
+        let (pieces_of, done_of) = (&pieces, &done);
+        let posting = Posting {
+            kind,
+            memory,
+            pieces: pieces_of,
+            range,
+            in_slices: false,
+            word: None,
+            done: done_of,
+        };
+        let launch = || {
+            // SAFETY: the caller's promise.
+            unsafe { self.gpu.post_behind(&self.direct, &posting, event) }
+        };
+        let launched = launch().or_else(|e| match e {
+            OpError::HostOnly(_) => {
+                self.bell.listen();
+                launch()
+            }
+            e => Err(e),
+        });
+        match launched {
+            Ok(name) => Ok(OpName(name.0 | GPU)),
+            Err(_) => Err(posting.operation()),
+        }
     }
 
     /// Makes a GPU copy some pieces. If memory is missing, receives the peer's latest offers and tries again.

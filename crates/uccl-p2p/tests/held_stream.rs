@@ -4,7 +4,11 @@
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
 
 use uccl_p2p::{
     Config, ConnId, CudaStream, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
@@ -84,6 +88,9 @@ struct Scene {
     adverts: Vec<Advert>,
 }
 
+/// The driver is one for the process.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn scene(transport: Transport) -> Scene {
     let fake = fake_driver::load();
     let memory = |gpu| DeviceBuffer::new(context(gpu), LEN).expect("memory");
@@ -112,8 +119,29 @@ fn wanted(source: &[u8]) -> Vec<u8> {
     wanted
 }
 
+/// Has the driver to itself, with so many hardware queues a GPU; 0: as many as there are streams.
+struct Alone {
+    fake: Fake,
+    _guard: MutexGuard<'static, ()>,
+}
+
+fn alone(queues: i32) -> Alone {
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fake = fake_driver::load();
+    fake.connections(queues);
+    Alone { fake, _guard: guard }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.fake.connections(0);
+        self.fake.pause(false);
+    }
+}
+
 /// The transfer begins when a stream waits for it already, and is the first that the lane copies with a kernel.
-fn scattered(transport: Transport, op: Op) {
+fn scattered(transport: Transport, op: Op, queues: i32) {
+    let _alone = alone(queues);
     let mut s = scene(transport);
     let source: Vec<u8> = (0..LEN).map(|i| ((i * 167) >> 4) as u8 ^ i as u8).collect();
     fill(if op == Op::Read { &mut s.there } else { &mut s.here }, &source);
@@ -143,26 +171,98 @@ fn scattered(transport: Transport, op: Op) {
 
 #[test]
 fn a_scattered_read_on_one_host() {
-    scattered(Transport::Local, Op::Read);
+    scattered(Transport::Local, Op::Read, 0);
 }
 
 #[test]
 fn a_scattered_write_on_one_host() {
-    scattered(Transport::Local, Op::Write);
+    scattered(Transport::Local, Op::Write, 0);
+}
+
+/// What the transfer takes is ahead of the wait, in the one hardware queue that all streams share.
+#[test]
+fn transfers_on_one_host_pass_a_wait_in_the_only_queue() {
+    for queues in [1, 2] {
+        scattered(Transport::Local, Op::Read, queues);
+        scattered(Transport::Local, Op::Write, queues);
+    }
+}
+
+/// It is enqueued in slices, of which not all were before the wait.
+#[test]
+fn a_long_transfer_on_one_host_passes_a_wait_in_the_only_queue() {
+    const LONG: usize = 200 << 20;
+    let alone = alone(1);
+    let memory = |gpu| DeviceBuffer::new(context(gpu), LONG).expect("memory");
+    let (here, there) = (memory(0), memory(1));
+    let (a, b) = (endpoint(Transport::Local), endpoint(Transport::Local));
+    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let register = |ep: &Endpoint, memory: &DeviceBuffer| {
+        // SAFETY: the memory is kept longer than the endpoints.
+        unsafe { ep.register(memory.address() as usize, LONG) }.expect("registered")
+    };
+    let (mr, remote) = (register(&a, &here), register(&b, &there));
+    let advert = b.advertise(remote, there.address() as usize, LONG).expect("advertised");
+    let iovs = [Iov { mr, ptr: here.address() as usize, len: LONG }];
+    let after = Stream::new(context(0), Priority::Normal).expect("a stream");
+    alone.fake.pause(true);
+    let transfer = a.post(&Request::new(to_b, Op::Write, &iovs, &[advert])).expect("posted");
+    a.hold_stream(transfer, cuda_stream(&after)).expect("held");
+    assert!(!after.is_idle().expect("it works"), "the stream does not wait");
+    alone.fake.pause(false);
+    ends("a long write".to_owned(), move || {
+        after.synchronize().expect("it goes on");
+        assert_eq!(finish(&a, transfer).expect("moved"), LONG as u64);
+        drop((a, b, here, there));
+    });
 }
 
 #[test]
 fn a_scattered_read_over_streams() {
-    scattered(Transport::Tcp, Op::Read);
+    scattered(Transport::Tcp, Op::Read, 0);
 }
 
 #[test]
 fn a_scattered_write_over_streams() {
-    scattered(Transport::Tcp, Op::Write);
+    scattered(Transport::Tcp, Op::Write, 0);
+}
+
+/// A transfer is staged by copies that come later. Where they could stand behind the stream's wait, the call waits itself. The
+/// driver's setting is of the process: the test runs again in one that has it.
+#[test]
+fn staged_transfers_pass_a_wait_in_the_only_queue() {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(VARIABLE).is_none() {
+        let own = std::env::current_exe().expect("a path");
+        let test = "staged_transfers_pass_a_wait_in_the_only_queue";
+        let mut again = std::process::Command::new(own);
+        let status = again.args(["--exact", test]).env(VARIABLE, "1").status().expect("it runs");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    for op in [Op::Read, Op::Write] {
+        let _alone = alone(1);
+        let mut s = scene(Transport::Tcp);
+        let source: Vec<u8> = (0..LEN).map(|i| ((i * 167) >> 4) as u8 ^ i as u8).collect();
+        fill(if op == Op::Read { &mut s.there } else { &mut s.here }, &source);
+        let after = Stream::new(context(0), Priority::Normal).expect("a stream");
+        let transfer = s.a.post(&Request::new(s.to_b, op, &s.iovs, &s.adverts)).expect("posted");
+        let s = ends(format!("a staged {op:?}"), move || {
+            s.a.hold_stream(transfer, cuda_stream(&after)).expect("held");
+            after.synchronize().expect("it goes on");
+            assert_eq!(finish(&s.a, transfer).expect("moved"), (PIECES * PIECE) as u64);
+            s
+        });
+        let to = if op == Op::Read { &s.here } else { &s.there };
+        assert!(bytes(to) == wanted(&source), "wrong bytes");
+        ends("closing".to_owned(), move || drop(s));
+    }
 }
 
 /// What a lost connection kept is given back, and the stream that waits for one of its transfers goes on.
 fn lost(transport: Transport) {
+    let _alone = alone(0);
     let s = scene(transport);
     let after = Stream::new(context(0), Priority::Normal).expect("a stream");
     let first = s.a.post(&Request::new(s.to_b, Op::Read, &s.iovs, &s.adverts)).expect("posted");

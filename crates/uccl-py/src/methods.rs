@@ -692,7 +692,8 @@ impl PyEndpoint {
     }
 
     /// Has what is enqueued on a CUDA stream from now on wait until the transfer has ended, without holding up
-    /// the caller: `True`, or `False` with `last_error()`.
+    /// the caller: `True`, or `False` with `last_error()`. Where `CUDA_DEVICE_MAX_CONNECTIONS` is below 8 it waits itself for a
+    /// transfer that is staged through host memory.
     fn stream_wait(
         &self,
         py: Python<'_>,

@@ -50,7 +50,7 @@ pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
 pub use reaper::wait_until_given_back;
 pub use signal::Signal;
-pub use stream::{Priority, Stream};
+pub use stream::{Priority, Stream, has_few_queues};
 pub use uuid::{GpuUuid, ParseGpuUuidError};
 pub use visible::{VisibleDevices, VisibleEntry};
 pub use vmm::{AddressRange, Physical};

@@ -1,6 +1,6 @@
 //! Streams: queues of work on a GPU, each of which runs in order.
 
-use std::{fmt, ptr};
+use std::{fmt, ptr, sync::LazyLock};
 
 use super::{
     device::Context,
@@ -18,6 +18,18 @@ pub enum Priority {
     /// Before that of normal streams.
     High,
 }
+
+/// Whether the streams of a GPU share fewer hardware queues than usual: `CUDA_DEVICE_MAX_CONNECTIONS` is below 8, which the driver
+/// takes if it is not set. What is enqueued behind a wait in the same queue waits too, of whichever stream it is.
+pub fn has_few_queues() -> bool {
+    static FEW: LazyLock<bool> = LazyLock::new(|| {
+        let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
+        set.is_ok_and(|set| set.trim().parse().is_ok_and(|queues: u32| queues < USUAL_QUEUES))
+    });
+    *FEW
+}
+
+const USUAL_QUEUES: u32 = 8;
 
 /// A stream, made here or borrowed.
 pub struct Stream {

@@ -9,6 +9,9 @@
  * - cuModuleUnload and cuCtxSynchronize do not return either, and hold up nobody else.
  * - Everything else returns: queries, streams and events, opening handles, functions of modules that are loaded.
  *
+ * With fake_connections(n) all streams of a GPU share n hardware queues, as under CUDA_DEVICE_MAX_CONNECTIONS=n: what is
+ * behind a wait in its queue does not run before the wait is over, of whichever stream it is. (Seen on an H200 with n = 1.)
+ *
  * What tests control: fake_pause(1) has copies and kernels (no fills) stay where they are until fake_pause(0), but for as many as
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
@@ -63,11 +66,12 @@ struct work {
     unsigned blocks, threads;
     void *parameter;
     int has_begun, is_over;
+    uint64_t order;
 };
 
 struct stream {
     struct stream *next;
-    int gpu;
+    int gpu, number;
     struct work *first, *last;
     uint64_t enqueued, done;
 };
@@ -103,6 +107,8 @@ static pthread_mutex_t contexts[GPUS] = {[0 ... GPUS - 1] = PTHREAD_MUTEX_INITIA
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
+static uint64_t next_order = 1;
+static int connections, next_number = 1;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
 static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
@@ -132,6 +138,9 @@ static int has_run(struct work *w) {
     }
     return __atomic_load_n(&w->is_over, __ATOMIC_ACQUIRE);
 }
+
+/* Whether a wait that is not over stands ahead of this work in the queue that its stream shares with others. */
+static int is_behind_wait(struct stream *s, struct work *w);
 
 static int is_ready(struct work *w) {
     switch (w->kind) {
@@ -176,8 +185,21 @@ static void run(struct work *w) {
     free(w);
 }
 
+static int is_behind_wait(struct stream *s, struct work *w) {
+    if (!connections)
+        return 0;
+    for (struct stream *other = streams; other; other = other->next) {
+        if (other == s || other->gpu != s->gpu || other->number % connections != s->number % connections)
+            continue;
+        for (struct work *ahead = other->first; ahead && ahead->order < w->order; ahead = ahead->next)
+            if (ahead->kind == WAIT_VALUE || ahead->kind == WAIT_EVENT)
+                return 1;
+    }
+    return 0;
+}
+
 static void advance(struct stream *s) {
-    while (s->first && is_ready(s->first)) {
+    while (s->first && !is_behind_wait(s, s->first) && is_ready(s->first)) {
         struct work *w = s->first;
         s->first = w->next;
         run(w);
@@ -198,6 +220,8 @@ static void *work_off(void *unused) {
     return NULL;
 }
 
+static struct memory *memory_at(address a);
+
 static int waits_for_host(int gpu) {
     for (struct stream *s = streams; s; s = s->next)
         if ((gpu < 0 || s->gpu == gpu) && s->first && s->first->kind == WAIT_VALUE && !is_ready(s->first))
@@ -210,6 +234,24 @@ static void wait_for(int gpu) {
     while (waits_for_host(gpu))
         pthread_cond_wait(&changed, &lock);
     blocked--;
+}
+
+static int overlaps(struct piece p, address base, size_t len) {
+    return (p.to < base + len && base < p.to + p.len) || (p.from < base + len && base < p.from + p.len);
+}
+
+/* Whether work that is enqueued copies to or from the memory at this base: who frees it waits. */
+static int is_used(address base) {
+    struct memory *m = memory_at(base);
+    for (struct stream *s = m ? streams : NULL; s; s = s->next)
+        for (struct work *w = s->first; w; w = w->next) {
+            if (w->kind == COPY && overlaps(w->one, m->base, m->len))
+                return 1;
+            for (size_t i = 0; w->kind == KERNEL && i < w->count; i++)
+                if (overlaps(w->pieces[i], m->base, m->len))
+                    return 1;
+        }
+    return 0;
 }
 
 static struct memory *memory_at(address a) {
@@ -251,6 +293,8 @@ static code give_back(int gpu, address a, int unmap) {
             pthread_mutex_lock(&contexts[i]);
     pthread_mutex_lock(&lock);
     wait_for(gpu);
+    while (a && unmap && is_used(a))
+        pthread_cond_wait(&changed, &lock);
     code result = a ? forget(a, unmap) : 0;
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < GPUS; i++)
@@ -281,6 +325,7 @@ static code enqueue(handle h, struct work w) {
         launched += w.one.len;
     for (size_t i = 0; w.kind == KERNEL && i < w.count; i++)
         launched += w.pieces[i].len;
+    kept->order = next_order++;
     if (s->first)
         s->last->next = kept;
     else
@@ -292,6 +337,12 @@ static code enqueue(handle h, struct work w) {
 }
 
 /* For tests. */
+
+void fake_connections(int count) {
+    pthread_mutex_lock(&lock);
+    connections = count;
+    pthread_mutex_unlock(&lock);
+}
 
 void fake_pause(int yes) {
     pthread_mutex_lock(&lock);
@@ -521,6 +572,7 @@ code cuStreamCreateWithPriority(handle *made, unsigned flags, int priority) {
     struct stream *s = calloc(1, sizeof *s);
     pthread_mutex_lock(&lock);
     s->gpu = current();
+    s->number = next_number++;
     s->next = streams;
     streams = s;
     pthread_mutex_unlock(&lock);

@@ -12,6 +12,7 @@ use std::{
 #[derive(Clone, Copy)]
 pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
+    connections: extern "C" fn(c_int),
     pass: extern "C" fn(c_int, u64),
     stall: extern "C" fn(c_int),
     stalled: extern "C" fn() -> c_int,
@@ -40,6 +41,11 @@ impl Fake {
     /// Whether copies and kernels stay where they are.
     pub(crate) fn pause(self, yes: bool) {
         (self.pause)(c_int::from(yes));
+    }
+
+    /// How many hardware queues the streams of a GPU share; 0: each stream has one.
+    pub(crate) fn connections(self, count: i32) {
+        (self.connections)(count);
     }
 
     /// Lets so many kernels, and copies of at most so many bytes, by while all are paused.
@@ -91,6 +97,10 @@ pub(crate) fn load() -> Fake {
                 pause: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_pause",
+                )),
+                connections: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_connections",
                 )),
                 pass: std::mem::transmute::<*mut c_void, extern "C" fn(c_int, u64)>(find(
                     library,

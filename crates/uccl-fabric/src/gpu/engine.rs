@@ -150,6 +150,22 @@ impl Engine {
         }
     }
 
+    /// Makes copies that are enqueued from now on wait for an event.
+    pub fn wait_behind(&self, event: &Event) -> Result<(), GpuError> {
+        self.stream.wait(event)?;
+        self.aside.iter().try_for_each(|(aside, _)| aside.wait(event))
+    }
+
+    /// Makes what is enqueued on a stream from now on wait for all copies that are enqueued now.
+    pub fn lead(&mut self, stream: &Stream) -> Result<(), GpuError> {
+        let mark = self.fence()?;
+        if let Marked::Event(event) = &mark.0 {
+            stream.wait(event)?;
+        }
+        self.reuse(mark);
+        Ok(())
+    }
+
     /// A mark after all enqueued copies, even if the last call of [`copy`](Self::copy) failed halfway.
     pub fn fence(&mut self) -> Result<Mark, GpuError> {
         if let Some((aside, joined)) = &self.aside {

@@ -1,6 +1,9 @@
 //! Lanes between processes of one host, which access each other's memory directly.
 
-use uccl_device::MemoryKind;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Event, Stream},
+};
 use uccl_wire::signal::Change;
 
 use super::{LaneError, MessageLane, OpKind, OpName, OpResult, Operation, Posted};
@@ -87,6 +90,24 @@ pub trait HostLane: MessageLane {
         write: Operation,
         word: Word,
     ) -> Result<Posted, LaneError>;
+
+    /// Makes what is enqueued on a stream from now on wait for these operations, of which all that is left is to be copied by
+    /// GPUs of ours; enqueues what has not been. Returns how many there were of those that have not ended. `None`: not all
+    /// can be enqueued now; some may have been.
+    fn lead(&self, ops: &[OpName], stream: &Stream) -> Option<usize> {
+        let _ = (ops, stream);
+        None
+    }
+
+    /// Starts an operation as [`Lane::post`](super::Lane::post) does, to be copied by a GPU of ours when an event has happened.
+    /// `Err`: nothing was started; a GPU of ours would not copy all of it.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`](super::Lane::post).
+    unsafe fn post_behind(&self, op: Operation, event: &Event) -> Result<OpName, Operation> {
+        let _ = event;
+        Err(op)
+    }
 
     /// Completes the copies that GPUs have finished. Does less than [`Lane::progress`](super::Lane::progress), for a
     /// thread that waits for one of these copies.

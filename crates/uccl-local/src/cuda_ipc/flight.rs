@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Direction, gather::Piece},
+    cuda::{Context, Direction, Event, gather::Piece},
 };
 use uccl_fabric::{
     gpu::{Engine, Mark, Route},
@@ -57,6 +57,8 @@ pub(super) struct Way<'a> {
     pub(super) word: Option<Word>,
     /// At most so many blocks of the kernel copy, whatever the size; 0: not asked for.
     pub(super) blocks: u32,
+    /// The copies wait for it.
+    pub(super) behind: Option<&'a Event>,
 }
 
 impl Way<'_> {
@@ -93,6 +95,11 @@ impl Way<'_> {
                 blocks: self.blocks,
                 ..route(self.kind, self.memory, there.device)
             };
+            // What is shared with another stream would not wait.
+            let route = Route { is_push: route.is_push && self.behind.is_none(), ..route };
+            if let Some(event) = self.behind {
+                copying.wait_behind(event)?;
+            }
             // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
             let (mark, failed) = match unsafe { copying.copy(&pieces, route) } {
                 Ok(mark) => (mark, None),
@@ -123,6 +130,11 @@ impl Flight {
     /// Why only a part was enqueued, if that is so.
     pub(super) fn failed(&self) -> Option<&OpError> {
         self.0.as_ref()?.failed.as_ref()
+    }
+
+    /// What has enqueued them.
+    pub(super) fn engine(&self) -> Option<&Arc<Mutex<Engine>>> {
+        self.0.as_ref().map(|enqueued| &enqueued.engine)
     }
 
     /// The result; `None` while the copies run.

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Gpus, Priority},
+    cuda::{Context, Event, Gpus, Priority, Stream},
 };
 use uccl_fabric::{
     gpu::Engine,
@@ -56,6 +56,8 @@ struct OneGpu {
     /// For short operations: a stream where they do not wait for slices of long ones.
     short: Arc<Mutex<Engine>>,
     long: Arc<Mutex<Engine>>,
+    /// For operations that wait for an event, made for the first of them.
+    behind: Mutex<Option<Arc<Mutex<Engine>>>>,
     /// Long operations that wait for the GPU.
     queue: Arc<Queue>,
     turns: Arc<Turns>,
@@ -63,6 +65,7 @@ struct OneGpu {
 
 /// An operation that was enqueued at once.
 struct Short {
+    name: OpName,
     flight: Flight,
     bytes: u64,
     done: Arc<dyn Completion>,
@@ -135,7 +138,8 @@ impl GpuJobs {
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
         let passes_slices = gpu.turns.is_flying();
-        let way = Way { direct, kind, memory, context, passes_slices, word, blocks: 0 };
+        let way =
+            Way { direct, kind, memory, context, passes_slices, word, blocks: 0, behind: None };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
         if !in_slices
             && is_first()
@@ -145,7 +149,7 @@ impl GpuJobs {
             // SAFETY: the caller's promise.
             let flight = unsafe { way.enqueue(pairs, &gpu.short, hazards)? };
             let done = Arc::clone(done);
-            self.flights.lock().push(Short { flight, bytes, done });
+            self.flights.lock().push(Short { name, flight, bytes, done });
             opening.keep();
             return Ok(name);
         }
@@ -181,6 +185,79 @@ impl GpuJobs {
         Ok(name)
     }
 
+    /// Makes a GPU copy pieces as [`post`](Self::post) does, once an event has happened. What waits so cannot be taken back.
+    ///
+    /// # Errors
+    /// Nothing moves then.
+    ///
+    /// # Safety
+    /// As for [`post`](Self::post).
+    pub(crate) unsafe fn post_behind(
+        &self,
+        direct: &Arc<Direct>,
+        posting: &Posting<'_>,
+        event: &Event,
+    ) -> Result<OpName, OpError> {
+        let Posting { kind, memory, pieces, ref range, done, .. } = *posting;
+        let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
+        let bytes = local.len_bytes();
+        let opening = self.ledger.open(bytes);
+        let context = context_of(direct, memory, remote)?;
+        let gpu = self.gpu(context)?;
+        let engine = gpu.behind()?;
+        let name = OpName(self.next.fetch_add(1, Relaxed));
+        let hazards = claim(direct, remote.iter().copied())
+            .ok_or(OpError::HostOnly("no hazard word is free"))?;
+        let behind = Some(event);
+        let way = Way {
+            direct,
+            kind,
+            memory,
+            context,
+            passes_slices: true,
+            word: None,
+            blocks: 0,
+            behind,
+        };
+        let pairs = local.iter().copied().zip(remote.iter().copied());
+        // SAFETY: the caller's promise.
+        let flight = unsafe { way.enqueue(pairs, &engine, hazards)? };
+        self.flights.lock().push(Short { name, flight, bytes, done: Arc::clone(done) });
+        opening.keep();
+        Ok(name)
+    }
+
+    /// Makes what is enqueued on a stream from now on wait for operations, and enqueues all that is left of them. Returns how many have
+    /// not ended; `None` if not all can be enqueued.
+    pub(crate) fn lead(&self, names: &[OpName], stream: &Stream) -> Option<usize> {
+        let mut engines: SmallVec<[Arc<Mutex<Engine>>; 4]> = SmallVec::new();
+        let mut found = 0;
+        let gpus = self.gpus();
+        for name in names {
+            let short = || {
+                let flights = self.flights.lock();
+                let short = flights.iter().find(|short| short.name == *name)?;
+                short.flight.engine().cloned()
+            };
+            let queues = gpus.iter().map(|gpu| (&*gpu.turns, &*gpu.queue));
+            let queues = queues.chain([(&self.late_turns, &*self.late)]);
+            let mut engine = short();
+            for (turns, queue) in queues {
+                if engine.is_none() {
+                    engine = turns.rush(queue, *name, &self.ledger).ok()?;
+                }
+            }
+            if let Some(engine) = engine {
+                found += 1;
+                if !engines.iter().any(|other| Arc::ptr_eq(other, &engine)) {
+                    engines.push(engine);
+                }
+            }
+        }
+        engines.iter().try_for_each(|engine| engine.lock().lead(stream)).ok()?;
+        Some(found)
+    }
+
     /// Whether a GPU of ours that copies between memory of this kind and the peer's changes such a word behind the
     /// copies, as far as is known beforehand.
     pub(crate) fn signals(direct: &Direct, ours: MemoryKind, word: &Word) -> bool {
@@ -205,7 +282,14 @@ impl GpuJobs {
             |priority| Engine::new(context, priority).map(|engine| Arc::new(Mutex::new(engine)));
         let (short, long) = (engine(Priority::High)?, engine(Priority::Normal)?);
         let turns = Turns::of(ordinal);
-        let gpu = Arc::new(OneGpu { context, short, long, queue: Arc::default(), turns });
+        let gpu = Arc::new(OneGpu {
+            context,
+            short,
+            long,
+            behind: Mutex::default(),
+            queue: Arc::default(),
+            turns,
+        });
         gpus.list.push(Arc::clone(&gpu));
         Ok(gpu)
     }
@@ -247,7 +331,7 @@ impl GpuJobs {
         });
         let ended: SmallVec<[Short; 4]> = ended.collect();
         drop(flights);
-        for (Short { flight, bytes, done }, result) in ended.into_iter().zip(results) {
+        for (Short { flight, bytes, done, .. }, result) in ended.into_iter().zip(results) {
             flight.land();
             self.ledger.moved(bytes);
             self.ledger.landed(done, result);
@@ -293,6 +377,18 @@ impl GpuJobs {
             }
         }
         true
+    }
+}
+
+impl OneGpu {
+    /// The engine of operations that wait for an event.
+    fn behind(&self) -> Result<Arc<Mutex<Engine>>, OpError> {
+        let mut behind = self.behind.lock();
+        if let Some(behind) = &*behind {
+            return Ok(Arc::clone(behind));
+        }
+        let made = Arc::new(Mutex::new(Engine::new(self.context, Priority::High)?));
+        Ok(Arc::clone(behind.insert(made)))
     }
 }
 

@@ -154,6 +154,17 @@ impl Queue {
         Next::Nothing
     }
 
+    /// The next slice of one operation, as much as is left; `None` if it does not wait here.
+    pub(super) fn next_of(&self, name: OpName) -> Option<Next> {
+        let mut list = self.0.lock();
+        let at = list.waiting.iter().position(|other| other.plan.name == name)?;
+        let next = list.waiting[at].next(u64::MAX / 4);
+        if list.waiting[at].is_closed() {
+            list.waiting.remove(at);
+        }
+        Some(next)
+    }
+
     /// Enqueues no more of an operation; true if it waited here. It ends with the slices that the GPU has.
     pub(super) fn cancel(&self, name: OpName) -> bool {
         let found = {
@@ -271,7 +282,8 @@ impl Slice {
     pub(super) fn enqueue(self, blocks: u32) -> Option<Flying> {
         let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
-        let way = Way { direct, kind, memory, context, passes_slices: false, word, blocks };
+        let way =
+            Way { direct, kind, memory, context, passes_slices: false, word, blocks, behind: None };
         // SAFETY: the local memory of an operation stays valid until the operation has ended, and that waits for its
         // slices.
         match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {
@@ -293,6 +305,17 @@ impl Flying {
     /// The result; `None` while it is under way.
     pub(super) fn result(&self) -> Option<OpResult> {
         self.flight.ended()
+    }
+
+    /// What has enqueued it, if it is part of this operation of the lane with that ledger.
+    pub(super) fn engine_of(
+        &self,
+        name: OpName,
+        ledger: &Arc<Ledger>,
+    ) -> Option<Arc<Mutex<Engine>>> {
+        let plan = &self.of.plan;
+        let is_it = plan.name == name && Arc::ptr_eq(&plan.ledger, ledger);
+        is_it.then(|| Arc::clone(&plan.engine))
     }
 
     /// The GPU at the other end.

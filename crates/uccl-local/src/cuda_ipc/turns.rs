@@ -9,9 +9,10 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::cuda::{Context, GpuError, Priority};
-use uccl_fabric::gpu::Engine;
+use uccl_fabric::{gpu::Engine, lane::OpName};
 
 use super::{
+    ledger::Ledger,
     queue::{Flying, Next, Queue, SLICE, Slice},
     tuning::Tuning,
 };
@@ -44,6 +45,9 @@ pub(super) struct Turns {
     /// What copies the slices of all lanes, in the order of the turns.
     engines: Mutex<Vec<Arc<Mutex<Engine>>>>,
 }
+
+/// There are no hazard words for it.
+pub(super) struct NotNow;
 
 /// How many bytes may be enqueued.
 #[derive(Clone, Copy)]
@@ -115,6 +119,25 @@ impl Turns {
         if !waiting.lanes.iter().any(|other| Arc::ptr_eq(other, lane)) {
             waiting.lanes.push_back(Arc::clone(lane));
         }
+    }
+
+    /// Enqueues all that is left of an operation, whoever's turn it is, and returns what has enqueued it. `Ok(None)`: it is
+    /// not here, and nothing of it is under way. `Err`: not all can be enqueued now.
+    pub(super) fn rush(
+        &self,
+        lane: &Queue,
+        name: OpName,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Option<Arc<Mutex<Engine>>>, NotNow> {
+        let mut flying = self.flying.lock();
+        while let Some(next) = lane.next_of(name) {
+            match next {
+                Next::Slice(slice) => flying.extend(slice.enqueue(0)),
+                Next::Later => return Err(NotNow),
+                Next::Nothing => break,
+            }
+        }
+        Ok(flying.iter().find_map(|slice| slice.engine_of(name, ledger)))
     }
 
     /// Ends the slices that the GPU has copied, and enqueues more within the limits. Does nothing while another

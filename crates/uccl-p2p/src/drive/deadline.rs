@@ -38,6 +38,7 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
         let why = if by_peer { Fence::Deadline } else { Fence::OwnDeadline };
         transfer.conn.fence(transfer, why);
     }
+    transfer.let_streams_go(timers::TO_HOLD_STREAMS);
     let is_late = timers::give_up_at(transfer, config).is_some_and(|at| at <= now);
     if is_late && !transfer.finished() && transfer.waits_for_peer() {
         give_up_peer(transfer, "it did not let a transfer end that was called off");

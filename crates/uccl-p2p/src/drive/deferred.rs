@@ -27,11 +27,20 @@ use crate::types::Op;
 pub(crate) trait Mark: Send + Sync {
     /// Whether the stream has reached it.
     fn is_reached(&self) -> std::result::Result<bool, GpuError>;
+
+    /// The event, which a GPU can wait for as well.
+    fn event(&self) -> Option<&Event> {
+        None
+    }
 }
 
 impl Mark for Event {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
         self.is_done()
+    }
+
+    fn event(&self) -> Option<&Event> {
+        Some(self)
     }
 }
 
@@ -146,6 +155,14 @@ impl<C: Carrier> Deferred<C> {
             }));
         }
         due
+    }
+
+    /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to follow.
+    pub(super) fn take(&self, transfer: &Arc<Transfer<C>>) -> Option<Waiting<C>> {
+        let mut waiting = self.waiting.lock();
+        let waiting = waiting.as_mut()?;
+        let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
+        waiting.remove(at)
     }
 
     /// Takes a transfer out; false if it is not waiting here.

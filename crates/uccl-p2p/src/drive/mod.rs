@@ -20,6 +20,7 @@ pub(crate) mod deadline;
 pub(crate) mod deferred;
 pub(crate) mod failover;
 pub(crate) mod fates;
+mod follow;
 pub(crate) mod given_up;
 pub(crate) mod grants;
 pub(crate) mod greeting;

@@ -12,6 +12,10 @@ use crate::config::Config;
 /// to come to an end all the same.
 const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long streams go on waiting for a transfer that was called off and does not end. What it waits for may stand behind the
+/// streams' own waits in a hardware queue.
+pub(crate) const TO_HOLD_STREAMS: Duration = Duration::from_millis(500);
+
 /// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of its time, at most a
 /// fortieth of the connection's.
 fn to_fence(config: &Config, timeout: Duration) -> Duration {

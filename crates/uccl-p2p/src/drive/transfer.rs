@@ -327,6 +327,27 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
+    /// Lets the streams go on that wait for it, if it was called off so long ago that something may wait for them in turn.
+    pub(crate) fn let_streams_go(&self, patience: Duration) {
+        let mut body = self.body.lock();
+        let is_late = body.fenced_at.is_some_and(|at| at.elapsed() >= patience);
+        let signals = if is_late { std::mem::take(&mut body.signals) } else { Vec::new() };
+        drop(body);
+        drop(signals);
+    }
+
+    /// How many operations have not ended.
+    pub(crate) fn ops_left(&self) -> u32 {
+        self.ops_left.load(Acquire)
+    }
+
+    /// Its operations, if nothing but their end is left to wait for.
+    pub(crate) fn plain_ops(&self) -> Option<SmallVec<[(u16, OpName); 1]>> {
+        let body = self.body.lock();
+        let is_plain = matches!(body.after, After::Publish) && body.following.is_empty();
+        is_plain.then(|| body.ops.clone())
+    }
+
     /// The signal that may be sent along with its only operation, because nothing else decides whether the word changes.
     pub(super) fn free_signal(&self) -> Option<Word> {
         self.body.lock().free_signal()

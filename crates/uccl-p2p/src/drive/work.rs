@@ -22,6 +22,11 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
+    /// Pieces that have been merged.
+    pub(super) fn merged(local: Spans, remote: RemoteSpans) -> Self {
+        Self { local, remote, last: None }
+    }
+
     /// Makes room for so many iovs.
     pub(crate) fn reserve(&mut self, iovs: usize) {
         self.local.reserve(iovs);

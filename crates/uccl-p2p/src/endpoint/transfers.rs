@@ -155,12 +155,23 @@ impl Endpoint {
         }
     }
 
-    /// Makes what is enqueued on a stream from now on wait until the transfer has ended, with success or failure. Does
-    /// not block the caller. The stream goes on at the transfer's deadline at the latest, because that ends the
-    /// transfer.
+    /// Makes what is enqueued on a stream from now on wait until the transfer has ended, with success or failure. The
+    /// stream goes on soon after the transfer's deadline at the latest.
+    ///
+    /// Does not block the caller, with one exception: where the process has fewer hardware queues than usual
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS` below 8), the call itself waits for a transfer that this process stages through host
+    /// memory. The copies that such a transfer needs later could stand behind the stream's wait, for ever.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
         let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
+        if transfer.conn.lead_stream(&transfer, &stream) {
+            return Ok(());
+        }
+        if cuda::has_few_queues() && transfer.conn.may_stage(&transfer) {
+            // Its deadline ends it.
+            wait::wait(transfer.conn.claim(), &transfer, None, &mut Uninterrupted)?;
+            return Ok(());
+        }
         let signal = cuda::Signal::new(stream.context());
         let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
         transfer.keep(held.map_err(|e| Error::Invalid(format!("stream: {e}")))?);

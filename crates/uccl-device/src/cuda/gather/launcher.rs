@@ -103,6 +103,8 @@ pub struct Launcher {
     host: Arc<PinnedBuffer>,
     /// For each slot its counter, cursors and pieces.
     device: DeviceBuffer,
+    /// When the counters are zero; `None` once they are.
+    filled: Option<Event>,
     slots: Vec<Slot>,
     next: usize,
     tickets: u64,
@@ -180,13 +182,29 @@ impl Launcher {
         let host = Arc::new(PinnedBuffer::new(context, len)?);
         let device = DeviceBuffer::new(context, len)?;
         let stream = Stream::new(context, Priority::Normal)?;
-        // SAFETY: nobody else has it yet, and the stream is waited for.
+        // SAFETY: nobody else has it yet, and launches wait for the stream.
         unsafe { stream.fill(device.address(), 0, len) }?;
-        stream.synchronize()?;
+        // The CPU does not wait: the fill may stand behind somebody's wait in a hardware queue.
+        let filled = Event::new(context)?;
+        filled.record(&stream)?;
         let slot = |_| Event::new(context).map(|event| Slot { event, under_way: None });
         let slots = (0..config.slots).map(slot).collect::<Result<_, _>>()?;
         let (small, wide) = (Box::new(CopySmall::new()), Box::new(CopyWide::new()));
-        Ok(Self { context, kernels, config, host, device, slots, next: 0, tickets: 0, small, wide })
+        let filled = Some(filled);
+        let (next, tickets) = (0, 0);
+        Ok(Self {
+            context,
+            kernels,
+            config,
+            host,
+            device,
+            filled,
+            slots,
+            next,
+            tickets,
+            small,
+            wide,
+        })
     }
 
     /// Whether this build has the kernels as machine code, so that drivers need not compile them.
@@ -225,6 +243,13 @@ impl Launcher {
         let needed = count.div_ceil(self.config.pieces).max(1);
         if self.free_slots(needed)? < needed {
             return Err(GpuError::Busy { slots: self.slots.len() });
+        }
+        if let Some(filled) = &self.filled {
+            if filled.is_done()? {
+                self.filled = None;
+            } else {
+                stream.wait(filled)?;
+            }
         }
         let (mut rest, size) = (pieces, self.config.pieces);
         loop {
