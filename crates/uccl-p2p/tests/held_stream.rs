@@ -5,7 +5,11 @@
 mod fake_driver;
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -13,7 +17,10 @@ use std::{
 use uccl_p2p::{
     Config, ConnId, CudaStream, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
     Uninterrupted,
-    device::cuda::{Context, DeviceBuffer, Direction, Gpus, Priority, Stream},
+    device::cuda::{
+        Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream,
+        wait_until_given_back,
+    },
     wire::advert::Advert,
 };
 
@@ -30,13 +37,17 @@ fn context(gpu: u32) -> &'static Context {
 }
 
 fn endpoint(transport: Transport) -> Endpoint {
+    endpoint_with(transport, Duration::from_secs(20))
+}
+
+fn endpoint_with(transport: Transport, transfer_timeout: Duration) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
         transport,
         num_cpus: 2,
         timeout: Duration::from_secs(5),
-        transfer_timeout: Duration::from_secs(20),
+        transfer_timeout,
         ..Config::default()
     };
     Endpoint::new(config).expect("an endpoint")
@@ -257,6 +268,67 @@ fn staged_transfers_pass_a_wait_in_the_only_queue() {
         let to = if op == Op::Read { &s.here } else { &s.there };
         assert!(bytes(to) == wanted(&source), "wrong bytes");
         ends("closing".to_owned(), move || drop(s));
+    }
+}
+
+/// Memory goes back to the driver when the stream has gone on, and not before: the driver would wait for the stream, and what
+/// changes the word for the driver.
+#[test]
+fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
+    let _alone = alone(0);
+    let words = DeviceBuffer::new(context(0), 4096).expect("memory");
+    let ep = endpoint(Transport::Tcp);
+    let ptr = words.address() as usize;
+    // SAFETY: the memory is kept longer than the endpoint.
+    let mr = unsafe { ep.register(ptr, 4096) }.expect("registered");
+    let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+    // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic alone.
+    let word = unsafe { AtomicU64::from_ptr((ptr + 8) as *mut u64) };
+    word.store(0, Ordering::Release);
+    ep.hold_stream_for_word(cuda_stream(&stream), mr, ptr + 8, 3).expect("held");
+    drop(DeviceBuffer::new(context(0), 4096).expect("memory"));
+    assert!(!wait_until_given_back(Duration::from_millis(100)), "it goes back meanwhile");
+    assert!(!stream.is_idle().expect("it works"), "the stream does not wait");
+    ends("a copy meanwhile".to_owned(), || {
+        let through = Stream::new(context(0), Priority::High).expect("a stream");
+        let memory = DeviceBuffer::new(context(0), 4096).expect("memory");
+        let (from, to) = (memory.address(), memory.address() + 2048);
+        // SAFETY: two halves of memory that nobody else has; the copy is waited for.
+        unsafe { through.copy(to, from, 2048, Direction::DeviceToDevice) }.expect("enqueued");
+        through.synchronize().expect("copied");
+    });
+    word.store(3, Ordering::Release);
+    ends("the stream".to_owned(), move || stream.synchronize().expect("it goes on"));
+    assert!(wait_until_given_back(Duration::from_secs(20)), "nothing goes back");
+    ep.deregister(mr).expect("the wait is over");
+    drop((ep, words));
+}
+
+/// The word comes, its region goes, its time is over, or the endpoint closes.
+#[test]
+fn a_stream_that_waits_for_a_word_of_the_host_goes_on_in_the_end() {
+    for end in 0..4 {
+        let _alone = alone(0);
+        let words = PinnedBuffer::new(context(0), 4096).expect("memory");
+        let short = Duration::from_millis(200);
+        let patience = if end == 2 { short } else { Duration::from_secs(600) };
+        let ep = endpoint_with(Transport::Tcp, patience);
+        let ptr = words.address() as usize;
+        // SAFETY: the memory is kept longer than the endpoint.
+        let mr = unsafe { ep.register(ptr, 4096) }.expect("registered");
+        let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+        ep.hold_stream_for_word(cuda_stream(&stream), mr, ptr + 8, 3).expect("held");
+        assert!(end == 2 || !stream.is_idle().expect("it works"), "the stream does not wait");
+        // SAFETY: a word that is accessed as an atomic alone.
+        let word = unsafe { AtomicU64::from_ptr((ptr + 8) as *mut u64) };
+        match end {
+            0 => word.store(4, Ordering::Release),
+            1 => ep.deregister(mr).expect("let go"),
+            2 => {}
+            _ => ep.close().expect("closed"),
+        }
+        ends(format!("the stream after {end}"), move || stream.synchronize().expect("it goes on"));
+        drop((ep, words));
     }
 }
 

@@ -49,7 +49,7 @@ pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, Po
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
 pub use reaper::wait_until_given_back;
-pub use signal::Signal;
+pub use signal::{Passing, Signal};
 pub use stream::{Priority, Stream, has_few_queues};
 pub use uuid::{GpuUuid, ParseGpuUuidError};
 pub use visible::{VisibleDevices, VisibleEntry};

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{Context, GpuError, PinnedBuffer, Stream, driver::Driver, reaper};
+use super::{Context, Event, GpuError, PinnedBuffer, Stream, driver::Driver, reaper};
 
 /// How many words are allocated at a time, each on a cache line of its own.
 const WORDS: usize = 64;
@@ -84,6 +84,54 @@ impl Signal {
         // SAFETY: the stream lives, and the word is locked memory that is never freed.
         let code = unsafe { wait(stream.raw(), address, self.value, AT_LEAST) };
         context.check(code, format_args!("letting a stream wait for the host"))
+    }
+}
+
+/// A stream's wait for a word that somebody else changes. While it is not over, no driver call is made that would have to wait
+/// for the stream.
+#[derive(Debug)]
+pub struct Passing {
+    event: Event,
+    _known: Known,
+}
+
+/// A wait that the reaper knows of.
+#[derive(Debug)]
+struct Known;
+
+impl Known {
+    fn new() -> Self {
+        reaper::hold_begins();
+        Self
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        reaper::hold_ends();
+    }
+}
+
+impl Passing {
+    /// Makes work enqueued on the stream from now on wait for a word, as [`Stream::wait_for_word`] does.
+    ///
+    /// # Errors
+    /// Those of [`Stream::wait_for_word`]: then the stream does not wait.
+    pub fn of(stream: &Stream, address: u64, at_least: u64) -> Result<Self, GpuError> {
+        let event = Event::new(stream.context())?;
+        let known = Known::new();
+        stream.wait_for_word(address, at_least)?;
+        if let Err(e) = event.record(stream) {
+            // Nobody can tell when the wait is over.
+            std::mem::forget(known);
+            return Err(e);
+        }
+        Ok(Self { event, _known: known })
+    }
+
+    /// Whether the stream has passed the wait, or will never come to it.
+    pub fn is_over(&self) -> bool {
+        self.event.is_done().unwrap_or(true)
     }
 }
 

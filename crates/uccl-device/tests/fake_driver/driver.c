@@ -60,6 +60,8 @@ struct work {
     uint32_t adds;
     volatile uint32_t *word;
     uint32_t value;
+    volatile uint64_t *wide_word;
+    uint64_t wide_value;
     struct stream *other;
     uint64_t until;
     const struct emulated *emulated;
@@ -147,6 +149,8 @@ static int is_ready(struct work *w) {
     case EMULATED:
         return has_run(w);
     case WAIT_VALUE:
+        if (w->wide_word)
+            return (int64_t)(*w->wide_word - w->wide_value) >= 0;
         return (int32_t)(*w->word - w->value) >= 0;
     case WAIT_EVENT:
         return w->other->done >= w->until;
@@ -609,6 +613,12 @@ code cuStreamWaitEvent(handle h, handle event, unsigned flags) {
 code cuStreamWaitValue32_v2(handle h, address word, uint32_t value, unsigned flags) {
     (void)flags;
     return enqueue(h, (struct work){.kind = WAIT_VALUE, .word = (volatile uint32_t *)word, .value = value});
+}
+
+code cuStreamWaitValue64_v2(handle h, address word, uint64_t value, unsigned flags) {
+    (void)flags;
+    volatile uint64_t *wide = (volatile uint64_t *)word;
+    return enqueue(h, (struct work){.kind = WAIT_VALUE, .wide_word = wide, .wide_value = value});
 }
 
 code cuEventCreate(handle *made, unsigned flags) {

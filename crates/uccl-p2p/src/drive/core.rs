@@ -15,6 +15,7 @@ use uccl_rma::Rails;
 
 use super::{
     given_up::Aftermaths,
+    held::HeldStreams,
     regions::Mrs,
     seats::Seats,
     transfer::{Carrier, Transfers},
@@ -126,6 +127,8 @@ pub(crate) struct Core<C: Carrier> {
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
     pub(crate) signalled: Signalled,
+    /// Streams that wait for words.
+    pub(crate) held: HeldStreams,
 }
 
 /// Connections that wait for accept.
@@ -165,6 +168,7 @@ impl<C: Carrier> Core<C> {
             notif_bytes: AtomicUsize::new(0),
             notified: Condvar::new(),
             signalled: Signalled::default(),
+            held: HeldStreams::default(),
         })
     }
 

@@ -24,6 +24,7 @@ mod follow;
 pub(crate) mod given_up;
 pub(crate) mod grants;
 pub(crate) mod greeting;
+pub(crate) mod held;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod liveness;

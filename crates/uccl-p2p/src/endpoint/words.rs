@@ -6,13 +6,17 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_device::MemoryKind;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Passing, Signal},
+};
 use uccl_fabric::mem::Span;
 use uccl_wire::signal::SIGNAL_LEN;
 
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{
     drive::{
+        held::{Wait, What},
         regions::{Lease, contains, outside},
         wait,
     },
@@ -131,6 +135,10 @@ impl Endpoint {
     /// word has reached the value if it is less than 2^63 ahead of it. The word must be in GPU memory or in locked host
     /// memory.
     ///
+    /// The wait for a word in host memory has an end: the stream goes on as well when the endpoint's time for transfers is over
+    /// (zero: never), and when the region is deregistered or the endpoint closed. Look at the word to know. The wait for a
+    /// word in a GPU's memory ends with the word only; until then its region cannot be deregistered.
+    ///
     /// # Errors
     /// [`Error::Invalid`] where the driver does not let the stream wait for it.
     pub fn hold_stream_for_word(
@@ -145,8 +153,21 @@ impl Endpoint {
             let why = "no stream can wait for the word: it is in host memory that is not locked";
             return Err(Error::Invalid(why.into()));
         }
-        let held = stream.borrow()?.wait_for_word(ptr as u64, at_least);
-        held.map_err(|e| Error::Invalid(format!("stream: {e}")))
+        let stream = stream.borrow()?;
+        let refused = |e| Error::Invalid(format!("stream: {e}"));
+        let what = match lease.mr().kind.device() {
+            Some(_) => What::Passes(Passing::of(&stream, ptr as u64, at_least).map_err(refused)?),
+            None => {
+                let signal = Signal::new(stream.context()).map_err(refused)?;
+                signal.hold(&stream).map_err(refused)?;
+                let timeout = self.config().transfer_timeout;
+                let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+                What::Told { address: ptr, at_least, until, _signal: signal }
+            }
+        };
+        let core = self.here()?;
+        core.held.add(core, Wait { lease, what });
+        Ok(())
     }
 
     /// Checks that there is a word, and keeps its region registered.
