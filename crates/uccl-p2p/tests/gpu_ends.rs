@@ -22,7 +22,7 @@ use self::fake_driver::Fake;
 
 const GIB: usize = 1 << 30;
 /// What a GPU has at once of what is long.
-const TURN: u64 = 128 << 20;
+const TURN: u64 = 64 << 20;
 /// After this an endpoint gives up peers that do not answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -169,4 +169,44 @@ fn a_word_on_a_gpu_is_set_without_its_owner() {
         }
         assert_eq!((seen.load(SeqCst), scene.launched() - before), (value, 8));
     }
+}
+
+/// The word is in memory that others may open, and the data is not: no GPU of the writer's reaches that.
+#[test]
+fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
+    const LEN: usize = 4096;
+    let scene = scene();
+    scene.fake.pause(false);
+    let closed = DeviceBuffer::new(context(1), LEN).expect("memory");
+    let ptr = closed.address() as usize;
+    scene.fake.shut(true);
+    // SAFETY: the memory is kept until the endpoints have been dropped.
+    let mr = unsafe { scene._b.register(ptr, LEN) };
+    scene.fake.shut(false);
+    let advert = scene._b.advertise(mr.expect("registered"), ptr, LEN).expect("advertised");
+    let word = Advert { addr: scene.advert.addr + 64, len: 8, ..scene.advert };
+    // SAFETY: this driver's GPUs have the host's memory; the word is accessed as an atomic.
+    let seen = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 64) as *mut u64) };
+    let (iovs, adverts) = ([Iov { len: LEN, ..scene.iov }], [advert]);
+    scene.still_writes();
+    for (value, waits) in [(7, false), (8, true)] {
+        // SAFETY: as above; no copy is under way.
+        unsafe { std::ptr::write_bytes(scene.iov.ptr as *mut u8, value as u8, LEN) };
+        let signal = Some(Signal { advert: word, change: Change::Set(value), strong: true });
+        let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &iovs, &adverts) };
+        if waits {
+            let ran = scene.a.run(&request, &mut Uninterrupted);
+            assert_eq!(ran.expect("written").bytes, LEN as u64);
+        } else {
+            let transfer = scene.a.post(&request).expect("posted");
+            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
+        }
+        // SAFETY: as above.
+        let there = unsafe { std::slice::from_raw_parts(ptr as *const u8, LEN) };
+        assert!(there.iter().all(|byte| u64::from(*byte) == value), "the data came late");
+        assert_eq!(seen.load(SeqCst), value);
+    }
+    drop(scene);
+    drop(closed);
 }

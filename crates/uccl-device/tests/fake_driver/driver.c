@@ -110,7 +110,7 @@ static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
 static uint64_t next_order = 1;
-static int connections, next_number = 1;
+static int connections, next_number = 1, shuts;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
 static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
@@ -342,6 +342,12 @@ static code enqueue(handle h, struct work w) {
 
 /* For tests. */
 
+void fake_shut(int yes) {
+    pthread_mutex_lock(&lock);
+    shuts = yes;
+    pthread_mutex_unlock(&lock);
+}
+
 void fake_connections(int count) {
     pthread_mutex_lock(&lock);
     connections = count;
@@ -547,7 +553,7 @@ struct ipc_handle {
 
 code cuIpcGetMemHandle(struct ipc_handle *h, address a) {
     pthread_mutex_lock(&lock);
-    struct memory *m = memory_at(a);
+    struct memory *m = shuts ? NULL : memory_at(a);
     if (m)
         *h = (struct ipc_handle){getpid(), m->fd, m->len, {0}};
     pthread_mutex_unlock(&lock);

@@ -13,6 +13,7 @@ use std::{
 pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
     connections: extern "C" fn(c_int),
+    shut: extern "C" fn(c_int),
     pass: extern "C" fn(c_int, u64),
     stall: extern "C" fn(c_int),
     stalled: extern "C" fn() -> c_int,
@@ -46,6 +47,11 @@ impl Fake {
     /// How many hardware queues the streams of a GPU share; 0: each stream has one.
     pub(crate) fn connections(self, count: i32) {
         (self.connections)(count);
+    }
+
+    /// Whether no memory can be opened by others that is shown to the driver meanwhile.
+    pub(crate) fn shut(self, yes: bool) {
+        (self.shut)(c_int::from(yes));
     }
 
     /// Lets so many kernels, and copies of at most so many bytes, by while all are paused.
@@ -101,6 +107,10 @@ pub(crate) fn load() -> Fake {
                 connections: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_connections",
+                )),
+                shut: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_shut",
                 )),
                 pass: std::mem::transmute::<*mut c_void, extern "C" fn(c_int, u64)>(find(
                     library,

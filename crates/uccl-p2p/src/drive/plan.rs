@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{LaneError, MessageLane, OpError, OpKind, Operation, Posted, RemoteSpans, Spans},
     pieces::Stretch,
 };
 
@@ -107,6 +107,12 @@ impl Connection {
         };
         match posted {
             Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
+            // The GPU reaches the word, but not the data. Nothing has moved: both go as they would without a GPU.
+            Ok(Posted::Done(Err(OpError::HostOnly(_)))) if by_gpu.is_some() => {
+                transfer.return_signal(word);
+                transfer.op_ended();
+                return Some(work);
+            }
             Ok(Posted::Done(result)) => done.complete(result),
             Err(e) => self.not_posted(transfer, e),
         }

@@ -364,6 +364,17 @@ impl<C: Carrier> Transfer<C> {
         Some(word)
     }
 
+    /// Takes a signal back that was not sent along: it has to follow.
+    pub(super) fn return_signal(&self, word: Word) {
+        let mut body = self.body.lock();
+        let notif = match std::mem::replace(&mut body.after, After::Publish) {
+            After::Notify(notif) => Some(notif),
+            _ => None,
+        };
+        body.after = After::of(Some(word), notif);
+        body.is_signalling = false;
+    }
+
     /// The kinds of its local memory.
     pub(crate) fn memory(&self) -> Memory {
         let body = self.body.lock();
