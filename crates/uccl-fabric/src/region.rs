@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
 
@@ -156,6 +156,8 @@ struct Inner {
     state: RwLock<State>,
     published: PublishedTable,
     refused: AtomicU64,
+    /// Slots of regions that are accessed without the lock, each as often as it is.
+    in_use: Mutex<Vec<u32>>,
 }
 
 /// An endpoint's regions.
@@ -177,7 +179,8 @@ impl RegionTable {
         let state =
             RwLock::new(State { slots: Vec::new(), free: Vec::new(), keys, publishing: false });
         let published = PublishedTable::new()?;
-        Ok(Self { inner: Arc::new(Inner { state, published, refused: AtomicU64::new(0) }) })
+        let (refused, in_use) = (AtomicU64::new(0), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { state, published, refused, in_use }) })
     }
 
     /// Counts an access that was refused to a peer.
@@ -306,6 +309,30 @@ impl RegionTable {
         })
     }
 
+    /// Checks a peer's access to `span` and returns the memory, which is [in use](Self::is_in_use) until the guard is dropped: for
+    /// accesses that take long, as those by GPUs, during which the table is not to be locked.
+    ///
+    /// # Errors
+    /// The reason for the refusal.
+    pub fn locate_for_use(
+        &self,
+        span: &RemoteSpan,
+        needed: impl Into<Rights>,
+    ) -> Result<(Located, InUse), AccessError> {
+        let state = self.inner.state.read();
+        let (located, live) = state.locate(span, needed.into())?;
+        let slot = live.part_of.unwrap_or(span.slot);
+        // Before the lock is released: who revokes the region then sees it.
+        self.inner.in_use.lock().push(slot);
+        Ok((located, InUse { inner: Arc::clone(&self.inner), slot }))
+    }
+
+    /// Whether the region in a slot, revoked or not, is being accessed without the table's lock.
+    #[must_use]
+    pub fn is_in_use(&self, slot: u32) -> bool {
+        self.inner.in_use.lock().contains(&slot)
+    }
+
     /// Describes a region to a peer that knows its key. Counts a refusal.
     ///
     /// # Errors
@@ -345,6 +372,22 @@ impl RegionTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// A region is in use while this exists.
+#[derive(Debug)]
+pub struct InUse {
+    inner: Arc<Inner>,
+    slot: u32,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut in_use = self.inner.in_use.lock();
+        if let Some(at) = in_use.iter().position(|slot| *slot == self.slot) {
+            in_use.swap_remove(at);
+        }
     }
 }
 

@@ -51,9 +51,10 @@ pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> 
     Ok(())
 }
 
-/// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked meanwhile.
+/// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked meanwhile, or is
+/// [in use](RegionTable::is_in_use).
 ///
-/// The copy engine changes a word in GPU memory, while this waits; no kernel is launched.
+/// The copy engine changes a word in GPU memory, while this waits without the table's lock; no kernel is launched.
 ///
 /// # Errors
 /// The reason for the refusal, as a wire status: then nothing has changed.
@@ -69,16 +70,22 @@ pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
     let regions = table.lock();
     let located = regions.locate(span, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
     let at = located.span.addr;
-    match located.device {
-        // SAFETY: the word is registered, and stays so under the lock.
-        None if !unsafe { guarded::is_readable(located.span) } => Err(Status::Fault),
-        // SAFETY: as above. Users read words that signals change as atomics.
-        None => unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol),
-        Some(device) => {
-            // SAFETY: as above.
-            unsafe { gpu::change_word(device, at, *change) }.map_err(|_| Status::Fault)
-        }
+    if located.device.is_some() {
+        // The GPU may take long, and the table is everybody's.
+        drop(regions);
+        let used = table.locate_for_use(span, Rights::SIGNAL);
+        let (located, _in_use) = used.map_err(|e| refuse(status_of(e)))?;
+        let device = located.device.ok_or_else(|| refuse(Status::UnknownKey))?;
+        // SAFETY: the word is registered, and its region in use. Users read words that signals change as atomics.
+        let changed = unsafe { gpu::change_word(device, located.span.addr, *change) };
+        return changed.map_err(|_| Status::Fault);
     }
+    // SAFETY: the word is registered, and stays so under the lock.
+    if !unsafe { guarded::is_readable(located.span) } {
+        return Err(Status::Fault);
+    }
+    // SAFETY: as above. Users read words that signals change as atomics.
+    unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol)
 }
 
 #[cfg(test)]

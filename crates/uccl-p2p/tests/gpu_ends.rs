@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_p2p::{
-    Change, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferId,
+    Change, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Signal, Status, TransferId,
     Transport, Uninterrupted,
     device::cuda::{Context, DeviceBuffer, Gpus},
     wire::advert::Advert,
@@ -52,6 +52,8 @@ struct Scene {
     to_b: ConnId,
     iov: Iov,
     advert: Advert,
+    /// The peer's memory.
+    word_mr: MrId,
     _memory: [DeviceBuffer; 2],
     _alone: MutexGuard<'static, ()>,
 }
@@ -73,7 +75,18 @@ fn scene() -> Scene {
     let advert = b.advertise(there.mr, there.ptr, GIB).expect("advertised");
     fake.pause(true);
     let before = fake.launched();
-    Scene { fake, before, a, _b: b, to_b, iov: here, advert, _memory: memory, _alone: alone }
+    Scene {
+        fake,
+        before,
+        a,
+        _b: b,
+        to_b,
+        iov: here,
+        advert,
+        word_mr: there.mr,
+        _memory: memory,
+        _alone: alone,
+    }
 }
 
 impl Scene {
@@ -209,4 +222,41 @@ fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
     }
     drop(scene);
     drop(closed);
+}
+
+/// The owner of the word changes it by a copy, which does not come to an end; everything else goes on.
+#[test]
+fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
+    let scene = scene();
+    let word = Advert { addr: scene.advert.addr + 128, len: 8, ..scene.advert };
+    let signal = Some(Signal { advert: word, change: Change::Add(3), strong: false });
+    let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &[], &[]) };
+    let transfer = scene.a.post(&request).expect("posted");
+    // Until the owner is at it.
+    thread::sleep(TIMEOUT / 10);
+    thread::scope(|scope| {
+        let registered = scope.spawn(|| {
+            let memory = vec![0_u8; 4096];
+            // SAFETY: the memory is kept until the region has been let go of.
+            let mr = unsafe { scene._b.register(memory.as_ptr() as usize, 4096) };
+            scene._b.deregister(mr.expect("registered")).expect("let go");
+        });
+        let begun = Instant::now();
+        while !registered.is_finished() && begun.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let in_time = registered.is_finished();
+        assert!(matches!(scene.a.poll(transfer), Ok(Status::Pending)), "the word has changed");
+        let held = scene._b.deregister(scene.word_mr);
+        assert!(matches!(held, Err(Error::StillTouched { .. })), "{held:?}");
+        scene.fake.pause(false);
+        registered.join().expect("no panic");
+        assert!(in_time, "a registration waits for a GPU");
+    });
+    // The writer may have given up its peer, which has said nothing for long.
+    let _ = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+    scene._b.deregister(scene.word_mr).expect("nothing touches it any more");
+    // SAFETY: this driver's GPUs have the host's memory, and no copy is under way.
+    let word = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 128) as *mut u64) };
+    assert_eq!(word.load(SeqCst), 3);
 }

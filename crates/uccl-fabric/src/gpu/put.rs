@@ -1,13 +1,16 @@
 //! Short writes into GPU memory, and changes of signal words there.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, Stream, classify};
 use uccl_wire::signal::Change;
 
-/// One stream for each GPU that was written to.
-static STREAMS: LazyLock<Mutex<Vec<(u32, Stream)>>> = LazyLock::new(Mutex::default);
+/// One stream for each GPU that was written to, with a lock of its own.
+static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(Mutex::default);
+
+/// By the ordinal of the GPU.
+type Streams = Vec<(u32, Arc<Mutex<Stream>>)>;
 
 /// Copies bytes to host or GPU memory, and waits for the copy.
 ///
@@ -61,7 +64,7 @@ pub(crate) unsafe fn change_word(
     })
 }
 
-/// Calls `act` with a GPU's stream. Calls take turns, over all GPUs.
+/// Calls `act` with a GPU's stream. Calls for one GPU take turns.
 fn with_stream<T>(
     device: u32,
     act: impl FnOnce(&Stream) -> Result<T, GpuError>,
@@ -71,9 +74,13 @@ fn with_stream<T>(
         Some(at) => at,
         None => {
             let context = Gpus::get().device(device)?.context()?;
-            streams.push((device, Stream::new(context, Priority::High)?));
+            let stream = Stream::new(context, Priority::High)?;
+            streams.push((device, Arc::new(Mutex::new(stream))));
             streams.len() - 1
         }
     };
-    act(&streams[at].1)
+    let stream = Arc::clone(&streams[at].1);
+    drop(streams);
+    let stream = stream.lock();
+    act(&stream)
 }

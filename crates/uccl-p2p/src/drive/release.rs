@@ -82,6 +82,11 @@ impl Toucher {
         Self { name: "a device".into(), reason, conn: None, is_passing: false }
     }
 
+    fn busy_gpu() -> Self {
+        let reason = "it is changing a word there for a peer".into();
+        Self { name: "a GPU".into(), reason, conn: None, is_passing: true }
+    }
+
     fn busy_device() -> Self {
         let reason = "it is being shown it for a peer that asked".into();
         Self { name: "a device".into(), reason, conn: None, is_passing: true }
@@ -200,6 +205,9 @@ impl Core {
         // After the connections: one that ends is added to the aftermaths before it leaves the list of connections.
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
+        }
+        if self.mrs.table.is_in_use(slot) {
+            return Some(Toucher::busy_gpu());
         }
         let devices = self.rails.get();
         if devices.is_some_and(|devices| devices.rails.is_busy_with(slot)) {
