@@ -16,7 +16,7 @@ use crate::{
     blocks::Block,
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
-    group::{Group, Interrupted, Until, Wait},
+    group::{Begun, Group, Interrupted, Until, Wait},
     header::Header,
     nodes::Nodes,
     numerics::{logfmt, quantise::GROUP, sum},
@@ -96,10 +96,11 @@ pub struct Combined {
     pub weights: Option<*mut f32>,
 }
 
-/// A combine under way.
+/// A combine under way. One that is dropped before it has ended is a call that this rank gave up on: peers that wait for it are told.
 pub struct Combine {
     part: Part,
     call: Call,
+    begun: Begun,
     waits: Waits,
     /// Whether the end waits for those that read this rank's block.
     waits_for_readers: bool,
@@ -179,6 +180,7 @@ impl Combine {
         let both = parties.is_there.iter_mut().zip(&handle.sent_to);
         both.for_each(|(is_there, sent)| *is_there &= sent);
         let call = Call::new(place, Takes::AllTogether, parties, rounds);
+        let begun = Begun::new(group, &call);
         let block = block_with(group, &results);
         if let Some(block) = &block {
             group.note_reading(block, call.number());
@@ -186,7 +188,7 @@ impl Combine {
         let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
         let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
         let waits = Waits::new(ranks);
-        let mut combine = Self { part, call, waits, waits_for_readers: true };
+        let mut combine = Self { part, call, begun, waits, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
@@ -234,6 +236,7 @@ impl Combine {
             }
             Ok(())
         })?;
+        self.begun.has_ended = true;
         Ok(self.waits.waited())
     }
 

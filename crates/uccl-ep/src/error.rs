@@ -126,6 +126,13 @@ fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> 
     let mut text = format!("{phase} on rank {rank} is not over after {waited:?}");
     for late in awaited {
         let (peer, about) = (late.peer, late.about);
+        if peer == rank && late.what == Awaited::ROOM {
+            let call = late.expected.call;
+            text += &format!(
+                "; call {call} of this rank was begun and not ended: a hook is to be called"
+            );
+            continue;
+        }
         let relays = match about == peer || about == rank {
             true => String::new(),
             false => format!(", which relays for rank {about}"),

@@ -21,9 +21,9 @@ use crate::{
     far::{Far, ProxyStats, SendFrom},
     joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
-    patience::Patience,
+    patience::{Clocks, Patience},
     placing::{Place, Places, SLOTS},
-    protocol::{Call, Parties, Step, Streams, Words},
+    protocol::{Awaited, Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
     scratch::Scratch,
     waits::Waits,
@@ -234,13 +234,17 @@ impl Group {
     /// Leaves a rank out of the calls that follow, or lets it take part again.
     ///
     /// # Errors
-    /// There is no such rank, or it has no window here.
+    /// There is no such rank, it has no window here, or it is this one and would be left out.
     pub fn mask(&self, rank: usize, is_masked: bool) -> Result<()> {
         let masked = self.masked.get(rank);
         let masked =
             masked.ok_or_else(|| Error::invalid(format!("no rank {rank} of {}", self.ranks())))?;
         if !is_masked && !self.window.has(rank) {
             return Err(Error::invalid(format!("rank {rank} has not joined")));
+        }
+        if is_masked && rank == self.rank() {
+            let why = format!("rank {rank} is this one, and a rank does not leave itself out");
+            return Err(Error::invalid(why));
         }
         masked.store(is_masked, Ordering::Relaxed);
         Ok(())
@@ -343,7 +347,7 @@ impl Group {
         mut act: impl FnMut(&Call, Step) -> Result<()>,
     ) -> Result<()> {
         let window = &self.window;
-        let mut patience = Patience::new();
+        let (mut patience, mut clocks) = (Patience::new(), Clocks::default());
         let driven = loop {
             if let Some(waits) = &mut wait.waits {
                 waits.look(|rank| call.has_heard(rank, window));
@@ -364,7 +368,7 @@ impl Group {
                     act(call, step).map(|()| call.took(stream, window))
                 }
                 None if until.is_reached(call, window) => return Ok(()),
-                None => self.wait(call, wait, &mut patience),
+                None => self.wait(call, until, wait, (&mut patience, &mut clocks)),
             };
             if step.is_some() {
                 patience = Patience::new();
@@ -381,8 +385,9 @@ impl Group {
     fn wait(
         &self,
         call: &mut Call,
+        until: Until,
         wait: &mut Wait<'_, '_>,
-        patience: &mut Patience,
+        (patience, clocks): (&mut Patience, &mut Clocks),
     ) -> Result<()> {
         let Some(waited) = patience.due() else {
             patience.pause();
@@ -391,29 +396,52 @@ impl Group {
         if (wait.is_interrupted)() {
             return Err(Error::Interrupted);
         }
-        let (phase, rank) = (wait.phase, self.rank());
-        let awaited = call.awaited(&self.window);
-        for late in &awaited {
+        let (phase, rank, masks_late) = (wait.phase, self.rank(), self.config.masks_late);
+        let lost = |call: &Call| lost_of(|| self.missing(call), |peer| self.failure(peer));
+        while let Some((late, why)) = lost(call) {
             let peer = late.peer;
-            let Some(why) = self.failure(peer) else { continue };
-            // What it did before it ended may have come since.
-            if !call.awaited(&self.window).contains(late) {
-                continue;
-            }
-            if !self.config.masks_late {
-                let why = format!("{why}; {}", described(late));
+            if !masks_late || peer == rank {
+                let why = format!("{why}; {}", described(&late));
                 return Err(Error::PeerLost { phase, rank, peer, why });
             }
             self.go_on_without(peer, call);
         }
-        if waited < self.config.timeout {
-            return Ok(());
+        let (mut awaited, timeout) = (self.missing(call), self.config.timeout);
+        awaited.retain(|late| until.needs(late) || late.peer == rank);
+        if awaited.is_empty() {
+            // What was missing may have come since, but not twice in a row.
+            let was_idle = std::mem::replace(&mut patience.was_idle, waited >= timeout);
+            let is_stuck = was_idle && waited >= timeout;
+            return if is_stuck {
+                Err(Error::Overdue { phase, rank, awaited, waited })
+            } else {
+                Ok(())
+            };
         }
-        if !self.config.masks_late {
+        let times = clocks.times(&awaited, patience.began(), waited);
+        let Some(waited) = times.iter().max().copied().filter(|longest| *longest >= timeout) else {
+            return Ok(());
+        };
+        let is_own = awaited.iter().any(|late| late.peer == rank);
+        if !masks_late || is_own {
             return Err(Error::Overdue { phase, rank, awaited, waited });
         }
-        awaited.iter().for_each(|late| self.go_on_without(late.peer, call));
+        let late = awaited.iter().zip(times).filter(|(_, time)| *time >= timeout);
+        // Who has not made room may wait for the same ranks whose data is missing here, and gets as much time again.
+        let lacks_data = late.clone().any(|(late, _)| late.what == Awaited::DATA);
+        let late = late.filter(|(late, _)| !lacks_data || late.what == Awaited::DATA);
+        late.for_each(|(late, _)| self.go_on_without(late.peer, call));
+        (*patience, *clocks) = (Patience::new(), Clocks::default());
         Ok(())
+    }
+
+    /// What a call waits for, of this rank itself only what an earlier call of it holds up: room for its rounds comes with what peers
+    /// send.
+    fn missing(&self, call: &Call) -> Vec<Awaited> {
+        let mut awaited = call.awaited(&self.window);
+        let is_held_up = |late: &Awaited| late.expected.call != call.number();
+        awaited.retain(|late| late.peer != self.rank() || is_held_up(late));
+        awaited
     }
 
     /// Why nothing is to be expected of a peer any more.
@@ -435,6 +463,37 @@ impl Group {
     fn go_on_without(&self, peer: usize, call: &mut Call) {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
+    }
+}
+
+/// Something that is awaited of a peer of which nothing is to be expected any more, and why.
+fn lost_of(
+    awaited: impl Fn() -> Vec<Awaited>,
+    failure: impl Fn(usize) -> Option<String>,
+) -> Option<(Awaited, String)> {
+    let lost = |late: Awaited| Some((late, failure(late.peer)?));
+    // What it did before it ended may have come since.
+    awaited().into_iter().filter_map(lost).find(|(late, _)| awaited().contains(late))
+}
+
+/// A call of this rank that was begun. If it is dropped before it has ended, peers are told, so that none waits for it in vain.
+pub(crate) struct Begun {
+    group: Arc<Group>,
+    call: u64,
+    pub(crate) has_ended: bool,
+}
+
+impl Begun {
+    pub(crate) fn new(group: &Arc<Group>, call: &Call) -> Self {
+        Self { group: Arc::clone(group), call: call.number(), has_ended: false }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.group.window.set_fault(self.call);
+        }
     }
 }
 
@@ -597,6 +656,15 @@ impl Until {
             Self::Over => call.is_over(window),
         }
     }
+
+    /// Whether it is not reached before this is there.
+    fn needs(self, late: &Awaited) -> bool {
+        match self {
+            Self::SentAll => late.what == Awaited::ROOM,
+            Self::HeardAll => late.what == Awaited::DATA && late.expected.round == 0,
+            Self::Over => true,
+        }
+    }
 }
 
 /// What a call that waits needs to know.
@@ -605,4 +673,79 @@ pub(crate) struct Wait<'a, 'b> {
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
     /// Where a receive counts its time.
     pub(crate) waits: Option<&'a mut Waits>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, sync::Barrier, thread};
+
+    use super::*;
+    use crate::protocol::Mark;
+
+    /// Two ranks of this process that map each other's windows.
+    fn pair() -> [Arc<Group>; 2] {
+        let (board, barrier) = (Mutex::new(vec![None; 2]), Barrier::new(2));
+        let join = |rank: usize| {
+            let mut exchange = |mine: Vec<u8>| {
+                board.lock()[rank] = Some(mine);
+                barrier.wait();
+                let all = board.lock().clone();
+                barrier.wait();
+                Ok(all)
+            };
+            let (ranks, pool, timeout) = (2, 4096, Duration::from_secs(20));
+            let (node, masks_late, network) = (Some(0), false, None);
+            let config = Config { rank, ranks, pool, timeout, masks_late, node, network };
+            Group::join(config, &mut exchange).unwrap()
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| join(1));
+            [join(0), other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn a_block_is_read_until_all_have_ended_the_call_and_not_only_a_round() {
+        let [own, peer] = pair();
+        let block = own.block(64).unwrap();
+        own.note_reading(&block, 3);
+        let says = |who: &Group, call, round, is_last| {
+            who.window.set_taken(0, who.rank(), Mark { call, round, is_last });
+        };
+        says(&own, 3, 0, true);
+        assert!(!own.is_read(&block), "the peer has said nothing");
+        for round in 0..3 {
+            says(&peer, 3, round, false);
+            assert!(!own.is_read(&block), "it has taken round {round}, and reads on");
+        }
+        own.masked[1].store(true, Ordering::Relaxed);
+        assert!(own.is_read(&block), "nobody waits for a rank that is left out");
+        own.note_reading(&block, 3);
+        own.masked[1].store(false, Ordering::Relaxed);
+        // The words of the call eight later are the same.
+        says(&peer, 3 + SLOTS as u64, 0, false);
+        says(&own, 3 + SLOTS as u64, 0, false);
+        assert!(own.is_read(&block), "who takes part in a later call has ended this one");
+    }
+
+    #[test]
+    fn a_peer_that_did_its_part_before_it_ended_is_not_lost() {
+        let mark = |call| Mark { call, round: 0, is_last: true };
+        let late = |peer| {
+            let (expected, seen) = (mark(1), mark(0));
+            Awaited { peer, about: peer, what: "data", expected, seen }
+        };
+        // Its data comes, and then it ends, between the look at its words and the look at its process.
+        let has_ended = Cell::new(false);
+        let awaited = || if has_ended.get() { vec![late(2)] } else { vec![late(1), late(2)] };
+        let failure = |peer: usize| {
+            has_ended.set(true);
+            (peer == 1).then(|| "has ended".to_owned())
+        };
+        assert_eq!(lost_of(awaited, failure), None);
+        // One that has not done its part is named, also behind one that is only late.
+        let found =
+            lost_of(|| vec![late(1), late(2)], |peer| (peer == 2).then(|| "has ended".to_owned()));
+        assert_eq!(found, Some((late(2), "has ended".to_owned())));
+    }
 }

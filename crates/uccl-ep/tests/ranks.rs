@@ -181,7 +181,7 @@ fn dispatched(
 }
 
 /// How a test combines.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct How {
     sends: Sends,
     sums: Sums,
@@ -611,6 +611,78 @@ fn a_rank_that_does_not_come_is_named() {
         assert!(names_it && text.starts_with(&format!("dispatch on rank {rank}")), "{text}");
     }
     assert!(errors.iter().flatten().any(|e| matches!(e, Error::Overdue { .. })));
+}
+
+/// Rank 0 ends a call by `give_up`, of whose data it has sent one round, and rank 1 is told at once, not when its time is over.
+fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
+    let all = Barrier::new(2);
+    let texts = world(Ranks::near(2), |group| {
+        // Some rounds for each rank.
+        let experts: Vec<i32> = (0..80).map(|token| token % 8).collect();
+        let choices = Choices { experts: &experts, top_k: 1, num_experts: 8, ranks: 2 };
+        let routing = Arc::new(Routing::new(choices).unwrap());
+        let rows = vec![0u16; 80 * HIDDEN];
+        let tokens = Tokens {
+            rows: rows.as_ptr().cast(),
+            stride: 2 * HIDDEN,
+            payload: Payload::Bytes(2 * HIDDEN),
+            scales: None,
+            weights: None,
+            stays: true,
+        };
+        // SAFETY: the rows live until the dispatch is over.
+        let begun =
+            unsafe { Dispatch::begin(&group, routing, tokens, Room::Bytes(2 * 2048), &mut never) };
+        let mut dispatch = begun.unwrap();
+        let arrives = dispatch.counts(&mut never).unwrap().total();
+        let mut out = vec![0u16; arrives * HIDDEN];
+        let outputs = Outputs {
+            len: arrives,
+            rows: out.as_mut_ptr().cast(),
+            stride: 2 * HIDDEN,
+            scales: None,
+            choices: None,
+            weights: None,
+            zeroes_foreign_weights: false,
+        };
+        let text = match group.rank() {
+            0 => {
+                give_up(dispatch);
+                String::new()
+            }
+            // SAFETY: there is memory for as many rows.
+            _ => unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }
+                .err()
+                .map_or_else(|| "nothing".to_owned(), |why| why.to_string()),
+        };
+        // A rank that goes away has ended, which is another reason.
+        all.wait();
+        text
+    });
+    assert!(texts[1].contains("rank 0 gave up on call 1"), "{texts:?}");
+}
+
+#[test]
+fn a_call_that_is_dropped_is_one_that_a_rank_gave_up_on() {
+    gives_up(drop);
+}
+
+#[test]
+fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
+    gives_up(|dispatch| {
+        let outputs = Outputs {
+            len: 1,
+            rows: std::ptr::null_mut(),
+            stride: 2 * HIDDEN,
+            scales: None,
+            choices: None,
+            weights: None,
+            zeroes_foreign_weights: false,
+        };
+        // SAFETY: nothing is written, as there is too little room.
+        let why = unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }.err().unwrap();
+        assert_eq!(why.to_string(), "80 rows arrive, and there is room for 1");
+    });
 }
 
 #[test]

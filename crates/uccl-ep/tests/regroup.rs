@@ -254,8 +254,9 @@ fn a_handle_of_an_earlier_generation_is_refused_with_both() {
         let own = Own::new(1, me);
         let arrived = received(own.dispatch(&group).unwrap()).unwrap();
         // A mask leaves handles as they are.
-        group.mask(2, true).unwrap();
-        group.mask(2, false).unwrap();
+        let other = (me + 1) % RANKS;
+        group.mask(other, true).unwrap();
+        group.mask(other, false).unwrap();
         assert!(combined(&arrived).is_ok());
         let next = group.regroup(&mut board.meeting("second".into(), me, &ALL)).unwrap();
         let refused = [combined(&arrived).err(), own.dispatch(&group).err()];

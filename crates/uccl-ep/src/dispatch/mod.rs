@@ -19,7 +19,7 @@ use self::{
 };
 use crate::{
     error::{Error, Phase, Result},
-    group::{Group, Interrupted, Until, Wait},
+    group::{Begun, Group, Interrupted, Until, Wait},
     header::Header,
     nodes::Nodes,
     protocol::{Call, Mark, Step, Stream, Takes},
@@ -30,10 +30,11 @@ use crate::{
     window::Letter,
 };
 
-/// A dispatch under way.
+/// A dispatch under way. One that is dropped before it has ended is a call that this rank gave up on: peers that wait for it are told.
 pub struct Dispatch {
     part: Part,
     call: Call,
+    begun: Begun,
     waits: Waits,
     counts: Option<Counts>,
     /// By node.
@@ -103,13 +104,14 @@ impl Dispatch {
         let place = group.place(areas.place(slots))?;
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
         let call = Call::new(place, Takes::EachAlone, parties, rounds);
+        let begun = Begun::new(group, &call);
         // SAFETY: as the caller has it.
         let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
         let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
         let waits = Waits::new(group.ranks());
         let part = Part { group, routing, room, areas, slots, tokens, quantised };
-        let mut dispatch = Self { part, call, waits, counts: None, relayed };
+        let mut dispatch = Self { part, call, begun, waits, counts: None, relayed };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Until::SentAll, is_interrupted, None)?;
         }
@@ -154,6 +156,7 @@ impl Dispatch {
         let counts = self.counts(is_interrupted)?.clone();
         let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
+        self.begun.has_ended = true;
         // SAFETY: as the caller has it.
         unsafe { sink.write_scales(self.part.areas.record.scales) };
         let Part { group, routing, room, .. } = self.part;

@@ -147,7 +147,7 @@ impl Call {
             Relay { inputs, outputs: outputs.into_iter().map(passed).collect() }
         });
         let there = |stream: &Stream| is_there[stream.peer];
-        Self {
+        let mut call = Self {
             me,
             place,
             takes,
@@ -158,7 +158,10 @@ impl Call {
             tell: SmallVec::new(),
             is_ended: false,
             waits_for_readers: false,
-        }
+        };
+        // One that nothing arrives for has no end to wait for.
+        call.end_if_done();
+        call
     }
 
     /// The call's number.
@@ -223,7 +226,7 @@ impl Call {
         let readers = peers.filter_map(move |peer| {
             let seen = words.taken(peer, self.slot());
             let reads = seen.call <= expected.call && seen != expected;
-            reads.then_some(Awaited { peer, about: self.me, what: "end", expected, seen })
+            reads.then_some(Awaited { peer, about: self.me, what: Awaited::END, expected, seen })
         });
         readers.filter(|_| self.waits_for_readers)
     }
@@ -389,7 +392,7 @@ impl Call {
             let (peer, expected) = self.lacks_room(sending, words)?;
             let word = if sending.next > 0 { sending.stream.here } else { peer };
             let seen = words.taken(word, slot_of(expected.call));
-            Some(Awaited { peer, about: sending.stream.about, what: "room", expected, seen })
+            Some(Awaited { peer, about: sending.stream.about, what: Awaited::ROOM, expected, seen })
         });
         let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
         let receives = self.arriving.iter().chain(inputs).filter_map(|receiving| {
@@ -397,7 +400,7 @@ impl Call {
             let waits = !receiving.is_done && !self.has_arrived(receiving, words);
             let expected = self.mark(receiving.round, false);
             let seen = words.arrived(here, self.slot());
-            waits.then_some(Awaited { peer, about, what: "data", expected, seen })
+            waits.then_some(Awaited { peer, about, what: Awaited::DATA, expected, seen })
         });
         let readers = self.readers(words).filter(|_| self.is_ended);
         sends.chain(receives).chain(readers).collect()
@@ -436,4 +439,13 @@ pub struct Awaited {
     pub expected: Mark,
     /// The mark that is there.
     pub seen: Mark,
+}
+
+impl Awaited {
+    /// Data is missing.
+    pub const DATA: &str = "data";
+    /// Room for data is missing.
+    pub const ROOM: &str = "room";
+    /// The end of the call is missing.
+    pub const END: &str = "end";
 }
