@@ -145,10 +145,16 @@ impl Group {
         make: &mut MakeEndpoint<'_>,
     ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
-        let mut window = Window::new(me, ranks, pool, node)?;
-        let reached = reach_all(&config, &mut window, how, exchange, make)?;
-        let Reached { processes, nodes, blocks, position, members } =
-            all_joined(me, reached, exchange)?;
+        let reached = match Window::new(me, ranks, pool, node) {
+            Ok(mut window) => {
+                let reached = reach_all(&config, &mut window, how, exchange, make)?;
+                reached.map(|reached| (window, reached))
+            }
+            // A rank that failed sends no card, so that the others do not wait for it in vain.
+            Err(why) => exchange(Vec::new()).and(Err(why)),
+        };
+        let (window, reached) = all_joined(me, reached, exchange)?;
+        let Reached { processes, nodes, blocks, position, members } = reached;
         Ok(Arc::new(Self {
             config,
             generation: position.generation,
@@ -597,6 +603,10 @@ fn cards_of(
     }
     let read = |(rank, card): (usize, &Option<Vec<u8>>)| {
         let Some(card) = card else { return Ok(None) };
+        if card.is_empty() {
+            let (phase, why) = (Phase::Join, "could not make its window".to_owned());
+            return Err(Error::PeerLost { phase, rank: me, peer: rank, why });
+        }
         let card = EpCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
         let facts = [
             ("its rank", u64::from(card.rank), rank as u64),

@@ -370,6 +370,24 @@ fn ranks_that_could_not_meet_stay_as_they_were() {
 }
 
 #[test]
+fn a_rank_that_has_no_memory_for_its_window_tells_the_others() {
+    let board = Board::default();
+    let texts = ranks(|me| {
+        let mut config = NEAR.config(me);
+        if me == 1 {
+            config.pool = 1 << 61;
+        }
+        let mut exchange = board.meeting("first".into(), me, &ALL);
+        Group::join(config, &mut exchange).err().map(|why| why.to_string())
+    });
+    for (me, text) in texts.iter().enumerate() {
+        let text = text.as_deref().unwrap_or("it has joined");
+        let said = if me == 1 { "making a window of" } else { "rank 1 could not make its window" };
+        assert!(text.contains(said), "rank {me}: {text}");
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_hears_the_last_word_of_its_calls() {
     for turn in 0..20 {
         let board = Board::default();
