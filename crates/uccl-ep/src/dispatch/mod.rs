@@ -140,7 +140,8 @@ impl Dispatch {
         self.waits.waited()
     }
 
-    /// Takes out what arrives, and ends the call.
+    /// Takes out what arrives, and ends the call. Rows of a rank that was lost behind its first round, which counts told of, are
+    /// zeros without a choice.
     ///
     /// # Errors
     /// A peer is late.
@@ -158,7 +159,10 @@ impl Dispatch {
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
         self.begun.has_ended = true;
         // SAFETY: as the caller has it.
-        unsafe { sink.write_scales(self.part.areas.record.scales) };
+        unsafe {
+            sink.write_scales(self.part.areas.record.scales);
+            sink.blank_missing(&counts, self.part.areas.record);
+        }
         let Part { group, routing, room, .. } = self.part;
         let Sink { table, masters, .. } = sink;
         let sent_to = (0..group.ranks()).map(|rank| self.call.is_there(rank)).collect();

@@ -223,4 +223,60 @@ impl<'a> Sink<'a> {
             }
         }
     }
+
+    /// Fills the rows of tokens that were counted and did not come: those of a rank that was lost behind its first round.
+    ///
+    /// # Safety
+    /// Outputs have room for all rows.
+    pub(super) unsafe fn blank_missing(&mut self, counts: &Counts, record: Record) {
+        let is_missing = |from: &usize| self.taken[*from] < counts.from[*from] as usize;
+        for from in (0..self.taken.len()).filter(is_missing) {
+            match self.layout {
+                Layout::Rows => {
+                    let rows = counts.rows_from(from);
+                    for at in rows.start + self.taken[from]..rows.end {
+                        // SAFETY: as the caller has it.
+                        unsafe { self.blank((at, 0, at), record, record.top_k) };
+                    }
+                }
+                Layout::Experts(starts) => {
+                    let (first, local) = (first_rows(counts, starts).0, starts.len());
+                    for (expert, start) in starts.iter().enumerate() {
+                        let nth = from * local + expert;
+                        let end = first[nth] + counts.per_expert[nth] as usize;
+                        for row in self.next[nth]..end {
+                            // SAFETY: as the caller has it; a row of an expert has one weight.
+                            unsafe { self.blank((row, expert, row - start), record, 1) };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fills a row, the `nth` of its expert, which has so many weights.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn blank(
+        &self,
+        (row, expert, nth): (usize, usize, usize),
+        record: Record,
+        weights: usize,
+    ) {
+        // SAFETY: as the caller has it.
+        unsafe {
+            self.outputs.rows.add(row * self.outputs.stride).write_bytes(0, record.payload);
+            if let Some(out) = self.outputs.scales {
+                let (to, stride) = out.of_row((row, expert, nth), record.scales);
+                (0..record.scales).for_each(|word| to.add(word * stride).write(0));
+            }
+            if let Some(out) = self.outputs.choices {
+                (0..record.top_k).for_each(|k| out.put(row * record.top_k + k, -1));
+            }
+            if let Some(out) = self.outputs.weights {
+                out.add(row * weights).write_bytes(0, weights);
+            }
+        }
+    }
 }

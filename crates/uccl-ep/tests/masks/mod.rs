@@ -1,5 +1,7 @@
 //! Ranks that are left out and let in again, and ranks that are late.
 
+use uccl_ep::dispatch::Choices as ChoicesOut;
+
 use super::*;
 
 /// Rows of one call: how they go, and how they come back.
@@ -234,4 +236,68 @@ fn a_rank_does_not_leave_itself_out() {
         assert!(!group.is_masked(me), "it leaves itself out");
         all.wait();
     });
+}
+
+#[test]
+fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
+    /// Of each rank; some rounds for each.
+    const EACH: usize = 40;
+    let all = Barrier::new(2);
+    let ranks = Ranks { timeout: Duration::from_secs(2), ..Ranks::near(2) };
+    for by_experts in [false, true] {
+        masking(ranks, |group| {
+            // All go to both ranks, to the first expert of each.
+            let experts = [0, 2].repeat(EACH);
+            let choices = Choices { experts: &experts, top_k: 2, num_experts: 4, ranks: 2 };
+            let routing = Arc::new(Routing::new(choices).unwrap());
+            let rows = vec![7u16; EACH * HIDDEN];
+            let own = Own { rows, weights: vec![3.0; 2 * EACH], experts, routing };
+            // SAFETY: the vectors live until the dispatch is over.
+            let begun = unsafe {
+                let (routing, room) = (Arc::clone(&own.routing), Room::Bytes(2 * 2048));
+                Dispatch::begin(&group, routing, own.tokens(), room, &mut never)
+            };
+            let mut dispatch = begun.unwrap();
+            let counts = dispatch.counts(&mut never).unwrap();
+            assert_eq!(counts.from, [EACH as u32; 2]);
+            if group.rank() == 1 {
+                // It sends no more than its first round.
+                all.wait();
+                return;
+            }
+            let mut out = vec![9u16; 2 * EACH * HIDDEN];
+            let weights_of_row = if by_experts { 1 } else { 2 };
+            let mut weights = vec![9.0; 2 * EACH * weights_of_row];
+            let mut chosen = vec![9i32; 4 * EACH];
+            let outputs = Outputs {
+                len: 2 * EACH,
+                rows: out.as_mut_ptr().cast(),
+                stride: 2 * HIDDEN,
+                scales: None,
+                choices: (!by_experts).then_some(ChoicesOut::I32(chosen.as_mut_ptr())),
+                weights: Some(weights.as_mut_ptr()),
+                zeroes_foreign_weights: true,
+            };
+            let layout = match by_experts {
+                true => Layout::Experts(vec![0, 2 * EACH]),
+                false => Layout::Rows,
+            };
+            // SAFETY: the vectors have as many rows.
+            let handle = unsafe { dispatch.receive(outputs, &layout, &mut never) }.unwrap();
+            assert!(group.is_masked(1) && handle.sent_to == [true, false]);
+            let came = (0..2 * EACH).filter(|row| out[row * HIDDEN] == 7).count();
+            assert!((EACH + 1..2 * EACH).contains(&came), "{came} rows came");
+            for row in 0..2 * EACH {
+                let is_there = row < came;
+                let values = &out[row * HIDDEN..][..HIDDEN];
+                assert!(values.iter().all(|v| *v == if is_there { 7 } else { 0 }), "row {row}");
+                let weights = &weights[row * weights_of_row..][..weights_of_row];
+                let own = if is_there { 3.0 } else { 0.0 };
+                assert!(weights[0] == own && weights[1..].iter().all(|w| *w == 0.0), "row {row}");
+                let expert = if is_there { 0 } else { -1 };
+                assert!(by_experts || chosen[2 * row..][..2] == [expert, -1], "row {row}");
+            }
+            all.wait();
+        });
+    }
 }

@@ -66,8 +66,9 @@ impl PyHandle {
                 unsafe {
                     let row = out.add(at * width);
                     row.copy_from_nonoverlapping(entry.as_ptr(), width);
-                    row.write(rank * most + token);
-                    row.add(1).write(rank * top_k + master);
+                    // A token that was counted and did not come has no place.
+                    row.write(if rank < 0 { -1 } else { rank * most + token });
+                    row.add(1).write(if rank < 0 { -1 } else { rank * top_k + master });
                 }
             }
         });
