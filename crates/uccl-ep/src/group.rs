@@ -197,6 +197,11 @@ impl Group {
         self.config.ranks
     }
 
+    /// How long a call waits for its peers.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
+    }
+
     /// How ranks are spread over nodes: all as on one, unless each node has as many, one behind the other.
     #[must_use]
     pub fn nodes(&self) -> Nodes {

@@ -1,6 +1,11 @@
 //! Blocks that their rank needs no more, while peers may yet read them.
 
-use std::sync::Arc;
+use std::{
+    mem,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 
@@ -8,20 +13,75 @@ use crate::{Block, Group};
 
 /// Blocks that are kept at most. The oldest goes first, if its peers never say that they have read it.
 const KEPT: usize = 16;
+/// How long the thread that looks after blocks sleeps between two looks, at first and at most.
+const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-static LEAVING: Mutex<Vec<(Arc<Group>, Arc<Block>)>> = Mutex::new(Vec::new());
+/// A block, its group, and when peers have given up on the call that reads it.
+struct Leaving {
+    group: Arc<Group>,
+    block: Arc<Block>,
+    until: Instant,
+}
+
+/// Those that peers may yet read, and the thread that looks after them while there are any.
+#[derive(Default)]
+struct Room {
+    leaving: Vec<Leaving>,
+    looks: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+static ROOM: Mutex<Room> = Mutex::new(Room { leaving: Vec::new(), looks: false, thread: None });
 
 /// Lets go of a block. It stays until its peers have read it, also when its group is dropped: a peer that ends a combine
-/// later maps the block only then. What can go is looked for when the next block is let go.
+/// later maps the block only then. A peer that does not come in the group's time has given up on the combine.
 pub fn let_go(group: Arc<Group>, block: Arc<Block>) {
-    let mut leaving = LEAVING.lock();
-    leaving.push((group, block));
-    let (kept, mut gone): (Vec<_>, Vec<_>) =
-        leaving.drain(..).partition(|(group, block)| !group.is_read(block));
-    *leaving = kept;
-    let excess = leaving.len().saturating_sub(KEPT);
-    gone.extend(leaving.drain(..excess));
-    drop(leaving);
+    let until = Instant::now() + group.timeout();
+    let mut room = ROOM.lock();
+    room.leaving.push(Leaving { group, block, until });
+    let gone = room.take_gone();
+    let is_needed = !room.leaving.is_empty() && !room.looks;
+    let ended = if is_needed { room.thread.take() } else { None };
+    if is_needed {
+        let looks = thread::Builder::new().name("uccl-ep-blocks".into()).spawn(look_after);
+        // Without a thread the next block that is let go has all looked at.
+        (room.looks, room.thread) = (looks.is_ok(), looks.ok());
+    }
+    drop(room);
+    // It has said that it looks no more, and ends. A panic of it has been reported.
+    ended.into_iter().for_each(|thread| drop(thread.join()));
     // The end of a group may wait for its peers, so nobody waits for it here.
     drop(gone);
+}
+
+impl Room {
+    /// What nobody reads any more, and what is too much.
+    fn take_gone(&mut self) -> Vec<Leaving> {
+        let now = Instant::now();
+        let is_kept = |one: &Leaving| !one.group.is_read(&one.block) && now < one.until;
+        let (kept, mut gone): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.leaving).into_iter().partition(is_kept);
+        self.leaving = kept;
+        let excess = self.leaving.len().saturating_sub(KEPT);
+        gone.extend(self.leaving.drain(..excess));
+        gone
+    }
+}
+
+/// Looks after blocks until there are none.
+fn look_after() {
+    let [mut nap, longest] = NAPS;
+    loop {
+        thread::sleep(nap);
+        nap = longest.min(2 * nap);
+        let mut room = ROOM.lock();
+        if room.leaving.is_empty() {
+            room.looks = false;
+            return;
+        }
+        let gone = room.take_gone();
+        drop(room);
+        // The end of a group may wait for its peers.
+        drop(gone);
+    }
 }

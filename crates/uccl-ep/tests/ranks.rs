@@ -866,6 +866,33 @@ fn a_block_that_is_let_go_stays_until_peers_have_read_it() {
 }
 
 #[test]
+fn a_group_goes_when_the_last_of_its_blocks_has_been_read() {
+    let all = Barrier::new(2);
+    let groups = world(Ranks::near(2), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let (block, combine) = begun(&group, &own, &arrived);
+        let weak = Arc::downgrade(&group);
+        drop(arrived);
+        if group.rank() == 0 {
+            summed(combine, &own).unwrap();
+            // Nobody makes another call behind that.
+            let_go(group, block);
+            all.wait();
+        } else {
+            all.wait();
+            summed(combine, &own).unwrap();
+        }
+        weak
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while groups.iter().any(|group| group.strong_count() > 0) {
+        assert!(Instant::now() < deadline, "a group is kept");
+        thread::yield_now();
+    }
+}
+
+#[test]
 fn a_row_outside_its_block_is_refused() {
     let all = Barrier::new(2);
     world(Ranks::near(2), |group| {

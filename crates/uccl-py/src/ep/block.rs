@@ -16,7 +16,9 @@ pub(crate) struct PyBlock {
 
 impl Drop for PyBlock {
     fn drop(&mut self) {
-        let_go(Arc::clone(&self.group), Arc::clone(&self.block));
+        let (group, block) = (Arc::clone(&self.group), Arc::clone(&self.block));
+        // Another block that goes now may be the last of its group, whose end may wait for peers.
+        Python::attach(|py| py.detach(|| let_go(group, block)));
     }
 }
 
