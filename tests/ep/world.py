@@ -45,6 +45,9 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
             break
         size, nodes, transport, function, args = task
         os.environ["UCCL_EP_NODE"] = str(rank * nodes // size)
+        # Ranks of other programs do not move.
+        if "uccl.ep._elastic" in sys.modules:
+            sys.modules["uccl.ep._elastic"].KNOWN_NODES.clear()
         way = over(transport)
         try:
             with way:

@@ -18,6 +18,8 @@ pub enum Phase {
     Dispatch,
     /// What experts made of them comes back.
     Combine,
+    /// Ranks wait for each other.
+    Barrier,
 }
 
 impl fmt::Display for Phase {
@@ -26,6 +28,7 @@ impl fmt::Display for Phase {
             Self::Join => "join",
             Self::Dispatch => "dispatch",
             Self::Combine => "combine",
+            Self::Barrier => "barrier",
         })
     }
 }

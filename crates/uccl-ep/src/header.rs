@@ -13,8 +13,8 @@ pub(crate) type Words = [u64; WORDS];
 
 /// How errors name the first word.
 pub(crate) const KINDS: &str =
-    "as kind of call (1 dispatch, 2 combine, 3 dispatch whose rows stay)";
-/// The last of these, which only GPUs make.
+    "as kind of call (1 dispatch, 2 combine, 3 dispatch whose rows stay, 4 barrier)";
+/// The third of these, which only GPUs make.
 pub(crate) const STAYS: u64 = 3;
 
 /// What a rank says of its part of a call.
@@ -43,6 +43,7 @@ impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
             Phase::Join => 0,
             Phase::Dispatch => 1,
             Phase::Combine => 2,
+            Phase::Barrier => 4,
         }
     }
 

@@ -6,6 +6,7 @@
 //! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that;
 //! [`dispatch`] and [`combine`], what callers ask of it; [`cuda`], the same for few tokens of ranks that have GPUs.
 
+mod barrier;
 mod blocks;
 pub mod combine;
 pub mod cuda;

@@ -4,7 +4,10 @@ mod chaos;
 mod masks;
 
 use std::{
-    sync::{Arc, Barrier, Mutex},
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -890,6 +893,41 @@ fn a_group_goes_when_the_last_of_its_blocks_has_been_read() {
         assert!(Instant::now() < deadline, "a group is kept");
         thread::yield_now();
     }
+}
+
+#[test]
+fn a_barrier_is_passed_when_all_have_come() {
+    for ranks in [Ranks::near(3), Ranks::apart(4, 2, Transport::Tcp)] {
+        let come = AtomicUsize::new(0);
+        world(ranks, |group| {
+            let (me, count) = (group.rank(), ranks.count);
+            for turn in 0..30 {
+                if turn % count == me {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                come.fetch_add(1, Ordering::Relaxed);
+                group.barrier(&mut never).unwrap();
+                let seen = come.load(Ordering::Relaxed);
+                assert!(seen >= count * (turn + 1), "{seen} have come at turn {turn}");
+                if turn % 7 == 0 {
+                    multiples_of(&group, 0..1);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_makes_another_call_than_a_barrier_is_told_so() {
+    let errors = world(Ranks::near(2), |group| {
+        let own = Own::new(1, group.rank(), 2, 2, 8);
+        let done = match group.rank() {
+            0 => group.barrier(&mut never),
+            _ => dispatched(&group, &own, Room::Tokens(8), None).map(drop),
+        };
+        done.err().map(|e| e.to_string())
+    });
+    assert!(errors.iter().flatten().any(|text| text.contains("as kind of call")), "{errors:?}");
 }
 
 #[test]

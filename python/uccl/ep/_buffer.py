@@ -303,28 +303,29 @@ class Buffer(Joined):
             room=self._room(),
             relays=True,
         )
-        counts, per_expert = native.counts()
-        arrived, top_k = sum(counts), routing.top_k
-        have = num_worst_tokens or arrived
-        recv = self._memory.empty((have, rows.shape[1]), rows.dtype)
-        recv_scales = None if scales is None else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
-        idx = weights = None
-        if handle is None and topk_idx is not None:
-            idx = torch.empty((have, top_k), dtype=topk_idx.dtype)
-            idx[arrived:] = -1
-        if handle is None and topk_weights is not None:
-            weights = torch.empty((have, top_k), dtype=torch.float32)
-        words = 0 if recv_scales is None else recv_scales[0:1].numel()
-        got = native.receive(
-            len=have,
-            rows=address(recv),
-            stride=recv.shape[1] * recv.element_size(),
-            scales=None if recv_scales is None else (address(recv_scales), words, 0, 1),
-            choices=address(idx),
-            is_64=idx is not None and idx.dtype == torch.int64,
-            weights=address(weights),
-            zeroes_foreign=True,
-        )
+        with native:
+            counts, per_expert = native.counts()
+            arrived, top_k = sum(counts), routing.top_k
+            have = num_worst_tokens or arrived
+            recv = self._memory.empty((have, rows.shape[1]), rows.dtype)
+            recv_scales = None if scales is None else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
+            idx = weights = None
+            if handle is None and topk_idx is not None:
+                idx = torch.empty((have, top_k), dtype=topk_idx.dtype)
+                idx[arrived:] = -1
+            if handle is None and topk_weights is not None:
+                weights = torch.empty((have, top_k), dtype=torch.float32)
+            words = 0 if recv_scales is None else recv_scales[0:1].numel()
+            got = native.receive(
+                len=have,
+                rows=address(recv),
+                stride=recv.shape[1] * recv.element_size(),
+                scales=None if recv_scales is None else (address(recv_scales), words, 0, 1),
+                choices=address(idx),
+                is_64=idx is not None and idx.dtype == torch.int64,
+                weights=address(weights),
+                zeroes_foreign=True,
+            )
         recv_x = recv if recv_scales is None else (recv, recv_scales)
         event = self._done(async_finish, rows, recv)
         if handle is not None:
@@ -535,16 +536,17 @@ class Buffer(Joined):
         )
 
         def receive() -> None:
-            _, per_expert = native.counts()
-            if dispatch_wait_recv_cost_stats is not None:
-                dispatch_wait_recv_cost_stats.add_(torch.tensor(native.waited()))
-            handle.native = native.receive(
-                len=local * rows,
-                rows=address(arriving.values),
-                stride=arriving.values.stride(1) * arriving.values.element_size(),
-                **arriving.scales,
-                starts=[expert * rows for expert in range(local)],
-            )
+            with native:
+                _, per_expert = native.counts()
+                if dispatch_wait_recv_cost_stats is not None:
+                    dispatch_wait_recv_cost_stats.add_(torch.tensor(native.waited()))
+                handle.native = native.receive(
+                    len=local * rows,
+                    rows=address(arriving.values),
+                    stride=arriving.values.stride(1) * arriving.values.element_size(),
+                    **arriving.scales,
+                    starts=[expert * rows for expert in range(local)],
+                )
             count.copy_(torch.tensor(per_expert, dtype=torch.int32))
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(count)
@@ -671,7 +673,7 @@ class Buffer(Joined):
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
-        """Waits for all ranks. There is nothing to clean: what a call leaves behind is told apart by its number."""
+        """Waits for all ranks that take part, as long as a call does. There is nothing to clean: what a call leaves behind is told apart by its number."""
         self._barrier()
 
     #: The names that DeepEP has for these.
@@ -689,7 +691,9 @@ def rows_of(handle: NormalHandle) -> Rows:
 
 def where_to(routing: Any, ranks: int) -> torch.Tensor:
     """``[n, R]`` bool: which tokens go to which rank."""
-    return torch.tensor(routing.goes(), dtype=torch.bool).view(-1, ranks)
+    goes = torch.empty((routing.tokens, ranks), dtype=torch.bool)
+    routing.fill_goes(address(goes))
+    return goes
 
 
 def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, where nobody says: an H200's.
 NVLINK_GBS = 430.0
+#: The fewest SMs where nothing is computed beside a call.
+ALONE = 64
 
 
 class ElasticBuffer(Joined):
@@ -122,7 +125,7 @@ class ElasticBuffer(Joined):
     ) -> int:
         """Bytes that a dispatch and a combine of such sizes need, one after the other, relayed where the group has several nodes.
 
-        Collective in hybrid mode: see :func:`get_logical_domain_size`.
+        Collective in hybrid mode, the first time for a group: see :func:`get_logical_domain_size`.
         """
         spread = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
@@ -138,8 +141,12 @@ class ElasticBuffer(Joined):
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
-        """Waits for all ranks."""
+        """Waits for all ranks that take part, as long as a call does: on a GPU the current stream, and the host too
+        ``with_cpu_sync``."""
         self._barrier()
+        if with_cpu_sync and self._gpu is not None:
+            self._gpu.current_stream().synchronize()
+            self.check()
 
     @staticmethod
     def capture() -> EventHandle:
@@ -166,15 +173,21 @@ class ElasticBuffer(Joined):
         sm_read_gbs: float = 200.0,
         sm_write_gbs: float = 50.0,
     ) -> int:
-        """How many SMs of a GPU would keep its links busy: from the bytes that each token reads, writes and sends."""
+        """How many SMs of a GPU would keep its links busy: from the bytes that each token reads, writes and sends. At least 64 where
+        nothing is computed beside (``prefer_overlap_with_compute=False``), and never more than the buffer's GPU has."""
         ranks, gbs = self.num_ranks, nvlink_gbs or NVLINK_GBS
+        most = sms_of(self.device)
         if ranks == 1:
-            return 4
+            # Nothing goes over a link: all of them copy.
+            return most or 4
         missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(num_experts, num_topk)
         copies = ranks * (1 - missed)
         rate = gbs / (1 - 1 / ranks)
         sms = math.ceil(1.25 * max(rate / copies / sm_read_gbs, rate / sm_write_gbs))
-        return align(max(4, sms), 2)
+        sms = align(max(4, sms), 2)
+        if not self.prefer_overlap_with_compute:
+            sms = max(sms, ALONE)
+        return min(sms, most) if most else sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """How many queue pairs DeepEP would use for these SMs."""
@@ -280,38 +293,39 @@ class ElasticBuffer(Joined):
             relays=self.allow_hybrid_mode,
             stays=True,
         )
-        counts, per_expert = native.counts()
-        arrived = sum(counts)
-        aligned = [align(count, alignment) for count in per_expert]
-        ends = torch.tensor(aligned, dtype=torch.int32).cumsum(0).to(torch.int32)
-        starts = [0, *ends.tolist()][:local]
-        exact = handle is not None and handle.num_recv_tokens_per_expert_list
-        if do_cpu_sync or exact:
-            have, expanded = arrived, sum(aligned)
-        else:
-            have = self.num_ranks * most
-            expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
-        out_rows = expanded if do_expand else have
-        recv = self._memory.empty((out_rows, rows.shape[1]), rows.dtype)
-        recv_scales = scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
-        idx = weights = None
-        if not do_expand:
-            idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
-            idx[arrived:] = -1
-        if topk_weights is not None:
-            weights = torch.empty((out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32)
-        got = native.receive(
-            len=out_rows,
-            rows=address(recv),
-            stride=row_bytes,
-            scales=None
-            if recv_scales is None
-            else (address(recv_scales), recv_scales.stride(0), 0, recv_scales.stride(1)),
-            choices=address(idx),
-            is_64=idx is not None and idx.dtype == torch.int64,
-            weights=address(weights),
-            starts=starts if do_expand else None,
-        )
+        with native:
+            counts, per_expert = native.counts()
+            arrived = sum(counts)
+            aligned = [align(count, alignment) for count in per_expert]
+            ends = torch.tensor(aligned, dtype=torch.int32).cumsum(0).to(torch.int32)
+            starts = [0, *ends.tolist()][:local]
+            exact = handle is not None and handle.num_recv_tokens_per_expert_list
+            if do_cpu_sync or exact:
+                have, expanded = arrived, sum(aligned)
+            else:
+                have = self.num_ranks * most
+                expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
+            out_rows = expanded if do_expand else have
+            recv = self._memory.empty((out_rows, rows.shape[1]), rows.dtype)
+            recv_scales = scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
+            idx = weights = None
+            if not do_expand:
+                idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
+                idx[arrived:] = -1
+            if topk_weights is not None:
+                weights = torch.empty((out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32)
+            got = native.receive(
+                len=out_rows,
+                rows=address(recv),
+                stride=row_bytes,
+                scales=None
+                if recv_scales is None
+                else (address(recv_scales), recv_scales.stride(0), 0, recv_scales.stride(1)),
+                choices=address(idx),
+                is_64=idx is not None and idx.dtype == torch.int64,
+                weights=address(weights),
+                starts=starts if do_expand else None,
+            )
         if do_expand and do_zero_padding:
             for start, count, size in zip(starts, per_expert, aligned):
                 gap = slice(start + count, start + size)
@@ -415,6 +429,11 @@ def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.
     return table
 
 
+def sms_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 0 for the CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
 #: What no framework calls.
 EXPERIMENTAL = frozenset(
     {
@@ -429,16 +448,24 @@ EXPERIMENTAL = frozenset(
 )
 
 
+#: Nodes of groups, and ranks of each, as long as a group is there: its ranks do not move, and all of them have asked for it once.
+KNOWN_NODES: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """Nodes of a group, and ranks of each: one, unless all have as many ranks, one behind the other.
 
-    Collective, as ranks tell each other where they are. A group that has no more than a size counts as one node.
+    The first time it is collective, as ranks tell each other where they are. A group that has no more than a size counts as one node.
     """
     if group.size() == 1 or not isinstance(group, torch.distributed.ProcessGroup):
         return 1, group.size()
-    return _core.ep_nodes(Ranks(group).exchange(_core.ep_node(node_of_environment())))
+    known = KNOWN_NODES.get(group)
+    if known is None:
+        known = _core.ep_nodes(Ranks(group).exchange(_core.ep_node(node_of_environment())))
+        KNOWN_NODES[group] = known
+    return known
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Nodes of a group, and ranks of each, as dispatch sees them. Collective in hybrid mode."""
+    """Nodes of a group, and ranks of each, as dispatch sees them. Collective the first time, in hybrid mode."""
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
 import torch
 
+from uccl.ep._arriving import GROUP, Format
 from uccl.ep._device import Place
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu import LowLatency
@@ -195,11 +197,17 @@ class Joined:
         self._memory = Memory()
 
     def _barrier(self) -> None:
-        """Waits for all ranks that take part."""
-        if self._gpu is not None:
-            self._ranks.exchange(b"")
+        """Waits for all ranks that take part: a call like others, with the buffer's timeout and its masks. On a GPU the stream waits."""
+        self._check_is_there()
+        if self._low_latency is None:
+            self._native.barrier()
             return
-        self._meet(self._active(), None, lambda exchange: exchange(b""))
+        # A dispatch of no token, which waits for what all ranks tell.
+        size = self._ranks.size
+        x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
+        chosen = torch.empty((0, 1), dtype=torch.int64, device=self.device)
+        form = Format.of(False, False, False, False, None)
+        self._low_latency.dispatch(x, chosen, (1, size), form, (None, None)).receive()
 
     def _meet(self, ranks: set[int], store: Any, meet: Callable[[Any], Any]) -> Any:
         """What ``meet`` returns, which is given a function by which these ranks give each other bytes."""
@@ -210,9 +218,11 @@ class Joined:
             return meet(self._ranks.exchange)
         meeting = Meeting(store, self._ranks.rank, all_of_them, self._ranks.size, self._timeout)
         met = meet(meeting.exchange)
-        if self._last_meeting is not None:
-            self._last_meeting.clear()
-        self._last_meeting = meeting
+        before, self._last_meeting = self._last_meeting, meeting
+        if before is not None:
+            # Ranks have met. A store that has gone since has nothing left to remove.
+            with contextlib.suppress(RuntimeError):
+                before.clear()
         return met
 
     def _check_owner(self, handle: Any) -> None:

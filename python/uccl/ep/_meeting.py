@@ -9,6 +9,8 @@ from typing import Any
 #: Seconds between two looks at the store: each takes longer than the one before, up to the last. A wait of the store's own would
 #: not be interrupted, and torch logs each that ends without a key.
 FIRST_NAP, LAST_NAP = 0.001, 0.05
+#: What no rank writes to the store.
+ABSENT = b"-"
 
 
 class Meeting:
@@ -31,10 +33,10 @@ class Meeting:
             self._name = self._begin(deadline)
         self._turn += 1
         self._store.set(self._key(self._turn, self._me), mine)
-        self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
+        told = self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
         given: list[bytes | None] = [None] * self._size
         for rank in self._ranks:
-            given[rank] = self._store.get(self._key(self._turn, rank))
+            given[rank] = told[rank]
         # Who gives something in this turn has read what was given in the one before.
         if self._turn > 1:
             self._store.delete_key(self._key(self._turn - 1, self._me))
@@ -44,6 +46,11 @@ class Meeting:
         """Removes what is left in the store, once all have begun another meeting, or have gone."""
         for rank in self._ranks:
             self._store.delete_key(self._key(self._turn, rank))
+
+    def _look(self, key: str) -> bytes:
+        """What is at a key, or :data:`ABSENT`: a rank that gave up has removed its own. Of the store's calls this is the only one that
+        reads and waits for nobody: it changes nothing, because nobody writes what it is to find."""
+        return bytes(self._store.compare_set(key, ABSENT.decode(), ABSENT.decode()))
 
     def _key(self, turn: int, rank: int) -> str:
         return f"{self._prefix}/{self._name}/{turn}/{rank}"
@@ -55,24 +62,26 @@ class Meeting:
         self._store.set(asked[self._me], ours)
         try:
             if self._me == self._ranks[0]:
-                self._wait(asked, deadline)
-                for rank in self._ranks:
-                    theirs = self._store.get(asked[rank]).decode()
+                for rank, theirs in self._wait(asked, deadline).items():
                     self._store.delete_key(asked[rank])
-                    self._store.set(f"{self._prefix}/named/{theirs}", ours)
+                    self._store.set(f"{self._prefix}/named/{theirs.decode()}", ours)
             named = f"{self._prefix}/named/{ours}"
-            self._wait({self._ranks[0]: named}, deadline, asked)
-            name = self._store.get(named).decode()
+            name = self._wait({self._ranks[0]: named}, deadline, asked)[self._ranks[0]].decode()
             self._store.delete_key(named)
             return name
         except BaseException:
             self._store.delete_key(asked[self._me])
             raise
 
-    def _wait(self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None) -> None:
-        """Waits for keys of ranks. Who has not given its own, or has not ``asked``, is named when that takes too long."""
+    def _wait(self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None) -> dict[int, bytes]:
+        """What is at keys of ranks, once all are there. Who has not given its own, or has not ``asked``, is named when that takes too
+        long."""
         nap = FIRST_NAP
-        while not self._store.check(list(keys.values())):
+        while True:
+            if self._store.check(list(keys.values())):
+                values = {rank: self._look(key) for rank, key in keys.items()}
+                if ABSENT not in values.values():
+                    return values
             time.sleep(nap)
             nap = min(2 * nap, LAST_NAP)
             if time.monotonic() >= deadline:

@@ -239,6 +239,20 @@ fn a_rank_does_not_leave_itself_out() {
 }
 
 #[test]
+fn a_barrier_waits_no_longer_than_a_call_for_a_rank_that_does_not_come() {
+    let all = Barrier::new(3);
+    let ranks = Ranks { timeout: Duration::from_secs(2), ..Ranks::near(3) };
+    masking(ranks, |group| {
+        if group.rank() != 2 {
+            group.barrier(&mut never).unwrap();
+            assert!(group.is_masked(2), "it did not come");
+            group.barrier(&mut never).unwrap();
+        }
+        all.wait();
+    });
+}
+
+#[test]
 fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
     /// Of each rank; some rounds for each.
     const EACH: usize = 40;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use uccl_ep::{
     Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
@@ -54,10 +54,10 @@ pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Pay
     })
 }
 
-/// A dispatch under way.
+/// A dispatch under way. As a context manager it tells peers that this rank gave up on it, if it has not ended by then.
 #[pyclass(name = "EpDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatch {
-    dispatch: Mutex<Option<Dispatch>>,
+    dispatch: Apart<Mutex<Option<Dispatch>>>,
 }
 
 #[pymethods]
@@ -112,7 +112,17 @@ impl PyDispatch {
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the dispatch has ended.
             unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
         })?;
-        Ok(Self { dispatch: Mutex::new(Some(dispatch)) })
+        Ok(Self { dispatch: Apart::new(Mutex::new(Some(dispatch))) })
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Ends it here, unless it has ended.
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        py.detach(|| drop(self.dispatch.lock().take()));
     }
 
     /// How much arrives, when every rank has said so: tokens by rank, and rows by local expert.
@@ -188,7 +198,7 @@ fn nanoseconds(time: Duration) -> u64 {
 /// A combine under way.
 #[pyclass(name = "EpCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCombine {
-    combine: Mutex<Option<Combine>>,
+    combine: Apart<Mutex<Option<Combine>>>,
 }
 
 #[pymethods]
@@ -240,7 +250,7 @@ impl PyCombine {
             }
             Ok(combine)
         })?;
-        Ok(Self { combine: Mutex::new(Some(combine)) })
+        Ok(Self { combine: Apart::new(Mutex::new(Some(combine))) })
     }
 
     /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices. Returns, by rank, the nanoseconds

@@ -8,7 +8,7 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{apart::Apart, exception, timeout_of, with_exchange};
+use super::{apart::Apart, calls::engine, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
@@ -42,6 +42,11 @@ impl PyGroup {
     fn regroup(&self, py: Python<'_>, exchange: Py<PyAny>) -> PyResult<Self> {
         let group = with_exchange(py, &exchange, |exchange| self.group.regroup(exchange))?;
         Ok(Self { group: Apart::new(group) })
+    }
+
+    /// Waits until every rank that takes part has called this too.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        engine(py, |interrupted| self.group.barrier(interrupted))
     }
 
     /// How often ranks have met.
@@ -186,15 +191,22 @@ impl PyRouting {
             .collect()
     }
 
-    /// By token and rank, whether it goes there.
-    fn goes(&self) -> Vec<bool> {
-        let ranks = self.routing.ranks();
-        let mut goes = vec![false; self.routing.tokens() * ranks];
-        for rank in 0..ranks {
-            for token in self.routing.to(rank) {
-                goes[*token as usize * ranks + rank] = true;
+    /// Fills `tokens * ranks` bytes: by token and rank, 1 if it goes there, else 0.
+    fn fill_goes(&self, py: Python<'_>, out: usize) {
+        let (routing, ranks) = (&self.routing, self.routing.ranks());
+        py.detach(|| {
+            let out = out as *mut u8;
+            // SAFETY: `uccl.ep` passes a tensor with as many bytes, and numbers of tokens are less than there are.
+            unsafe {
+                if routing.tokens() > 0 {
+                    out.write_bytes(0, routing.tokens() * ranks);
+                }
+                for rank in 0..ranks {
+                    for token in routing.to(rank) {
+                        out.add(*token as usize * ranks + rank).write(1);
+                    }
+                }
             }
-        }
-        goes
+        });
     }
 }
