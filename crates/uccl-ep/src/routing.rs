@@ -280,8 +280,12 @@ mod tests {
         assert_eq!(why(&[0, 1, 2, 6]), "token 1 chose expert 6 of 6");
         assert_eq!(why(&[0, 1, 3, 3]), "token 1 chose expert 3 twice");
         assert!(routing(&[], 33).unwrap_err().to_string().contains("not 33"));
-        let odd = Routing::new(Choices { experts: &[], top_k: 1, num_experts: 7, ranks: 3 });
-        assert!(odd.unwrap_err().to_string().contains("not 7"));
+        let of = |num_experts, ranks| {
+            Routing::new(Choices { experts: &[], top_k: 1, num_experts, ranks })
+        };
+        assert!(of(7, 3).unwrap_err().to_string().contains("not 7"));
+        assert!(of(MAX_EXPERTS, 2).is_ok());
+        assert!(of(MAX_EXPERTS + 2, 2).unwrap_err().to_string().contains("2048 at most, not 2050"));
     }
 
     #[test]
@@ -290,5 +294,20 @@ mod tests {
         assert_eq!((routing.to(0), routing.to(1)), (&[0, 1][..], &[1][..]));
         assert_eq!((routing.tokens(), routing.per_expert_of(1)), (2, &[1][..]));
         assert!(Routing::by_rank(&[], &[1, 2, 3], 2).is_err());
+        assert!(Routing::by_rank(&[], &[0; MAX_EXPERTS], 2).is_ok());
+        assert!(Routing::by_rank(&[], &[0; MAX_EXPERTS + 2], 2).is_err());
+    }
+
+    #[test]
+    fn a_node_has_as_many_ranks_as_a_word_has_bits() {
+        let relayed = |ranks: usize| {
+            let goes: Vec<_> = (0..2 * ranks).map(|rank| rank % ranks + 1 == ranks).collect();
+            Routing::by_rank(&goes, &[], 2 * ranks).unwrap().relayed(Nodes { count: 2, ranks })
+        };
+        let routing = relayed(64).unwrap();
+        let last = |node| (&routing.to_node(node).tokens[..], &routing.to_node(node).goes[..]);
+        assert_eq!([last(0), last(1)], [(&[0][..], &[1 << 63][..]); 2]);
+        let why = relayed(65).unwrap_err().to_string();
+        assert!(why.contains("65 ranks each; a node has 64 at most"), "{why}");
     }
 }

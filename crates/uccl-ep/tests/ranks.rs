@@ -1,6 +1,7 @@
 //! Whole groups in threads of one process: what is dispatched and combined is compared with what is computed here.
 
 mod chaos;
+mod guards;
 mod masks;
 
 use std::{
@@ -15,10 +16,12 @@ use std::{
 use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
+    control_len,
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     let_go,
     nodes::Nodes,
     numerics::{bf16, sum},
+    record::{Areas, Record},
     routing::{Choices, Routing},
 };
 use uccl_libfabric::{LibfabricRail, LibfabricSettings};

@@ -83,6 +83,16 @@ struct UnderWay {
 }
 
 impl Peer {
+    /// A signal that is there after all data that was posted before it.
+    fn signal(&self, word: u32, mark: u64) -> Signal {
+        Signal {
+            advert: self.advert(8 * word as usize, 8),
+            change: Change::Set(mark),
+            // The writes of two calls may be mixed, and long ones are sent in parts.
+            strong: self.under_way.iter().any(|write| write.has_data),
+        }
+    }
+
     pub(super) fn new(conn: ConnId, window: Advert) -> Self {
         let (iovs, adverts, under_way) = (Vec::new(), Vec::new(), VecDeque::new());
         Self { conn, window, iovs, adverts, bytes: 0, position: 0, under_way }
@@ -183,12 +193,7 @@ impl<S: Storage> Proxy<S> {
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
         let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
-        let signal = signal.map(|(word, mark)| Signal {
-            advert: peer.advert(8 * word as usize, 8),
-            change: Change::Set(mark),
-            // The writes of two calls may be mixed, and long ones are sent in parts.
-            strong: peer.under_way.iter().any(|write| write.has_data),
-        });
+        let signal = signal.map(|(word, mark)| peer.signal(word, mark));
         let mut request = Request::new(peer.conn, Op::Write, &peer.iovs, &peer.adverts);
         (request.signal, request.timeout) = (signal, Some(self.timeout));
         if outbox.failure().is_none() {
@@ -297,15 +302,82 @@ mod tests {
         Endpoint::new(uccl_p2p::Config { bind, num_cpus: 1, ..Default::default() }).unwrap()
     }
 
-    #[test]
-    fn peers_learn_at_once_of_a_proxy_that_panics() {
+    /// Two endpoints, and their connection as each knows it.
+    fn connected() -> [(Endpoint, ConnId); 2] {
         let (own, peer) = (endpoint(), endpoint());
         let patience = Some(Duration::from_secs(20));
-        let conn = thread::scope(|scope| {
+        let (to, from) = thread::scope(|scope| {
             let accepted = scope.spawn(|| peer.accept(patience, &mut Uninterrupted).unwrap().conn);
-            own.connect(peer.addr(), patience, &mut Uninterrupted).unwrap();
-            accepted.join().unwrap()
+            let to = own.connect(peer.addr(), patience, &mut Uninterrupted).unwrap();
+            (to, accepted.join().unwrap())
         });
+        [(own, to), (peer, from)]
+    }
+
+    /// A peer as a proxy knows it, and a signal to it that is under way.
+    fn far_peer(
+        [(own, to), (peer, _)]: &[(Endpoint, ConnId); 2],
+        memory: &[u8],
+    ) -> (Peer, TransferId) {
+        let (at, len) = (memory.as_ptr().addr(), memory.len());
+        // SAFETY: callers keep the memory longer than the endpoints.
+        let mr = unsafe { peer.register(at, len) }.unwrap();
+        let far = Peer::new(*to, peer.advertise(mr, at, len).unwrap());
+        let mut request = Request::new(*to, Op::Write, &[], &[]);
+        request.signal = Some(far.signal(0, 1));
+        let transfer = own.post(&request).unwrap();
+        (far, transfer)
+    }
+
+    #[test]
+    fn a_signal_is_there_after_the_data_that_was_posted_before_it() {
+        let memory = vec![0; 64];
+        let both = connected();
+        let (mut far, transfer) = far_peer(&both, &memory);
+        let under_way = |has_data| UnderWay { transfer, has_data, position: 0 };
+        assert!(!far.signal(0, 2).strong, "nothing was posted before");
+        far.under_way.push_back(under_way(false));
+        assert!(!far.signal(0, 2).strong, "marks are of different words");
+        far.under_way.push_back(under_way(true));
+        far.under_way.push_back(under_way(false));
+        assert!(far.signal(0, 2).strong, "data may take another lane");
+        drop(both);
+    }
+
+    #[test]
+    fn nothing_is_quiet_while_data_is_gathered_or_under_way() {
+        let memory = vec![0; 64];
+        let both = connected();
+        let (far, transfer) = far_peer(&both, &memory);
+        // SAFETY: the memory outlives the endpoint.
+        let mr = unsafe { both[0].0.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
+        let mut proxy = Proxy {
+            endpoint: both[0].0.clone(),
+            desk: Arc::new(Desk::new(Vec::new())),
+            popper: Popper::new(Fifo::in_memory(64).unwrap()),
+            source: (mr, memory.as_ptr().addr()),
+            peers: vec![None, Some(far)],
+            timeout: Duration::from_secs(20),
+            most: 64,
+            sleep: NAP,
+        };
+        let far = |proxy: &mut Proxy<_>| proxy.peers[1].take().unwrap();
+        assert!(proxy.is_quiet() && !proxy.is_busy());
+        let mut peer = far(&mut proxy);
+        peer.bytes = 8;
+        proxy.peers[1] = Some(peer);
+        assert!(!proxy.is_quiet() && !proxy.is_busy(), "gathered, and not sent");
+        let mut peer = far(&mut proxy);
+        peer.bytes = 0;
+        peer.under_way.push_back(UnderWay { transfer, has_data: true, position: 0 });
+        proxy.peers[1] = Some(peer);
+        assert!(!proxy.is_quiet() && proxy.is_busy(), "sent, and not there");
+        drop(both);
+    }
+
+    #[test]
+    fn peers_learn_at_once_of_a_proxy_that_panics() {
+        let [(own, _), (peer, conn)] = connected();
         let memory = vec![0u8; 64];
         // SAFETY: the memory outlives the endpoint.
         let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
