@@ -1,5 +1,7 @@
 //! Which tokens go to which ranks: from the experts that each token chose.
 
+use smallvec::SmallVec;
+
 use crate::{
     error::{Error, Result},
     nodes::Nodes,
@@ -87,10 +89,16 @@ impl Routing {
         }
         let local = num_experts / ranks;
         let tokens = rows.len();
-        let (starts, to) = listed(ranks, |rank, to| {
-            let chosen = rows.clone().enumerate();
-            let chosen = chosen.filter(|(_, row)| last_choice_of(rank, row, local).is_some());
-            to.extend(chosen.map(|(token, _)| token as u32));
+        let (starts, to) = listed(ranks, tokens, |token, goes_to| {
+            let owners = experts[token * top_k..][..top_k].iter();
+            let owners = owners.filter_map(|choice| owner_of(*choice, local).map(|(rank, _)| rank));
+            let mut seen = SmallVec::<[usize; MAX_TOP_K]>::new();
+            for rank in owners {
+                if !seen.contains(&rank) {
+                    seen.push(rank);
+                    goes_to(rank);
+                }
+            }
         });
         let experts = experts[..tokens * top_k].to_vec();
         let to_node = Vec::new();
@@ -107,12 +115,12 @@ impl Routing {
         if num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
             return Err(Error::invalid(format!("{num_experts} experts for {ranks} ranks")));
         }
-        let (starts, to) = listed(ranks, |rank, to| {
-            let chosen = goes.chunks_exact(ranks).enumerate().filter(|(_, goes)| goes[rank]);
-            to.extend(chosen.map(|(token, _)| token as u32));
+        let tokens = goes.len() / ranks;
+        let (starts, to) = listed(ranks, tokens, |token, goes_to| {
+            let goes = goes[token * ranks..][..ranks].iter().enumerate();
+            goes.filter(|(_, goes)| **goes).for_each(|(rank, _)| goes_to(rank));
         });
-        let (experts, per_expert) = (Vec::new(), per_expert.to_vec());
-        let (tokens, to_node) = (goes.len() / ranks, Vec::new());
+        let (experts, per_expert, to_node) = (Vec::new(), per_expert.to_vec(), Vec::new());
         Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert, to_node })
     }
 
@@ -234,12 +242,24 @@ fn last_choice_of(rank: usize, choices: &[i32], local_experts: usize) -> Option<
     choices.iter().rposition(is_its)
 }
 
-/// Lists, one for each rank, behind each other.
-fn listed(ranks: usize, mut list: impl FnMut(usize, &mut Vec<u32>)) -> (Vec<usize>, Vec<u32>) {
-    let (mut starts, mut to) = (vec![0], Vec::new());
+/// The tokens of each rank, ascending, those of one rank behind those of another. `ranks_of` says to which ranks a token goes, each
+/// once: it is asked twice for each token, to count them and to place them.
+fn listed(
+    ranks: usize,
+    tokens: usize,
+    ranks_of: impl Fn(usize, &mut dyn FnMut(usize)),
+) -> (Vec<usize>, Vec<u32>) {
+    let mut starts = vec![0; ranks + 1];
+    (0..tokens).for_each(|token| ranks_of(token, &mut |rank| starts[rank + 1] += 1));
     for rank in 0..ranks {
-        list(rank, &mut to);
-        starts.push(to.len());
+        starts[rank + 1] += starts[rank];
+    }
+    let (mut next, mut to) = (starts.clone(), vec![0; starts[ranks]]);
+    for token in 0..tokens {
+        ranks_of(token, &mut |rank| {
+            to[next[rank]] = token as u32;
+            next[rank] += 1;
+        });
     }
     (starts, to)
 }
