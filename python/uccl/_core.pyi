@@ -743,6 +743,8 @@ class EpCombine:
         choice_weights: int = 0,
         bias: tuple[int, int] = (0, 0),
         weights: int = 0,
+        experts: int = 0,
+        is_64: bool = False,
     ) -> list[int]: ...
 
 class EpCudaGroup:

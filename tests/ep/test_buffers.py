@@ -76,6 +76,25 @@ def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook, nodes):
     world.run(3, in_place, with_hook, nodes=nodes)
 
 
+def left_out(group) -> None:
+    """A combine that leaves out choices that the dispatch had."""
+    from uccl.ep import Buffer
+
+    buffer = Buffer(group, 0, 1 << 20)
+    x, experts = torch.full((2, 512), 1.0 + group.rank()).bfloat16(), torch.tensor([[0, 2], [1, 3]])
+    for dtype in (torch.int64, torch.int32):
+        chosen = experts.to(dtype)
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, chosen, 2, 4, use_fp8=False)
+        chosen[0, 1] = -1
+        out, _, _ = buffer.low_latency_combine(rows, chosen, torch.ones(2, 2), handle)
+        assert torch.equal(out, x * torch.tensor([[1.0], [2.0]]).bfloat16()), out[:, 0]
+
+
+@on_nodes
+def test_a_choice_that_is_none_in_the_combine_is_left_out(world, nodes):
+    world.run(2, left_out, nodes=nodes)
+
+
 def refusals(group) -> list[str]:
     """What wrong arguments are answered with."""
     from uccl.ep import Buffer, ElasticBuffer
@@ -251,7 +270,8 @@ def killed(group) -> str:
     buffer = Buffer(group, 0, 1 << 20, timeout=40)
     x, experts = torch.zeros(2, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int64)
     if group.rank() == 1:
-        buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False, return_recv_hook=True)
+        # A hook that is dropped is a call that the rank gives up on.
+        *_, hook = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False, return_recv_hook=True)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False)

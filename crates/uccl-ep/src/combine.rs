@@ -83,6 +83,29 @@ pub struct Results {
     pub stays: bool,
 }
 
+/// Choices of a combine's own: one for each choice of each token.
+#[derive(Clone, Copy, Debug)]
+pub enum Chosen {
+    /// Of 32 bits.
+    I32(*const i32),
+    /// Of 64 bits.
+    I64(*const i64),
+}
+
+impl Chosen {
+    /// # Safety
+    /// There is a choice `at`.
+    unsafe fn is_none(self, at: usize) -> bool {
+        // SAFETY: as the caller has it.
+        unsafe {
+            match self {
+                Self::I32(all) => all.add(at).read() < 0,
+                Self::I64(all) => all.add(at).read() < 0,
+            }
+        }
+    }
+}
+
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Combined {
@@ -117,6 +140,8 @@ struct Part {
     block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
+    /// Choices that sums leave out.
+    chosen: Option<Chosen>,
 }
 
 // SAFETY: what its pointers lead to may be used by any thread, as `Combine::begin` demands.
@@ -186,10 +211,11 @@ impl Combine {
             group.note_reading(block, call.number());
         }
         let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
-        let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
+        let (handle, chosen) = (Arc::clone(handle), None);
+        let part = Part { handle, results, row, levels, block, at_once, chosen };
         let waits = Waits::new(ranks);
         let mut combine = Self { part, call, begun, waits, waits_for_readers: true };
-        if matches!(handle.room, Room::Tokens(_)) {
+        if matches!(combine.part.handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
@@ -199,6 +225,14 @@ impl Combine {
     /// waits for [`Group::is_read`].
     pub fn leave_rows(&mut self) {
         self.waits_for_readers = false;
+    }
+
+    /// Leaves out of sums of [each expert](Sends::EachExpert)'s rows what is a negative number here, though the dispatch had it.
+    ///
+    /// # Safety
+    /// There is a number for each choice of each token, which may be read until the combine is over or dropped.
+    pub unsafe fn leave_out(&mut self, chosen: Chosen) {
+        self.part.chosen = Some(chosen);
     }
 
     /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
@@ -558,7 +592,12 @@ impl Part {
         let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
         let choices = routing.choices(token);
         if self.results.sends == Sends::EachExpert {
+            let first = token * routing.top_k();
             for (k, choice) in choices.iter().enumerate() {
+                // SAFETY: there is a number for each choice, as `leave_out` demands.
+                if self.chosen.is_some_and(|chosen| unsafe { chosen.is_none(first + k) }) {
+                    continue;
+                }
                 let rank = routing.owner(*choice).map(|(rank, _)| rank);
                 if let Some(rank) = rank.filter(is_there) {
                     terms.push(Term { rank, slot: k, choice: k });

@@ -15,7 +15,7 @@ use std::{
 
 use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
-    combine::{Combine, Combined, Order, Results, Sends, Sums},
+    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
     control_len,
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     let_go,
@@ -765,6 +765,36 @@ fn some_own(group: &Group, ranks: usize) -> Own {
         .map(|seed| Own::new(seed, group.rank(), ranks, 3, 20))
         .find(|own| !own.rows.is_empty())
         .unwrap()
+}
+
+#[test]
+fn a_choice_that_is_none_in_the_combine_is_left_out() {
+    world(Ranks::near(2), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let chosen: Vec<i32> = own
+            .experts
+            .iter()
+            .enumerate()
+            .map(|(at, e)| if at % 2 == 0 { -1 } else { *e })
+            .collect();
+        let wide: Vec<i64> = chosen.iter().map(|expert| (*expert).into()).collect();
+        for given in [Chosen::I32(chosen.as_ptr()), Chosen::I64(wide.as_ptr())] {
+            let results = results_in(arrived.rows.as_ptr(), &arrived);
+            // SAFETY: the vectors live until the combine is over.
+            let combine = unsafe {
+                let mut combine = Combine::begin(&arrived.handle, results, &mut never).unwrap();
+                combine.leave_out(given);
+                combine
+            };
+            let out = summed(combine, &own).unwrap();
+            for (token, out) in out.chunks(HIDDEN).enumerate() {
+                let left = chosen[token * 3..][..3].iter().filter(|expert| **expert >= 0);
+                let row = &own.rows[token * HIDDEN..][..HIDDEN];
+                assert_eq!(*out, times(row, left.count() as f32), "token {token}");
+            }
+        }
+    });
 }
 
 #[test]

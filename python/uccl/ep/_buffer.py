@@ -640,7 +640,13 @@ class Buffer(Joined):
         )
 
         def receive(x: torch.Tensor = x) -> None:
-            waited = combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+            waited = combine.finish(
+                rows=address(out),
+                sums="weighted",
+                choice_weights=address(topk_weights),
+                experts=address(topk_idx),
+                is_64=topk_idx.dtype == torch.int64,
+            )
             if combine_wait_recv_cost_stats is not None:
                 combine_wait_recv_cost_stats.add_(torch.tensor(waited))
 

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use uccl_ep::{
     Result,
-    combine::{Combine, Combined, Order, Results, Sends, Sums},
+    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Choices, Dispatch, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
     numerics::quantise::Scales,
     routing::Routing,
@@ -253,9 +253,11 @@ impl PyCombine {
         Ok(Self { combine: Apart::new(Mutex::new(Some(combine))) })
     }
 
-    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices. Returns, by rank, the nanoseconds
+    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices; of each expert's rows those are left
+    /// out that are negative in `experts`, if there are any. Returns, by rank, the nanoseconds
     /// that this waited for it.
-    #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0))]
+    #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0, experts=0, is_64=false))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn finish(
         &self,
         py: Python<'_>,
@@ -264,6 +266,8 @@ impl PyCombine {
         choice_weights: usize,
         bias: (usize, usize),
         weights: usize,
+        experts: usize,
+        is_64: bool,
     ) -> PyResult<Vec<u64>> {
         let sums = match sums {
             "rank" => Sums::ByRank,
@@ -274,9 +278,18 @@ impl PyCombine {
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
         let combined =
             Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
+        let chosen = match is_64 {
+            true => address::<i64>(experts).map(|at| Chosen::I64(at)),
+            false => address::<i32>(experts).map(|at| Chosen::I32(at)),
+        };
+        let chosen = Given(chosen);
         let waited = engine(py, move |interrupted| {
-            let combined = combined.into_inner();
-            let combine = self.combine.lock().take().ok_or_else(over)?;
+            let (combined, chosen) = (combined.into_inner(), chosen.into_inner());
+            let mut combine = self.combine.lock().take().ok_or_else(over)?;
+            if let Some(chosen) = chosen {
+                // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it until the combine has ended.
+                unsafe { combine.leave_out(chosen) };
+            }
             // SAFETY: `uccl.ep` passes tensors with a row for each token, which nobody else has yet.
             unsafe { combine.finish(combined, interrupted) }
         })?;
