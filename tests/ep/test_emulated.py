@@ -106,6 +106,28 @@ def test_memory_made_ahead_is_as_if_made_for_its_call(run: Any, case: Callable[[
     run(in_threads, 2, case)
 
 
+def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
+    """Barriers of all ranks among other calls; then one does not come, and is waited for once."""
+    for by_host in ways:
+        buffer = gpu_cases.buffer_of(rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not by_host)
+        status = torch.zeros(rank.size(), dtype=torch.int32, device=buffer.device)
+        for _ in range(12):
+            buffer.clean_low_latency_buffer(8, 512, 4)
+        if rank.rank() != 1:
+            for _ in range(3):
+                buffer.clean_low_latency_buffer(8, 512, 4)
+        buffer.low_latency_query_mask_buffer(status)
+        torch.cuda.current_stream().synchronize()
+        buffer.check()
+        # The rank that did not come saw the others come.
+        assert status.tolist() == [0, 0 if rank.rank() == 1 else 1, 0][: rank.size()]
+        rank.allgather(b"")
+
+
+def test_a_barrier_leaves_out_who_does_not_come(run: Any) -> None:
+    run(in_threads, 3, barriers, (False, True))
+
+
 @pytest.mark.parametrize("tokens", [[0, 0], [1, 1], [8, 8], [0, 1100], [8, 0, 130]])
 def test_so_many_tokens_arrive_and_are_summed(run: Any, tokens: list[int]) -> None:
     run(in_threads, len(tokens), gpu_cases.few_and_many, tokens, 3, 8)
