@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import as_deepep
 import gpu_cases
 from thread_ranks import Rank, threads
 
@@ -156,6 +157,24 @@ def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_calls_use_as_few_multiprocessors_as_they_are_told(run: Any, size: int) -> None:
     run(in_threads, size, gpu_cases.few_blocks)
+
+
+@pytest.mark.parametrize("logfmt", [False, True])
+def test_low_latency_mode_as_deepeps_suite_has_it(run: Any, logfmt: bool) -> None:
+    run(in_threads, 2, as_deepep.few_tokens, "cuda", logfmt)
+
+
+def test_low_latency_mode_shrinks_as_in_deepeps_suite(run: Any) -> None:
+    run(in_threads, 4, as_deepep.shrinks, "cuda")
+
+
+def test_normal_mode_as_deepeps_suite_has_it(run: Any) -> None:
+    run(in_threads, 2, as_deepep.many_tokens, "cuda")
+
+
+@pytest.mark.parametrize(("sync", "masked", "multiple"), as_deepep.SETTINGS)
+def test_second_interface_as_deepeps_suite_has_it(run: Any, sync: bool, masked: float, multiple: bool) -> None:
+    run(in_threads, 2, as_deepep.second, "cuda", sync, masked, multiple)
 
 
 def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
