@@ -185,6 +185,26 @@ def by_ranks(rank: Rank) -> None:
     exact.check([out], [])
 
 
+def of_another_buffer(rank: Rank) -> None:
+    """Normal mode goes on with the handles of a buffer that another one has replaced, also when that is destroyed."""
+    from uccl.ep import Buffer
+
+    before, after = Exact(rank, buffer_of(rank)), Exact(rank, buffer_of(rank))
+    rows, *_, handle, _ = before.dispatch()
+    kept, *_, worst, _ = before.dispatch(num_worst_tokens=TOKENS * rank.size())
+    outs = [after.buffer.combine(rows, handle)[0]]
+    again = after.buffer.dispatch(after.given[0], handle=worst)[0]
+    torch.cuda.current_stream().synchronize()
+    before.buffer.destroy()
+    outs += [after.normal(), after.buffer.combine(again, worst)[0], after.buffer.combine(kept, worst)[0]]
+    after.check(outs, [])
+    on_cpu = Buffer(None, 1 << 20, comm=rank)
+    on_cpu._normal = None
+    with pytest.raises(RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"):
+        on_cpu.combine(rows, handle)
+    rank.allgather(b"")
+
+
 def laid_out(rank: Rank) -> None:
     """Dispatches take the layout that was asked for of their choices, unless these are others now."""
     exact = Exact(rank, buffer_of(rank))
@@ -491,18 +511,17 @@ def refusals(rank: Rank) -> list[str]:
     _, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
     small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    of_other = small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)[4]
+    # Where there was room.
+    small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)
     calls = [
         lambda: small.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert),
-        # As many in bits as before, where there was room.
+        # As many in bits.
         lambda: small.dispatch(x[:15], topk_idx=choices[:15], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices),
         lambda: buffer.dispatch(x),
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices[:, :0], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, is_token_in_rank=goes.int(), num_tokens_per_expert=per_expert),
-        lambda: buffer.dispatch(x, handle=of_other),
-        lambda: buffer.combine(x, of_other),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
@@ -511,11 +530,14 @@ def refusals(rank: Rank) -> list[str]:
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, zero_copy=True),
     ]
     texts = answers(calls)
+    few = buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)[2]
     torch.cuda.current_stream().synchronize()
     rank.allgather(b"")
     buffer.destroy()
     with pytest.raises(RuntimeError, match="destroyed"):
         buffer.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert)
+    with pytest.raises(RuntimeError, match="destroyed"):
+        buffer.low_latency_combine(x, choices, exact.given[2], few)
     return texts
 
 
@@ -528,8 +550,6 @@ REFUSED = [
     "x has 3 tokens",
     "top-k",
     "torch.bool",
-    "another buffer",
-    "another buffer",
     "expert_alignment is 1 to 65536, not 1048576",
     f"{TOKENS} tokens, and room for 4 of each rank",
     "1 elements at byte 1099511627776 of a pool",

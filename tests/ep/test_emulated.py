@@ -85,7 +85,8 @@ def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[.
 
 
 @pytest.mark.parametrize(
-    "function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines, gpu_cases.laid_out])
+    "function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines, gpu_cases.laid_out, gpu_cases.of_another_buffer],
+)
 def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
     run(in_threads, 2, function)
 

@@ -43,7 +43,7 @@ def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.by_the_host, gpu_cases.two_combines, gpu_cases.laid_out, gpu_cases.rows_stay, gpu_cases.memory_ahead, gpu_cases.returned_to_autograd])
+@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.by_the_host, gpu_cases.two_combines, gpu_cases.laid_out, gpu_cases.of_another_buffer, gpu_cases.rows_stay, gpu_cases.memory_ahead, gpu_cases.returned_to_autograd])
 def test_calls_of_one_buffer_go_well(case: Callable[[Rank], None], size: int) -> None:
     threads(size, case)
 

@@ -50,7 +50,9 @@ class Rank:
 
 def reserve() -> None:
     """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
+    from uccl.ep._elastic_handle import places_by_choice
     from uccl.ep._gpu_elastic import aligned_sums
+    from uccl.ep._gpu_routed import metadata_by_token
 
     kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
@@ -64,6 +66,10 @@ def reserve() -> None:
     # Torch has other kernels for memory that is not aligned to 16 bytes.
     for part in (ones[:8], ones[1:]):
         aligned_sums(part, 8).add_(aligned_sums(part, 1)).add_(part)
+        # What handles make when they are first read.
+        for choices in (part.unsqueeze(1).repeat(1, 3), part.long().unsqueeze(1).repeat(1, 3)):
+            metadata_by_token(part, part, choices, 4).cpu()
+            torch.where(places_by_choice(choices, 2, 2) >= 0, 4 + choices, -1).int().cpu()
     torch.cuda.current_stream().synchronize()
     del kept
 

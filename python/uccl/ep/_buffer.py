@@ -419,7 +419,7 @@ class Buffer(Joined):
         if isinstance(handle.native, Rows):
             self._check_is_there()
             if self._normal is None:
-                raise RuntimeError("the handle is of another buffer")
+                raise RuntimeError("the handle is of a buffer on a GPU, and this one is on the CPU")
             out, out_weights = self._normal.combine(
                 x, handle.native, topk_weights, bias, "rank", blocks=self._blocks(config)
             )
@@ -596,6 +596,7 @@ class Buffer(Joined):
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
             raise ValueError("zero_copy and use_logfmt exclude each other")
+        self._check_is_there()
         if handle.native is None:
             raise RuntimeError("the dispatch's hook has not been called")
         self._check_owner(handle)

@@ -49,11 +49,16 @@ class EPHandle:
     def dst_buffer_slot_idx(self) -> torch.Tensor:
         """``[n, K]`` i32 of this rank's tokens: ``rank * T + place`` among its tokens that go to the same rank, at the last choice of each rank,
         else -1."""
-        ranks, rank = self.owner.num_ranks, self.owner.rank_idx
-        owners = self.topk_idx.long().div(self.num_experts // ranks, rounding_mode="floor")
-        goes = (owners.unsqueeze(2) == torch.arange(ranks, device=owners.device)).any(1)
-        places = (goes.cumsum(0) - 1).gather(1, owners.clamp(min=0))
-        last = owners >= 0
-        for later in range(1, owners.shape[1]):
-            last[:, :-later] &= owners[:, :-later] != owners[:, later:]
-        return torch.where(last, rank * self.num_max_tokens_per_rank + places, -1).int()
+        places = places_by_choice(self.topk_idx, self.num_experts // self.owner.num_ranks, self.owner.num_ranks)
+        return torch.where(places >= 0, self.owner.rank_idx * self.num_max_tokens_per_rank + places, -1).int()
+
+
+def places_by_choice(topk_idx: torch.Tensor, local_experts: int, ranks: int) -> torch.Tensor:
+    """``[n, K]``: how many tokens before it go to the same rank, at the last choice of each rank, else -1."""
+    owners = topk_idx.long().div(local_experts, rounding_mode="floor")
+    goes = (owners.unsqueeze(2) == torch.arange(ranks, device=owners.device)).any(1)
+    places = (goes.cumsum(0) - 1).gather(1, owners.clamp(min=0))
+    last = owners >= 0
+    for later in range(1, owners.shape[1]):
+        last[:, :-later] &= owners[:, :-later] != owners[:, later:]
+    return torch.where(last, places, -1)

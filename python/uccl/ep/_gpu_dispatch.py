@@ -351,7 +351,7 @@ class Dispatch:
     def _rows_of(self, native: Any, to: Outputs, own: Small) -> Rows:
         laid_out = self._routed.laid_out
         return Rows(
-            self._gpu,
+            self._of,
             native,
             self._routed,
             self._slots,

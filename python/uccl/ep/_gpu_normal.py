@@ -76,15 +76,15 @@ class NormalMode:
         return Routed(goes.shape[0], 0, per_expert.numel(), ranks=(goes, per_expert))
 
     def again(self, rows: Rows) -> Routed:
-        """Tokens go where they went before."""
-        self._check_own(rows)
+        """Tokens go where they went before, through the buffer that they went through then."""
         return Routed(rows.routed.tokens, rows.routed.top_k, rows.routed.num_experts, again=rows)
 
     def dispatch(
         self, x: Sent, weights: torch.Tensor | None, routed: Routed, wanted: Wanted
     ) -> tuple[Arrived, Rows, list[int]]:
         """Sends tokens, and takes out what arrives; see :meth:`Dispatch.make`."""
-        return Dispatch(self.dispatches, x, weights, routed, wanted).make()
+        of = self.dispatches if routed.again is None else routed.again.of
+        return Dispatch(of, x, weights, routed, wanted).make()
 
     def combine(
         self,
@@ -97,23 +97,23 @@ class NormalMode:
         blocks: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of rows by expert ``sends`` their "sum", or
-        "each"."""
-        self._check_own(rows)
-        check("x", x, (None, None), torch.bfloat16, device=self.device)
-        (have, hidden), routed, empty = x.shape, rows.routed, self.gpu.empty
+        "each". All of it goes through the buffer that the dispatch went through."""
+        gpu = rows.gpu
+        check("x", x, (None, None), torch.bfloat16, device=gpu.device)
+        (have, hidden), routed, empty = x.shape, rows.routed, gpu.empty
         if have < rows.layout.least:
             raise ValueError(f"x has {have} rows, and {rows.layout.least} arrived")
         if weights is not None:
             shape = (have, routed.top_k) if sends == "row" else (have,)
-            check("topk_weights", weights, shape, torch.float32, device=self.device)
+            check("topk_weights", weights, shape, torch.float32, device=gpu.device)
         out = empty((routed.tokens, hidden), torch.bfloat16)
         out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
         bias = biases(bias, out)
-        stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, rows.kept())
-        _memory, scratch = self.gpu.scratch_of(rows)
+        stream = gpu.stream()
+        gpu.keep_for(stream, rows.stream, rows.kept())
+        _memory, scratch = gpu.scratch_of(rows)
         combine = _core.EpCudaNormalCombine(
-            self.native,
+            gpu.native,
             rows.native,
             len=have,
             rows=address(x),
@@ -126,7 +126,3 @@ class NormalMode:
         )
         combine.finish(rows=address(out), sums=sums, bias=bias, weights=address(out_weights))
         return out, out_weights
-
-    def _check_own(self, rows: Rows) -> None:
-        if rows.gpu is not self.gpu:
-            raise RuntimeError("the handle is of another buffer")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_placed import Placed, Small
+
+if TYPE_CHECKING:
+    from uccl.ep._gpu_dispatch import Dispatches
 
 #: As kernels have it: a row's origin is its rank times this, and more.
 ORIGIN_RANK = 64
@@ -44,6 +47,17 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def metadata_by_token(
+    origin: torch.Tensor, source_tokens: torch.Tensor, choices: torch.Tensor, slots: int
+) -> torch.Tensor:
+    """Of rows by token: ``rank * slots + token``, ``rank * K + last choice``, and the row of each choice, or -1."""
+    ranks, top_k = origin.div(ORIGIN_RANK, rounding_mode="floor"), choices.shape[1]
+    numbers = torch.arange(top_k, dtype=torch.int32, device=choices.device)
+    last = torch.where(choices >= 0, numbers, -1).amax(1)
+    token = ranks * slots + source_tokens
+    return torch.cat([token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1)
+
+
 def rows_of_choices(choices: torch.Tensor) -> torch.Tensor:
     """``[m, K]`` i32: the row of each choice of rows by token, or -1."""
     rows = torch.arange(choices.shape[0], dtype=torch.int32, device=choices.device)
@@ -70,7 +84,8 @@ class Routed:
 class Rows:
     """What a dispatch returned, and its combines need, or a dispatch to where its tokens went."""
 
-    gpu: GpuGroup
+    of: Dispatches
+    """Of the buffer that it is of, which other buffers' calls with it go through."""
     native: Any
     routed: Routed
     slots: int
@@ -86,6 +101,11 @@ class Rows:
     """The number of the stream that they were made on."""
     spare: int
     """Where in the memory the first combine has its scratch; 0 behind it."""
+
+    @property
+    def gpu(self) -> GpuGroup:
+        """The group that they came through."""
+        return self.of.gpu
 
     def kept(self) -> tuple[torch.Tensor, ...]:
         """What calls with it read."""
@@ -119,14 +139,10 @@ class Rows:
 
     def metadata_of(self, choices: torch.Tensor) -> torch.Tensor:
         """The same of rows by token, with their choices."""
-        at, tokens, top_k = self.small.cut.at, self.layout.tokens, self.routed.top_k
         stream = self.gpu.stream()
         self.gpu.keep_for(stream, self.stream, (*self.kept(), choices))
-        ranks = self.small.tensor(at.origin, (tokens,)).div(ORIGIN_RANK, rounding_mode="floor")
-        is_here, numbers = choices >= 0, torch.arange(top_k, dtype=torch.int32, device=choices.device)
-        last = torch.where(is_here, numbers, -1).amax(1)
-        token = ranks * self.slots + self.source_tokens()
-        return torch.cat([token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1)
+        origin = self.small.tensor(self.small.cut.at.origin, (self.layout.tokens,))
+        return metadata_by_token(origin, self.source_tokens(), choices, self.slots)
 
     def _experts(self) -> int:
         return self.routed.num_experts // self.gpu.ranks
