@@ -132,6 +132,50 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
         assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
 
 
+def too_many(rank: Rank, worst: int, by_host: bool) -> None:
+    """Rank 0 has more tokens than there is room for: it says what to set, and the others are told at once."""
+    from uccl.ep import Buffer, ElasticBuffer
+
+    exact = Exact(rank, buffer_of(rank))
+    x, choices, _ = exact.given
+    way = {"allow_nvlink_for_low_latency_mode": not by_host}
+    small = Buffer(None, 1 << 14, comm=rank, device="cuda", timeout=LIMIT, **way)
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=8, comm=rank, device="cuda", num_gpu_timeout_secs=LIMIT)
+    few = slice(None) if rank.rank() == 0 else slice(8)
+    mine = choices[few].contiguous()
+    _, _, per_expert, _, _ = small.get_dispatch_layout(mine, EXPERTS)
+
+    def of_buffer() -> None:
+        small.dispatch(x[few], topk_idx=mine, num_tokens_per_expert=per_expert, num_worst_tokens=worst)
+
+    def of_elastic() -> None:
+        elastic.dispatch(x[few], mine, num_experts=EXPERTS, do_cpu_sync=not worst)
+
+    for call, buffer, setting in ((of_buffer, small, "UCCL_EP_TOKENS_AT_ONCE"), (of_elastic, elastic, "num_max_tokens_per_rank")):
+        if rank.rank() == 0:
+            with pytest.raises(ValueError, match=f"this rank has {TOKENS} tokens, and .*{setting}"):
+                call()
+        else:
+            with pytest.raises(RuntimeError, match="rank 0 has more tokens than the buffer has room for.*UCCL_EP_TOKENS_AT_ONCE"):
+                call()
+                torch.cuda.current_stream().synchronize()
+                buffer.check()
+        torch.cuda.current_stream().synchronize()
+    exact.check([exact.normal()], [])
+
+
+def room_of_the_hint(rank: Rank) -> None:
+    """A buffer that the hint is the size of has room for 4096 tokens of each rank, as programs of DeepEP's bring them."""
+    from uccl import _core
+    from uccl.ep import Buffer, Config
+
+    size = Config().get_nvl_buffer_size_hint(2 * HIDDEN, rank.size())
+    buffer = Buffer(None, size, comm=rank, device="cuda")
+    sizes = {"payload": 2 * HIDDEN, "scales": 0, "hidden": HIDDEN, "top_k": 8, "local_experts": 128, "stays": True}
+    assert _core.ep_cuda_room_for(buffer._native, 4096, **sizes) >= 4096
+    rank.allgather(b"")
+
+
 def two_combines(rank: Rank) -> None:
     """Several combines of one dispatch are under way."""
     exact = Exact(rank, buffer_of(rank))
@@ -551,7 +595,7 @@ REFUSED = [
     "top-k",
     "torch.bool",
     "expert_alignment is 1 to 65536, not 1048576",
-    f"{TOKENS} tokens, and room for 4 of each rank",
+    f"{TOKENS} tokens, and room for 4 of each rank: num_max_tokens_per_rank is",
     "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
     "zero_copy needs num_worst_tokens",

@@ -527,11 +527,12 @@ def test_a_hint_has_room_for_as_many_tokens_as_the_environment_says(monkeypatch)
     from uccl.ep import Config
 
     hints = []
-    for said in ("512", "1024"):
+    for said in ("2048", "4096"):
         monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", said)
         hints.append(Config().get_nvl_buffer_size_hint(2 * 7168, 8))
     assert 1.9 * hints[0] < hints[1] < 2 * hints[0]
     monkeypatch.delenv("UCCL_EP_TOKENS_AT_ONCE")
+    # On GPUs one call has room for twice as many.
     assert Config().get_nvl_buffer_size_hint(2 * 7168, 8) == hints[0]
     monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", "many")
     with pytest.raises(ValueError, match="UCCL_EP_TOKENS_AT_ONCE is a number of tokens, more than 0, not 'many'"):

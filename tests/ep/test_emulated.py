@@ -178,6 +178,16 @@ def test_second_interface_as_deepeps_suite_has_it(run: Any, sync: bool, masked: 
     run(in_threads, 2, as_deepep.second, "cuda", sync, masked, multiple)
 
 
+def test_the_hint_has_room_for_what_programs_bring(run: Any) -> None:
+    run(in_threads, 2, gpu_cases.room_of_the_hint)
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+@pytest.mark.parametrize("worst", [0, 3 * gpu_cases.TOKENS])
+def test_a_call_that_is_too_large_is_told_to_all_ranks(run: Any, worst: int, by_host: bool) -> None:
+    run(in_threads, 3, gpu_cases.too_many, worst, by_host)
+
+
 def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
     run(in_threads, 3, gpu_cases.masked)
 

@@ -159,3 +159,9 @@ def counted_in_graph(rank: Rank) -> None:
 
 def test_a_graph_refuses_to_wait_for_counts() -> None:
     threads(1, counted_in_graph)
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+@pytest.mark.parametrize("worst", [0, 3 * TOKENS])
+def test_a_call_that_is_too_large_is_told_to_all_ranks(worst: int, by_host: bool) -> None:
+    threads(3, lambda rank: gpu_cases.too_many(rank, worst, by_host))

@@ -455,6 +455,11 @@ impl Group {
         awaited
     }
 
+    /// Tells all peers that this rank makes no more calls.
+    pub(crate) fn tell_fault(&self, why: u64) {
+        self.window.set_fault(why);
+    }
+
     /// Why nothing is to be expected of a peer any more.
     fn failure(&self, peer: usize) -> Option<String> {
         if let Some(call) = self.window.fault(peer) {

@@ -17,6 +17,7 @@ from uccl.ep._gpu_placed import Placed
 from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import (
     CPU,
+    TOKENS,
     Hook,
     Ranks,
     address,
@@ -32,9 +33,8 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 from uccl.ep._memory import Memory
 
-#: Tokens of each rank that normal mode's hint has room for at once, twice; more go in rounds, but on GPUs.
-TOKENS = "UCCL_EP_TOKENS_AT_ONCE"
-DEFAULT_TOKENS = 512
+#: As much as programs that train bring, and those that serve in one piece: 4096 tokens of each rank go at once on GPUs.
+DEFAULT_TOKENS = 2048
 #: Ranks of a node in DeepEP's first interface.
 RANKS_OF_NODE = 8
 
@@ -63,7 +63,7 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or
-        512. On GPUs one call may have all of it, so twice as many tokens of each rank go at once, and no more than that."""
+        2048. On GPUs one call may have all of it, so twice as many tokens of each rank go at once, and no more than that."""
         return self._two_calls(hidden_bytes, (1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -83,7 +83,7 @@ class Config:
 
 
 def tokens_at_once() -> int:
-    """The number that was said, or 512."""
+    """The number that was said, or 2048."""
     text = os.environ.get(TOKENS, str(DEFAULT_TOKENS))
     if not text.isdecimal() or not int(text):
         raise ValueError(f"{TOKENS} is a number of tokens, more than 0, not {text!r}")

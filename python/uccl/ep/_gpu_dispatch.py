@@ -16,7 +16,7 @@ from uccl import _core
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_placed import Cut, Parts, Placed, Small, words
 from uccl.ep._gpu_routed import LaidOut, Routed, Rows
-from uccl.ep._group import address, check, scales_for, scales_in
+from uccl.ep._group import TOKENS, address, check, scales_for, scales_in
 
 COMBINE_SCRATCH_WORDS = words(_core.ep_cuda_combine_scratch_len())
 #: Of a combine, and of a dispatch.
@@ -243,24 +243,44 @@ class Dispatch:
         return arrived, rows, counts[1]
 
     def _most_tokens(self) -> int:
-        """Of any rank: as the caller has it, or else as there is room for; where tokens went before, as it was then."""
-        routed, sizes, kind = self._routed, self._sizes, self._kind
+        """Of any rank: as the caller has it, or else as there is room for; where tokens went before, as it was then. A rank that has more
+        tells the others, which would wait for it."""
+        routed, most = self._routed, self._wanted.most
         if routed.again is not None:
             return routed.again.slots
-        if self._wanted.most is not None:
-            return self._wanted.most
-        if routed.tokens > kind.most:
-            kind.most = _core.ep_cuda_room_for(
-                self._gpu.native,
-                routed.tokens,
-                payload=sizes.row_bytes,
-                scales=sizes.scales,
-                hidden=sizes.hidden,
-                top_k=routed.top_k,
-                local_experts=routed.num_experts // self._gpu.ranks,
-                stays=sizes.stays,
-            )
-        return kind.most
+        if most is not None:
+            if routed.tokens > most:
+                self._tell_too_many()
+                raise ValueError(
+                    f"this rank has {routed.tokens} tokens, and room for {most} of each rank: num_max_tokens_per_rank is the most of any rank"
+                )
+            return most
+        if routed.tokens > self._kind.most:
+            try:
+                self._kind.most = self._room()
+            except ValueError as why:
+                self._tell_too_many()
+                raise ValueError(f"{why}; programs that ask for its size set {TOKENS} to half of the tokens of a rank, on all ranks") from None
+        return self._kind.most
+
+    def _room(self) -> int:
+        """How many tokens of each rank there is room for, if it is enough for this one's."""
+        routed, sizes = self._routed, self._sizes
+        return _core.ep_cuda_room_for(
+            self._gpu.native,
+            routed.tokens,
+            payload=sizes.row_bytes,
+            scales=sizes.scales,
+            hidden=sizes.hidden,
+            top_k=routed.top_k,
+            local_experts=routed.num_experts // self._gpu.ranks,
+            stays=sizes.stays,
+        )
+
+    def _tell_too_many(self) -> None:
+        # A graph's work is not done now, and on no rank.
+        if not torch.cuda.is_current_stream_capturing():
+            self._gpu.native.tell_too_many(self._gpu.stream())
 
     def _scratch_words(self) -> tuple[int, int]:
         routed, again, laid_out = self._routed, self._routed.again, self._routed.laid_out

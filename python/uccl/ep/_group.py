@@ -17,6 +17,8 @@ DEFAULT_TIMEOUT = 100.0
 NODE = "UCCL_EP_NODE"
 #: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
+#: Tokens of each rank that normal mode's hint has room for at once, twice; more go in rounds, but on GPUs.
+TOKENS = "UCCL_EP_TOKENS_AT_ONCE"
 CPU = torch.device("cpu")
 
 

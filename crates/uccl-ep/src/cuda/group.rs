@@ -10,7 +10,7 @@ use super::{
     hosted::Hosted,
     kernels::{Kernel, Kernels},
     params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
-    status::Reports,
+    status::{Reports, TOO_MANY},
     told::ToldMemory,
     window::{Window, words_len},
 };
@@ -20,7 +20,7 @@ use crate::{
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
     nodes::{Node, Nodes},
-    view::control_len,
+    view::{self, control_len},
 };
 
 /// How a rank takes part in a group.
@@ -255,6 +255,31 @@ impl Group {
     /// Has calls end that wait for peers. They and all calls after them fail.
     pub fn interrupt(&self) {
         self.reports.poison();
+    }
+
+    /// Enqueues that peers are told that this rank has more tokens than a call has room for, and so makes none: their calls end, and say so,
+    /// where else they would wait for it as long as they may.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The stream is of the group's context.
+    pub unsafe fn tell_too_many(&self, stream: &Stream) -> Result<()> {
+        if let Some(group) = self.by_host() {
+            // Behind the calls before, as on the stream.
+            stream.synchronize()?;
+            group.tell_fault(TOO_MANY);
+            return Ok(());
+        }
+        let at = (size_of::<u64>() * view::fault_at(self.rank())) as u64;
+        for (peer, window) in self.params.windows[..self.ranks()].iter().enumerate() {
+            if peer != self.rank() {
+                // SAFETY: as the caller has it; the word is within the peer's window, which this rank has open.
+                unsafe { stream.fill(window + at, 0xff, size_of::<u64>())? };
+            }
+        }
+        Ok(())
     }
 
     /// What kernels need to know of a call that takes so many bytes of the pool. They number and place it themselves, in the memory

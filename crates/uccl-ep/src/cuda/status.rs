@@ -61,6 +61,9 @@ pub(super) const DISPATCH_AGREED: [&str; 5] =
 pub(super) const COMBINE_AGREED: [&str; 5] =
     ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows"];
 
+/// What a rank tells instead of the call that it gave up on, if it began none because it has too many tokens.
+pub(super) const TOO_MANY: u64 = u64::MAX;
+
 impl Status {
     /// As the error that the CPU's calls end with. `loss` says why a rank is not there any more, if it is not.
     pub(super) fn to_error(self, rank: usize, loss: impl Fn(usize) -> Option<String>) -> Error {
@@ -95,7 +98,12 @@ impl Status {
                 Error::Overdue { phase, rank, awaited, waited }
             }
             state::GAVE_UP => {
-                let gave_up = format!("gave up on call {seen}");
+                let gave_up = match seen {
+                    TOO_MANY => "has more tokens than the buffer has room for in a call, so all ranks need a larger one \
+                                 (UCCL_EP_TOKENS_AT_ONCE, or num_max_tokens_per_rank)"
+                        .to_owned(),
+                    _ => format!("gave up on call {seen}"),
+                };
                 // A rank that gave up has most likely lost one that this one is about to lose too.
                 let lost = (0..MAX_RANKS).filter(|other| *other != peer);
                 match lost.filter_map(|other| Some((other, loss(other)?))).next() {
@@ -150,6 +158,13 @@ mod tests {
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
         assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
+        let mut too_many = told(state::GAVE_UP);
+        too_many.seen[3] = TOO_MANY;
+        let too_many = too_many.to_error(1, |_| None).to_string();
+        assert!(
+            too_many.contains("rank 3 has more tokens than the buffer has room for"),
+            "{too_many}"
+        );
         assert_eq!(said(state::DISAGREE), "dispatch on rank 1: rank 3 has top-k 8, this rank 9");
         assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
         assert_eq!(said(state::NO_ROOM), "9 rows arrive, and there is room for 8");

@@ -93,6 +93,14 @@ impl PyCudaGroup {
         self.group.check().map_err(|e| exception(&e))
     }
 
+    /// Enqueues that peers are told that this rank has more tokens than a call has room for, and makes none.
+    fn tell_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let stream = self.stream(stream);
+        // SAFETY: `uccl.ep` passes a stream of the group's GPU.
+        let done = py.detach(|| unsafe { self.group.tell_too_many(&stream) });
+        done.map_err(|e| exception(&e))
+    }
+
     /// Enqueues that ranks, a bit for each, are left out, or take part again; and, unless `status` is 0, that i32 by rank say there which are
     /// left out then.
     #[pyo3(signature = (*, left_out, let_in, status, stream))]
