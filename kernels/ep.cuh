@@ -50,7 +50,6 @@ struct UcclEpOwn {
   u64 popped;                                       // how many of them the proxy had taken when that was looked at last
   u64 room;                                         // the last call that the first block has found room for, where it alone looks
   u64 owed;                                         // the last call, if its end is told when the next begins; or 0
-  u64 gone;                                         // a bit for each rank that was found to be not there any more
 };
 
 // Leaves ranks out, lets others take part again, and tells which are left out.
@@ -116,6 +115,7 @@ struct UcclEpGroup {
 struct UcclEpCall {
   u64 placed;                  // UcclEpPlaced: what it is this time, which its later launches find there
   u64 len;                     // bytes that it takes in a pool
+  u64 sent;                    // UcclEpPlaced of a combine's dispatch: nothing comes back from ranks that it left out; or null
   u64 header[UCCL_EP_HEADER];  // what this rank tells
   u32 agreed;                  // words of the header that all ranks have alike
   u32 phase;
@@ -236,7 +236,6 @@ struct UcclEpSum {
   UcclEpRoutes routes;
   u64 weights;
   u64 waits;  // as those of UcclEpReceive
-  u64 sent;   // UcclEpPlaced of the dispatch: nothing comes back from ranks that it left out
   u64 out;
   u64 slot_stride;
   u32 row_len;
@@ -366,7 +365,6 @@ struct UcclEpNormalSum {
   UcclEpRoutes routes;
   u64 bias[2];  // rows that sums begin with, as those of `out`; or null
   u64 weights;  // f32 by token and choice; or null
-  u64 sent;     // as that of UcclEpSum
   u64 out;
   u64 slot_stride;
   u32 row_len;

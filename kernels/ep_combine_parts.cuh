@@ -343,7 +343,6 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningPar
 }
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
-  load_unsent(p.sent, w);
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   if (p.pieces == 0) {
     sum_whole(p, w);
@@ -356,7 +355,6 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
 // Sends rows back and sums in one launch, in parts.
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
-  load_unsent(p.sum.sent, s.rows.waiting);
   if (!begin_return(back, &p.sum, s)) return;
   bool stays = can_stay(back.slots, back.top_k);
   if (stays) let_stay(back, s.rows);

@@ -263,7 +263,7 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Target
     if (team.warp == 0) {
       u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
       bool is_expert = choice < WRONG;
-      send_choices(p, token, is_expert ? choice : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
+      send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
     }
   }
   return true;

@@ -7,6 +7,12 @@
 // Choices that are no expert: those that are none, and those that cannot be.
 constexpr u32 NONE = 0xffff;
 constexpr u32 WRONG = 0xfffe;
+// A choice that names an expert which the token has named before: it has the same row, and is not counted.
+constexpr u32 AGAIN = 0x4000;
+static_assert(UCCL_EP_MOST_EXPERTS <= AGAIN, "an expert's number");
+
+// The expert of a choice that is one.
+__device__ __forceinline__ u32 expert_of_few(u32 choice) { return choice & (AGAIN - 1); }
 
 struct Few {
   u16 choices[UCCL_EP_FEW_CHOICES];
@@ -22,6 +28,14 @@ struct Few {
 // Choices of a token that a thread reads at a time.
 constexpr u32 CHOICES_AT_ONCE = 8;
 
+// Whether a token has named an expert with one of its first choices, of which `count` are kept.
+__device__ __forceinline__ bool is_named(const Few& few, u32 begin, u32 count, u32 expert) {
+  bool is_named = false;
+#pragma unroll 1
+  for (u32 k = 0; k < count; k++) is_named |= few.choices[begin + k] == expert;
+  return is_named;
+}
+
 // Reads the choices of all tokens: a thread has one at a time. The first warp does not: it has the call's place to find.
 __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, Few& few) {
   if (warp_of_thread() == 0) return;
@@ -36,8 +50,11 @@ __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, F
 #pragma unroll
       for (u32 i = 0; i < CHOICES_AT_ONCE; i++) {
         if (i >= count) continue;
-        bool is_expert = experts[i] != NO_EXPERT;
-        few.choices[begin + i] = static_cast<u16>(is_expert ? experts[i] : is_none(r, begin + i) ? NONE : WRONG);
+        bool is_expert = experts[i] != NO_EXPERT, is_again = is_expert && is_named(few, token * r.top_k, first, experts[i]);
+#pragma unroll
+        for (u32 k = 0; k < i; k++) is_again |= is_expert && experts[k] == experts[i];
+        u32 choice = is_again ? experts[i] | AGAIN : experts[i];
+        few.choices[begin + i] = static_cast<u16>(is_expert ? choice : is_none(r, begin + i) ? NONE : WRONG);
         if (is_expert) mask |= 1ull << experts[i] / r.local_experts;
       }
     }
@@ -52,10 +69,11 @@ __device__ __forceinline__ u32 sum_of_warp(u32 count) {
   return count;
 }
 
-// How many of the choices before one of a token's are the same.
+// How many of the tokens before one name the same expert as one of its choices.
 __device__ __forceinline__ u32 count_same(const UcclEpRoutes& r, u32 token, u32 k, const Few& few) {
   u32 end = token * r.top_k, mine = few.choices[end + k], same = 0;
   if (mine >= WRONG) return 0;
+  mine = expert_of_few(mine);
 #pragma unroll 4
   for (u32 at = lane_of_thread(); at < end; at += LANES) same += few.choices[at] == mine ? 1 : 0;
   return sum_of_warp(same);
@@ -76,7 +94,7 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Few&
   __syncthreads();
 #pragma unroll 1
   for (u32 at = threadIdx.x; at < r.tokens * r.top_k; at += blockDim.x) {
-    if (few.choices[at] < WRONG) atomicAdd(&few.per_expert[few.choices[at]], 1u);
+    if (few.choices[at] < AGAIN) atomicAdd(&few.per_expert[few.choices[at]], 1u);
   }
 #pragma unroll 1
   for (u32 rank = warp_of_thread(); rank < ranks; rank += warps_of_block()) {
@@ -86,12 +104,11 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Few&
   __syncthreads();
 }
 
-// Notes the first choice of a token that cannot be, or is there twice. One warp does it.
+// Notes the first choice of a token that cannot be. One warp does it.
 __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& few, u32 token, Waiting& w) {
   u32 lane = lane_of_thread();
   u32 choice = lane < p.routes.top_k ? few.choices[token * p.routes.top_k + lane] : NONE;
-  u32 same = __match_any_sync(ALL, choice);
-  u32 wrong = __ballot_sync(ALL, choice == WRONG || (choice < WRONG && (same & lanes_before()) != 0));
+  u32 wrong = __ballot_sync(ALL, choice == WRONG);
   if (wrong == 0 || lane != 0) return;
   w.expected[p.group.rank] = token;
   w.seen[p.group.rank] = static_cast<u32>(__ffs(static_cast<int>(wrong)) - 1);

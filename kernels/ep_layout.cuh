@@ -74,11 +74,8 @@ struct Column {
 
   u32 words[WORDS];
 
-  // Has a token of the chunk, and returns whether it had it before.
-  __device__ __forceinline__ bool add(u32 token) {
-    u32 bit = 1u << token % BITS;
-    return (atomicOr(&words[token / BITS], bit) & bit) != 0;
-  }
+  // Has a token of the chunk, which it may have already.
+  __device__ __forceinline__ void add(u32 token) { atomicOr(&words[token / BITS], 1u << token % BITS); }
 
   __device__ __forceinline__ bool has(u32 token) const { return (words[token / BITS] >> token % BITS & 1) != 0; }
 
@@ -122,13 +119,9 @@ __device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
   atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
 }
 
-// Whether a choice, of a token whose first is said, cannot be, or is there before.
-__device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks, u64 first, u32 nth) {
-  u32 expert = choice_of(r, ranks, first + nth);
-  bool is_wrong = expert == NO_EXPERT && !is_none(r, first + nth);
-#pragma unroll 1
-  for (u32 k = 0; k < nth; k++) is_wrong |= expert != NO_EXPERT && choice_of(r, ranks, first + k) == expert;
-  return is_wrong;
+// Whether a choice cannot be.
+__device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks, u64 at) {
+  return choice_of(r, ranks, at) == NO_EXPERT && !is_none(r, at);
 }
 
 // Notes the first wrong choice of a token that has one. One thread does it.
@@ -137,7 +130,7 @@ UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token)
   u64 first = static_cast<u64>(token) * r.top_k;
   u32 nth = 0;
 #pragma unroll 1
-  while (nth + 1 < r.top_k && !is_wrong_choice(r, p.group.ranks, first, nth)) nth++;
+  while (nth + 1 < r.top_k && !is_wrong_choice(r, p.group.ranks, first + nth)) nth++;
   w.expected[p.group.rank] = token;
   w.seen[p.group.rank] = nth;
   note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
@@ -178,10 +171,12 @@ __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, con
     return;
   }
   for_choices(p, chunk, [&](u32 at, u32 token, u32 expert) {
-    bool is_expert = expert != NO_EXPERT;
-    bool is_wrong = is_expert ? s.columns[ranks + expert].add(token - chunk.begin) : !is_none(r, at);
-    if (is_wrong) note_wrong_choice(p, s.waiting, token);
-    if (is_expert) send_to(s, token - chunk.begin, expert / r.local_experts);
+    if (expert != NO_EXPERT) {
+      s.columns[ranks + expert].add(token - chunk.begin);
+      send_to(s, token - chunk.begin, expert / r.local_experts);
+    } else if (!is_none(r, at)) {
+      note_wrong_choice(p, s.waiting, token);
+    }
   });
 }
 

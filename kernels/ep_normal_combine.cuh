@@ -297,6 +297,8 @@ __device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const
   u32 same = __match_any_sync(ALL, rank);
   bool is_there = rank < p.group.ranks && !has_no_row(w, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
+  // An expert that is named again has one row.
+  if (is_each && (__match_any_sync(ALL, expert) & lanes_before()) != 0) is_there = false;
   Returned back = {0, 0};
   if (is_there) back = is_each ? row_at(p, w.call, token, rank, lane) : of(p, w.call, known, token, rank);
   Summed summed = {};
@@ -355,7 +357,6 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const Waiting
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w) {
-  load_unsent(p.sent, w);
   if (!begin_receive(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
@@ -466,7 +467,6 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   const UcclEpGroup& g = back.group;
   Waiting& w = s.waiting;
   if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
-  load_unsent(p.sum.sent, w);
   if (!begin_send(g, back.call, w)) return;
   if (is_spare_block()) {
     write_headers(g, back.call, w.call, nullptr);

@@ -362,10 +362,25 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
   if (lane == 0 && p.origin != 0) tell_origin(p, a, heard.sent);
 }
 
-// What came with a token, of which each lane's choice has a row. One warp does it.
+// Stores the weight of each row. Choices that name an expert again add theirs to it, one after the other: some lanes have one. All lanes of
+// a warp come here.
+__device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 again) {
+  u32 lane = lane_of_thread();
+  if (weights == nullptr) return;
+  if (row != NO_ROW && (again >> lane & 1) == 0) weights[row] = weight;
+#pragma unroll 1
+  for (u32 left = again; left != 0; left &= left - 1) {
+    __syncwarp();
+    if ((left & (0u - left)) == 1u << lane) weights[row] = __fadd_rn(weights[row], weight);
+  }
+}
+
+// What came with a token, of which each lane's choice has a row. A choice that names an expert again has none. One warp does it.
 __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a, u32 row) {
-  u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW);
-  if (row != NO_ROW && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = heard.weight;
+  u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
+  bool is_again = row != NO_ROW && (same & lanes_before()) != 0;
+  put_weights(reinterpret_cast<float*>(p.weights), heard.weight, row, __ballot_sync(ALL, is_again));
+  if (is_again) row = NO_ROW;
   if (p.origin == 0) return;
   u32* told = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
   if (lane < p.top_k) told[2 + lane] = row;

@@ -98,7 +98,6 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w,
 }
 
 __device__ __forceinline__ void combine_receive_packed(const UcclEpSum& p, Waiting& w) {
-  load_unsent(p.sent, w);
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   sum_tokens(p, w, [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
 }

@@ -57,7 +57,7 @@ constexpr u32 TOLD = 2;
 // What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
   UcclEpPlaced call;
-  u64 unsent;  // a bit for each rank that a combine's dispatch left out
+  u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
   u32 state;  // 0, one of the states of a status, or STOPPED
   u32 what;
   u32 is_waiting;
@@ -85,19 +85,13 @@ __device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
   return (call.masked >> rank & 1) != 0;
 }
 
-// Whether a sum has no row of a rank: the call leaves it out, or its dispatch did, to which nothing comes back then.
-__device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) {
-  return ((w.call.masked | w.unsent) >> rank & 1) != 0;
-}
+// Whether a sum has no row of a rank.
+__device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
 
-// Reads which ranks a combine's dispatch left out, before the block's next barrier. Not the first warp, which may have the call's place to find.
-__device__ __forceinline__ void load_unsent(u64 sent, Waiting& w) {
-  if (threadIdx.x == LANES) w.unsent = reinterpret_cast<const UcclEpPlaced*>(sent)->masked;
-}
-
-// Whether a rank is told of a call's end. One that is left out is too: if it takes part in a later call, it writes to this place then.
+// Whether a rank is told of a call's end. One that is left out is too, unless it is known not to be there any more: if it takes part in a later
+// call, it writes to this place then.
 __device__ __forceinline__ bool hears_of_end(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
-  return !is_masked(call, rank) || (own_of(g)->gone >> rank & 1) == 0;
+  return !is_masked(call, rank) || (load_relaxed(lost_word(g)) >> rank & 1) == 0;
 }
 
 // How many calls before a call the last one was that had a slot: its own slot is of the one before by all slots.
@@ -166,11 +160,13 @@ __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEp
   if (warp_of_thread() != 0) return;
   // It is on its way while the call gets its place.
   u32 has_failed = look(g.own);
+  u64 unsent = c.sent != 0 ? reinterpret_cast<const UcclEpPlaced*>(c.sent)->masked : 0;
   if (step != STEP_RECEIVE) place_call(g, c, w.call);
   __syncwarp();
   if (step == STEP_SEND && blockIdx.x == 0) tell_owed(g, w.call);
   if (threadIdx.x == 0) {
     if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
+    w.rowless = w.call.masked | unsent;
     w.state = has_failed != 0 ? STOPPED : 0;
     w.what = 0;
     w.is_waiting = 0;
@@ -264,6 +260,7 @@ __device__ __forceinline__ bool is_given_up(const UcclEpGroup& g, const Waiting&
 __device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 rank) {
   atomicOr(&own_of(g)->masked, 1ull << rank);
   atomicOr(&w.call.masked, 1ull << rank);
+  atomicOr(&w.rowless, 1ull << rank);
 }
 
 // Whether a word has the mark, or, of `taken`, that of a later call.
@@ -288,7 +285,6 @@ constexpr u16 NO_CALL = 63;
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
   bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
-  if (is_lost) atomicOr(&own_of(g)->gone, 1ull << peer);
   // What it did before it was lost may have come since.
   if (is_lost && load_acquire(a.word) != seen) return CAME;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));
@@ -380,6 +376,7 @@ __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclE
       relax();
     }
     w.call.masked = own_of(g)->masked;
+    w.rowless |= w.call.masked;
   }
   return is_sound(g, c, w);
 }

@@ -68,11 +68,11 @@ class Draw(random.Random):
         most = max(1, self.choice([room, self.randint(1, max(room, 1))]))
         return Sizes(Shape(ranks, experts), hidden, top_k, most)
 
-    def call(self, sizes: Sizes) -> Call:
-        """Inputs of one call. The number of tokens differs by rank, and some have none."""
+    def call(self, sizes: Sizes, names_again: bool = False) -> Call:
+        """Inputs of one call. The number of tokens differs by rank, and some have none. Tokens may name an expert again."""
         ranks = range(sizes.shape.ranks)
         tokens = [self.choice([0, sizes.most, self.randint(0, sizes.most)]) for _ in ranks]
-        style = self.choice(["any", "any", "some", "one expert", "one rank", "none"])
+        style = self.choice(["any", "any", "some", "one expert", "one rank", "none"] + ["again"] * 2 * names_again)
         return Call(
             [self.rows(count, sizes.hidden) for count in tokens],
             [torch.randn(count, sizes.hidden, generator=self.torch).bfloat16() for count in tokens],
@@ -90,7 +90,7 @@ class Draw(random.Random):
         return rows.view(count, hidden).bfloat16()
 
     def choices_of(self, count: int, sizes: Sizes, style: str) -> torch.Tensor:
-        """``[count, K]`` i64: no expert twice in a token; how many a token has, and which, is the style."""
+        """``[count, K]`` i64: how many experts a token has, which, and whether it names one again, is the style."""
         out = torch.full((count, sizes.top_k), -1, dtype=torch.int64)
         if style == "none":
             return out
@@ -106,6 +106,8 @@ class Draw(random.Random):
                 row = [expert if self.random() < 0.6 else -1 for expert in row]
             row += [-1] * (sizes.top_k - len(row))
             self.shuffle(row)
+            if style == "again":
+                row = [self.choice(row) for _ in row]
             out[token] = torch.tensor(row)
         return out
 

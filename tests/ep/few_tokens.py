@@ -133,7 +133,7 @@ class FewTokens(OnDevice):
 
     def call(self) -> Call:
         """Inputs of a call. Some blocks of answers are below 1, which LogFMT packs, and some are not."""
-        call = self.draw.call(self.sizes)
+        call = self.draw.call(self.sizes, names_again=True)
         for ys in call.ys:
             blocks = ys.view(ys.shape[0], ys.shape[1] // formats.BLOCK, formats.BLOCK)
             is_small = torch.rand(blocks.shape[:2], generator=self.draw.torch) < 0.7

@@ -68,7 +68,7 @@ def goes_on(few: FewTokens, when: str) -> None:
         is_lost = lambda expert: when != "in combine" and few.shape.owner(expert) == LOST  # noqa: E731
         assert torch.equal(few.here(combined), few.wanted(call, left_out=is_lost))
     for _ in range(3):
-        few.without(LOST, few.call())
+        few.without([LOST], few.call())
     few.buffer.check()
 
 

@@ -22,7 +22,7 @@ use crate::{
     numerics::{logfmt, quantise::GROUP, sum},
     protocol::{Call, Step, Stream, Takes},
     record::Row,
-    routing::MAX_TOP_K,
+    routing::{MAX_TOP_K, first_of},
     waits::Waits,
 };
 
@@ -468,7 +468,7 @@ impl Part {
         match self.results.sends {
             Sends::Row => Some(at),
             Sends::EachExpert | Sends::SumOfExperts => {
-                usize::try_from(self.handle.table[at * self.handle.width() + 2 + term.choice]).ok()
+                usize::try_from(self.handle.table[at * self.handle.width() + 2 + term.slot]).ok()
             }
         }
     }
@@ -599,8 +599,11 @@ impl Part {
                     continue;
                 }
                 let rank = routing.owner(*choice).map(|(rank, _)| rank);
-                if let Some(rank) = rank.filter(is_there) {
-                    terms.push(Term { rank, slot: k, choice: k });
+                // An expert that was named before has one row, which has all of its weights but where it is summed as it is.
+                let slot = first_of(choices, k);
+                let counts = slot == k || matches!(sums, Sums::Weighted(_));
+                if let Some(rank) = rank.filter(is_there).filter(|_| counts) {
+                    terms.push(Term { rank, slot, choice: k });
                 }
             }
         } else {

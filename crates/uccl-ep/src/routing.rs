@@ -14,7 +14,7 @@ pub const MAX_EXPERTS: usize = 2048;
 /// The most ranks of a node, where tokens are relayed.
 pub const MAX_RANKS_OF_NODE: usize = u64::BITS as usize;
 
-/// The experts that each of a rank's tokens chose.
+/// The experts that each of a rank's tokens chose. A token that names one again goes there once.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
     /// `tokens * top_k` numbers of experts, row by row; a negative number is no choice.
@@ -59,7 +59,7 @@ impl Routing {
     /// The routing that follows from choices.
     ///
     /// # Errors
-    /// A number is out of its range, or a token chose an expert twice.
+    /// A number is out of its range.
     pub fn new(choices: Choices<'_>) -> Result<Self> {
         let Choices { experts, top_k, num_experts, ranks } = choices;
         if top_k == 0 || top_k > MAX_TOP_K {
@@ -79,12 +79,7 @@ impl Routing {
                 let count = per_expert.get_mut(expert).ok_or_else(|| {
                     Error::invalid(format!("token {token} chose expert {expert} of {num_experts}"))
                 })?;
-                *count += 1;
-                if row[..k].contains(&row[k]) {
-                    return Err(Error::invalid(format!(
-                        "token {token} chose expert {expert} twice"
-                    )));
-                }
+                *count += u32::from(first_of(row, k) == k);
             }
         }
         let local = num_experts / ranks;
@@ -231,6 +226,11 @@ impl Routing {
     }
 }
 
+/// The first of a token's choices that names the same expert as one of them.
+pub(crate) fn first_of(choices: &[i32], choice: usize) -> usize {
+    choices[..choice].iter().position(|other| *other == choices[choice]).unwrap_or(choice)
+}
+
 fn owner_of(choice: i32, local_experts: usize) -> Option<(usize, usize)> {
     let choice = usize::try_from(choice).ok()?;
     Some((choice / local_experts, choice % local_experts))
@@ -281,6 +281,15 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_names_an_expert_again_is_counted_once() {
+        let routing = routing(&[0, 0, 3, 4, 1, 4], 3).unwrap();
+        assert_eq!([0, 1, 2].map(|rank| routing.to(rank)), [&[0, 1][..], &[0], &[1]]);
+        assert_eq!([0, 1, 2].map(|rank| routing.per_expert_of(rank)), [[1, 1], [0, 1], [1, 0]]);
+        assert_eq!((routing.choices(0), routing.choices(1)), (&[0, 0, 3][..], &[4, 1, 4][..]));
+        assert_eq!([0, 1, 2].map(|k| first_of(&[4, 1, 4], k)), [0, 1, 0]);
+    }
+
+    #[test]
     fn a_token_goes_once_to_each_node_that_it_needs() {
         let experts = [0, 1, -1, 5, 2, 0, -1, -1, -1, 7, 6, 4];
         let choices = Choices { experts: &experts, top_k: 3, num_experts: 8, ranks: 4 };
@@ -298,7 +307,6 @@ mod tests {
     fn choices_that_cannot_be_are_named() {
         let why = |experts: &[i32]| routing(experts, 2).unwrap_err().to_string();
         assert_eq!(why(&[0, 1, 2, 6]), "token 1 chose expert 6 of 6");
-        assert_eq!(why(&[0, 1, 3, 3]), "token 1 chose expert 3 twice");
         assert!(routing(&[], 33).unwrap_err().to_string().contains("not 33"));
         let of = |num_experts, ranks| {
             Routing::new(Choices { experts: &[], top_k: 1, num_experts, ranks })

@@ -332,7 +332,7 @@ fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
 #[test]
 fn what_a_rank_does_wrong_in_normal_mode_is_named() {
     emulator::load();
-    NORMAL.names_what_is_wrong("choice 1 of token 0 is no expert, or one that");
+    NORMAL.names_what_is_wrong("choice 1 of token 0 is no expert");
 }
 
 #[test]

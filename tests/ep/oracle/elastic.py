@@ -64,8 +64,9 @@ def dispatch(
     metadata = []
     for (source, token), row in zip(tokens, local):
         rows = [
-            -1 if expert < 0 else sum(aligned[:expert]) + by_expert[expert].index((source, token))
-            for expert in row
+            # A choice that names an expert again has no row.
+            -1 if expert < 0 or expert in row[:k] else sum(aligned[:expert]) + by_expert[expert].index((source, token))
+            for k, expert in enumerate(row)
         ]
         metadata.append([source * most + token, *rows])
     local_numbers = [source % shape.node_ranks for source, _ in tokens]

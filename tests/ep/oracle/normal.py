@@ -27,7 +27,7 @@ def layout(choices: torch.Tensor, shape: Shape) -> Layout:
         [bool(places_on_rank(row, shape, rank)) for rank in range(shape.ranks)] for row in rows
     ]
     per_rank = [sum(row[rank] for row in in_rank) for rank in range(shape.ranks)]
-    per_expert = [sum(row.count(expert) for row in rows) for expert in range(shape.experts)]
+    per_expert = [sum(expert in row for row in rows) for expert in range(shape.experts)]
     return Layout(per_rank, per_expert, in_rank)
 
 
@@ -63,7 +63,7 @@ def dispatch(
         for k, expert in enumerate(local[row]):
             if expert >= 0:
                 sent[row, k] = weights[source][token, k]
-    counts = [sum(row.count(expert) for row in local) for expert in range(shape.local)]
+    counts = [sum(expert in row for row in local) for expert in range(shape.local)]
     prefix = [[0] * shape.ranks for _ in range(shape.ranks)]
     for target in range(shape.ranks):
         sources = [source for source, _ in tokens_of_rank(choices, shape, target)]

@@ -35,11 +35,12 @@ Token = tuple
 
 
 def tokens_of_expert(choices: list[torch.Tensor], expert: int) -> list[Token]:
-    """The tokens that chose an expert, by rank and number. ``choices``: ``[n, K]`` of each rank, -1 for none."""
+    """The tokens that chose an expert, once or again, by rank and number. ``choices``: ``[n, K]`` of each rank, -1 for none."""
     found = []
     for rank, of_rank in enumerate(choices):
         for token, row in enumerate(of_rank.tolist()):
-            found += [(rank, token)] * row.count(expert)
+            if expert in row:
+                found.append((rank, token))
     return found
 
 

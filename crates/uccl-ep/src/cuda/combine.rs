@@ -41,7 +41,7 @@ impl Combine {
     /// what it told of them. `scratch` has [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
     /// combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, results: &Results, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots, .. } = &**handle;
+        let Handle { group, routes, slots, placed } = &**handle;
         group.check()?;
         let len = 2 * results.hidden;
         check_rows("rows", results.rows, results.stride, len)?;
@@ -53,7 +53,7 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_of(group, *slots, len / VECTOR) };
-        let call = call_of(group, &row, *slots, is_packed, scratch)?;
+        let call = call_of(group, &row, *slots, is_packed, (scratch, *placed))?;
         let give_back = Return {
             group: group.params,
             call,
@@ -114,7 +114,6 @@ impl Combine {
             routes,
             weights: combined.weights,
             waits: combined.waits,
-            sent: self.handle.placed,
             out: combined.rows,
             slot_stride,
             row_len,
@@ -168,13 +167,13 @@ fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
     ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
 }
 
-/// What the kernels need to know of a call with such rows, of which each rank has so many slots.
+/// What the kernels need to know of a call with such rows, of which each rank has so many slots: with scratch memory, and that of the dispatch.
 pub(super) fn call_of(
     group: &Group,
     row: &Row,
     slots: usize,
     is_packed: bool,
-    scratch: u64,
+    (scratch, sent): (u64, u64),
 ) -> Result<CallParams> {
     let agreed = [row.values, row.weights, row.slots, slots, usize::from(is_packed)];
     let header = Header::<5, 0> {
@@ -182,5 +181,5 @@ pub(super) fn call_of(
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
         told: [],
     };
-    group.call(row.place(slots), &header, scratch)
+    Ok(CallParams { sent, ..group.call(row.place(slots), &header, scratch)? })
 }

@@ -49,7 +49,6 @@ pub(super) struct Own {
     pub(super) popped: u64,
     pub(super) room: u64,
     pub(super) owed: u64,
-    pub(super) gone: u64,
 }
 
 /// `UcclEpMask`.
@@ -125,6 +124,7 @@ pub(super) struct GroupParams {
 pub(super) struct CallParams {
     pub(super) placed: u64,
     pub(super) len: u64,
+    pub(super) sent: u64,
     pub(super) header: header::Words,
     pub(super) agreed: u32,
     pub(super) phase: u32,
@@ -266,7 +266,6 @@ pub(super) struct Sum {
     pub(super) routes: Routes,
     pub(super) weights: u64,
     pub(super) waits: u64,
-    pub(super) sent: u64,
     pub(super) out: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
@@ -414,7 +413,6 @@ pub(super) struct NormalSum {
     pub(super) routes: Routes,
     pub(super) bias: [u64; 2],
     pub(super) weights: u64,
-    pub(super) sent: u64,
     pub(super) out: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,

@@ -129,9 +129,7 @@ impl Status {
                 }
                 _ => format!("{expected} rows arrive, and there is room for {seen}"),
             }),
-            _ => Error::invalid(format!(
-                "choice {seen} of token {expected} is no expert, or one that the token chose before"
-            )),
+            _ => Error::invalid(format!("choice {seen} of token {expected} is no expert")),
         }
     }
 }

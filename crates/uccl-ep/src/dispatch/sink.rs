@@ -8,7 +8,7 @@ use super::{Counts, Layout, Outputs, Part};
 use crate::{
     error::{Error, Result},
     record::Record,
-    routing::MAX_TOP_K,
+    routing::{MAX_TOP_K, first_of},
     streaming,
 };
 
@@ -156,6 +156,13 @@ impl<'a> Sink<'a> {
             Layout::Experts(_) => {
                 for k in 0..top_k {
                     let Some(expert) = local_of(choices[k]) else { continue };
+                    let first = first_of(&choices[..top_k], k);
+                    if first < k {
+                        let row = self.table[at * width + 2 + first];
+                        // SAFETY: as the caller has it.
+                        unsafe { self.add_weight(row, weights[k]) };
+                        continue;
+                    }
                     let next = &mut self.next[from * local + expert];
                     let row = *next;
                     // A peer whose counts are not those of its records gets no further than this.
@@ -173,6 +180,16 @@ impl<'a> Sink<'a> {
                 }
             }
         }
+    }
+
+    /// Adds a weight to that of a row, if there is such a row.
+    ///
+    /// # Safety
+    /// The row has been written.
+    unsafe fn add_weight(&self, row: i32, weight: f32) {
+        let Some((out, row)) = self.outputs.weights.zip(usize::try_from(row).ok()) else { return };
+        // SAFETY: there is a weight for each row, as `receive` demands.
+        unsafe { *out.add(row) += weight };
     }
 
     /// Copies a token's payload to a row.

@@ -92,8 +92,6 @@ pub(crate) enum Wrong {
     SpoiltStarts,
     /// The first token chooses this expert first, and the next one second.
     Choice(i32),
-    /// This choice of the first token is its first.
-    Twice(usize),
     /// The only rank's window says, once it has been counted, that nothing is for it.
     Shrunk,
     /// The host gives up while it waits for counts.
@@ -395,10 +393,6 @@ impl Normal {
         let mut experts = choices(&mut random, tokens, self.num_experts(), self.top_k);
         if let Some(Wrong::Choice(expert)) = self.wrong.filter(|_| me + 1 == self.ranks) {
             experts[..2].copy_from_slice(&[expert, expert + 1]);
-        }
-        if let Some(Wrong::Twice(second)) = self.wrong.filter(|_| me + 1 == self.ranks) {
-            experts.iter_mut().take(self.top_k).zip(0..).for_each(|(expert, k)| *expert = k);
-            experts[second] = 0;
         }
         let goes = (0..tokens * self.ranks).map(|_| random.bool()).collect();
         let per_expert = (0..self.num_experts()).map(|_| random.u32(..9)).collect();

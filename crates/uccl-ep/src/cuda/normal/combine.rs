@@ -90,7 +90,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = call_of(group, &row, *slots, false, scratch)?;
+        let call = call_of(group, &row, *slots, false, (scratch, told.placed))?;
         let sent = NormalReturn {
             group: group.params,
             call,
@@ -161,7 +161,6 @@ impl Combine {
             routes: *routes,
             bias: combined.bias,
             weights: combined.weights,
-            sent: handle.told.placed,
             out: combined.rows,
             slot_stride: row.stride() as u64,
             row_len: row.values as u32,

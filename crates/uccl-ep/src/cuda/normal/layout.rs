@@ -34,8 +34,7 @@ impl Layout {
     /// Enqueues the counting. It is no call: no other rank takes part.
     ///
     /// # Errors
-    /// Arguments are wrong, or an earlier call has failed. A choice that is no expert, or one that its token chose before,
-    /// fails the group later, as it does in a dispatch.
+    /// Arguments are wrong, or an earlier call has failed. A choice that is no expert fails the group later, as it does in a dispatch.
     ///
     /// # Safety
     /// The stream is of the group's context. `choices` and the layout describe memory that only this uses until its work

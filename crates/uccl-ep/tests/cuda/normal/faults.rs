@@ -52,14 +52,6 @@ impl Normal {
             let told = case.fails(Duration::from_millis(500), |_| Some(case));
             assert!(told[1].contains("copy them first"), "{wrong:?}: {told:?}");
         }
-        for (top_k, second) in [(2, 1), (12, 5), (12, 11)] {
-            let is_laid_out = second == 11;
-            let wrong = Some(Wrong::Twice(second));
-            let case = Self { top_k, local_experts: 8, is_laid_out, wrong, ..few };
-            let told = case.fails(LIMIT, |_| Some(case));
-            let said = format!("choice {second} of token 0 is no expert, or one that");
-            assert!(told[1].contains(&said), "{told:?}");
-        }
         let by_expert = Self { by_expert: Some(4), ..few };
         for (wrong, said) in [
             (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
