@@ -64,10 +64,12 @@ __device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlac
   return notes_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
-// A weight that is told has behind it which call of its slot this is, counted from 1, in 32 bits: the next with the same comes days later.
+// A weight that is told has before it which call of its slot this is, in 31 bits: the next with the same comes days later. The upper bit is
+// set, as it is in no count, which has the same words.
 constexpr u32 WEIGHT_CALL = 32;
+constexpr u64 OF_WEIGHT = 0x80000000;
 
-__device__ __forceinline__ u64 nth_of_slot(u64 call) { return call / UCCL_EP_SLOTS + 1 & 0xffffffff; }
+__device__ __forceinline__ u64 nth_of_slot(u64 call) { return (call / UCCL_EP_SLOTS & (OF_WEIGHT - 1)) | OF_WEIGHT; }
 __device__ __forceinline__ u64 weight_told(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
 __device__ __forceinline__ bool is_weight(u64 told, u64 call) { return told >> WEIGHT_CALL == nth_of_slot(call); }
 
@@ -194,7 +196,7 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
   for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, records_of_rank(s, rank));
   u32 count = most * ranks * p.pieces, turn = 0;
 #pragma unroll 1
-  for (u32 first = blockIdx.x; first < count; first += gridDim.x * warps) {
+  for (u32 first = block_number(); first < count; first += gridDim.x * warps) {
     u32 part = first + warp * gridDim.x;
     Mark mark = {0, 0};
     if (part < count) {
@@ -267,7 +269,7 @@ __device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
 }
 
 // The first blocks, which may have a piece more to send, have the last slices, or none.
-__device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - blockIdx.x) * warps_of_block() + warp_of_thread(); }
+__device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - block_number()) * warps_of_block() + warp_of_thread(); }
 
 // Some vectors of a token's sum.
 struct Vectors {

@@ -216,31 +216,50 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Sets the marks of a token's records, if it has any, which the block has sent. One warp does it.
-__device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few,
-                                             const Targets (&to)[2]) {
+// Sets the marks of tokens' records, if they have any, which the block has sent. One warp does it.
+__device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few, const Batch& batch) {
   const UcclEpGroup& g = p.group;
-  if ((to[0].has | to[1].has) == 0) return;
+  u64 ranks[TOGETHER] = {}, all = 0;
+#pragma unroll
+  for (u32 nth = 0; nth < TOGETHER; nth++) {
+    if (nth < batch.count) ranks[nth] = few.masks[batch.token(nth)] & ~call.masked;
+    all |= ranks[nth];
+  }
+  if (all == 0) return;
   __threadfence_system();
 #pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    if (to[half].mine == 0) continue;
-    u32 rank = half * LANES + lane_of_thread();
-    u64 mark = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[rank];
+  for (u32 i = 0; i < 2 * TOGETHER; i++) {
+    u32 nth = i / 2, rank = i % 2 * LANES + lane_of_thread();
+    if ((ranks[nth] >> rank & 1) == 0) continue;
+    u64 mark = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[nth][rank];
     store_relaxed(mark, mark_of_part(call.number, 0, 1));
   }
 }
 
 // Sets the marks of what the block has sent last. All its threads come here.
-__device__ __forceinline__ void mark_sent(const UcclEpSend& p, const Sending& s, const Targets (&to)[2]) {
-  if (p.in_parts == 0) return;
+__device__ __forceinline__ void mark_sent(const UcclEpSend& p, const Sending& s, const Batch& batch) {
+  if (p.in_parts == 0 || batch.count == 0) return;
   __syncthreads();
-  if (warp_of_thread() == 0) mark_records(p, s.waiting.call, s.few, to);
+  if (warp_of_thread() == 0) mark_records(p, s.waiting.call, s.few, batch);
 }
 
-// Sends few tokens: a block has one at a time. The marks of its last, which goes `to` there, are yet to be set. Returns whether the tokens'
-// choices can be.
-__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Targets (&to)[2]) {
+// Sends a token, which is one of those that the block sends at a time.
+__device__ __forceinline__ void send_of_batch(const UcclEpSend& p, const Sending& s, const Batch& batch) {
+  u32 warps = warps_of_block() / batch.count, nth = warp_of_thread() / warps, token = batch.token(nth);
+  Team team = {0, 0, warp_of_thread() % warps, warps};
+  u64 mask = s.few.masks[token];
+  Targets to[2];
+  records_at(p, s.waiting.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[nth][rank]) : -1; });
+  send_token(p, team, token, to);
+  if (team.warp != 0) return;
+  u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
+  bool is_expert = choice < WRONG;
+  send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[nth][k] : NO_EXPERT, to);
+}
+
+// Sends few tokens: a block has one or two at a time. The marks of its `last` are yet to be set. Returns whether the tokens' choices can
+// be.
+__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch& last) {
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.few);
@@ -252,19 +271,12 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Target
       tell_arrived(p.group, p.call, s.waiting);
     }
   }
-  Team team = whole_block();
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
-    if (token != blockIdx.x) mark_sent(p, s, to);
-    if (!place_token(p, token, s.few, s.waiting)) return false;
-    u64 mask = s.few.masks[token];
-    records_at(p, call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[rank]) : -1; });
-    send_token(p, team, token, to);
-    if (team.warp == 0) {
-      u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
-      bool is_expert = choice < WRONG;
-      send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
-    }
+  for (u32 first = block_number(); first < p.routes.tokens; first += TOGETHER * gridDim.x) {
+    mark_sent(p, s, last);
+    last = batch_at(p.routes, first);
+    if (!place_tokens(p, last, s.few, s.waiting)) return false;
+    send_of_batch(p, s, last);
   }
   return true;
 }
@@ -276,9 +288,9 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   if (p.is_few == 0) {
     send_routed(p, s.waiting.call);
   } else {
-    Targets to[2] = {};
-    if (!send_few(p, s, to)) return;
-    mark_sent(p, s, to);
+    Batch last = {0, 0};
+    if (!send_few(p, s, last)) return;
+    mark_sent(p, s, last);
   }
   if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
@@ -351,7 +363,7 @@ __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving
       bool is_timed = is_of_records && p.waits != 0 && blockIdx.x == 0 && load_relaxed(note) >> MARK_CALL != call;
       u64 began = is_timed ? now_ns() : 0;
       if (wait_for_note(g, w, rank, note, seen)) count = value_of_note(seen);
-      if (is_timed) reinterpret_cast<u64*>(p.waits)[rank] += now_ns() - began;
+      if (is_timed) reinterpret_cast<u64*>(p.waits)[rank] += since(began);
     }
     if (!is_of_records) {
       s.begins[rank * local + nth] = count;
@@ -508,7 +520,7 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving
 // another block of its own, it has. Nor does the last block, which waits for headers, if there are others.
 __device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32 senders) {
   u32 end = p.in_parts != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
-  return {blockIdx.x - first, end - first};
+  return {block_number() - first, end - first};
 }
 
 // Takes out what arrives, in a block that has counted it. `owed`: whether the call's end is told when the next begins.
@@ -538,16 +550,16 @@ struct Dispatching {
 // Sends few tokens, and receives, in one launch, in parts.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
   const UcclEpSend& send = p.send;
-  Targets to[2] = {};
+  Batch last = {0, 0};
   load_choices(send.routes, send.group.ranks, s.sending.few);
   if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
-  if (!send_few(send, s.sending, to)) return;
+  if (!send_few(send, s.sending, last)) return;
   // Where most blocks send, what arrives is counted while the rows are on their way: a fence ends no sooner if it begins before. Fewer are
   // there at once, and others take them.
   bool marks_late = 2 * send.routes.tokens > gridDim.x;
-  if (!marks_late) mark_sent(send, s.sending, to);
+  if (!marks_late) mark_sent(send, s.sending, last);
   go_on(s.sending.waiting, s.arriving.waiting);
   if (!count_arriving(p.receive, s.arriving)) return;
-  if (marks_late) mark_sent(send, s.sending, to);
+  if (marks_late) mark_sent(send, s.sending, last);
   take_arriving(p.receive, send.routes.tokens, true, s.arriving);
 }

@@ -58,7 +58,9 @@ __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& numbe
     }
     if (looks % LOOKS == 0) {
       if (look(g.status) != 0) return UCCL_EP_POISONED;
-      if (now_ns() - began > g.timeout_ns) return UCCL_EP_OVERDUE;
+      // The clock may step back by a little.
+      u64 waited = now_ns() - began;
+      if (static_cast<long long>(waited) >= 0 && waited > g.timeout_ns) return UCCL_EP_OVERDUE;
     }
     relax();
   }

@@ -14,16 +14,31 @@ static_assert(UCCL_EP_MOST_EXPERTS <= AGAIN, "an expert's number");
 // The expert of a choice that is one.
 __device__ __forceinline__ u32 expert_of_few(u32 choice) { return choice & (AGAIN - 1); }
 
+// Tokens that a block sends at a time at most, each by as many of its warps.
+constexpr u32 TOGETHER = 2;
+
 struct Few {
   u16 choices[UCCL_EP_FEW_CHOICES];
   u64 masks[UCCL_EP_FEW_TOKENS];  // by token: its ranks
-  // Of the block's token: by choice, how many tokens before it chose the same expert; by rank, how many go there.
-  u32 places[UCCL_EP_MOST_TOP_K];
-  u32 slots[UCCL_EP_MOST_RANKS];
+  // Of each of the block's tokens: by choice, how many tokens before it chose the same expert; by rank, how many go there.
+  u32 places[TOGETHER][UCCL_EP_MOST_TOP_K];
+  u32 slots[TOGETHER][UCCL_EP_MOST_RANKS];
   // Of all tokens, for the block that tells how many there are.
   u32 per_expert[UCCL_EP_MOST_EXPERTS];
   u32 per_rank[UCCL_EP_MOST_RANKS];
 };
+
+// The tokens that a block sends at a time, which are as many apart as there are blocks.
+struct Batch {
+  u32 first;
+  u32 count;
+
+  __device__ __forceinline__ u32 token(u32 nth) const { return first + nth * gridDim.x; }
+};
+
+__device__ __forceinline__ Batch batch_at(const UcclEpRoutes& r, u32 first) {
+  return {first, first + gridDim.x < r.tokens ? TOGETHER : 1};
+}
 
 // Choices of a token that a thread reads at a time.
 constexpr u32 CHOICES_AT_ONCE = 8;
@@ -115,22 +130,23 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& fe
   note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
-// Finds where a token goes: a warp counts for a choice or for a rank. All threads of the block come here. Returns whether its choices
+// Finds where tokens go: a warp counts for a choice or for a rank. All threads of the block come here. Returns whether their choices
 // can be.
-__device__ __forceinline__ bool place_token(const UcclEpSend& p, u32 token, Few& few, Waiting& w) {
+__device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const Batch& batch, Few& few, Waiting& w) {
   const UcclEpRoutes& r = p.routes;
-  // The choices are there, and the token before it has been sent.
+  // The choices are there, and the tokens before have been sent.
   __syncthreads();
   u32 checks = r.top_k + p.group.ranks;
 #pragma unroll 1
-  for (u32 i = warp_of_thread(); i <= checks; i += warps_of_block()) {
+  for (u32 all = warp_of_thread(); all < batch.count * (checks + 1); all += warps_of_block()) {
+    u32 nth = all > checks ? 1 : 0, i = all - nth * (checks + 1), token = batch.token(nth);
     if (i == checks) {
       check_choices(p, few, token, w);
       continue;
     }
     u32 rank = i - r.top_k;
     u32 count = i < r.top_k ? count_same(r, token, i, few) : count_going(token, rank, few);
-    if (lane_of_thread() == 0) (i < r.top_k ? few.places[i] : few.slots[rank]) = count;
+    if (lane_of_thread() == 0) (i < r.top_k ? few.places[nth][i] : few.slots[nth][rank]) = count;
   }
   return is_sound(p.group, p.call, w);
 }

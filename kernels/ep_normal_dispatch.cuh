@@ -544,7 +544,7 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s
 
 // What is to be said of rows up to `end` that nothing arrives for. All warps do it.
 __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
-  Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
+  Team team = {block_number() + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   if (p.choices == 0) return;
   // They chose no expert.

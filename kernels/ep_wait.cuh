@@ -315,6 +315,12 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
   return look_shared(w.state) != 0 ? FAULT : CAME;
 }
 
+// How long it is since a time. The clock of a GPU may step back by a little.
+__device__ __forceinline__ u64 since(u64 began) {
+  u64 waited = now_ns() - began;
+  return static_cast<long long>(waited) < 0 ? 0 : waited;
+}
+
 // Waits until `has_come` says so of what the word has, which is returned in `seen`.
 template <typename HasCome>
 __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64& seen,
@@ -332,7 +338,7 @@ __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, c
     if (has_come(seen)) return CAME;
     if (looks % LOOKS == 0) {
       bool looks_at_host = looks % (blockIdx.x == 0 ? LOOKS_AT_HOST : SELDOM) == 0;
-      u32 ended = judge_wait(g, w, a, seen, now_ns() - began, looks_at_host);
+      u32 ended = judge_wait(g, w, a, seen, since(began), looks_at_host);
       if (ended != CAME) return ended;
     }
     relax();
@@ -527,7 +533,7 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
     bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != mark_of(number);
     u64 began = is_timed ? now_ns() : 0;
     ended = wait_for_rank(g, w, word, mark_of(number));
-    if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += now_ns() - began;
+    if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += since(began);
     if (ended == LATE) leave_out(g, w, peer);
   }
   if (g.by_host != 0 && blockIdx.x == 0) lead_on(g, w, counted, is_awaited, ended);
@@ -617,7 +623,7 @@ __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpC
 }
 
 // The block with the fewest rows, which does what one block has to.
-__device__ __forceinline__ bool is_spare_block() { return blockIdx.x + 1 == gridDim.x; }
+__device__ __forceinline__ bool is_spare_block() { return block_number() + 1 == gridDim.x; }
 
 // Ends a launch that sends: the last of its blocks sends what there is in mirrors, as `send` does, and tells every rank.
 template <typename Send>

@@ -41,6 +41,10 @@ struct Team {
   __device__ __forceinline__ u32 lanes() const { return warps * LANES; }
 };
 
+// A block's number. A GPU begins blocks in the order of blockIdx: behind the first, those with the last numbers. So the block that sends counts, and
+// those that send rows before they take any, are there before those that wait for them.
+__device__ __forceinline__ u32 block_number() { return blockIdx.x == 0 ? 0 : gridDim.x - blockIdx.x; }
+
 // Some of a launch's blocks.
 struct Share {
   u32 block;   // which of them this one is
@@ -50,7 +54,7 @@ struct Share {
 __device__ __forceinline__ bool has_block(const Share& share) { return share.block < share.blocks; }
 
 // The last blocks of a launch.
-__device__ __forceinline__ Share last_blocks(u32 blocks) { return {blockIdx.x + blocks - gridDim.x, blocks}; }
+__device__ __forceinline__ Share last_blocks(u32 blocks) { return {block_number() + blocks - gridDim.x, blocks}; }
 
 // Teams are as large as the rows leave them: few rows are taken by whole blocks, or by `most` blocks each, many by single warps, so that as
 // many loads are under way as there can be.
@@ -66,11 +70,6 @@ __device__ __forceinline__ Team team_for(u32 rows, const Share& share, u32 most)
 }
 
 __device__ __forceinline__ Team team_for(u32 rows) { return team_for(rows, last_blocks(gridDim.x), 1); }
-
-// One row at a time for a whole block.
-__device__ __forceinline__ Team whole_block() {
-  return {blockIdx.x, gridDim.x, warp_of_thread(), warps_of_block()};
-}
 
 // Some of a row's vectors, one behind the other.
 struct Slice {

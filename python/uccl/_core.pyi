@@ -758,6 +758,7 @@ class EpCudaGroup:
         masks_late: bool,
         device: int,
         blocks: int,
+        is_alone: bool,
         node: int | None,
         by_host: bool,
         exchange: Callable[[bytes], list[bytes | None]],

@@ -440,6 +440,25 @@ fn a_far_rank_that_does_not_come_is_named() {
     FAR.names_who_does_not_come();
 }
 
+#[test]
+fn launches_have_no_more_blocks_than_begin_together() {
+    emulator::load();
+    let blocks = emulator::MOST_TOGETHER + 2;
+    Case { ranks: 1, blocks, slots: 9, ..SMALL }.run();
+    Normal { ranks: 1, blocks, slots: 40, is_full: true, ..NORMAL }.run();
+}
+
+#[test]
+fn a_weight_is_never_taken_for_a_count() {
+    let calls = [0, 1, 13, 14, 2294, 1 << 20, 1 << 35, u64::MAX >> 24];
+    for (call, weight) in
+        calls.into_iter().flat_map(|call| [0.0, 0.0625, 1.0, -2.0].map(|weight| (call, weight)))
+    {
+        // No group makes so many calls.
+        assert!(emulator::call_of_weight(call, weight) > 1 << 40, "call {call}, {weight}");
+    }
+}
+
 /// Pops until the threads are done and nothing is left, and tells them now and then.
 fn popped_until_over(ring: &emulator::Ring, begin: u64, is_over: impl Fn() -> bool) -> Vec<u64> {
     let mut popped = Vec::new();

@@ -14,6 +14,9 @@ import torch
 from uccl import _core
 from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
 
+#: How many multiprocessors launches leave to others.
+RESERVED = "UCCL_EP_RESERVED_SMS"
+
 
 class HasSpare(Protocol):
     """What a dispatch returned."""
@@ -43,6 +46,7 @@ class GpuGroup:
         self._last_number = -1
         #: All of this rank's own pool, when a caller wants a part of it.
         self._pool: torch.Tensor | None = None
+        blocks, is_alone = blocks_of(ranks, device)
         self.native = _core.EpCudaGroup(
             rank=ranks.rank,
             ranks=ranks.size,
@@ -50,7 +54,8 @@ class GpuGroup:
             timeout=self.timeout,
             masks_late=masks_late,
             device=device.index,
-            blocks=blocks_of(ranks, device),
+            blocks=blocks,
+            is_alone=is_alone,
             node=node_of_environment(),
             by_host=by_host,
             exchange=ranks.exchange,
@@ -127,8 +132,12 @@ def number_of_stream(device: int) -> int:
     return number(device) if number is not None else torch.cuda.current_stream(device).cuda_stream
 
 
-def blocks_of(ranks: Ranks, device: torch.device) -> int:
-    """Blocks of a launch. Kernels of ranks that share a GPU wait for each other, so all have to fit on it together."""
+def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
+    """Blocks of a launch at most, and whether no other rank is on the GPU. Kernels of ranks that share one wait for each other, so all have to fit
+    on it together; and some multiprocessors are left to kernels of others, which may wait for other GPUs too."""
     facts = torch.cuda.get_device_properties(device)
     sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
-    return max(1, facts.multi_processor_count // sharing)
+    every, reserved = facts.multi_processor_count, os.environ.get(RESERVED) or "16"
+    if not reserved.isdigit():
+        raise ValueError(f"{RESERVED} is a number of multiprocessors, not {reserved!r}")
+    return max(1, (every - min(int(reserved), every // 2)) // sharing), sharing == 1

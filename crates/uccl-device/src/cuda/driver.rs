@@ -213,6 +213,11 @@ entry_points! {
             "cuMemGetHandleForAddressRange", "hipMemGetHandleForAddressRange";
         stream_wait_value(Handle, DevicePtr, u32, u32) = "cuStreamWaitValue32_v2", _;
         stream_wait_value_64(Handle, DevicePtr, u64, u32) = "cuStreamWaitValue64_v2", _;
+        launch_with(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) =
+            "cuLaunchKernelEx", _;
+        function_load(Handle) = "cuFuncLoad", _;
+        stream_green_context(Handle, *mut Handle) = "cuStreamGetGreenCtx", _;
+        green_context_resource(Handle, *mut DevResource, i32) = "cuGreenCtxGetDevResource", _;
         pool_allocate(*mut DevicePtr, usize, Handle) = "cuMemAllocAsync", "hipMallocAsync";
         pool_free(DevicePtr, Handle) = "cuMemFreeAsync", "hipFreeAsync";
     }

@@ -154,6 +154,12 @@ impl GpuError {
         }
     }
 
+    /// Whether a launch has more blocks than may begin together.
+    pub fn is_too_large(&self) -> bool {
+        const COOPERATIVE_LAUNCH_TOO_LARGE: i32 = 720;
+        self.code() == Some(COOPERATIVE_LAUNCH_TOO_LARGE)
+    }
+
     /// The driver's code, if it was the driver that refused.
     pub fn code(&self) -> Option<i32> {
         match self {

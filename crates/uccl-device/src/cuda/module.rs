@@ -11,7 +11,10 @@ use super::{
     device::Context,
     driver::Driver,
     error::GpuError,
-    raw::{Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES},
+    raw::{
+        DevResource, Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES, LaunchAttribute, LaunchConfig,
+        RESOURCE_MULTIPROCESSORS, SUCCESS,
+    },
     reaper,
     stream::Stream,
 };
@@ -109,6 +112,11 @@ impl Module {
         // SAFETY: the module lives, and the name has an end.
         let code = unsafe { find(&raw mut raw, self.raw, name.as_ptr()) };
         self.context.check(code, format_args!("looking for the kernel {name:?}"))?;
+        if let Some(load) = self.context.driver().function_load {
+            // SAFETY: the driver has just given it. It would load it at the first launch else, and wait for other kernels then.
+            let code = unsafe { load(raw) };
+            self.context.check(code, format_args!("loading the kernel {name:?}"))?;
+        }
         Ok(Function { raw })
     }
 }
@@ -172,5 +180,58 @@ impl Stream {
             )
         };
         context.check(code, format_args!("launching {} blocks", grid.blocks))
+    }
+
+    /// As [`launch`](Self::launch), but all blocks begin together, or none does, if the driver can do so (CUDA 11.8).
+    ///
+    /// # Errors
+    /// As of [`launch`](Self::launch); and there are more blocks than may run together:
+    /// [`GpuError::is_too_large`].
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_together<P>(
+        &self,
+        function: Function,
+        grid: Grid,
+        parameter: &P,
+    ) -> Result<(), GpuError> {
+        let context = self.context();
+        let Some(launch) = context.driver().launch_with else {
+            // SAFETY: as the caller has it.
+            return unsafe { self.launch(function, grid, parameter) };
+        };
+        let _current = context.make_current()?;
+        let mut places = [ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        let config = LaunchConfig {
+            blocks: [grid.blocks, 1, 1],
+            threads: [grid.threads, 1, 1],
+            shared: 0,
+            stream: self.raw(),
+            attributes: &LaunchAttribute::COOPERATIVE,
+            count: 1,
+        };
+        // SAFETY: the caller's promise; one place for the one parameter, and the attribute is a constant.
+        let code = unsafe {
+            launch(&raw const config, function.raw, places.as_mut_ptr(), ptr::null_mut())
+        };
+        context.check(code, format_args!("launching {} blocks together", grid.blocks))
+    }
+
+    /// How many multiprocessors a stream has that is of a green context; none if it is not, or the driver cannot tell (before CUDA 12.4).
+    pub fn multiprocessors(&self) -> Option<u32> {
+        let (context, driver) = (self.context(), self.context().driver());
+        let (of_stream, resource_of) =
+            (driver.stream_green_context?, driver.green_context_resource?);
+        let _current = context.make_current().ok()?;
+        let (mut green, mut resource) = (ptr::null_mut(), DevResource::NONE);
+        // SAFETY: the stream lives, and there is room for a handle.
+        let code = unsafe { of_stream(self.raw(), &raw mut green) };
+        if code != SUCCESS || green.is_null() {
+            return None;
+        }
+        // SAFETY: the stream keeps its context, and there is more room than any driver's resource takes.
+        let code = unsafe { resource_of(green, &raw mut resource, RESOURCE_MULTIPROCESSORS) };
+        (code == SUCCESS).then_some(resource.multiprocessors)
     }
 }

@@ -141,6 +141,48 @@ pub(crate) struct MemAccessDesc {
     pub(crate) flags: i32,
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) blocks: [u32; 3],
+    pub(crate) threads: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) stream: Handle,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) count: u32,
+}
+
+/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, of which the first is an `int` here.
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    pub(crate) kind: i32,
+    pub(crate) zero: u32,
+    pub(crate) value: i32,
+    pub(crate) rest: [u32; 15],
+}
+
+impl LaunchAttribute {
+    /// All blocks of the launch begin together, or none does.
+    pub(crate) const COOPERATIVE: Self = Self { kind: 2, zero: 0, value: 1, rest: [0; 15] };
+}
+
+/// `CUdevResource`, with room for what later drivers add to it.
+#[repr(C)]
+pub(crate) struct DevResource {
+    pub(crate) kind: i32,
+    pub(crate) padding: [u8; 92],
+    pub(crate) multiprocessors: u32,
+    pub(crate) rest: [u32; 103],
+}
+
+impl DevResource {
+    pub(crate) const NONE: Self =
+        Self { kind: 0, padding: [0; 92], multiprocessors: 0, rest: [0; 103] };
+}
+
+/// `CU_DEV_RESOURCE_TYPE_SM`.
+pub(crate) const RESOURCE_MULTIPROCESSORS: i32 = 1;
+
 /// `CUmemcpyAttributes`.
 #[repr(C)]
 #[derive(Clone, Copy)]

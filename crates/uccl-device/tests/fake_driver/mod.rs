@@ -21,6 +21,7 @@ pub(crate) struct Fake {
     launched: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
     emulate: extern "C" fn(Emulated),
+    limit_together: extern "C" fn(u32),
 }
 
 /// A kernel that a function runs, on a thread of its own.
@@ -88,6 +89,11 @@ impl Fake {
     pub(crate) fn emulate(self, kernel: Emulated) {
         (self.emulate)(kernel);
     }
+
+    /// Lets no more blocks of a launch begin together, as on a stream with so many multiprocessors.
+    pub(crate) fn limit_together(self, blocks: u32) {
+        (self.limit_together)(blocks);
+    }
 }
 
 /// Loads it, before anything asks for a driver: who asks for one by name then gets this one.
@@ -139,6 +145,10 @@ pub(crate) fn load() -> Fake {
                 emulate: std::mem::transmute::<*mut c_void, extern "C" fn(Emulated)>(find(
                     library,
                     c"fake_emulate",
+                )),
+                limit_together: std::mem::transmute::<*mut c_void, extern "C" fn(u32)>(find(
+                    library,
+                    c"fake_limit_together",
                 )),
             }
         }

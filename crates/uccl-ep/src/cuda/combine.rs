@@ -146,7 +146,7 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     /// More would be no faster: each is waited for.
     const MOST: usize = 16;
     /// Of a launch, more or less. Those that send a second piece, when the first is there, leave the link idle for a while.
-    const WARPS: usize = 2048;
+    const WARPS: usize = 1792;
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
     let (slots, peers) = (slots.max(1), (group.ranks() - 1).max(1));

@@ -1,6 +1,12 @@
 //! One rank's end of a group whose ranks have GPUs.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_device::cuda::{Context, DeviceBuffer, Gpus, Priority, Stream};
@@ -38,9 +44,11 @@ pub struct Config {
     pub masks_late: bool,
     /// The GPU, by the number that the driver gives it.
     pub device: u32,
-    /// Blocks of a launch; 0: as many as the GPU has multiprocessors. The blocks of all ranks on a GPU have to fit on it
-    /// at the same time, because they wait for each other.
+    /// Blocks of a launch at most; 0: as many as the GPU has multiprocessors, less [`RESERVED`]. The blocks of all ranks on a GPU have
+    /// to fit on it at the same time, because they wait for each other.
     pub blocks: u32,
+    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait until they can.
+    pub is_alone: bool,
     /// How ranks reach each other.
     pub reach: Reach,
     /// Which node the rank is on, as for [a group of the CPU](crate::Config::node).
@@ -48,6 +56,9 @@ pub struct Config {
     /// How the network between nodes is used, as for [a group of the CPU](crate::Config::network).
     pub network: Option<uccl_p2p::Config>,
 }
+
+/// Multiprocessors that launches leave to kernels of others, which may wait for other GPUs too, as NCCL's do: its collectives take 16 to 24.
+pub const RESERVED: u32 = 16;
 
 /// How the ranks of a group reach each other; the same for all of them, but that those that take any go by the host if one does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,6 +86,8 @@ pub struct Group {
     own: DeviceBuffer,
     reports: Arc<Reports>,
     told: Mutex<ToldMemory>,
+    /// Blocks of a launch at most: fewer than asked for where a stream has fewer multiprocessors.
+    blocks: AtomicU32,
     /// What all kernels need to know of the group.
     pub(super) params: GroupParams,
 }
@@ -356,9 +369,23 @@ impl Group {
         (kernel, rows): (Kernel, usize),
         parameter: &P,
     ) -> Result<()> {
-        let blocks = rows.clamp(1, self.config.blocks as usize) as u32;
+        let blocks_of = |most: u32| rows.clamp(1, most as usize) as u32;
+        let most = self.blocks.load(Ordering::Relaxed);
+        if !self.config.is_alone {
+            // SAFETY: as the caller has it.
+            return unsafe { kernel.launch(stream, blocks_of(most), parameter) };
+        }
         // SAFETY: as the caller has it.
-        unsafe { kernel.launch(stream, blocks, parameter) }
+        match unsafe { kernel.launch_together(stream, blocks_of(most), parameter) } {
+            Err(why) if why.is_too_large() => {
+                let there = stream.multiprocessors().filter(|there| (1..most).contains(there));
+                let fewer = there.ok_or(why)?;
+                self.blocks.fetch_min(fewer, Ordering::Relaxed);
+                // SAFETY: as the caller has it; nothing was launched.
+                Ok(unsafe { kernel.launch_together(stream, blocks_of(fewer), parameter) }?)
+            }
+            launched => Ok(launched?),
+        }
     }
 }
 
@@ -386,8 +413,8 @@ impl Parts {
         // SAFETY: nobody else has it yet, and the stream is waited for.
         unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
         stream.synchronize()?;
-        let most = context.device().multiprocessors().max(1);
-        let blocks = if blocks == 0 { most } else { blocks };
+        let all = context.device().multiprocessors().max(1);
+        let blocks = if blocks == 0 { all - RESERVED.min(all / 2) } else { blocks };
         let reports = Arc::new(Reports::new(context)?);
         Ok(Self { context, kernels, own, reports, told: ToldMemory::new(context)?, blocks })
     }
@@ -396,8 +423,19 @@ impl Parts {
         let Self { context, kernels, own, reports, told, blocks } = self;
         let config = Config { blocks, ..config.clone() };
         let params = params(&config, &windows, (&own, &reports));
-        let told = Mutex::new(told);
-        Group { config, context, windows, unreached: None, kernels, own, reports, told, params }
+        let (told, blocks) = (Mutex::new(told), AtomicU32::new(blocks));
+        Group {
+            blocks,
+            config,
+            context,
+            windows,
+            unreached: None,
+            kernels,
+            own,
+            reports,
+            told,
+            params,
+        }
     }
 }
 

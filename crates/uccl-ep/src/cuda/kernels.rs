@@ -37,6 +37,24 @@ impl Kernel {
         // SAFETY: as the caller has it.
         unsafe { stream.launch(self.function, grid, parameter) }.map_err(Error::from)
     }
+
+    /// As [`launch`](Self::launch), of blocks that begin together.
+    ///
+    /// # Errors
+    /// As there; and there are more than may.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub(super) unsafe fn launch_together<P>(
+        self,
+        stream: &Stream,
+        blocks: u32,
+        parameter: &P,
+    ) -> Result<(), GpuError> {
+        let grid = Grid { blocks, threads: self.threads };
+        // SAFETY: as the caller has it.
+        unsafe { stream.launch_together(self.function, grid, parameter) }
+    }
 }
 
 /// The kernels in a context.

@@ -20,7 +20,7 @@ mod window;
 pub use self::{
     combine::Combine,
     dispatch::{Dispatch, Handle},
-    group::{Config, Group, Reach},
+    group::{Config, Group, RESERVED, Reach},
     memory::{
         COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
         records_len, scratch_len,

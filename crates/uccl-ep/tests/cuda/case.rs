@@ -396,6 +396,7 @@ impl Case {
             masks_late: self.masks_late(),
             device: 0,
             blocks: self.blocks,
+            is_alone: self.ranks == 1,
             reach: cuda::Reach::Any,
             node: None,
             network: None,

@@ -239,6 +239,9 @@ u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
   return pusher->state;
 }
 
+// The call of which a weight is taken to be the count, if it is read as one.
+u64 emulated_call_of_weight(u64 call, float weight) { return weight_told(call, weight) >> MARK_CALL; }
+
 void emulated_poison(Pusher* pusher, u32 poison) { __atomic_store_n(&pusher->status.poison, poison, __ATOMIC_RELAXED); }
 
 void emulated_pusher_free(Pusher* pusher) { delete pusher; }

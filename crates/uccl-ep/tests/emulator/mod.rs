@@ -10,6 +10,7 @@ use std::{
     ffi::{CStr, CString, c_char, c_void},
     fs,
     hash::{DefaultHasher, Hash, Hasher},
+    mem,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{self, Command},
@@ -42,11 +43,24 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     Library(library)
 });
 
+/// Blocks of a launch that begin together, as if all streams had so many multiprocessors.
+pub(crate) const MOST_TOGETHER: u32 = 4;
+
+/// The call of which a weight is taken to be the count that a call tells, if it is read as one.
+pub(crate) fn call_of_weight(call: u64, weight: f32) -> u64 {
+    let Library(library) = *LIBRARY;
+    let found = find(library, c"emulated_call_of_weight");
+    // SAFETY: the type is that in emulator.cpp; the library stays loaded.
+    let of = unsafe { mem::transmute::<*const c_void, extern "C" fn(u64, f32) -> u64>(found) };
+    of(call, weight)
+}
+
 /// Loads both, before anything asks for a driver.
 pub(crate) fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
         let driver = fake_driver::load();
+        driver.limit_together(MOST_TOGETHER);
         let Library(library) = *LIBRARY;
         let emulate = find(library, c"emulate");
         let mut listed = find(library, c"emulated_kernels").cast::<Listed>();

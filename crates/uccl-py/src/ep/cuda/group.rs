@@ -27,7 +27,7 @@ impl PyCudaGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks. With `by_host`
     /// no rank reaches the memory of another's GPU.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, node, by_host, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, is_alone, node, by_host, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -38,6 +38,7 @@ impl PyCudaGroup {
         masks_late: bool,
         device: u32,
         blocks: u32,
+        is_alone: bool,
         node: Option<u64>,
         by_host: bool,
         exchange: Py<PyAny>,
@@ -45,8 +46,19 @@ impl PyCudaGroup {
         let timeout = timeout_of(timeout)?;
         let reach = if by_host { Reach::ByHost } else { Reach::Any };
         let network = None;
-        let config =
-            Config { rank, ranks, pool, timeout, masks_late, device, blocks, reach, node, network };
+        let config = Config {
+            rank,
+            ranks,
+            pool,
+            timeout,
+            masks_late,
+            device,
+            blocks,
+            is_alone,
+            reach,
+            node,
+            network,
+        };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
         Ok(Self { group: Apart::new(group) })
     }
