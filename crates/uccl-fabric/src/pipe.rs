@@ -12,6 +12,12 @@ pub trait PipeTx: Send {
     /// Every span must be readable memory for the duration of the call.
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize>;
 
+    /// Whether it holds bytes that it has taken and that have not left. A later send, even of nothing, goes on with
+    /// them.
+    fn is_holding(&self) -> bool {
+        false
+    }
+
     /// Prepares for sleep with bytes unsent: from now on the pipe's descriptor shows when there is room. Returns
     /// false if there is room already.
     fn arm(&mut self) -> io::Result<bool> {

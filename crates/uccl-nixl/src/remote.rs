@@ -1,7 +1,7 @@
 //! Another agent (or this one, to itself): where it is, and the connection to it.
 
 use parking_lot::Mutex;
-use uccl_p2p::{ConnId, Endpoint, Error as Engine, Status, TransferId, Uninterrupted};
+use uccl_p2p::{ConnId, Endpoint, Status, TransferId, Uninterrupted};
 
 use crate::{conn_info::ConnInfo, cost::Cost, log::Said, status::Result};
 
@@ -37,12 +37,8 @@ impl Remote {
             *conn = None;
             let _already_lost = endpoint.disconnect(known);
         }
-        let made = endpoint.connect(self.info.addr, None, &mut Uninterrupted)?;
-        if endpoint.connection(made)?.instance != self.info.instance {
-            endpoint.disconnect(made)?;
-            let reason = "another endpoint listens there now: load the agent's metadata again";
-            return Err(Engine::Connect { addr: self.info.addr, reason: reason.into() }.into());
-        }
+        let ConnInfo { addr, instance } = self.info;
+        let made = endpoint.connect_to(addr, instance, None, &mut Uninterrupted)?;
         self.said.clear();
         *conn = Some(made);
         Ok(made)
@@ -81,7 +77,7 @@ impl Remote {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use uccl_p2p::Config;
+    use uccl_p2p::{Config, Error as Engine};
 
     use super::*;
     use crate::status::{Error, Status};

@@ -34,7 +34,7 @@ use crate::{
     descriptors,
     drive::{
         acceptor::Acceptor,
-        connect,
+        connect::{self, Target},
         connection::{Connection, Core, Transfer, Workers},
         core::Devices,
         greeting::Greeting,
@@ -171,7 +171,26 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
-        self.connect_to(addrs, timeout, false, interrupt)
+        let timeout = timeout.unwrap_or(self.config().timeout);
+        self.connect_with(Target { addrs, timeout, meant: None, awaited: false }, interrupt)
+    }
+
+    /// Connects as [`connect`](Self::connect) does, to the endpoint of this [`instance`](Self::instance) and no other: an
+    /// endpoint that was started anew at this address, or another one, refuses. Where both ends have a secret, nobody
+    /// between them can lead the connection elsewhere.
+    ///
+    /// # Errors
+    /// Another endpoint listens there, or as [`connect`](Self::connect).
+    pub fn connect_to(
+        &self,
+        addr: SocketAddr,
+        instance: u64,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        let timeout = timeout.unwrap_or(self.config().timeout);
+        let target = Target { addrs: &[addr], timeout, meant: Some(instance), awaited: false };
+        self.connect_with(target, interrupt)
     }
 
     /// Connects to an endpoint that may not be listening yet, as when all processes of a job start at once and know
@@ -192,18 +211,11 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
-        self.connect_to(addrs, timeout, true, interrupt)
+        let timeout = timeout.unwrap_or(self.config().timeout);
+        self.connect_with(Target { addrs, timeout, meant: None, awaited: true }, interrupt)
     }
 
-    fn connect_to(
-        &self,
-        addrs: &[SocketAddr],
-        timeout: Option<Duration>,
-        awaited: bool,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        let timeout = timeout.unwrap_or(self.config().timeout);
-        let target = connect::Target { addrs, timeout, awaited };
+    fn connect_with(&self, target: Target<'_>, interrupt: &mut dyn Interrupt) -> Result<ConnId> {
         let conn = connect::connect(self.here()?, &self.handle.greeting, target, interrupt)?;
         Ok(conn.id)
     }

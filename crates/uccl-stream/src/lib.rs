@@ -8,6 +8,7 @@ mod crc;
 mod ops;
 mod queue;
 mod rx;
+pub mod sealed;
 pub mod tcp;
 mod tx;
 mod upload;

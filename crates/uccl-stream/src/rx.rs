@@ -5,7 +5,7 @@ mod begin;
 mod device;
 mod payload;
 
-use std::sync::atomic::AtomicBool;
+use std::{io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError};
@@ -282,6 +282,8 @@ impl<P: PipeRx> Rx<P> {
                 self.fault();
                 return Ok(Some((1, 1)));
             }
+            // No accident of one lane: somebody is at work on the connection.
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(protocol(e)),
             Err(e) => return Err(e.into()),
         };
         let placed = got.min(direct_len);

@@ -1,6 +1,7 @@
 //! The stream lane over real sockets on loopback.
 
 mod cut;
+mod records;
 
 use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},

@@ -136,6 +136,7 @@ impl<P: PipeTx> Tx<P> {
             || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
             || !self.fetching.is_idle()
+            || self.pipe.is_holding()
     }
 
     /// Whether so many answers wait that we receive nothing more from the peer. A peer that follows the protocol
@@ -294,6 +295,11 @@ impl<P: PipeTx> Tx<P> {
     pub(super) fn flush(&mut self, around: &TxSurroundings<'_>) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
+        let held = self.pipe.is_holding();
+        if held {
+            // SAFETY: there are no spans.
+            unsafe { self.pipe.send(&[])? };
+        }
         while sent < FLUSH_BUDGET {
             if self.current.is_none() {
                 self.begin(around);
@@ -304,7 +310,7 @@ impl<P: PipeTx> Tx<P> {
             }
             sent += n;
         }
-        Ok(sent > 0)
+        Ok(sent > 0 || held && !self.pipe.is_holding())
     }
 
     /// Makes the frame whose start is in [`Self::head`] the next one to be sent.

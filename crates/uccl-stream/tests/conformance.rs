@@ -16,8 +16,10 @@ use uccl_device::cuda::Gpus;
 use uccl_fabric::{gpu::CopyBy, pipe::Pipe, region::RegionTable};
 use uccl_stream::{
     StreamLane, StreamOptions,
-    tcp::{TcpOptions, TcpPipe},
+    sealed::SealedPipe,
+    tcp::{TcpOptions, TcpPipe, TcpRx, TcpTx},
 };
+use uccl_wire::record::for_tests;
 
 fn table() -> Arc<RegionTable> {
     Arc::new(RegionTable::new().expect("a table"))
@@ -37,13 +39,21 @@ fn end<P: Pipe>(parts: (P, P::Tx, P::Rx), checksum: bool) -> End {
     End::of_messages(Arc::new(lane(parts, &regions, checksum)), regions)
 }
 
-fn over_tcp(checksum: bool) -> [End; 2] {
+fn connected() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
     let address = listener.local_addr().expect("an address");
     let one = TcpStream::connect(address).expect("connected");
-    let (other, _) = listener.accept().expect("accepted");
+    (one, listener.accept().expect("accepted").0)
+}
+
+fn over(socket: TcpStream) -> (TcpPipe, TcpTx, TcpRx) {
     let options = TcpOptions { congestion: None, timeout: Duration::from_secs(10) };
-    [one, other].map(|socket| end(TcpPipe::new(socket, &options).expect("a pipe"), checksum))
+    TcpPipe::new(socket, &options).expect("a pipe")
+}
+
+fn over_tcp(checksum: bool) -> [End; 2] {
+    let (one, other) = connected();
+    [one, other].map(|socket| end(over(socket), checksum))
 }
 
 #[test]
@@ -54,6 +64,18 @@ fn tcp() {
 #[test]
 fn tcp_with_checksums() {
     uccl_conformance::run("tcp with checksums", || over_tcp(true));
+}
+
+#[test]
+fn tcp_in_records() {
+    uccl_conformance::run("tcp in records", || {
+        let [there, back] = [1, 2].map(for_tests);
+        let (one, other) = connected();
+        let ends = [(one, there.0, back.1), (other, back.0, there.1)];
+        ends.map(|(socket, sealer, opener)| {
+            end(SealedPipe::over(over(socket), sealer, opener), false)
+        })
+    });
 }
 
 #[test]
@@ -76,6 +98,23 @@ fn pipes_that_split_and_delay() {
     };
     uccl_conformance::run("a slow pipe", || {
         let (a, b) = pair_of(5, faults.clone(), faults.clone()).expect("a pipe");
+        [end(a, false), end(b, false)]
+    });
+}
+
+#[test]
+fn records_over_pipes_that_split_and_delay() {
+    let faults = Faults {
+        capacity_bytes: 100_000,
+        split_bytes: 20_000,
+        delay_polls: 2,
+        ..Faults::default()
+    };
+    uccl_conformance::run("records over a slow pipe", || {
+        let (a, b) = pair_of(5, faults.clone(), faults.clone()).expect("a pipe");
+        let [there, back] = [1, 2].map(for_tests);
+        let a = SealedPipe::over(a, there.0, back.1);
+        let b = SealedPipe::over(b, back.0, there.1);
         [end(a, false), end(b, false)]
     });
 }

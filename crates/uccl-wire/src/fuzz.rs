@@ -18,6 +18,7 @@ use crate::{
     metadata::{Device, Metadata},
     named::Named,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
+    record,
     signal::{Change, SIGNAL_LEN},
     verbs::{LinkLayer, QueuePair, VerbsAddress},
 };
@@ -50,6 +51,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "metadata text", takes: metadata_text },
     Parser { name: "named notification", takes: named },
     Parser { name: "rail note", takes: rail_note },
+    Parser { name: "record", takes: a_record },
     Parser { name: "verbs address", takes: verbs_address },
 ];
 
@@ -89,6 +91,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     samples.extend(sample_frames());
     samples.extend(sample_messages());
     samples.extend(sample_notes());
+    samples.push(record::for_tests(RECORD_KEY).0.sealed(b"some content"));
     for transcript in transcripts() {
         for messages in [&transcript.to_acceptor, &transcript.to_connector] {
             samples.extend(messages.iter().cloned());
@@ -373,6 +376,17 @@ fn named(bytes: &[u8]) -> bool {
     has_header
 }
 
+/// The key of the records under test.
+const RECORD_KEY: u8 = 7;
+
+/// A record that is taken is what its content is sealed to.
+fn a_record(bytes: &[u8]) -> bool {
+    let (mut sealer, mut opener) = record::for_tests(RECORD_KEY);
+    let Ok(content) = opener.open(bytes) else { return false };
+    assert_eq!(sealer.sealed(content), bytes);
+    true
+}
+
 /// Both ends, with and without a key, at every point of the handshake.
 fn handshake(bytes: &[u8]) -> bool {
     static ENDS: OnceLock<Vec<Handshake>> = OnceLock::new();
@@ -469,6 +483,7 @@ fn sample_hello() -> Hello {
         listen_port: 28100,
         device: "0000:4a:00.0".into(),
         uds_name: "uccl-p2p-28100".into(),
+        meant: 0x5566_7788,
         hostname: "node-1".into(),
         cma_probe: Some(CmaProbe { addr: 0x7f00_0000_2000, nonce: [3; 16] }),
         ..Hello::default()

@@ -17,8 +17,14 @@
 //! HMAC-SHA256 under the pre-shared key of a label for the role and the bodies of both PRELUDEs, the
 //! connector's first. The
 //! connector proves first: an acceptor shows nothing derived from its key, and nothing of itself, to
-//! who does not know the key. The proof guards the door; it does not encrypt what follows, and does not
-//! stop someone who sits on the path and relays.
+//! who does not know the key.
+//!
+//! With a key, the two ends also share a key for this stream alone: HMAC-SHA256 under the pre-shared key of
+//! another label and both PRELUDEs. Under it, each HELLO ends with a code over the connector's HELLO, and over
+//! the acceptor's if it is that one's; and all that follows the handshake goes in [records](crate::record),
+//! for whose keys see [`Handshake::take_keys`]. So who sits on the path and relays can change nothing. The
+//! connector's HELLO says which endpoint it means, where it knows: who relays to another one is refused
+//! there. Nothing is encrypted.
 //!
 //! # Example
 //! ```
@@ -55,12 +61,12 @@ pub use self::{
         ChecksumPref, CmaProbe, Features, Hello, HelloError, HelloKind, HostIdentity,
         MAX_DEVICE_LEN, MAX_HOSTNAME_LEN, MAX_UDS_NAME_LEN,
     },
-    psk::{EmptyPsk, Psk},
+    psk::{EmptyPsk, Psk, SessionKeys},
     refusal::{Refusal, RefuseCode},
 };
 use self::{
     envelope::{HEADER_LEN, Header, Kind, MAGIC, Prelude, message},
-    psk::PROOF_LEN,
+    psk::{PROOF_LEN, Session},
 };
 
 /// Bytes of a nonce.
@@ -144,6 +150,9 @@ pub enum HandshakeError {
     /// The peer's proof is wrong: it has another key.
     #[error("the peer does not have this endpoint's pre-shared key")]
     PskMismatch,
+    /// The peer's hello does not carry its code.
+    #[error("the peer's hello is not what it sent: somebody changes the bytes on their way")]
+    Forged,
     /// The hello cannot be sent or read.
     #[error(transparent)]
     Hello(#[from] HelloError),
@@ -186,6 +195,9 @@ impl HandshakeError {
             Self::PskMismatch => {
                 (RefuseCode::PskMismatch, "this endpoint has another pre-shared key".into())
             }
+            Self::Forged => {
+                (RefuseCode::Forged, "this is not what a holder of the key has sent".into())
+            }
             Self::UnexpectedMessage { .. }
             | Self::WrongLength { .. }
             | Self::Mirror
@@ -217,8 +229,10 @@ pub struct Handshake {
     role: Role,
     psk: Option<Psk>,
     prelude: Prelude,
-    /// The connector's HELLO body; the acceptor's comes with [`Self::reply`].
+    /// The connector's hello, on either end. The acceptor's comes with [`Self::reply`].
     hello: Vec<u8>,
+    /// The key of this stream, if there is a key at all, from the PRELUDEs on.
+    session: Option<Session>,
     state: State,
     /// The message that is arriving; never more than one header and one body.
     input: Vec<u8>,
@@ -253,6 +267,7 @@ impl Handshake {
             psk,
             prelude,
             hello: Vec::new(),
+            session: None,
             state: State::Prelude,
             input: Vec::new(),
             output: Vec::new(),
@@ -266,6 +281,7 @@ impl Handshake {
             psk: self.psk.clone(),
             prelude: self.prelude,
             hello: self.hello.clone(),
+            session: self.session.clone(),
             state: self.state.clone(),
             input: self.input.clone(),
             output: self.output.clone(),
@@ -280,6 +296,12 @@ impl Handshake {
     /// Whether the handshake is over and went well.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
+    }
+
+    /// The keys for what follows the handshake, once and when it [is over](Self::is_done). `None` where there is no
+    /// pre-shared key.
+    pub fn take_keys(&mut self) -> Option<SessionKeys> {
+        self.session.take_if(|_| matches!(self.state, State::Done)).map(|key| key.keys(self.role))
     }
 
     /// Takes bytes that arrived, in pieces of any size.
@@ -319,7 +341,10 @@ impl Handshake {
                 return Err(HandshakeError::WrongState { call: "reply", state: state.name() });
             }
         }
-        let body = hello.encode()?;
+        let mut body = hello.encode()?;
+        if let Some(session) = &self.session {
+            body.extend(session.hello_tag(Role::Acceptor, &self.hello, &body));
+        }
         self.send(Kind::Hello, &body);
         self.state = State::Done;
         Ok(())
@@ -412,7 +437,11 @@ impl Handshake {
                 Ok(None)
             }
             _ => {
-                let peer = Hello::decode(&body)?;
+                let hello = self.untampered(&body)?;
+                let peer = Hello::decode(hello)?;
+                if self.role == Role::Acceptor {
+                    self.hello = hello.to_vec();
+                }
                 self.state = match self.role {
                     Role::Connector => State::Done,
                     Role::Acceptor => State::Reply,
@@ -420,6 +449,17 @@ impl Handshake {
                 Ok(Some(peer))
             }
         }
+    }
+
+    /// The peer's hello without its code, which is checked.
+    fn untampered<'a>(&self, body: &'a [u8]) -> Result<&'a [u8], HandshakeError> {
+        let Some(session) = &self.session else { return Ok(body) };
+        let (hello, tag) = body.split_last_chunk::<PROOF_LEN>().ok_or(HandshakeError::Forged)?;
+        let want = match self.role {
+            Role::Connector => session.hello_tag(Role::Acceptor, &self.hello, hello),
+            Role::Acceptor => session.hello_tag(Role::Connector, hello, &[]),
+        };
+        if Psk::matches(&want, tag) { Ok(hello) } else { Err(HandshakeError::Forged) }
     }
 
     fn on_prelude(&mut self, body: &[u8]) -> Result<(), HandshakeError> {
@@ -443,12 +483,14 @@ impl Handshake {
         };
         match self.role {
             Role::Connector => {
+                self.session = Some(psk.session(&ours, body));
                 let proof = psk.proof(Role::Connector, &ours, body);
                 let want = psk.proof(Role::Acceptor, &ours, body);
                 self.state = State::Proof { want, answer: None };
                 self.send(Kind::Proof, &proof);
             }
             Role::Acceptor => {
+                self.session = Some(psk.session(body, &ours));
                 let want = psk.proof(Role::Connector, body, &ours);
                 let answer = Some(psk.proof(Role::Acceptor, body, &ours));
                 self.state = State::Proof { want, answer };
@@ -460,7 +502,10 @@ impl Handshake {
     /// The peer may know who we are: the connector says so, the acceptor listens.
     fn greet(&mut self) {
         if self.role == Role::Connector {
-            let hello = std::mem::take(&mut self.hello);
+            let mut hello = self.hello.clone();
+            if let Some(session) = &self.session {
+                hello.extend(session.hello_tag(Role::Connector, &self.hello, &[]));
+            }
             self.send(Kind::Hello, &hello);
         }
         self.state = State::Hello;

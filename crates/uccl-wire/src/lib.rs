@@ -22,6 +22,7 @@ pub mod message;
 pub mod metadata;
 pub mod named;
 pub mod rails;
+pub mod record;
 pub mod signal;
 pub mod verbs;
 

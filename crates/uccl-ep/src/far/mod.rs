@@ -110,7 +110,7 @@ impl Listening {
             let Some(card) = card else { continue };
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Some(left.max(Duration::from_millis(1)));
-            let conn = self.endpoint.connect(card.addr, left, &mut Uninterrupted);
+            let conn = self.endpoint.connect_to(card.addr, card.instance, left, &mut Uninterrupted);
             conns[rank] = Some(conn.map_err(|e| (rank, e.to_string()))?);
         }
         loop {

@@ -180,7 +180,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_MAX_STREAMS",
         default: "8192",
-        doc: "Streams of connections that peers may have open to an endpoint; beyond that they are refused until others end. A connection over TCP has 1 to 4 unless `UCCL_P2P_TCP_STREAMS` says more, one within a host 1; each takes a descriptor and 128 KiB. All from one IP address (or one /64 of IPv6) get no more than half",
+        doc: "Streams of connections that peers may have open to an endpoint; beyond that they are refused until others end. A connection over TCP has 1 to 4 unless `UCCL_P2P_TCP_STREAMS` says more, one within a host 1; each takes a descriptor and 128 KiB (320 with a secret). All from one IP address (or one /64 of IPv6) get no more than half",
         apply: |config, value| match number(value)? {
             0 => Err("use at least 1".into()),
             most => {

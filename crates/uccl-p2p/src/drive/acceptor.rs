@@ -22,10 +22,7 @@ use uccl_local::{
     fdpass::{FdListener, FdSocket},
 };
 use uccl_rma::Role;
-use uccl_wire::{
-    frame::{HEADER_LEN, Header, Kind},
-    handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode},
-};
+use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode};
 
 use super::{
     connection::{Connection, Core, Workers},
@@ -33,6 +30,7 @@ use super::{
     lanes,
     links::Links,
     seats::{Seat, Source},
+    socket::{MAX_WORD, Socket},
     workers::ACCEPTOR,
 };
 use crate::{
@@ -74,12 +72,12 @@ enum Stream {
 }
 
 struct First {
-    tcp: TcpStream,
+    socket: Socket,
     addr: SocketAddr,
     peer: Hello,
     token: u128,
     word: Vec<u8>,
-    lanes: HashMap<u16, TcpStream>,
+    lanes: HashMap<u16, Socket>,
     local: Option<LocalLane>,
     /// One for each of its streams.
     seats: Vec<Seat>,
@@ -359,6 +357,12 @@ impl Acceptor {
         let Stream::Shaking { tcp, addr, handshake } = &mut pending.stream else {
             return Next::Gone;
         };
+        if peer.meant != 0 && peer.meant != core.instance {
+            let why = "another endpoint listens here than the one that is meant: it was started anew, or this is not \
+                       its address";
+            handshake.refuse(Refusal::new(RefuseCode::AnotherMeant, why));
+            return refuse(core, tcp, handshake);
+        }
         if joins.is_some() && home.is_none() {
             let why = Refusal::new(RefuseCode::UnknownToken, "no connection waits for this lane");
             handshake.refuse(why);
@@ -381,16 +385,16 @@ impl Acceptor {
             return Next::Gone;
         }
         let Ok(tcp) = tcp.try_clone() else { return Next::Gone };
-        let addr = *addr;
+        let (socket, addr) = (Socket::of(tcp, handshake), *addr);
         if let (Some(lane), Some(home)) = (joins, home) {
             if let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(home) {
-                first.lanes.insert(lane, tcp);
+                first.lanes.insert(lane, socket);
                 first.seats.push(seat);
             }
             return Next::Gone;
         }
         let (word, lanes, seats) = (Vec::new(), HashMap::new(), vec![seat]);
-        let first = First { tcp, addr, peer, token, word, lanes, local: None, seats };
+        let first = First { socket, addr, peer, token, word, lanes, local: None, seats };
         // The clone is another descriptor, so it has to be watched in place of the first.
         let _ = epoll::delete(epoll, fd_of(&pending.stream));
         pending.stream = Stream::First(Box::new(first));
@@ -417,18 +421,25 @@ impl Acceptor {
         let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(index) else {
             return Next::Gone;
         };
-        let mut word = [0; HEADER_LEN];
-        let wanted = HEADER_LEN - first.word.len();
-        match first.tcp.read(&mut word[..wanted]) {
+        let mut word = [0; MAX_WORD];
+        let wanted = first.socket.word_len() - first.word.len();
+        match first.socket.tcp.read(&mut word[..wanted]) {
             Ok(0) => return Next::Gone,
             Ok(n) => first.word.extend_from_slice(&word[..n]),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Next::Wait,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Next::Wait,
             Err(_) => return Next::Gone,
         }
-        let Some(word) = first.word.first_chunk::<HEADER_LEN>() else { return Next::Wait };
-        let Ok(Header { kind: Kind::Establish, aux: lanes, .. }) = Header::decode(word) else {
-            return Next::Gone;
+        if first.word.len() < first.socket.word_len() {
+            return Next::Wait;
+        }
+        let lanes = match first.socket.read_word(&first.word) {
+            Ok(lanes) => lanes,
+            Err(e) => {
+                tracing::debug!("a connection was not established: {e}");
+                core.counters.refused_handshakes.fetch_add(1, Relaxed);
+                return Next::Gone;
+            }
         };
         if lanes > u64::from(MAX_LANES) {
             return Next::Gone;
@@ -437,7 +448,7 @@ impl Acceptor {
         else {
             return Next::Gone;
         };
-        let _ = epoll::delete(epoll, first.tcp.as_fd());
+        let _ = epoll::delete(epoll, first.socket.tcp.as_fd());
         if let Err(e) = establish(core, &self.greeting, *first, lanes as u16) {
             tracing::debug!("a connection was not established: {e}");
         }
@@ -462,7 +473,7 @@ impl Acceptor {
         let _ = epoll::delete(epoll, socket.as_fd());
         let first = local::token_of(&message).and_then(|token| {
             self.pending.iter_mut().find_map(|(_, pending)| match &mut pending.stream {
-                Stream::First(first) if first.token == token => Some(first),
+                Stream::First(first) if first.socket.secret(first.token) == token => Some(first),
                 _ => None,
             })
         });
@@ -484,29 +495,31 @@ impl Acceptor {
 /// Makes a connection of the lanes, and tells the peer.
 fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16) -> Result<()> {
     let (same_host, local) = (greeting.same_host(&first.peer), lanes == 0);
-    let mut answer = first.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
+    let secret = first.socket.secret(first.token);
+    let mut tcp = first.socket.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
+    // Sealed before the lane is made, which seals what comes after it.
+    let answer = first.socket.word(if local { 1 } else { lanes.into() });
     let links = if local {
         let lane = first.local.take();
         let lane =
             lane.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
         Links::within_host(Arc::new(lane))
     } else {
-        let mut streams = vec![first.tcp];
+        let mut streams = vec![first.socket];
         for index in 1..lanes {
             let stream = first.lanes.remove(&index);
             streams.push(stream.ok_or_else(|| Error::Invalid("a lane is missing".into()))?);
         }
-        let agreed = greeting.agreed(core, &first.peer, Role::Acceptor, first.token)?;
+        let agreed = greeting.agreed(core, &first.peer, Role::Acceptor, secret)?;
         lanes::make(core, streams, &agreed)?
     };
     let peer = greeting::peer_of(&first.peer, first.addr, same_host);
     let gpu_index = peer.gpu_index;
-    let count = links.streams.len() as u64;
     let conn = core.add_conn(|id| {
         let conn = Connection::new(id, Arc::clone(core), peer, links);
         Arc::new(conn.sitting_on(first.seats))
     })?;
-    if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
+    if let Err(e) = say(&mut tcp, &answer) {
         conn.fail(Error::os("answering a peer", e));
         return Err(Error::Invalid("the peer left during the handshake".into()));
     }
@@ -553,7 +566,7 @@ fn random_token() -> Option<u128> {
 fn fd_of(stream: &Stream) -> BorrowedFd<'_> {
     match stream {
         Stream::Shaking { tcp, .. } => tcp.as_fd(),
-        Stream::First(first) => first.tcp.as_fd(),
+        Stream::First(first) => first.socket.tcp.as_fd(),
         Stream::Local(socket) => socket.as_fd(),
     }
 }

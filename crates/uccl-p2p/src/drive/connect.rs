@@ -12,16 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uccl_local as local;
 use uccl_local::{LocalLane, Setup, fdpass::FdSocket};
 use uccl_rma::Role;
-use uccl_wire::{
-    frame::{HEADER_LEN, Header, Kind},
-    handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress},
-};
+use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
 use super::{
     connection::{Connection, Core, Workers},
     greeting::{self, Greeting},
     lanes,
     links::Links,
+    socket::{MAX_WORD, Socket},
     transfer::Carrier as _,
 };
 use crate::{
@@ -50,6 +48,8 @@ pub(crate) struct Target<'a> {
     pub(crate) addrs: &'a [SocketAddr],
     /// How long it may take; zero means for ever.
     pub(crate) timeout: Duration,
+    /// The instance of the endpoint that is meant, where that is known. Another one is not connected to.
+    pub(crate) meant: Option<u64>,
     /// Whether to wait for a peer that is not there yet.
     pub(crate) awaited: bool,
 }
@@ -232,13 +232,15 @@ impl Patience<'_> {
         core: &Core,
         greeting: &Greeting,
         kind: HelloKind,
-    ) -> Result<(TcpStream, Hello), Unmet> {
+        meant: Option<u64>,
+    ) -> Result<(Socket, Hello), Unmet> {
         let mut tcp = self.open()?;
         self.absent = None;
         let mut nonce = [0; NONCE_LEN];
         getrandom::fill(&mut nonce).map_err(|e| self.failed(e))?;
         let mut hello = greeting.hello(core, kind, 0);
         hello.requested_port = self.addr.port();
+        hello.meant = meant.unwrap_or(0);
         let mut handshake = Handshake::connector(greeting::psk(&core.config)?, &hello, nonce)
             .map_err(|e| self.failed(e))?;
         let mut bytes = [0; 4096];
@@ -251,7 +253,14 @@ impl Patience<'_> {
             let n = if heard { self.settled(received)? } else { received? };
             heard = true;
             match handshake.feed(&bytes[..n]) {
-                Ok(Progress::Done { peer, consumed }) if consumed == n => return Ok((tcp, *peer)),
+                Ok(Progress::Done { peer, consumed }) if consumed == n => {
+                    if meant.is_some_and(|meant| meant != peer.instance) {
+                        return Err(self
+                            .failed("another endpoint than the one meant is there")
+                            .into());
+                    }
+                    return Ok((Socket::of(tcp, &mut handshake), *peer));
+                }
                 Ok(Progress::NeedMore) => {}
                 Ok(_) => {
                     return Err(self.failed("the peer sent bytes before they were due").into());
@@ -271,8 +280,8 @@ impl Patience<'_> {
         &mut self,
         core: &Core,
         greeting: &Greeting,
-        addrs: &[SocketAddr],
-    ) -> Result<(TcpStream, Hello), Unmet> {
+        Target { addrs, meant, .. }: Target<'_>,
+    ) -> Result<(Socket, Hello), Unmet> {
         let (until, timeout) = (self.until, self.timeout);
         let mut failures = Vec::new();
         for (at, &addr) in addrs.iter().enumerate() {
@@ -285,7 +294,7 @@ impl Patience<'_> {
                 self.timeout = Duration::from_millis(turn.as_millis() as u64);
                 self.until = Some(now + turn);
             }
-            let met = self.shake(core, greeting, HelloKind::NewConnection);
+            let met = self.shake(core, greeting, HelloKind::NewConnection, meant);
             (self.until, self.timeout) = (until, timeout);
             match met {
                 Ok(met) => return Ok(met),
@@ -325,11 +334,11 @@ impl Patience<'_> {
         &mut self,
         core: &Core,
         greeting: &Greeting,
-        addrs: &[SocketAddr],
-    ) -> Result<(TcpStream, Hello)> {
+        target: Target<'_>,
+    ) -> Result<(Socket, Hello)> {
         let mut nap = FIRST_RETRY;
         loop {
-            match self.shake_any(core, greeting, addrs) {
+            match self.shake_any(core, greeting, target) {
                 Ok(met) => return Ok(met),
                 Err(Unmet::Failed(e) | Unmet::Unreachable(e)) => return Err(e),
                 Err(Unmet::Nobody(e)) => self.absent = Some(e),
@@ -376,21 +385,18 @@ impl Patience<'_> {
     }
 
     /// Tells the peer that the lanes are now a connection, and waits for its answer.
-    fn establish(&mut self, tcp: &mut TcpStream, lanes: u16) -> Result<()> {
-        let word = Header::bare(Kind::Establish, 0, lanes.into()).encode();
-        let sent = self.send(tcp, &word);
+    fn establish(&mut self, socket: &mut Socket, lanes: u16) -> Result<()> {
+        let word = socket.word(lanes.into());
+        let sent = self.send(&mut socket.tcp, &word);
         self.settled(sent)?;
-        let mut answer = [0; HEADER_LEN];
+        let mut answer = [0; MAX_WORD];
+        let answer = &mut answer[..socket.word_len()];
         let mut have = 0;
-        while have < HEADER_LEN {
-            let received = self.recv(tcp, &mut answer[have..]);
+        while have < answer.len() {
+            let received = self.recv(&mut socket.tcp, &mut answer[have..]);
             have += self.settled(received)?;
         }
-        match Header::decode(&answer) {
-            Ok(Header { kind: Kind::Establish, .. }) => Ok(()),
-            Ok(_) => Err(self.failed("the peer answered out of turn")),
-            Err(e) => Err(self.failed(e)),
-        }
+        socket.read_word(answer).map(drop).map_err(|e| self.failed(e))
     }
 }
 
@@ -402,21 +408,22 @@ pub(crate) fn connect(
     interrupt: &mut dyn Interrupt,
 ) -> Result<Arc<Connection>> {
     core.usable()?;
-    let Target { addrs, timeout, awaited } = target;
+    let Target { addrs, timeout, awaited, .. } = target;
     let no_address = || Error::Invalid("there is no address to connect to".into());
     let addr = *addrs.first().ok_or_else(no_address)?;
     let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
     let mut patience = Patience { addr, until, timeout, absent: None, interrupt };
-    let (mut tcp, hello) = if awaited {
-        patience.meet(core, greeting, addrs)?
+    let (mut socket, hello) = if awaited {
+        patience.meet(core, greeting, target)?
     } else {
-        let met = patience.shake_any(core, greeting, addrs);
+        let met = patience.shake_any(core, greeting, target);
         patience.settled(met)?
     };
     let addr = patience.addr;
     let same_host = greeting.same_host(&hello);
     let local = if greeting.local_possible(core, &hello) {
-        match join_local(core, greeting, &hello, &mut patience) {
+        let secret = socket.secret(hello.token);
+        match join_local(core, greeting, &hello, secret, &mut patience) {
             Ok(lane) => Some(lane),
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(e) => {
@@ -445,19 +452,20 @@ pub(crate) fn connect(
     let (conn, word) = match local {
         // Before the `Establish` message, after which the peer copies by itself: a thread that gives memory back has to
         // find this connection in the list.
-        Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(tcp)),
+        Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(socket)),
         None => {
-            let agreed = greeting.agreed(core, &hello, Role::Connector, hello.token)?;
+            let agreed =
+                greeting.agreed(core, &hello, Role::Connector, socket.secret(hello.token))?;
             let count =
                 if agreed.fifo { 1 } else { greeting::lanes(&core.config, &hello, same_host) };
             let mut streams = Vec::new();
             for lane_index in 1..count {
                 let kind = HelloKind::JoinLane { token: hello.token, lane_index };
-                let met = patience.shake(core, greeting, kind);
+                let met = patience.shake(core, greeting, kind, Some(hello.instance));
                 streams.push(patience.settled(met)?.0);
             }
-            patience.establish(&mut tcp, count)?;
-            streams.insert(0, tcp);
+            patience.establish(&mut socket, count)?;
+            streams.insert(0, socket);
             (list(lanes::make(core, streams, &agreed)?)?, None)
         }
     };
@@ -476,11 +484,11 @@ pub(crate) fn connect(
 fn complete(
     core: &Arc<Core>,
     conn: &Arc<Connection>,
-    word: Option<TcpStream>,
+    word: Option<Socket>,
     patience: &mut Patience<'_>,
 ) -> Result<()> {
-    if let Some(mut tcp) = word {
-        patience.establish(&mut tcp, 0)?;
+    if let Some(mut socket) = word {
+        patience.establish(&mut socket, 0)?;
         if conn.is_failed() {
             return Err(conn.lost_error());
         }
@@ -495,11 +503,12 @@ fn join_local(
     core: &Arc<Core>,
     greeting: &Greeting,
     peer: &Hello,
+    secret: u128,
     patience: &mut Patience<'_>,
 ) -> Result<LocalLane> {
     let io = |e: io::Error| Error::os("joining a process of this host", e);
     let mut socket = FdSocket::connect(peer.uds_name.as_bytes()).map_err(io)?;
-    let invitation = local::invite(&mut socket, peer.token, &core.mrs.table).map_err(io)?;
+    let invitation = local::invite(&mut socket, secret, &core.mrs.table).map_err(io)?;
     let answer = loop {
         if let Some(answer) = socket.recv().map_err(io)? {
             break answer;

@@ -69,6 +69,7 @@ impl Greeting {
         Hello {
             kind,
             instance: core.instance,
+            meant: 0,
             token,
             features,
             host: self.host,

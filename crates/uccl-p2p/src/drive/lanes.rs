@@ -1,15 +1,16 @@
 //! Makes the lanes between two endpoints after their handshake, over the links that they have agreed on.
 
-use std::{env, net::TcpStream, sync::Arc};
+use std::{env, sync::Arc};
 
 use uccl_fabric::{gpu::CopyBy, lane::MessageLane, pipe::Pipe};
 use uccl_rma::Role;
 use uccl_stream::{
     StreamLane, StreamOptions,
+    sealed::SealedPipe,
     tcp::{TcpOptions, TcpPipe},
 };
 
-use super::{connection::Core, links::Links};
+use super::{connection::Core, links::Links, socket::Socket};
 use crate::error::{Error, Result};
 
 /// What the two ends have agreed on.
@@ -27,7 +28,7 @@ pub(crate) struct Agreed {
 }
 
 /// Makes lanes over connected sockets, or over named pipes in their place.
-pub(crate) fn make(core: &Arc<Core>, sockets: Vec<TcpStream>, agreed: &Agreed) -> Result<Links> {
+pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> Result<Links> {
     let streams = if agreed.fifo {
         vec![over_fifos(core, agreed)?]
     } else {
@@ -38,11 +39,16 @@ pub(crate) fn make(core: &Arc<Core>, sockets: Vec<TcpStream>, agreed: &Agreed) -
     Ok(Links { streams, host: None, rails: rails.map(|lane| lane as _) })
 }
 
-fn over_tcp(core: &Arc<Core>, socket: TcpStream, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
     let config = &core.config;
     let options = TcpOptions { congestion: config.tcp_congestion.clone(), timeout: config.timeout };
-    let pipe = TcpPipe::new(socket, &options);
-    Ok(stream(core, pipe.map_err(|e| Error::os("setting up a TCP lane", e))?, agreed))
+    let Socket { tcp, keys } = socket;
+    let pipe = TcpPipe::new(tcp, &options);
+    let pipe = pipe.map_err(|e| Error::os("setting up a TCP lane", e))?;
+    Ok(match keys {
+        None => stream(core, pipe, agreed),
+        Some(keys) => stream(core, SealedPipe::over(pipe, keys.sealer, keys.opener), agreed),
+    })
 }
 
 fn over_fifos(core: &Arc<Core>, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {

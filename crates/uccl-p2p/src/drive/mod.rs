@@ -44,6 +44,7 @@ pub(crate) mod seats;
 pub(crate) mod sends;
 pub(crate) mod session;
 pub(crate) mod signals;
+pub(crate) mod socket;
 pub(crate) mod talk;
 pub(crate) mod tending;
 pub(crate) mod timers;

@@ -6,7 +6,7 @@
 use super::{NONCE_LEN, Role, psk::PROOF_LEN, refusal::MAX_REFUSE_LEN};
 
 /// The version of the handshake and of everything that follows it on the stream.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
 /// First bytes of every message.
 pub(super) const MAGIC: [u8; 4] = *b"UCCL";
 /// Bytes of a header.

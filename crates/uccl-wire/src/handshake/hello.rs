@@ -20,15 +20,19 @@ const TAG_DEVICE: u16 = 1;
 const TAG_UDS_NAME: u16 = 2;
 const TAG_HOSTNAME: u16 = 3;
 const TAG_CMA_PROBE: u16 = 4;
+const TAG_MEANT: u16 = 5;
 
 /// What one end says of itself. All of it is the peer's word: nothing here is proven, except, where
-/// a pre-shared key is set, that the peer knows it.
+/// a pre-shared key is set, that a peer which knows it has said all this on this stream.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hello {
     /// What the stream is for. The acceptor repeats the connector's.
     pub kind: HelloKind,
     /// Random number of the endpoint: a restarted one has another.
     pub instance: u64,
+    /// The instance of the endpoint that the connector means; 0 where it knows an address only, and in the
+    /// acceptor's hello.
+    pub meant: u64,
     /// Names the connection; the acceptor makes it, the connector quotes it in
     /// [`HelloKind::JoinLane`]. 0 in the connector's hello.
     pub token: u128,
@@ -215,6 +219,9 @@ impl Hello {
             value[8..].copy_from_slice(&probe.nonce);
             put_field(&mut out, TAG_CMA_PROBE, &value);
         }
+        if self.meant != 0 {
+            put_field(&mut out, TAG_MEANT, &self.meant.to_le_bytes());
+        }
         debug_assert!(out.len() <= MAX_BODY_LEN);
         Ok(out)
     }
@@ -304,6 +311,7 @@ impl Hello {
             TAG_UDS_NAME => "socket name",
             TAG_HOSTNAME => "hostname",
             TAG_CMA_PROBE => "probe",
+            TAG_MEANT => "meant endpoint",
             _ => return Ok(()),
         };
         if *seen & 1 << tag != 0 {
@@ -314,7 +322,11 @@ impl Hello {
             TAG_DEVICE => self.device = get_text(field, value, MAX_DEVICE_LEN)?,
             TAG_UDS_NAME => self.uds_name = get_text(field, value, MAX_UDS_NAME_LEN)?,
             TAG_HOSTNAME => self.hostname = get_text(field, value, MAX_HOSTNAME_LEN)?,
-            _ => self.cma_probe = Some(CmaProbe::decode(field, value)?),
+            TAG_CMA_PROBE => self.cma_probe = Some(CmaProbe::decode(field, value)?),
+            _ => {
+                let wrong = HelloError::WrongLength { field, len: value.len(), want: 8 };
+                self.meant = u64::from_le_bytes(value.try_into().map_err(|_| wrong)?);
+            }
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
 use super::Role;
+use crate::record::{Opener, Sealer, StreamKey};
 
 /// Bytes of a proof.
 pub(super) const PROOF_LEN: usize = 32;
@@ -39,10 +40,21 @@ impl Psk {
     /// What `role` sends to prove that it knows the secret, in a handshake that began with these two
     /// PRELUDE bodies. The role is part of it, so that a proof sent back to its maker proves nothing.
     pub(super) fn proof(&self, role: Role, connector: &[u8], acceptor: &[u8]) -> [u8; PROOF_LEN] {
-        let label: &[u8] = match role {
+        let label = match role {
             Role::Connector => b"uccl connector proof",
             Role::Acceptor => b"uccl acceptor proof\0",
         };
+        self.mac(label, connector, acceptor)
+    }
+
+    /// The key of the stream whose handshake began with these two PRELUDE bodies. Both ends have put random
+    /// bytes into them, so no two streams have the same.
+    pub(super) fn session(&self, connector: &[u8], acceptor: &[u8]) -> Session {
+        Session(StreamKey::new(&self.mac(b"uccl connection key\0", connector, acceptor)))
+    }
+
+    /// Labels are of one length, so none of them begins another.
+    fn mac(&self, label: &Label, connector: &[u8], acceptor: &[u8]) -> [u8; PROOF_LEN] {
         let mut mac = self.0.clone();
         mac.update(label);
         mac.update(connector);
@@ -53,6 +65,63 @@ impl Psk {
     /// Whether `got` is `want`, in a time that says nothing about where they differ.
     pub(super) fn matches(want: &[u8; PROOF_LEN], got: &[u8]) -> bool {
         want[..].ct_eq(got).into()
+    }
+}
+
+/// What a code proves.
+type Label = [u8; 20];
+
+/// The key that both ends of one stream have, and nobody else.
+#[derive(Clone)]
+pub(super) struct Session(StreamKey);
+
+/// What protects a stream behind its handshake.
+pub struct SessionKeys {
+    /// Seals what this end sends.
+    pub sealer: Sealer,
+    /// Opens what the peer sends.
+    pub opener: Opener,
+    /// A number that only the two ends know.
+    pub secret: u128,
+}
+
+impl Session {
+    /// What stands behind `role`'s hello: a code over the connector's hello, and over the acceptor's if it is
+    /// that one's.
+    pub(super) fn hello_tag(
+        &self,
+        role: Role,
+        connector: &[u8],
+        acceptor: &[u8],
+    ) -> [u8; PROOF_LEN] {
+        let label = match role {
+            Role::Connector => b"uccl connector hello",
+            Role::Acceptor => b"uccl acceptor hello\0",
+        };
+        let len = (connector.len() as u64).to_le_bytes();
+        self.0.code([&label[..], &len, connector, acceptor])
+    }
+
+    /// The keys for what follows the handshake.
+    pub(super) fn keys(&self, role: Role) -> SessionKeys {
+        let stream = |label: &Label| StreamKey::new(&self.0.code([&label[..]]));
+        let connectors = stream(b"uccl connector bytes");
+        let acceptors = stream(b"uccl acceptor bytes\0");
+        let (ours, theirs) = match role {
+            Role::Connector => (connectors, acceptors),
+            Role::Acceptor => (acceptors, connectors),
+        };
+        let secret: &Label = b"uccl lane in a host\0";
+        let secret = self.0.code([&secret[..]]).first_chunk().copied().unwrap_or_default();
+        let secret = u128::from_le_bytes(secret);
+        SessionKeys { sealer: Sealer::new(ours), opener: Opener::new(theirs), secret }
+    }
+}
+
+/// Without the keys, which belong in no log.
+impl fmt::Debug for SessionKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKeys(..)")
     }
 }
 

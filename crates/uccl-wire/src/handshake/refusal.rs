@@ -41,6 +41,10 @@ pub enum RefuseCode {
     Busy,
     /// The endpoint is closing.
     Closing,
+    /// What came is not what a holder of the key has sent.
+    Forged,
+    /// The connector means another endpoint.
+    AnotherMeant,
     /// Another reason, perhaps of a later version.
     Other(u16),
 }
@@ -59,6 +63,8 @@ impl RefuseCode {
             Self::Incompatible => 8,
             Self::Busy => 9,
             Self::Closing => 10,
+            Self::Forged => 11,
+            Self::AnotherMeant => 12,
             Self::Other(code) => code,
         }
     }
@@ -76,6 +82,8 @@ impl RefuseCode {
             8 => Self::Incompatible,
             9 => Self::Busy,
             10 => Self::Closing,
+            11 => Self::Forged,
+            12 => Self::AnotherMeant,
             other => Self::Other(other),
         }
     }

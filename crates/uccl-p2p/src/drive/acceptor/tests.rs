@@ -5,6 +5,8 @@ mod unread;
 
 use std::os::fd::AsRawFd;
 
+use uccl_wire::frame::{HEADER_LEN, Header, Kind};
+
 use super::*;
 use crate::{
     Config, Endpoint, Transport,
@@ -36,10 +38,15 @@ impl Stranger {
 
     /// Does the handshake; the error says why it failed.
     fn shake(&self, kind: HelloKind) -> Result<(TcpStream, Hello), String> {
+        self.meet(kind).map(|(socket, peer)| (socket.tcp, peer))
+    }
+
+    /// The same; keeps the keys, if its endpoint has a secret.
+    fn meet(&self, kind: HelloKind) -> Result<(Socket, Hello), String> {
         let mut tcp = self.open();
         let hello = self.greeting.hello(&self.core, kind, 0);
-        let mut handshake =
-            Handshake::connector(None, &hello, [7; NONCE_LEN]).expect("a handshake");
+        let psk = greeting::psk(&self.core.config).expect("a secret");
+        let mut handshake = Handshake::connector(psk, &hello, [7; NONCE_LEN]).expect("a handshake");
         let mut bytes = [0; 4096];
         loop {
             tcp.write_all(&handshake.pending_output()).map_err(|e| e.to_string())?;
@@ -48,7 +55,9 @@ impl Stranger {
                 return Err("the end".into());
             }
             match handshake.feed(&bytes[..n]) {
-                Ok(Progress::Done { peer, .. }) => return Ok((tcp, *peer)),
+                Ok(Progress::Done { peer, .. }) => {
+                    return Ok((Socket::of(tcp, &mut handshake), *peer));
+                }
                 Ok(_) => {}
                 Err(e) => return Err(e.to_string()),
             }

@@ -10,6 +10,7 @@ use uccl_local::{
     fdpass::FdListener,
     shm::{Accesses, Hazards, hazard::HAZARD_BYTES},
 };
+use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 
 use super::*;
 use crate::{Config, Endpoint, MrId, Uninterrupted, drive::joined::on_loopback};

@@ -106,6 +106,30 @@ fn who_speaks_slowly_does_not_stay_longer() {
     assert!(begun.elapsed() < Duration::from_secs(20), "it stays");
 }
 
+/// The token of a connection travels in the handshake, which others on the way may see.
+#[test]
+fn who_has_seen_the_token_does_not_join_within_the_host() {
+    let psk = Some(b"a secret of sixteen".to_vec());
+    let config = || Config { psk: psk.clone(), transport: Transport::Local, ..on_loopback() };
+    let [own, other] = [(); 2].map(|()| Endpoint::new(config()).expect("an endpoint"));
+    let stranger = Stranger::new(&own, &other);
+    for is_peer in [false, true] {
+        let (socket, peer) = stranger.meet(HelloKind::NewConnection).expect("a handshake");
+        let number = if is_peer { socket.secret(peer.token) } else { peer.token };
+        let mut uds = FdSocket::connect(peer.uds_name.as_bytes()).expect("it listens");
+        let table = &own.core().mrs.table;
+        let _invitation = local::invite(&mut uds, number, table).expect("sent");
+        let is_answered = loop {
+            match uds.recv() {
+                Ok(Some(_)) => break true,
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => break false,
+            }
+        };
+        assert_eq!(is_answered, is_peer);
+    }
+}
+
 /// An endpoint whose callers do not accept, with room for some streams.
 fn passive(max_streams: usize) -> Endpoint {
     let config = Config { transport: Transport::Tcp, max_streams, ..on_loopback() };

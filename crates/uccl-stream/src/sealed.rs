@@ -1,0 +1,209 @@
+//! A pipe whose bytes are protected by [records](uccl_wire::record), over another pipe.
+//!
+//! What is received goes to its place only when its record has been checked, so it passes through a buffer here. What is
+//! sent does as well: its bytes may change while they are sent, and a code must be over the bytes that go out.
+
+use std::{io, ops::Range, os::fd::BorrowedFd, ptr};
+
+use uccl_fabric::{
+    mem::Span,
+    pieces::{Pieces as _, Stretch},
+    pipe::{Pipe, PipeRx, PipeTx},
+};
+use uccl_wire::record::{HEAD_LEN, MAX_CONTENT, MAX_RECORD, Opener, Sealer};
+
+/// Bytes that are received before their records are whole: two records, so that the rest of one comes with the next.
+const ROOM: usize = 2 * MAX_RECORD;
+
+/// A pipe in records.
+pub struct SealedPipe<P>(P);
+
+/// The sending half of a [`SealedPipe`].
+pub struct SealedTx<T> {
+    pipe: T,
+    sealer: Sealer,
+    /// A record that is being sent.
+    record: Vec<u8>,
+    sent: usize,
+}
+
+/// The receiving half of a [`SealedPipe`].
+pub struct SealedRx<R> {
+    pipe: R,
+    opener: Opener,
+    buffer: Box<[u8]>,
+    /// What has come and was not checked.
+    start: usize,
+    end: usize,
+    /// What was checked and has not been taken; it lies before `start`.
+    opened: Range<usize>,
+}
+
+impl<P: Pipe> SealedPipe<P> {
+    /// Puts records over a pipe and its halves.
+    pub fn over(
+        (pipe, tx, rx): (P, P::Tx, P::Rx),
+        sealer: Sealer,
+        opener: Opener,
+    ) -> (Self, SealedTx<P::Tx>, SealedRx<P::Rx>) {
+        let tx = SealedTx { pipe: tx, sealer, record: Vec::with_capacity(MAX_RECORD), sent: 0 };
+        let buffer = vec![0; ROOM].into_boxed_slice();
+        let rx = SealedRx { pipe: rx, opener, buffer, start: 0, end: 0, opened: 0..0 };
+        (Self(pipe), tx, rx)
+    }
+}
+
+impl<P: Pipe> Pipe for SealedPipe<P> {
+    type Tx = SealedTx<P::Tx>;
+    type Rx = SealedRx<P::Rx>;
+
+    const LINK: &'static str = P::LINK;
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    fn room_is_writable(&self) -> bool {
+        self.0.room_is_writable()
+    }
+
+    fn cut(&self) {
+        self.0.cut();
+    }
+}
+
+impl<T: PipeTx> SealedTx<T> {
+    /// Sends the rest of the record; whether all of it has gone.
+    fn drain(&mut self) -> io::Result<bool> {
+        while self.is_holding() {
+            let rest = &self.record[self.sent..];
+            let span = Span { addr: rest.as_ptr() as usize, len: rest.len() };
+            // SAFETY: the span is of a buffer that is borrowed for the call.
+            match unsafe { self.pipe.send(&[span])? } {
+                0 => return Ok(false),
+                n => self.sent += n,
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl<T: PipeTx> PipeTx for SealedTx<T> {
+    unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        let (mut rest, mut taken) = (Stretch::all(spans), 0);
+        while self.drain()? {
+            self.record.clear();
+            self.sent = 0;
+            self.record.extend_from_slice(&[0; HEAD_LEN]);
+            for span in rest.take_parts(spans, MAX_CONTENT) {
+                let len = self.record.len();
+                self.record.reserve(span.len);
+                // SAFETY: readable as the caller promises, the room was reserved, and the bytes are written before they
+                // are counted. They may be written to by others meanwhile, as memory of a region: this copies them once,
+                // and what was copied is what is sealed.
+                unsafe {
+                    let to = self.record.as_mut_ptr().add(len);
+                    ptr::copy_nonoverlapping(span.addr as *const u8, to, span.len);
+                    self.record.set_len(len + span.len);
+                }
+            }
+            let content = self.record.len() - HEAD_LEN;
+            if content == 0 {
+                self.record.clear();
+                break;
+            }
+            self.sealer.seal(&mut self.record);
+            taken += content;
+        }
+        Ok(taken)
+    }
+
+    fn is_holding(&self) -> bool {
+        self.sent < self.record.len()
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.pipe.arm()
+    }
+}
+
+impl<R: PipeRx> SealedRx<R> {
+    /// Moves what has been checked to the spans, behind the first `taken` bytes of them; how many.
+    ///
+    /// # Safety
+    /// The spans must be writable.
+    unsafe fn take(&mut self, spans: &[Span], rest: &mut Stretch) -> usize {
+        let mut moved = 0;
+        for span in rest.take_parts(spans, self.opened.len()) {
+            let from = &self.buffer[self.opened.start + moved..][..span.len];
+            // SAFETY: writable, as the caller promises; `from` has so many bytes, and lies in a buffer of our own.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), span.addr as *mut u8, span.len) };
+            moved += span.len;
+        }
+        self.opened.start += moved;
+        moved
+    }
+
+    /// The length of the next record, if it is whole.
+    fn whole(&self) -> io::Result<Option<usize>> {
+        let have = &self.buffer[self.start..self.end];
+        let len = Opener::len(have).map_err(forged)?;
+        Ok(len.filter(|len| *len <= have.len()))
+    }
+
+    /// Receives more of a record; `None` when nothing is there yet, and `Some(0)` at the end.
+    fn fill(&mut self) -> io::Result<Option<usize>> {
+        // Nothing is left of what was checked, so only the beginning of a record is moved.
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end, self.opened) = (0, self.end - self.start, 0..0);
+        let free = &mut self.buffer[self.end..];
+        let span = Span { addr: free.as_mut_ptr() as usize, len: free.len() };
+        // SAFETY: the span is of a buffer that is borrowed for the call.
+        let got = unsafe { self.pipe.recv(&[span])? };
+        self.end += got.unwrap_or(0);
+        Ok(got)
+    }
+}
+
+fn forged(e: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, e)
+}
+
+impl<R: PipeRx> PipeRx for SealedRx<R> {
+    unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        let (mut rest, mut taken) = (Stretch::all(spans), 0);
+        let wanted = spans.len_bytes() as usize;
+        loop {
+            // SAFETY: as the caller promises.
+            taken += unsafe { self.take(spans, &mut rest) };
+            if taken == wanted {
+                return Ok(Some(taken));
+            }
+            if let Some(len) = self.whole()? {
+                let record = &self.buffer[self.start..self.start + len];
+                let content = self.opener.open(record).map_err(forged)?.len();
+                let at = self.start + HEAD_LEN;
+                self.opened = at..at + content;
+                self.start += len;
+                continue;
+            }
+            match self.fill()? {
+                Some(1..) => {}
+                // What has come is handed out first.
+                _ if taken > 0 => return Ok(Some(taken)),
+                nothing => return Ok(nothing),
+            }
+        }
+    }
+
+    fn is_cut(&mut self) -> bool {
+        self.pipe.is_cut()
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        if !self.opened.is_empty() || self.whole()?.is_some() {
+            return Ok(false);
+        }
+        self.pipe.arm()
+    }
+}
