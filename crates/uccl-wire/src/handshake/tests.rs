@@ -423,6 +423,16 @@ fn a_hello_of_another_handshake_is_forged() {
     assert!(refused(RefuseCode::Forged, &fate), "{fate:?}");
 }
 
+/// The code behind an acceptor's hello is over both hellos, and over where one ends.
+#[test]
+fn an_answer_is_to_one_hello() {
+    let session = Psk::new(SECRET).unwrap().session(b"1", b"2");
+    let tag = |connector: &[u8], acceptor| session.hello_tag(Role::Acceptor, connector, acceptor);
+    assert_ne!(tag(b"a hello", b"x"), tag(b"another", b"x"));
+    assert_ne!(tag(b"ab", b"c"), tag(b"a", b"bc"));
+    assert_ne!(tag(b"a", b""), session.hello_tag(Role::Connector, b"a", b""));
+}
+
 /// Both ends have the same keys in the end, those of other streams are others, and there are none without a secret.
 #[test]
 fn both_ends_have_keys_that_nobody_else_has() {
