@@ -108,6 +108,7 @@ pub struct ChaosRail {
     rng: Mutex<Rng>,
     registrations: Arc<Gate>,
     opens: Arc<Gate>,
+    looks: Arc<Gate>,
     failed: AtomicU32,
     /// The keys of what was registered with it.
     keys: Mutex<Vec<u64>>,
@@ -164,7 +165,7 @@ impl RailNetwork {
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
-        let (registrations, opens) = Default::default();
+        let (registrations, opens, looks) = Default::default();
         Arc::new(ChaosRail {
             info,
             network,
@@ -174,6 +175,7 @@ impl RailNetwork {
             rng,
             registrations,
             opens,
+            looks,
             failed: AtomicU32::new(0),
             keys: Mutex::default(),
         })
@@ -252,6 +254,17 @@ impl ChaosRail {
         self.opens.hold()
     }
 
+    /// Has whoever asks whether its port is up wait.
+    pub fn hold_looks(&self) -> GateHold {
+        self.looks.hold()
+    }
+
+    /// Takes its cable out: it tells nobody, and nothing moves.
+    pub fn unplug_silently(&self) {
+        let mut plug = self.plug.lock();
+        (plug.is_in, plug.is_stuck) = (false, true);
+    }
+
     /// How many attempts had failed when a channel was last made before the peer's end.
     pub fn failed_before(&self) -> u32 {
         self.failed.load(Relaxed)
@@ -281,6 +294,7 @@ impl Rail for ChaosRail {
     }
 
     fn is_up(&self) -> bool {
+        self.looks.pass();
         self.plug.lock().is_in
     }
 

@@ -87,14 +87,42 @@ fn join(mut channel: Box<dyn Channel>, address: &[u8]) -> Made {
     Made::Channel(channel, joined)
 }
 
+/// A look at whether a rail's port is up. Its firmware may be slow to say.
+pub(super) struct PortLook(Option<JoinHandle<bool>>);
+
+impl PortLook {
+    pub(super) fn at(rail: &Arc<dyn Rail>) -> Self {
+        let rail = Arc::clone(rail);
+        Self(Builder::new().name("uccl-port".into()).spawn(move || rail.is_up()).ok())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits for it. True also if that could not be found out.
+    pub(super) fn found_up(mut self) -> bool {
+        self.0.take().is_none_or(|thread| thread.join().unwrap_or(true))
+    }
+}
+
+impl Drop for PortLook {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic has been reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
 /// A channel that is being ended. That may take long: Soft-RoCE waits for packets that wait for a neighbour's address,
 /// and NICs wait for their firmware.
 pub(super) struct Ending(Option<JoinHandle<()>>);
 
 impl Ending {
-    /// Starts to end a channel.
-    pub(super) fn of(channel: Box<dyn Channel>) -> Self {
-        Self::by(move || drop(channel))
+    /// Starts to end a channel. It has ended when this look at its port has, too.
+    pub(super) fn of(channel: Box<dyn Channel>, look: Option<PortLook>) -> Self {
+        Self::by(move || drop((channel, look)))
     }
 
     /// Starts to end a channel that is being made or joined.

@@ -30,7 +30,7 @@ use super::{
     bell::Bell,
     flight::Part,
     left::Remains,
-    path::{Looked, PORT_IS_DOWN, Path},
+    path::{Looked, Path},
     rails::Rails,
     state::{Hold, State},
 };
@@ -300,10 +300,9 @@ impl RmaLane {
                     state.notes.push_back(Note::Ready(state.paths[at].id));
                 }
                 Looked::Silent => {
-                    let rail = self.rails.all().get(state.paths[at].ours);
-                    if rail.is_some_and(|rail| !rail.is_up()) {
-                        moved = true;
-                        self.lose_path(state, at, PORT_IS_DOWN);
+                    let path = &mut state.paths[at];
+                    if let Some(rail) = self.rails.all().get(path.ours) {
+                        path.look_at_port(rail);
                     }
                 }
                 Looked::Lost(why) => {

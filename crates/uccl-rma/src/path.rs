@@ -6,11 +6,11 @@ use std::{
 };
 
 use slab::Slab;
-use uccl_fabric::rail::{Channel, Ended, Limits, RailError, Request, RequestError};
+use uccl_fabric::rail::{Channel, Ended, Limits, Rail, RailError, Request, RequestError};
 use uccl_wire::rails::PathId;
 
 use super::{
-    aside::{Ending, Made, Making},
+    aside::{Ending, Made, Making, PortLook},
     bell::Bell,
     flight::Part,
     rails::Rails,
@@ -93,6 +93,10 @@ pub(super) struct Path {
     /// was read.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
+    /// Whether the port is up, while that is being found out.
+    port: Option<PortLook>,
+    /// When that was last begun.
+    looked_at_port: Option<Instant>,
     ended: Vec<Ended>,
 }
 
@@ -153,6 +157,8 @@ impl Path {
             refusal: None,
             quiet_looks: 0,
             quiet_since: None,
+            port: None,
+            looked_at_port: None,
             ended: Vec::new(),
         }
     }
@@ -330,6 +336,14 @@ impl Path {
         }
     }
 
+    /// Nothing has ended for a while: finds out whether the port is up, as the device may be slow to report it.
+    pub(super) fn look_at_port(&mut self, rail: &Arc<dyn Rail>) {
+        if self.port.is_none() && self.looked_at_port.is_none_or(|at| at.elapsed() >= SILENCE) {
+            self.looked_at_port = Some(Instant::now());
+            self.port = Some(PortLook::at(rail));
+        }
+    }
+
     /// Drops our end. The path is dying until both our end and the peer's are gone.
     pub(super) fn lose(&mut self, why: &str, bell: &Bell) {
         self.state = match std::mem::replace(&mut self.state, State::Dying) {
@@ -338,7 +352,7 @@ impl Path {
                     bell.unwatch(fd);
                 }
                 self.peer_gone = false;
-                State::Ending(Ending::of(channel))
+                State::Ending(Ending::of(channel, self.port.take()))
             }
             State::Making(making) | State::Joining(making) => {
                 self.peer_gone = false;
@@ -480,6 +494,11 @@ impl Path {
 
     /// Parts are under way and none has ended: judges by how long.
     fn listen(&mut self, stall: Option<Duration>) -> Looked {
+        if let Some(port) = self.port.take_if(|port| port.is_over())
+            && !port.found_up()
+        {
+            return Looked::Lost(PORT_IS_DOWN.to_owned());
+        }
         let quiet = self.quiet_for(Instant::now());
         match stall.filter(|stall| quiet > *stall) {
             Some(stall) => Looked::Lost(format!("nothing has ended for {stall:?}")),

@@ -1,6 +1,12 @@
 //! Peers that ask for too much, and work that must not be held up by slow devices or peers.
 
-use std::{cell::Cell, sync::mpsc};
+use std::{
+    cell::Cell,
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+};
 
 use uccl_fabric::{
     lane::{
@@ -220,6 +226,47 @@ fn a_device_is_told_how_many_attempts_have_failed() {
     ends.a.devices[1].cut();
     ends.until("another attempt", || attempts() > before && ends.are_up(2));
     assert_eq!(failed(), [0, 0], "the last attempt did not fail");
+}
+
+/// A device may be slow to say whether its port is up.
+#[test]
+fn a_port_that_is_looked_at_holds_up_nobody() {
+    let all = OnePath::new(RailFaults::default());
+    let ends = &all.ends;
+    let one = &ends.a.devices[0];
+    let hold = one.hold_looks();
+    let before = ends.a.lane.paths_up();
+    one.unplug_silently();
+    let write = all.write(0);
+    let (turns, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let until = |what: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while began.elapsed() < FAR && !what() {
+            std::thread::yield_now();
+        }
+        what()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                ends.turn();
+                turns.fetch_add(1, Relaxed);
+            }
+        });
+        let looked = until(&|| hold.is_waited_for());
+        let before_it = turns.load(Relaxed);
+        let went_on = until(&|| turns.load(Relaxed) > before_it + 10);
+        let (up, result) = (ends.a.lane.paths_up(), write.result());
+        is_over.store(true, Relaxed);
+        drop(hold);
+        assert!(looked && went_on, "the lane goes on meanwhile");
+        assert_eq!((up, result), (before, None));
+    });
+    ends.until("the loss of the path", || ends.a.lane.paths_up() < before);
+    one.unstick();
+    one.plug();
+    ends.until("the write", || write.result().is_some());
+    assert_eq!(write.result(), Some(Ok(())));
 }
 
 /// To make queue pairs may take a device long.
