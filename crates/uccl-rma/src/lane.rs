@@ -72,7 +72,7 @@ pub struct RmaLane {
     fd: RawFd,
 }
 
-/// How long a killed lane waits for its devices to end its channels. What is left then is [kept](Left).
+/// How long a killed lane waits for its devices to end its channels. What is left then is kept (`left.rs`).
 const TO_END: Duration = Duration::from_secs(1);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_millis(1);
