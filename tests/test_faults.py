@@ -6,6 +6,8 @@ import http.client
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -70,6 +72,15 @@ LOSING = pytest.mark.rails(
     but_not={"libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"}
 )
 LOSING_RAILS = [pytest.param("write", marks=LOSING), pytest.param("read", marks=LOSING)]
+
+
+TWOFOLD = """
+from uccl import p2p
+with p2p.Endpoint(port=0, bind="127.0.0.1") as there, p2p.Endpoint(port=0, bind="127.0.0.1") as here:
+    ip, port, gpu = there.parse_metadata(there.get_metadata())
+    ok, _ = here.connect("twofold", gpu, port, timeout=10)
+    assert ok, p2p.last_error()
+"""
 
 
 class TestPeerLost:
@@ -313,6 +324,21 @@ class TestConnecting:
             port = closed.getsockname()[1]
         (ok, _), why = peer.call("method", "connect", "127.0.0.1", 0, port)
         assert not ok and str(port) in why
+
+    def test_a_name_whose_first_address_nobody_listens_at(self, tmp_path: Path) -> None:
+        """As localhost, where that is ::1 first."""
+        hosts = tmp_path / "hosts"
+        hosts.write_text("::1 twofold\n127.0.0.1 twofold\n")
+        mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        own_hosts = ["unshare", "--mount", "sh", "-c", mount, str(hosts)]
+        try:
+            subprocess.run([*own_hosts, "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as e:
+            pytest.skip(f"lacks the right to have its own /etc/hosts ({e})")
+        done = subprocess.run(
+            [*own_hosts, sys.executable, "-c", TWOFOLD], capture_output=True, text=True, timeout=50
+        )
+        assert done.returncode == 0, done.stderr
 
     def test_silent_listener(self, spawn: Spawn) -> None:
         """Something that takes connections and says nothing."""
@@ -828,8 +854,6 @@ def churn(side: Any, conn: int, advert: bytes, count: int) -> None:
 
 
 def advertise_object(side: Any, conn: int, size: int) -> bytes:
-    import sys
-
     import numpy as np
 
     side.names.update(object=np.zeros(size, np.uint8), errors=[], gone=False)

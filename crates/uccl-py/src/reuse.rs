@@ -13,13 +13,18 @@ use crate::regions::register;
 /// Start and length in bytes of a region, and whether it is read-only: peers get keys for the others alone.
 type Range = (usize, usize, bool);
 
-/// The bits of a number that are the region's id; those above tell its users apart.
+/// The bits of a number that are the region's id; those above tell its users apart. The highest is never set: a number
+/// that has it was not given by this module.
 const ID_BITS: u32 = 40;
-const MOST_USERS: u64 = 1 << (u64::BITS - ID_BITS);
+const MOST_USERS: u64 = 1 << (u64::BITS - ID_BITS - 1);
 
 /// The region of a number that `reg` or `register_memory` gave.
 pub(crate) fn region_of(number: u64) -> MrId {
-    MrId(number & ((1 << ID_BITS) - 1))
+    match number >> ID_BITS < MOST_USERS {
+        true => MrId(number & ((1 << ID_BITS) - 1)),
+        // No region has such an id, and errors name what the caller gave.
+        false => MrId(number),
+    }
 }
 
 /// The regions that `register_memory` made.
@@ -126,8 +131,7 @@ impl Reuse {
                 shared.users.remove(&user);
                 Leaving::Others
             }
-            // It was not made to be shared.
-            None if user > 0 => Leaving::Nobody,
+            // One that is not shared may have been: its memory was registered anew while its end was waited for in vain.
             _ => Leaving::Last(tensors.take(mr)),
         }
     }
