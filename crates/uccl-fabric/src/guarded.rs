@@ -158,8 +158,23 @@ mod handler {
     /// What was there before, by signal.
     static BEFORE: [OnceLock<libc::sigaction>; 2] = [OnceLock::new(), OnceLock::new()];
 
+    /// Keeps the library that this is part of loaded, if it is one: the handler must not go with it.
+    fn stay() {
+        // SAFETY: all zeroes is a value of the struct.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: a place for the answer.
+        let known = unsafe { libc::dladdr(handle as *const () as *const _, &raw mut info) } != 0;
+        if known && !info.dli_fname.is_null() {
+            let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+            // SAFETY: the name of what is loaded, which lives as long; nothing is loaded anew. A program is not found by
+            // its name, and stays anyway.
+            unsafe { libc::dlopen(info.dli_fname, flags) };
+        }
+    }
+
     /// Puts the handler in the place of those that are there. It stays.
     pub(super) fn install() {
+        stay();
         for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
             let mut old = MaybeUninit::<libc::sigaction>::zeroed();
             // SAFETY: asks for what is there; all zeroes is a value of the struct.
