@@ -154,6 +154,15 @@ class TestSignals:
         assert two.b.wait_signal(words, 4, equals=True, timeout=0.02) == (False, 0)
         assert two.b.wait_signal(words, 5, equals=True) == (True, 5)
 
+    def test_a_wait_ends_with_the_connection_that_it_names(self, two: Two) -> None:
+        words = np.array([5, 0], np.uint64)
+        w = region(two.b, words)
+        assert two.a.remove_remote_endpoint(two.conn_a)
+        assert two.b.wait_signal(words[1:2], 1, w, timeout=60, conn_id=two.conn_b) == (False, 0)
+        assert "lost" in (p2p.last_error() or "")
+        # What was changed before is told.
+        assert two.b.wait_signal(words, 5, w, conn_id=two.conn_b) == (True, 5)
+
     def test_mistakes(self, two: Two) -> None:
         words = np.zeros(2, np.uint64)
         m, w = region(two.a, words), region(two.b, words)

@@ -585,6 +585,7 @@ class Endpoint:
         *,
         equals: bool = False,
         timeout: float | None = None,
+        conn_id: int | None = None,
     ) -> tuple[bool, int]: ...
     def stream_wait_signal(
         self, stream: _Stream, ptr: _Pointer, value: int, mr_id: int | None = None

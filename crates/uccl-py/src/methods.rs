@@ -654,8 +654,10 @@ impl PyEndpoint {
     }
 
     /// Waits until a word of eight bytes, which peers' signals change, is `value` or more, or with `equals` is `value`:
-    /// `(ok, value)`. `ok` is `False` if `timeout` seconds pass before, or there is no such word.
-    #[pyo3(signature = (ptr, value, mr_id=None, *, equals=false, timeout=None))]
+    /// `(ok, value)`. `ok` is `False` if `timeout` seconds pass before, the connection `conn_id` is lost before, or there
+    /// is no such word.
+    #[pyo3(signature = (ptr, value, mr_id=None, *, equals=false, timeout=None, conn_id=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn wait_signal(
         &self,
         py: Python<'_>,
@@ -664,11 +666,12 @@ impl PyEndpoint {
         mr_id: Option<u64>,
         equals: bool,
         timeout: Option<f64>,
+        conn_id: Option<u64>,
     ) -> PyResult<(bool, u64)> {
         let timeout = timeout.map(args::seconds).transpose()?;
         let until = if equals { Until::Equals(value) } else { Until::AtLeast(value) };
         let waited = Word::of(&self.core, ptr, mr_id).and_then(|word| {
-            let value = word.wait(&self.core, py, until, timeout)?;
+            let value = word.wait(&self.core, py, conn_id.map(ConnId), until, timeout)?;
             value.ok_or_else(|| Stop::refuse("the word was not that in time"))
         });
         settle(waited.map(|value| (true, value)), (false, 0))

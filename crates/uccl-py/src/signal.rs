@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::PyTuple,
 };
-use uccl_p2p::{Change, Endpoint, Error, MrId, Signal, Until};
+use uccl_p2p::{Change, ConnId, Endpoint, Error, MrId, Signal, Until};
 
 use crate::{
     args::Args, error::Stop, interrupt::waiting, memory::Memory, meta, params::Param,
@@ -66,16 +66,19 @@ impl Word {
         Ok(Self { mr: mr.ok_or_else(unknown)?, ptr })
     }
 
-    /// Waits until it is what is asked for: what it is then, or nothing if the time was over.
+    /// Waits until it is what is asked for: what it is then, or nothing if the time was over. Fails if the connection to
+    /// the peer that is to change it, where that is named, is lost before.
     pub(crate) fn wait(
         &self,
         core: &Endpoint,
         py: Python<'_>,
+        conn: Option<ConnId>,
         until: Until,
         timeout: Option<Duration>,
     ) -> Result<Option<u64>, Stop> {
-        let waited = waiting(py, core, |core, interrupt| {
-            core.wait_word(self.mr, self.ptr, until, timeout, interrupt)
+        let waited = waiting(py, core, |core, interrupt| match conn {
+            Some(conn) => core.wait_word_from(conn, (self.mr, self.ptr), until, timeout, interrupt),
+            None => core.wait_word(self.mr, self.ptr, until, timeout, interrupt),
         })?;
         match waited {
             Err(Error::Timeout(_)) => Ok(None),
