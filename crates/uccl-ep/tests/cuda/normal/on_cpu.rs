@@ -29,8 +29,10 @@ impl Normal {
             network: None,
         };
         let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
-        if let Some((lost, Lost::Masked)) = self.lost {
-            group.mask(lost, true).expect("a rank");
+        if let Some((lost, Lost::Masked)) = self.lost
+            && lost != me
+        {
+            group.mask(lost, true).expect("another rank");
         }
         let round = |(inputs, step): (&Inputs, Step)| {
             mask_on_cpu(self.masks, step, &group);
