@@ -9,6 +9,9 @@ use uccl_fabric::{
     pieces::{Piece as _, Stretch},
 };
 
+/// An operation's generation, its completion, and its result.
+pub(super) type Ended = (u32, Arc<dyn Completion>, OpResult);
+
 /// An operation under way.
 pub(super) struct Flight {
     pub(super) kind: OpKind,

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::{aside::Ending, bounce::Area, rails::Rails, state::Ended};
+use super::{aside::Ending, bounce::Area, flight::Ended, rails::Rails};
 
 /// Channels that are still ending. Until they have, their devices may touch what they were given.
 pub(super) struct Left {

@@ -14,7 +14,7 @@ use uccl_device::cuda::GpuError;
 use uccl_fabric::rail::RequestError;
 use uccl_fabric::{
     gpu::{self, CopyBy},
-    lane::{Completion, OpError, OpResult, Operation},
+    lane::{OpError, OpResult, Operation},
     mem::Span,
 };
 use uccl_wire::{
@@ -26,7 +26,7 @@ use self::staging::Staging;
 use super::{
     bell::Bell,
     bounce::{Area, Copies, Whose},
-    flight::{Flight, Part},
+    flight::{Ended, Flight, Part},
     keys::{Granted, Keys, Missing, region_of},
     left::Left,
     lent::Lent,
@@ -34,9 +34,6 @@ use super::{
     pinned::Pinned,
     rails::Rails,
 };
-
-/// An operation's generation, its completion, and its result.
-pub(super) type Ended = (u32, Arc<dyn Completion>, OpResult);
 
 pub(super) struct State {
     pub(super) bell: Bell,

@@ -103,6 +103,12 @@ fn kind_of(ip: IpAddr) -> u8 {
     }
 }
 
+/// A GID's index in the port's table, and the GID.
+pub(super) fn place_of(gid: &RdmaGid) -> (u8, [u8; 16]) {
+    // Those with greater indices are no candidates.
+    (u8::try_from(gid.index).unwrap_or_default(), gid.address.octets())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -180,7 +180,7 @@ impl VerbsRail {
     ) -> Result<Self, String> {
         let gids = usable_gids(port, settings.gid_index)?;
         let [gid, ..] = gids[..] else { return Err("the port has no GID".to_owned()) };
-        let (gid_index, gid_address) = place_of(gid);
+        let (gid_index, gid_address) = gid::place_of(gid);
         let path = Path {
             port: port.number,
             pkey_index: pkey_index(settings.pkey_index, &port.pkeys),
@@ -257,7 +257,7 @@ impl VerbsRail {
             path.pkey_index = pkey_index(self.pkey_index, &now.pkeys);
             let gids = usable_gids(&now, self.gid_index).unwrap_or_default();
             if let Some(gid) = gids.get(failed as usize % gids.len().max(1)) {
-                (path.gid_index, path.gid) = place_of(gid);
+                (path.gid_index, path.gid) = gid::place_of(gid);
             }
             if answers && now.link_layer == LinkLayer::Ethernet {
                 let best = gids.first().copied().map(link_of);
@@ -294,12 +294,6 @@ fn usable_gids(port: &Port, asked: Option<u8>) -> Result<Vec<&RdmaGid>, String> 
 
 fn link_of(gid: &RdmaGid) -> gid::Link {
     gid::Link::of(gid, std::path::Path::new("/sys/class/net"))
-}
-
-/// A GID's index in the port's table, and the GID.
-pub(super) fn place_of(gid: &RdmaGid) -> (u8, [u8; 16]) {
-    // Those with greater indices are no candidates.
-    (u8::try_from(gid.index).unwrap_or_default(), gid.address.octets())
 }
 
 /// How often a device that was lost is looked for.

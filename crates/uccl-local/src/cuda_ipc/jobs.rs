@@ -26,8 +26,9 @@ use uccl_fabric::{
 use super::{
     flight::{Flight, MAX_SLOTS, Way, claim},
     ledger::Ledger,
+    other::Other,
     queue::{Pieces, Plan, Queue},
-    turns::{Other, Turns},
+    turns::Turns,
 };
 use crate::shm::Direct;
 
@@ -159,10 +160,7 @@ impl GpuJobs {
         word.map(|word| direct.gpu_word(&word, context)).transpose()?;
         let other = other_of(direct, context, remote);
         let (queue, turns, engine) = match in_slices {
-            true => {
-                let shared = gpu.turns.engine(context, other)?;
-                (&gpu.queue, &*gpu.turns, shared.unwrap_or_else(|| Arc::clone(&gpu.long)))
-            }
+            true => (&gpu.queue, &*gpu.turns, Arc::clone(&gpu.long)),
             false => (&self.late, &self.late_turns, Arc::clone(&gpu.short)),
         };
         let plan = Plan {

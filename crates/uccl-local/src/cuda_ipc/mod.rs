@@ -15,8 +15,8 @@ mod flight;
 mod jobs;
 mod ledger;
 mod opened;
+mod other;
 mod queue;
-mod tuning;
 mod turns;
 
 pub(crate) use self::{

@@ -18,19 +18,16 @@ use uccl_fabric::{
 use super::{
     flight::{Flight, Hazards, Way, claim},
     ledger::Ledger,
-    tuning::Tuning,
-    turns::Other,
+    other::Other,
 };
 use crate::shm::Direct;
 
-/// Bytes of a slice. Among four GPUs that exchange with each other, slices of this length, four of them enqueued, use
-/// the links best; with shorter slices the time to begin each one shows.
-pub(super) const SLICE: u64 = 32 << 20;
+/// The fewest bytes of an operation that takes turns. A shorter one is enqueued at once, and passes those that wait.
+const SLICED_FROM: u64 = 8 << 20;
 
-/// Whether an operation of so many bytes is enqueued in slices. An operation shorter than a slice is enqueued at
-/// once, and passes those that wait.
+/// Whether an operation of so many bytes is enqueued in slices.
 pub(crate) fn is_sliced(bytes: u64) -> bool {
-    bytes >= Tuning::now().from
+    bytes >= SLICED_FROM
 }
 
 /// Our memory and the peer's, piece by piece.

@@ -3,35 +3,20 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, LazyLock},
-    time::Instant,
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use uccl_device::cuda::{Context, GpuError, Priority};
 use uccl_fabric::{gpu::Engine, lane::OpName};
 
 use super::{
     ledger::Ledger,
-    queue::{Flying, Next, Queue, SLICE, Slice},
-    tuning::Tuning,
+    other::Other,
+    queue::{Flying, Next, Queue, Slice},
 };
 
 /// By the ordinal of the GPU.
 static GPUS: LazyLock<Mutex<HashMap<u32, Arc<Turns>>>> = LazyLock::new(Mutex::default);
-
-/// The other GPU of a copy: how far behind the one that copies it comes in the order of all GPUs, which is the same
-/// in every process. So the GPUs of a machine that all begin with the next one each begin with a different one. 0 is
-/// the GPU itself, and the host.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Other(u128);
-
-impl Other {
-    /// Between a GPU that copies and a GPU, each by its UUID.
-    pub(super) fn between(own: [u8; 16], there: [u8; 16]) -> Self {
-        Self(u128::from_be_bytes(there).wrapping_sub(u128::from_be_bytes(own)))
-    }
-}
 
 /// The slices that one GPU copies, and the lanes of this process that have more for it. A thread that makes progress
 /// on one lane does so for all, so that no lane waits for another's threads.
@@ -42,25 +27,35 @@ pub(super) struct Turns {
     unlimited: bool,
     /// Locked by the thread that enqueues.
     flying: Mutex<Vec<Flying>>,
-    /// What copies the slices of all lanes, in the order of the turns.
-    engines: Mutex<Vec<Arc<Mutex<Engine>>>>,
 }
 
 /// There are no hazard words for it.
 pub(super) struct NotNow;
 
-/// How many bytes may be enqueued.
+/// How much may be enqueued, and what copies it.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// In one slice.
+    /// Bytes of a slice.
     slice: u64,
-    /// For one other GPU.
+    /// The most bytes enqueued for one other GPU.
     other: u64,
-    /// In all slices together.
-    all: u64,
-    /// By the kernel, with so many blocks; 0: by copy engines.
+    /// So many blocks of the kernel copy a slice; 0: copy engines do.
     blocks: u32,
 }
+
+impl Limits {
+    const NONE: Self = Self { slice: u64::MAX / 4, other: u64::MAX / 2, blocks: 0 };
+    /// While all is for one other GPU: its link is busy with two slices of copy engines.
+    const ALONE: Self = Self { slice: 32 << 20, other: 64 << 20, blocks: 0 };
+    /// While several GPUs are to be written to or read from. Copy engines serve one of them after the other, in an order
+    /// of the driver's, so that the links of the others stand still: four H200s that exchanged 128 MiB with each other
+    /// reached 0.6 of a pair's rate, with slices of any length. The kernel copies for all at a time, and reaches 0.9.
+    const CROWDED: Self = Self { slice: 128 << 20, other: 256 << 20, blocks: MOST_BLOCKS };
+}
+
+/// Blocks of the kernel that copy for one other GPU at most, and for all together. More are hardly faster.
+const MOST_BLOCKS: u32 = 24;
+const ALL_BLOCKS: u32 = 72;
 
 /// Lanes that have something to enqueue, the one that has waited longest first.
 #[derive(Default)]
@@ -68,13 +63,12 @@ struct Waiting {
     lanes: VecDeque<Arc<Queue>>,
     /// For which GPU the last slice was.
     last: Other,
-    /// When the GPU got something to do after it had nothing, and how many bytes it got since then while all of them
-    /// were for one other GPU.
-    since: Option<Instant>,
+    /// Whether the GPU has something to do.
+    is_busy: bool,
+    /// How many bytes it got while all of them were for one other GPU, since it has something to do.
     alone: u64,
-    given: u64,
-    /// Whether there was more than one other GPU since then, and before then.
-    crowded: bool,
+    /// Whether there was more than one other GPU since then, and the time before: then more are to be expected.
+    is_crowded: bool,
     was_crowded: bool,
 }
 
@@ -87,23 +81,6 @@ impl Turns {
     /// Turns without limits.
     pub(super) fn unlimited() -> Self {
         Self { unlimited: true, ..Self::default() }
-    }
-
-    /// The engine that lanes share, if they share some.
-    pub(super) fn engine(
-        &self,
-        context: &'static Context,
-        other: Other,
-    ) -> Result<Option<Arc<Mutex<Engine>>>, GpuError> {
-        let count = Tuning::now().streams;
-        if count == 0 {
-            return Ok(None);
-        }
-        let mut engines = self.engines.lock();
-        while engines.len() < count {
-            engines.push(Arc::new(Mutex::new(Engine::new(context, Priority::Normal)?)));
-        }
-        Ok(engines.get((other.0 % count as u128) as usize).cloned())
     }
 
     /// Whether the GPU has slices, as far as is known.
@@ -175,10 +152,8 @@ impl Waiting {
                 self.lanes.remove(gone);
                 continue;
             }
-            if fronts.is_empty() && flying.is_empty() {
-                self.since = None;
-            }
-            if fronts.is_empty() || self.holds_back(flying) {
+            if fronts.is_empty() {
+                self.is_busy &= !flying.is_empty();
                 return None;
             }
             let limits = if unlimited { Limits::NONE } else { self.limits(flying, &fronts) };
@@ -186,10 +161,6 @@ impl Waiting {
                 let of = flying.iter().filter(|slice| slice.other() == other);
                 of.map(|slice| slice.bytes).sum()
             };
-            let counted: u64 = flying.iter().map(|slice| slice.bytes).sum();
-            if counted.saturating_add(limits.slice) > limits.all {
-                return None;
-            }
             let may = |(at, front): (usize, &Option<Other>)| {
                 let lane = Arc::as_ptr(&self.lanes[at]);
                 let other = front.filter(|_| !late.contains(&lane))?;
@@ -202,7 +173,6 @@ impl Waiting {
                 Next::Slice(slice) => {
                     self.last = other;
                     self.alone += slice.bytes();
-                    self.given += slice.bytes();
                     self.lanes.push_back(lane);
                     return Some((slice, limits.blocks));
                 }
@@ -217,39 +187,25 @@ impl Waiting {
 
     /// The GPU has something to do, perhaps after it had nothing.
     fn begin(&mut self) {
-        if self.since.is_none() {
-            self.since = Some(Instant::now());
-            (self.last, self.alone, self.given) = (Other::default(), 0, 0);
-            self.was_crowded = std::mem::take(&mut self.crowded);
+        if !self.is_busy {
+            self.is_busy = true;
+            (self.last, self.alone) = (Other::default(), 0);
+            self.was_crowded = std::mem::take(&mut self.is_crowded);
         }
-    }
-
-    /// Whether to wait a moment for operations that go to other GPUs, as there were some the last time. Else all GPUs
-    /// could begin with the same one, as their programs do.
-    fn holds_back(&self, flying: &[Flying]) -> bool {
-        let begins = self.was_crowded && flying.is_empty() && self.given == 0;
-        begins && self.since.is_some_and(|since| since.elapsed() < Tuning::now().hold)
     }
 
     fn limits(&mut self, flying: &[Flying], fronts: &[Option<Other>]) -> Limits {
-        let tuning = Tuning::now();
-        let mut others = fronts.iter().copied().flatten().chain(flying.iter().map(Flying::other));
-        let first = others.next();
-        let crowded = others.any(|other| Some(other) != first);
-        if crowded {
-            self.alone = 0;
+        let waiting = fronts.iter().copied().flatten();
+        let mut others: SmallVec<[Other; 16]> =
+            waiting.chain(flying.iter().map(Flying::other)).collect();
+        others.sort_unstable();
+        others.dedup();
+        if others.len() > 1 {
+            (self.is_crowded, self.alone) = (true, 0);
+        } else if !self.was_crowded || self.alone >= 2 * Limits::CROWDED.other {
+            return Limits::ALONE;
         }
-        self.crowded |= crowded;
-        if crowded || self.was_crowded && self.alone < 2 * tuning.other {
-            let Tuning { slice, other, all, blocks, .. } = tuning;
-            Limits { slice, other, all, blocks }
-        } else {
-            Limits { slice: SLICE, other: tuning.alone, all: tuning.alone, blocks: 0 }
-        }
+        let blocks = MOST_BLOCKS.min((ALL_BLOCKS / others.len() as u32).max(1));
+        Limits { blocks, ..Limits::CROWDED }
     }
-}
-
-impl Limits {
-    const NONE: Self =
-        Self { slice: u64::MAX / 4, other: u64::MAX / 2, all: u64::MAX / 2, blocks: 0 };
 }

@@ -8,7 +8,10 @@
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering::Acquire},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Release},
+        },
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -17,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_device::cuda::{Passing, Signal};
 
-use super::{connection::Core, regions::Lease};
+use super::regions::Lease;
 use crate::ids::MrId;
 
 /// How long the thread sleeps between two looks.
@@ -27,7 +30,14 @@ const BRISK: Duration = Duration::from_millis(1);
 
 /// The waits, and the thread that looks at them.
 #[derive(Default)]
-pub(crate) struct HeldStreams(Mutex<State>);
+pub(crate) struct HeldStreams(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The endpoint is closed or broken: waits for words of the host are over.
+    is_closed: AtomicBool,
+}
 
 #[derive(Default)]
 struct State {
@@ -55,8 +65,8 @@ pub(crate) enum What {
 impl HeldStreams {
     /// Looks after a wait until it is over. If the system has no thread left, the next wait gets one, or the endpoint's end
     /// looks.
-    pub(crate) fn add(&self, core: &Arc<Core>, wait: Wait) {
-        let mut state = self.0.lock();
+    pub(crate) fn add(&self, wait: Wait) {
+        let mut state = self.0.state.lock();
         state.waits.push(wait);
         state.began = Some(Instant::now());
         if state.is_running {
@@ -66,66 +76,75 @@ impl HeldStreams {
             // It has left its loop.
             let _ = ended.join();
         }
-        let core = Arc::downgrade(core);
+        let shared = Arc::downgrade(&self.0);
         let thread = std::thread::Builder::new().name("uccl-words".to_owned());
-        state.thread = thread.spawn(move || watch(&core)).ok();
+        state.thread = thread.spawn(move || watch(&shared)).ok();
         state.is_running = state.thread.is_some();
     }
 
     /// Ends the waits for words of a region that are over or can be ended, because it is about to be let go of.
-    pub(crate) fn end_those_of(&self, core: &Core, id: MrId) {
-        let mut state = self.0.lock();
-        let ends = |wait: &mut Wait| {
+    pub(crate) fn end_those_of(&self, id: MrId) {
+        self.0.end_if(|wait, is_closed| {
             let can_end = matches!(wait.what, What::Told { .. });
-            wait.lease.mr().id == id && (can_end || wait.is_over(core))
-        };
-        let ended: Vec<_> = state.waits.extract_if(.., ends).collect();
-        drop(state);
-        drop(ended);
+            wait.lease.mr().id == id && (can_end || wait.is_over(is_closed))
+        });
     }
 
-    /// Ends the waits that are over. Those for words of the host are over, too, when their endpoint closes.
-    pub(crate) fn look(&self, core: &Core) {
-        let mut state = self.0.lock();
-        let over: Vec<_> = state.waits.extract_if(.., |wait| wait.is_over(core)).collect();
-        drop(state);
-        drop(over);
+    /// Ends the waits that are over.
+    pub(crate) fn look(&self) {
+        self.0.end_if(Wait::is_over);
     }
 
-    /// Whether the thread may end: nothing is left for it.
-    fn leaves(&self, core: &Core) -> bool {
-        let mut state = self.0.lock();
-        let leaves = state.waits.is_empty() || core.usable().is_err();
-        state.is_running &= !leaves;
-        leaves
-    }
-
-    fn is_brisk(&self) -> bool {
-        self.0.lock().began.is_some_and(|began| began.elapsed() < BRISK)
-    }
-
-    /// Waits for the thread, which ends when the endpoint is closed.
-    pub(crate) fn join(&self) {
-        let thread = self.0.lock().thread.take();
-        if let Some(thread) =
-            thread.filter(|thread| thread.thread().id() != std::thread::current().id())
-        {
+    /// Ends the waits for words of the host, and the thread.
+    pub(crate) fn close(&self) {
+        self.0.is_closed.store(true, Release);
+        self.look();
+        if let Some(thread) = self.0.state.lock().thread.take() {
+            // A panic of it ends its looks, which the endpoint's end makes by itself.
             let _ = thread.join();
         }
     }
 }
 
-fn watch(core: &Weak<Core>) {
+impl Drop for HeldStreams {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn end_if(&self, is_over: impl Fn(&Wait, bool) -> bool) {
+        let is_closed = self.is_closed.load(Acquire);
+        let mut state = self.state.lock();
+        let over: Vec<_> = state.waits.extract_if(.., |wait| is_over(wait, is_closed)).collect();
+        drop(state);
+        drop(over);
+    }
+
+    /// Whether the thread may end: nothing is left for it.
+    fn leaves(&self) -> bool {
+        let mut state = self.state.lock();
+        let leaves = state.waits.is_empty() || self.is_closed.load(Acquire);
+        state.is_running &= !leaves;
+        leaves
+    }
+
+    fn is_brisk(&self) -> bool {
+        self.state.lock().began.is_some_and(|began| began.elapsed() < BRISK)
+    }
+}
+
+fn watch(shared: &Weak<Shared>) {
     loop {
-        let brisk = {
-            let Some(core) = core.upgrade() else { return };
-            core.held.look(&core);
-            if core.held.leaves(&core) {
+        let is_brisk = {
+            let Some(shared) = shared.upgrade() else { return };
+            shared.end_if(Wait::is_over);
+            if shared.leaves() {
                 return;
             }
-            core.held.is_brisk()
+            shared.is_brisk()
         };
-        match brisk {
+        match is_brisk {
             true => std::thread::yield_now(),
             false => std::thread::sleep(NAP),
         }
@@ -133,7 +152,7 @@ fn watch(core: &Weak<Core>) {
 }
 
 impl Wait {
-    fn is_over(&self, core: &Core) -> bool {
+    fn is_over(&self, is_closed: bool) -> bool {
         match &self.what {
             What::Passes(passing) => passing.is_over(),
             What::Told { address, at_least, until, .. } => {
@@ -141,7 +160,7 @@ impl Wait {
                 let word = unsafe { AtomicU64::from_ptr(*address as *mut u64) };
                 let has_come = word.load(Acquire).wrapping_sub(*at_least) as i64 >= 0;
                 let is_late = || until.is_some_and(|until| until <= Instant::now());
-                has_come || is_late() || core.usable().is_err()
+                has_come || is_late() || is_closed
             }
         }
     }

@@ -97,7 +97,7 @@ impl Core {
     /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's timeout. Then the peer
     /// that touches it is given up, and a further call waits again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
-        self.held.end_those_of(self, id);
+        self.held.end_those_of(id);
         let ending = self.mrs.revoke(id)?;
         self.drain(vec![ending], until(timers::to_let_go(&self.config)))
     }
@@ -118,8 +118,7 @@ impl Core {
         });
         self.accepted.notify_all();
         self.notified.notify_all();
-        self.held.look(self);
-        self.held.join();
+        self.held.close();
         let running = self.workers.stop(stopped);
         self.drain(endings, let_go)?;
         self.workers_ended(running)?;
@@ -168,7 +167,7 @@ impl Core {
             }
             // This finds out that a given-up peer is done, and ends the transfers that waited for it.
             self.look_after_aftermaths();
-            self.held.look(self);
+            self.held.look();
             match started.elapsed() < BRISK {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(NAP),

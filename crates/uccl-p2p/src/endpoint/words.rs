@@ -165,8 +165,7 @@ impl Endpoint {
                 What::Told { address: ptr, at_least, until, _signal: signal }
             }
         };
-        let core = self.here()?;
-        core.held.add(core, Wait { lease, what });
+        self.here()?.held.add(Wait { lease, what });
         Ok(())
     }
 

@@ -32,7 +32,6 @@ use super::{
     gid,
     pd::Pd,
     qp::{Path, Qp, Room, Service},
-    rail::place_of,
     registration,
 };
 
@@ -152,8 +151,8 @@ impl VerbsChannel {
     fn answer_from(&mut self, peer: Ipv6Addr) {
         let path = &mut self.shape.path;
         let Some(gid) = gid::towards(&self.others, peer, shares_network) else { return };
-        if (path.gid_index, path.gid) != place_of(gid) {
-            (path.gid_index, path.gid) = place_of(gid);
+        if (path.gid_index, path.gid) != gid::place_of(gid) {
+            (path.gid_index, path.gid) = gid::place_of(gid);
             self.address = address_of(path, &self.queues, self.unreliable.as_ref()).encode();
         }
     }
