@@ -11,7 +11,7 @@ use std::{
 
 use uccl_device::cuda::{
     Context, DeviceBuffer, Direction, Gpus, HostRegistration, PinnedBuffer, Priority, Signal,
-    Stream,
+    Stream, flush_writes,
     gather::{LaunchOptions, Launcher, LauncherConfig, Piece},
     wait_until_given_back,
 };
@@ -45,6 +45,26 @@ fn copy_works(context: &'static Context) {
     unsafe { stream.copy(to.address(), from.address(), 4096, Direction::DeviceToDevice) }
         .expect("enqueued");
     stream.synchronize().expect("copied");
+}
+
+/// This driver's last GPU sees writes of other devices in order.
+#[test]
+fn what_other_devices_wrote_is_flushed_for_gpus_that_need_it() {
+    let context = context();
+    let fake = fake_driver::load();
+    let gpus = Gpus::get();
+    let last = gpus.devices().last().expect("a GPU");
+    last.context().expect("its context");
+    assert!(context.device().needs_flush() && !last.needs_flush());
+    let before = fake.flushes();
+    flush_writes().expect("flushed");
+    assert_eq!(fake.flushes() - before, 1, "once, for the one that is used and needs it");
+    let stream = Stream::new(context, Priority::Normal).expect("a stream");
+    let memory = DeviceBuffer::new(context, 4096).expect("memory");
+    // Its word is there already.
+    stream.wait_for_word(memory.address(), 0).expect("it waits");
+    assert_eq!(fake.flushes() - before, 2);
+    ends("the stream", move || stream.synchronize().expect("it goes on"));
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct Device {
     copy_engines: u32,
     memory_bytes: usize,
     exports_descriptors: bool,
+    needs_flush: bool,
+    flushes_in_streams: bool,
     context: OnceLock<&'static Context>,
     /// Held while the context is retained, which must happen only once.
     taking: Mutex<()>,
@@ -90,8 +92,9 @@ impl Device {
             multiprocessors: query.attribute(device_attribute::MULTIPROCESSORS)?,
             copy_engines: query.attribute(device_attribute::COPY_ENGINES)?,
             memory_bytes: query.memory_bytes()?,
-            exports_descriptors: (query.attribute(device_attribute::EXPORTS_FILE_DESCRIPTORS))
-                .is_ok_and(|yes| yes != 0),
+            exports_descriptors: query.flag(device_attribute::EXPORTS_FILE_DESCRIPTORS),
+            needs_flush: query.needs_flush(),
+            flushes_in_streams: query.flag(device_attribute::FLUSHES_IN_STREAMS),
             context: OnceLock::new(),
             taking: Mutex::new(()),
         })
@@ -129,6 +132,22 @@ impl Device {
     /// Its compute capability.
     pub fn capability(&self) -> Capability {
         self.capability
+    }
+
+    /// Whether what other devices write to its memory has to be flushed before the GPU is told of it
+    /// ([`flush_writes`](super::flush_writes)): it may see their writes in another order.
+    pub fn needs_flush(&self) -> bool {
+        self.needs_flush
+    }
+
+    /// Whether a stream's wait for a word can flush such writes.
+    pub(crate) fn flushes_in_streams(&self) -> bool {
+        self.flushes_in_streams
+    }
+
+    /// Its context, if that was taken.
+    pub(crate) fn taken(&self) -> Option<&'static Context> {
+        self.context.get().copied()
     }
 
     /// How many multiprocessors (SMs) it has.
@@ -231,6 +250,21 @@ impl Query {
         let ordinal = self.ordinal;
         self.driver.check(code, format_args!("asking for attribute {which} of GPU {ordinal}"))?;
         Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    fn flag(&self, which: i32) -> bool {
+        self.attribute(which).is_ok_and(|yes| yes != 0)
+    }
+
+    /// Whether writes of other devices are not in order for the GPU, and the host can flush them.
+    fn needs_flush(&self) -> bool {
+        /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`.
+        const FOR_OWNER: u32 = 100;
+        /// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`.
+        const BY_HOST: u32 = 1;
+        let ordering = self.attribute(device_attribute::WRITES_ORDERING).unwrap_or(FOR_OWNER);
+        let options = self.attribute(device_attribute::FLUSH_OPTIONS).unwrap_or(0);
+        self.driver.flush_writes.is_some() && ordering < FOR_OWNER && options & BY_HOST != 0
     }
 
     fn name(&self) -> Result<String, GpuError> {

@@ -218,6 +218,7 @@ entry_points! {
         function_load(Handle) = "cuFuncLoad", _;
         stream_green_context(Handle, *mut Handle) = "cuStreamGetGreenCtx", _;
         green_context_resource(Handle, *mut DevResource, i32) = "cuGreenCtxGetDevResource", _;
+        flush_writes(i32, i32) = "cuFlushGPUDirectRDMAWrites", _;
         pool_allocate(*mut DevicePtr, usize, Handle) = "cuMemAllocAsync", "hipMallocAsync";
         pool_free(DevicePtr, Handle) = "cuMemFreeAsync", "hipFreeAsync";
     }

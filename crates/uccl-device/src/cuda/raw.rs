@@ -28,7 +28,10 @@ pub(crate) mod device_attribute {
     pub(crate) const PCI_DOMAIN: i32 = 50;
     pub(crate) const CAPABILITY_MAJOR: i32 = 75;
     pub(crate) const CAPABILITY_MINOR: i32 = 76;
+    pub(crate) const FLUSHES_IN_STREAMS: i32 = 98;
     pub(crate) const EXPORTS_FILE_DESCRIPTORS: i32 = 103;
+    pub(crate) const FLUSH_OPTIONS: i32 = 117;
+    pub(crate) const WRITES_ORDERING: i32 = 118;
 }
 
 /// `CUdevice_P2PAttribute`.

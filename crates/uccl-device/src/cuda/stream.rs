@@ -107,11 +107,15 @@ impl Stream {
     pub fn wait_for_word(&self, address: u64, at_least: u64) -> Result<(), GpuError> {
         /// `CU_STREAM_WAIT_VALUE_GEQ`.
         const AT_LEAST: u32 = 0;
+        /// `CU_STREAM_WAIT_VALUE_FLUSH`.
+        const FLUSH: u32 = 1 << 30;
         let wait = self.context.driver().stream_wait_value_64;
         let wait = Driver::need(wait, "cuStreamWaitValue64")?;
+        // Work behind the wait is to see what another device wrote before the word.
+        let flush = if self.context.device().flushes_in_streams() { FLUSH } else { 0 };
         let _current = self.context.make_current()?;
         // SAFETY: the stream lives; the driver refuses other memory.
-        let code = unsafe { wait(self.raw, address, at_least, AT_LEAST) };
+        let code = unsafe { wait(self.raw, address, at_least, AT_LEAST | flush) };
         self.context.check(code, format_args!("letting a stream wait for a word"))
     }
 

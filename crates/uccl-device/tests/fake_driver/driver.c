@@ -110,7 +110,7 @@ static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
 static uint64_t next_order = 1;
-static int connections, next_number = 1, shuts;
+static int connections, next_number = 1, shuts, flushes;
 static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
 static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
@@ -342,6 +342,8 @@ static code enqueue(handle h, struct work w) {
 
 /* For tests. */
 
+int fake_flushes(void) { return __atomic_load_n(&flushes, __ATOMIC_SEQ_CST); }
+
 void fake_shut(int yes) {
     pthread_mutex_lock(&lock);
     shuts = yes;
@@ -440,8 +442,9 @@ code cuDeviceGetName(char *name, int len, int device) { return snprintf(name, le
 code cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = 1ul << 34, 0; }
 
 code cuDeviceGetAttribute(int *value, int which, int device) {
-    static const int known[][2] = {{16, 8}, {40, 3}, {75, 9}, {76, 0}, {103, 0}};
-    *value = which == 33 ? device + 1 : 0;
+    static const int known[][2] = {{16, 8}, {40, 3}, {75, 9}, {76, 0}, {98, 1}, {103, 0}, {117, 1}};
+    /* The last GPU alone sees writes of other devices in order. */
+    *value = which == 33 ? device + 1 : which == 118 && device == GPUS - 1 ? 100 : 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i][0] == which)
             *value = known[i][1];
@@ -621,8 +624,16 @@ code cuStreamWaitValue32_v2(handle h, address word, uint32_t value, unsigned fla
     return enqueue(h, (struct work){.kind = WAIT_VALUE, .word = (volatile uint32_t *)word, .value = value});
 }
 
+code cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    if (target != 0 || scope != 100)
+        return INVALID;
+    __atomic_fetch_add(&flushes, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
 code cuStreamWaitValue64_v2(handle h, address word, uint64_t value, unsigned flags) {
-    (void)flags;
+    if (flags & 1u << 30)
+        __atomic_fetch_add(&flushes, 1, __ATOMIC_SEQ_CST);
     volatile uint64_t *wide = (volatile uint64_t *)word;
     return enqueue(h, (struct work){.kind = WAIT_VALUE, .wide_word = wide, .wide_value = value});
 }

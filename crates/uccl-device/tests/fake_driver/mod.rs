@@ -14,6 +14,7 @@ pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
     connections: extern "C" fn(c_int),
     shut: extern "C" fn(c_int),
+    flushes: extern "C" fn() -> c_int,
     pass: extern "C" fn(c_int, u64),
     stall: extern "C" fn(c_int),
     stalled: extern "C" fn() -> c_int,
@@ -53,6 +54,11 @@ impl Fake {
     /// Whether no memory can be opened by others that is shown to the driver meanwhile.
     pub(crate) fn shut(self, yes: bool) {
         (self.shut)(c_int::from(yes));
+    }
+
+    /// How often it was told to flush what other devices wrote.
+    pub(crate) fn flushes(self) -> i32 {
+        (self.flushes)()
     }
 
     /// Lets so many kernels, and copies of at most so many bytes, by while all are paused.
@@ -117,6 +123,10 @@ pub(crate) fn load() -> Fake {
                 shut: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_shut",
+                )),
+                flushes: std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(find(
+                    library,
+                    c"fake_flushes",
                 )),
                 pass: std::mem::transmute::<*mut c_void, extern "C" fn(c_int, u64)>(find(
                     library,

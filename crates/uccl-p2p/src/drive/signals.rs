@@ -7,6 +7,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
+use uccl_device::cuda;
 use uccl_fabric::{
     lane::{OpError, OpResult},
     mem::RemoteSpan,
@@ -93,7 +94,10 @@ impl Connection {
     pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
         let Place { addr, key, slot } = place;
         let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
-        let changed = signal::apply(&self.core.mrs.table, &Word { span, change });
+        let apply = || signal::apply(&self.core.mrs.table, &Word { span, change });
+        // Who sees the word is to see what a device has written before.
+        let visible = self.links.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
+        let changed = visible.map_err(|_| Status::Fault).and_then(|()| apply());
         let status = changed.err().unwrap_or(Status::Ok);
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));
