@@ -154,7 +154,7 @@ impl Queue {
     /// The next slice of one operation, as much as is left; `None` if it does not wait here.
     pub(super) fn next_of(&self, name: OpName) -> Option<Next> {
         let mut list = self.0.lock();
-        let at = list.waiting.iter().position(|other| other.plan.name == name)?;
+        let at = list.waiting.iter().position(|sliced| sliced.plan.name == name)?;
         let next = list.waiting[at].next(u64::MAX / 4);
         if list.waiting[at].is_closed() {
             list.waiting.remove(at);
