@@ -37,7 +37,8 @@ fn context(gpu: u32) -> &'static Context {
 }
 
 fn endpoint(transport: Transport) -> Endpoint {
-    endpoint_with(transport, Duration::from_secs(20))
+    // Longer than any test waits: no deadline lets a stream go on that is held for ever.
+    endpoint_with(transport, Duration::from_secs(600))
 }
 
 fn endpoint_with(transport: Transport, transfer_timeout: Duration) -> Endpoint {
@@ -103,10 +104,13 @@ struct Scene {
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn scene(transport: Transport) -> Scene {
+    scene_of([endpoint(transport), endpoint(transport)])
+}
+
+fn scene_of([a, b]: [Endpoint; 2]) -> Scene {
     let fake = fake_driver::load();
     let memory = |gpu| DeviceBuffer::new(context(gpu), LEN).expect("memory");
     let (here, there) = (memory(0), memory(1));
-    let (a, b) = (endpoint(transport), endpoint(transport));
     let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
     b.accept(None, &mut Uninterrupted).expect("accepted");
     let register = |ep: &Endpoint, memory: &DeviceBuffer| {
@@ -330,6 +334,26 @@ fn a_stream_that_waits_for_a_word_of_the_host_goes_on_in_the_end() {
         ends(format!("the stream after {end}"), move || stream.synchronize().expect("it goes on"));
         drop((ep, words));
     }
+}
+
+/// The copies of a staged transfer stand behind the stream's wait, in a queue that both have by chance.
+#[test]
+fn a_stream_that_holds_its_transfer_up_goes_on_after_the_deadline() {
+    let _alone = alone(1);
+    let short = Duration::from_secs(1);
+    let s = scene_of([(); 2].map(|()| endpoint_with(Transport::Tcp, short)));
+    let after = Stream::new(context(0), Priority::Normal).expect("a stream");
+    s.fake.pause(true);
+    let request = Request::new(s.to_b, Op::Write, &s.iovs, &s.adverts);
+    let transfer = s.a.post(&request).expect("posted");
+    s.a.hold_stream(transfer, cuda_stream(&after)).expect("held");
+    s.fake.pause(false);
+    ends("a stream".to_owned(), move || {
+        after.synchronize().expect("it goes on");
+        // Its copies may have been ahead of the wait.
+        let _ = finish(&s.a, transfer);
+        drop(s);
+    });
 }
 
 /// What a lost connection kept is given back, and the stream that waits for one of its transfers goes on.
