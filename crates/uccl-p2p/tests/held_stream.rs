@@ -344,7 +344,7 @@ fn a_stream_that_holds_its_transfer_up_goes_on_after_the_deadline() {
     let s = scene_of([(); 2].map(|()| endpoint_with(Transport::Tcp, short)));
     let after = Stream::new(context(0), Priority::Normal).expect("a stream");
     s.fake.pause(true);
-    let request = Request::new(s.to_b, Op::Write, &s.iovs, &s.adverts);
+    let request = Request::new(s.to_b, Op::Read, &s.iovs, &s.adverts);
     let transfer = s.a.post(&request).expect("posted");
     s.a.hold_stream(transfer, cuda_stream(&after)).expect("held");
     s.fake.pause(false);
