@@ -45,7 +45,7 @@ struct State {
     changes: [AtomicUsize; 2],
 }
 
-/// Sits between whoever connects to it and one target. It passes one connection after the other.
+/// Sits between connectors and one target. It passes one connection after the other.
 struct Relay {
     addr: SocketAddr,
     state: Arc<State>,
@@ -126,9 +126,10 @@ fn pass_one(mut from: &TcpStream, mut to: &TcpStream, state: &State, way: Way) {
     let _gone = to.shutdown(Shutdown::Both);
 }
 
-/// An address that is out of date, or a lie: who listens there leads to another endpoint that has the secret as well.
+/// An address that is out of date, or a lie: a stranger listens there and leads to another endpoint that has the secret as
+/// well.
 #[test]
-fn who_is_led_to_another_endpoint_is_refused_there() {
+fn a_connector_that_is_led_to_another_endpoint_is_refused_there() {
     for psk in [Some(SECRET), None] {
         let [own, meant, other] = [(); 3].map(|()| endpoint(psk, Transport::Tcp));
         let relay = Relay::to(other.addr());
@@ -138,7 +139,7 @@ fn who_is_led_to_another_endpoint_is_refused_there() {
         assert_eq!(other.stats().expect("open").refused_handshakes, 1);
         let accepted = other.accept(Some(Duration::from_millis(50)), &mut Uninterrupted);
         assert!(matches!(accepted, Err(Error::Timeout(_))), "{accepted:?}");
-        // Who leads to the one that is meant is part of the network.
+        // A relay to the endpoint that is meant is part of the network.
         let relay = Relay::to(meant.addr());
         own.connect_to(relay.addr, meant.instance(), None, &mut Uninterrupted).expect("connected");
         meant.accept(None, &mut Uninterrupted).expect("accepted");
@@ -168,7 +169,7 @@ fn no_byte_of_a_handshake_can_be_changed() {
 }
 
 #[test]
-fn what_is_changed_behind_the_proof_lands_nowhere() {
+fn nothing_changed_behind_the_proof_lands() {
     const LEN: usize = 100 << 10;
     // In the record's length, the frame's header, its descriptors, the payload, and the next record.
     for at in [1, 10, 45, 5000, 80_000] {
@@ -195,16 +196,16 @@ fn what_is_changed_behind_the_proof_lands_nowhere() {
         let is_noticed =
             lost.contains("somebody changes the bytes") || lost.contains("a record of");
         assert!(is_noticed, "byte {at}: {lost}");
-        // The records before it have landed. Nothing of its own has, nor what comes behind.
+        // The records before it have landed. Nothing of its own has, and nothing behind it.
         let landed = to.iter().filter(|byte| **byte != 0).count();
         assert!(landed <= at, "byte {at}: {landed} bytes have landed");
         assert!(to[landed..].iter().all(|byte| *byte == 0), "byte {at}");
     }
 }
 
-/// What is sealed works as what is not, whatever its size, and over several streams.
+/// Transfers of all sizes work in records, also over several streams.
 #[test]
-fn what_is_not_changed_arrives() {
+fn unchanged_records_arrive() {
     const LEN: usize = 3 << 20;
     let config = |streams| Config {
         tcp_streams: streams,

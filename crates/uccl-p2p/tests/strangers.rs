@@ -1,6 +1,6 @@
 //! Honest peers connect while strangers flood the listener, and the endpoint keeps little of them.
 //!
-//! `UCCL_TEST_STRANGERS` says for how many seconds (1 where it is not set). What it takes is printed and not judged:
+//! `UCCL_TEST_STRANGERS` says for how many seconds (1 where it is not set). The times are printed and not judged:
 //! `UCCL_TEST_STRANGERS=10 cargo test --release -p uccl-p2p --test strangers -- --nocapture`.
 
 use std::{

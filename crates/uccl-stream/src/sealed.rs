@@ -1,7 +1,7 @@
 //! A pipe whose bytes are protected by [records](uccl_wire::record), over another pipe.
 //!
-//! What is received goes to its place only when its record has been checked, so it passes through a buffer here. What is
-//! sent does as well: its bytes may change while they are sent, and a code must be over the bytes that go out.
+//! Received bytes go to their place only when their record has been checked, so they pass through a buffer here. Bytes to
+//! send do as well: memory may change while it is sent, and a code must be over the bytes that go out.
 
 use std::{io, ops::Range, os::fd::BorrowedFd, ptr};
 
@@ -32,10 +32,10 @@ pub struct SealedRx<R> {
     pipe: R,
     opener: Opener,
     buffer: Box<[u8]>,
-    /// What has come and was not checked.
+    /// Bytes that have come and were not checked.
     start: usize,
     end: usize,
-    /// What was checked and has not been taken; it lies before `start`.
+    /// Bytes that were checked and have not been taken; they lie before `start`.
     opened: Range<usize>,
 }
 
@@ -100,7 +100,7 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
                 self.record.reserve(span.len);
                 // SAFETY: readable as the caller promises, the room was reserved, and the bytes are written before they
                 // are counted. They may be written to by others meanwhile, as memory of a region: this copies them once,
-                // and what was copied is what is sealed.
+                // and seals the copy.
                 unsafe {
                     let to = self.record.as_mut_ptr().add(len);
                     ptr::copy_nonoverlapping(span.addr as *const u8, to, span.len);
@@ -128,7 +128,7 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
 }
 
 impl<R: PipeRx> SealedRx<R> {
-    /// Moves what has been checked to the spans, behind the first `taken` bytes of them; how many.
+    /// Moves checked bytes to the rest of the spans. Returns how many.
     ///
     /// # Safety
     /// The spans must be writable.
@@ -153,7 +153,7 @@ impl<R: PipeRx> SealedRx<R> {
 
     /// Receives more of a record; `None` when nothing is there yet, and `Some(0)` at the end.
     fn fill(&mut self) -> io::Result<Option<usize>> {
-        // Nothing is left of what was checked, so only the beginning of a record is moved.
+        // No checked bytes are left, so only the beginning of a record is moved.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end, self.opened) = (0, self.end - self.start, 0..0);
         let free = &mut self.buffer[self.end..];
@@ -189,7 +189,7 @@ impl<R: PipeRx> PipeRx for SealedRx<R> {
             }
             match self.fill()? {
                 Some(1..) => {}
-                // What has come is handed out first.
+                // The bytes that have come are handed out first.
                 _ if taken > 0 => return Ok(Some(taken)),
                 nothing => return Ok(nothing),
             }

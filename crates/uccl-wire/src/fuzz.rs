@@ -379,7 +379,7 @@ fn named(bytes: &[u8]) -> bool {
 /// The key of the records under test.
 const RECORD_KEY: u8 = 7;
 
-/// A record that is taken is what its content is sealed to.
+/// Sealing the content of a valid record gives that record.
 fn a_record(bytes: &[u8]) -> bool {
     let (mut sealer, mut opener) = record::for_tests(RECORD_KEY);
     let Ok(content) = opener.open(bytes) else { return false };

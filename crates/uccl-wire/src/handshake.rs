@@ -16,15 +16,15 @@
 //! Either end may say REFUSE {code, text} instead, and does so before it gives up on a peer. A proof is
 //! HMAC-SHA256 under the pre-shared key of a label for the role and the bodies of both PRELUDEs, the
 //! connector's first. The
-//! connector proves first: an acceptor shows nothing derived from its key, and nothing of itself, to
-//! who does not know the key.
+//! connector proves first: an acceptor shows nothing derived from its key, and nothing of itself, to a peer
+//! that does not know the key.
 //!
 //! With a key, the two ends also share a key for this stream alone: HMAC-SHA256 under the pre-shared key of
 //! another label and both PRELUDEs. Under it, each HELLO ends with a code over the connector's HELLO, and over
 //! the acceptor's if it is that one's; and all that follows the handshake goes in [records](crate::record),
-//! for whose keys see [`Handshake::take_keys`]. So who sits on the path and relays can change nothing. The
-//! connector's HELLO says which endpoint it means, where it knows: who relays to another one is refused
-//! there. Nothing is encrypted.
+//! and [`Handshake::take_keys`] gives the keys of these. So a relay on the path can change nothing. The
+//! connector's HELLO names the endpoint that it means, if it knows: another one, to which a relay may lead,
+//! refuses. Nothing is encrypted.
 //!
 //! # Example
 //! ```
@@ -151,7 +151,7 @@ pub enum HandshakeError {
     #[error("the peer does not have this endpoint's pre-shared key")]
     PskMismatch,
     /// The peer's hello does not carry its code.
-    #[error("the peer's hello is not what it sent: somebody changes the bytes on their way")]
+    #[error("the peer's hello has no valid code: somebody changes the bytes on their way")]
     Forged,
     /// The hello cannot be sent or read.
     #[error(transparent)]
@@ -195,9 +195,7 @@ impl HandshakeError {
             Self::PskMismatch => {
                 (RefuseCode::PskMismatch, "this endpoint has another pre-shared key".into())
             }
-            Self::Forged => {
-                (RefuseCode::Forged, "this is not what a holder of the key has sent".into())
-            }
+            Self::Forged => (RefuseCode::Forged, "no holder of the key has sent this".into()),
             Self::UnexpectedMessage { .. }
             | Self::WrongLength { .. }
             | Self::Mirror
@@ -298,7 +296,7 @@ impl Handshake {
         matches!(self.state, State::Done)
     }
 
-    /// The keys for what follows the handshake, once and when it [is over](Self::is_done). `None` where there is no
+    /// The keys for the bytes that follow the handshake, once and when it [is over](Self::is_done). `None` without a
     /// pre-shared key.
     pub fn take_keys(&mut self) -> Option<SessionKeys> {
         self.session.take_if(|_| matches!(self.state, State::Done)).map(|key| key.keys(self.role))

@@ -1,4 +1,4 @@
-//! Records: what protects the bytes of a stream whose two ends share a key.
+//! Records: they protect the bytes of a stream between two ends that share a key.
 //!
 //! | field | bytes |
 //! | --- | --- |
@@ -31,8 +31,8 @@ pub enum RecordError {
     /// There is none of this length.
     #[error("a record of {0} bytes, and there are 1 to {MAX_CONTENT}")]
     Length(u32),
-    /// It is not what the peer has sent, or not in its turn.
-    #[error("what came is not what the peer sent: somebody changes the bytes on their way")]
+    /// The peer has not sent it, or not in its turn.
+    #[error("the peer has not sent these bytes: somebody changes the bytes on their way")]
     Forged,
 }
 
@@ -65,7 +65,7 @@ fn block(key: &[u8; 32]) -> hmac::digest::Key<Hmac<Sha256>> {
     block
 }
 
-/// Makes records of what one end sends.
+/// Makes records of the bytes that one end sends.
 pub struct Sealer {
     key: StreamKey,
     number: u64,

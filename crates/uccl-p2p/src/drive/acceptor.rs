@@ -1,7 +1,7 @@
 //! The accepting side: runs handshakes, none of which can hold up another.
 //!
-//! Strangers reach a listener as easily as peers do. So a turn accepts only some, after everything else of the turn; what
-//! waits is bounded; and where that is full, the source that has most of it gives way.
+//! Strangers reach a listener as easily as peers do. So a turn accepts only some, after everything else of the turn; the
+//! number of pending streams is bounded; and where that is full, the source that has most of them gives way.
 
 use std::{
     cmp::Reverse,

@@ -120,7 +120,7 @@ pub(crate) struct Core<C: Carrier> {
     pub(crate) aftermaths: Aftermaths<C>,
     pub(crate) accepts: Mutex<Accepts<C>>,
     pub(crate) accepted: Condvar,
-    /// What streams that peers open take.
+    /// The room for streams that peers open.
     pub(crate) seats: Seats,
     pub(super) notifs: Mutex<VecDeque<Notification>>,
     pub(super) have_notifs: AtomicBool,

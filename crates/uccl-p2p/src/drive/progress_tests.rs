@@ -142,7 +142,7 @@ struct Endless {
     bell: Parker,
     helped: AtomicU64,
     is_over: AtomicBool,
-    /// What it says to watch in place of its bell.
+    /// The descriptor that it names in place of its bell.
     unwatchable: Option<File>,
 }
 

@@ -1,4 +1,4 @@
-//! Room for the streams that peers open, shared by where they come from.
+//! Room for the streams that peers open, shared by their sources.
 
 use std::{
     collections::HashMap,
@@ -8,12 +8,12 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Where a stream comes from, as far as a stranger cannot choose it freely.
+/// The place that a stream comes from, as far as a stranger cannot choose it freely.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Source {
     /// A process of this host, over a Unix socket.
     Host,
-    /// An IPv4 address, or a network of 64 bits of IPv6: whoever has one address of such a network may have all.
+    /// An IPv4 address, or a network of 64 bits of IPv6: one host may have all addresses of such a network.
     Network(IpAddr),
 }
 
@@ -51,8 +51,8 @@ impl Seats {
         Self { most, taken: Arc::default() }
     }
 
-    /// Room for a stream from `source`, if there is any. No source gets more than what is left for the others, so that
-    /// none of them takes all.
+    /// Room for a stream from `source`, if there is any. No source gets more than is left for the others, so that none
+    /// of them takes all.
     pub(crate) fn take(&self, source: Source) -> Option<Seat> {
         let mut taken = self.taken.lock();
         let left = self.most.saturating_sub(taken.all);
@@ -95,11 +95,11 @@ mod tests {
         assert_eq!(first.len(), 4);
         let second = take(2);
         assert_eq!(second.len(), 2);
-        assert_eq!((take(3).len(), take(4).len()), (1, 1), "what is given back can be taken");
+        assert_eq!((take(3).len(), take(4).len()), (1, 1), "none is left over");
         drop(first);
         assert_eq!(take(1).len(), 3);
         drop(second);
-        assert!(seats.taken.lock().by_source.is_empty(), "nothing is kept of who has left");
+        assert!(seats.taken.lock().by_source.is_empty(), "sources that have left are kept");
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Socket {
         Self { tcp, keys: handshake.take_keys() }
     }
 
-    /// A number that nobody else should know. `token` travels in the handshake, where others may see it.
+    /// A number that nobody else should know. `token` travels in the handshake, and others may see it there.
     pub(crate) fn secret(&self, token: u128) -> u128 {
         self.keys.as_ref().map_or(token, |keys| keys.secret)
     }

@@ -1,4 +1,4 @@
-//! What a pipe in records tells the lane above it.
+//! A pipe in records, as the lane above it sees it.
 
 use uccl_fabric::pipe::{PipeRx as _, PipeTx as _};
 use uccl_wire::record::{MAX_CONTENT, for_tests};
@@ -31,7 +31,7 @@ fn receive(rx: &mut SealedRx<TcpRx>, into: &mut [u8]) {
 }
 
 #[test]
-fn who_sleeps_knows_of_what_has_been_checked() {
+fn checked_bytes_keep_a_thread_from_sleep() {
     let ((_pipe, mut tx), (_there, mut rx)) = halves();
     let mut bytes = pattern(100);
     // SAFETY: the memory is there.
@@ -45,14 +45,14 @@ fn who_sleeps_knows_of_what_has_been_checked() {
 }
 
 #[test]
-fn what_a_full_socket_does_not_take_is_held() {
+fn the_rest_of_a_record_is_held_while_the_socket_is_full() {
     let ((_pipe, mut tx), (_there, mut rx)) = halves();
     let mut bytes = pattern(64 << 20);
     // SAFETY: the memory is there.
     let sent = unsafe { tx.send(&[span(&mut bytes)]) }.expect("sent");
     assert!(sent < bytes.len() && sent.is_multiple_of(MAX_CONTENT));
     assert!(tx.is_holding(), "the rest of a record is nowhere");
-    // What was taken is the caller's again.
+    // The memory of bytes that were taken is the caller's again.
     let want = bytes[..sent].to_vec();
     bytes.fill(0);
     let mut got = vec![0; sent];

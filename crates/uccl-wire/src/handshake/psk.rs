@@ -68,25 +68,25 @@ impl Psk {
     }
 }
 
-/// What a code proves.
+/// The purpose of a code.
 type Label = [u8; 20];
 
 /// The key that both ends of one stream have, and nobody else.
 #[derive(Clone)]
 pub(super) struct Session(StreamKey);
 
-/// What protects a stream behind its handshake.
+/// The keys that protect a stream behind its handshake.
 pub struct SessionKeys {
-    /// Seals what this end sends.
+    /// Seals the bytes that this end sends.
     pub sealer: Sealer,
-    /// Opens what the peer sends.
+    /// Opens the records that the peer sends.
     pub opener: Opener,
     /// A number that only the two ends know.
     pub secret: u128,
 }
 
 impl Session {
-    /// What stands behind `role`'s hello: a code over the connector's hello, and over the acceptor's if it is
+    /// The code behind `role`'s hello: a code over the connector's hello, and over the acceptor's if it is
     /// that one's.
     pub(super) fn hello_tag(
         &self,
@@ -102,7 +102,7 @@ impl Session {
         self.0.code([&label[..], &len, connector, acceptor])
     }
 
-    /// The keys for what follows the handshake.
+    /// The keys for the bytes that follow the handshake.
     pub(super) fn keys(&self, role: Role) -> SessionKeys {
         let stream = |label: &Label| StreamKey::new(&self.0.code([&label[..]]));
         let connectors = stream(b"uccl connector bytes");

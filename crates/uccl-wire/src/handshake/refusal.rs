@@ -41,7 +41,7 @@ pub enum RefuseCode {
     Busy,
     /// The endpoint is closing.
     Closing,
-    /// What came is not what a holder of the key has sent.
+    /// No holder of the key has sent these bytes.
     Forged,
     /// The connector means another endpoint.
     AnotherMeant,

@@ -271,7 +271,7 @@ proptest! {
         });
         prop_assert!(changed);
         prop_assert!(!matches!(fates.0, Fate::Met(_)), "the connector met {:?}", fates.0);
-        // The acceptor has met the connector by the time that its answer, which is the last message, is changed.
+        // The last message is the acceptor's answer: by then it has met the connector.
         let knows = (step, to_acceptor) == (2, false);
         prop_assert!(knows == matches!(fates.1, Fate::Met(_)), "the acceptor met {:?}", fates.1);
     }
@@ -386,7 +386,7 @@ fn versions_are_told_apart_by_both_ends() {
     assert_eq!(text, told);
 }
 
-/// The release before knew no codes behind hellos: it is told so, and not taken for somebody who forges.
+/// The release before knew no codes behind hellos: it is told so, and not taken for a forger.
 #[test]
 fn the_version_before_is_refused_with_words() {
     for psk in [None, Some(SECRET)] {
@@ -402,7 +402,7 @@ fn the_version_before_is_refused_with_words() {
     }
 }
 
-/// Whoever relays between two ends with the key can say nothing of its own, also behind the proofs.
+/// A relay between two ends with the key can say nothing of its own, also behind the proofs.
 #[test]
 fn a_hello_of_another_handshake_is_forged() {
     let (to_a, to_c) = transcript(Some(SECRET));

@@ -1,4 +1,4 @@
-//! Strangers: who connects, and is nobody's peer.
+//! Strangers: they connect and are nobody's peers.
 
 use std::net::Ipv4Addr;
 
@@ -50,7 +50,7 @@ fn a_turn_accepts_some_and_comes_back_for_the_rest() {
 }
 
 #[test]
-fn who_waits_at_the_door_goes_behind_who_is_inside() {
+fn newcomers_go_behind_accepted_streams() {
     let own = endpoint();
     let (mut acceptor, epoll, addr) = idle();
     let _stranger = open_from(1, addr);
@@ -76,7 +76,7 @@ fn one_source_of_strangers_keeps_no_other_out() {
     let from = honest.local_addr().expect("bound").ip();
     let mut kept = acceptor.pending.iter();
     assert!(kept.any(|(_, pending)| pending.source == Source::of(from)), "it gave way");
-    // Of its own kind the oldest went, so that who has just come has time.
+    // Of its own kind the oldest went, so that newcomers have time.
     let peers: Vec<_> = (acceptor.pending.iter())
         .filter_map(|(_, pending)| match &pending.stream {
             Stream::Shaking { addr, .. } => Some(*addr),
@@ -88,7 +88,7 @@ fn one_source_of_strangers_keeps_no_other_out() {
 }
 
 #[test]
-fn who_speaks_slowly_does_not_stay_longer() {
+fn a_slow_speaker_does_not_stay_longer() {
     let own = endpoint();
     let timeout = Duration::from_millis(200);
     let other = Endpoint::new(Config { timeout, ..on_loopback() }).expect("an endpoint");
@@ -106,9 +106,9 @@ fn who_speaks_slowly_does_not_stay_longer() {
     assert!(begun.elapsed() < Duration::from_secs(20), "it stays");
 }
 
-/// The token of a connection travels in the handshake, which others on the way may see.
+/// The token of a connection travels in the handshake, and others on the way may see it.
 #[test]
-fn who_has_seen_the_token_does_not_join_within_the_host() {
+fn the_token_alone_joins_nothing_within_the_host() {
     let psk = Some(b"a secret of sixteen".to_vec());
     let config = || Config { psk: psk.clone(), transport: Transport::Local, ..on_loopback() };
     let [own, other] = [(); 2].map(|()| Endpoint::new(config()).expect("an endpoint"));
@@ -139,7 +139,7 @@ fn passive(max_streams: usize) -> Endpoint {
 }
 
 #[test]
-fn what_peers_may_open_is_bounded_where_nobody_accepts() {
+fn passive_endpoints_bound_the_streams_of_their_peers() {
     let (own, other) = (endpoint(), passive(4));
     let stranger = Stranger::new(&own, &other);
     let connect = || {
@@ -155,7 +155,10 @@ fn what_peers_may_open_is_bounded_where_nobody_accepts() {
     drop(first);
     let begun = Instant::now();
     while let Err(refused) = connect() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "who has left takes room: {refused}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "a stream that has ended takes room: {refused}"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }

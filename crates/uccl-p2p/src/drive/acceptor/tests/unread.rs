@@ -34,8 +34,8 @@ fn framed(message: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Sends messages and reads nothing, until the endpoint has given the connection up. `say` appends the message with this
-/// number, which is answered.
-fn flood(what: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
+/// number; the endpoint answers it.
+fn flood(kind: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
     let own = endpoint();
     let config = Config { transport: Transport::Tcp, ..on_loopback() };
     let other = Endpoint::new(config).expect("an endpoint");
@@ -64,13 +64,13 @@ fn flood(what: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
     };
     let more = resident().saturating_sub(before);
     println!(
-        "{what}: {} MiB said, at most {} MiB of answers waited, {} MiB more were resident",
+        "{kind}: {} MiB said, at most {} MiB of answers waited, {} MiB more were resident",
         sent >> 20,
         most >> 20,
         more >> 20
     );
-    assert!(most < FAR, "{what}: {most} bytes wait");
-    assert!(given_up, "{what}: a peer that reads nothing is heard for ever");
+    assert!(most < FAR, "{kind}: {most} bytes wait");
+    assert!(given_up, "{kind}: a peer that reads nothing is heard for ever");
     let begun = Instant::now();
     while !conn.is_failed() {
         assert!(begun.elapsed() < Duration::from_secs(20), "its connection lives");
