@@ -1,5 +1,7 @@
 //! Ranks that are left out and let in again, and ranks that are late.
 
+use std::sync::Condvar;
+
 use uccl_ep::dispatch::Choices as ChoicesOut;
 
 use super::*;
@@ -28,6 +30,29 @@ impl Shape {
 
 /// The most tokens of a rank.
 const TOKENS: usize = 24;
+
+/// Where ranks wait for each other, though not for one that has failed.
+struct Meeting {
+    ranks: usize,
+    come: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    fn new(ranks: usize) -> Self {
+        Self { ranks, come: Mutex::new(0), changed: Condvar::new() }
+    }
+
+    fn wait(&self) {
+        let mut come = self.come.lock().unwrap();
+        *come += 1;
+        self.changed.notify_all();
+        let all = come.next_multiple_of(self.ranks);
+        let limit = Duration::from_secs(30);
+        let met = self.changed.wait_timeout_while(come, limit, |come| *come < all).unwrap();
+        assert!(!met.1.timed_out(), "a rank does not come");
+    }
+}
 
 /// What experts that change nothing make of a rank's tokens, where only some ranks are there.
 fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
@@ -178,7 +203,7 @@ fn masking(ranks: Ranks, rank: impl Fn(Arc<Group>) + Sync) {
 
 #[test]
 fn a_late_rank_is_left_out_of_this_call_and_of_those_that_follow() {
-    let all = Barrier::new(3);
+    let all = Meeting::new(3);
     let ranks = Ranks { timeout: Duration::from_secs(2), ..Ranks::near(3) };
     for shape in [Shape::low_latency, Shape::normal] {
         masking(ranks, |group| {
@@ -209,7 +234,7 @@ fn a_late_rank_is_left_out_of_this_call_and_of_those_that_follow() {
 #[test]
 fn a_rank_does_not_leave_itself_out() {
     let ranks = Ranks { timeout: Duration::from_millis(300), ..Ranks::near(2) };
-    let all = Barrier::new(2);
+    let all = Meeting::new(2);
     masking(ranks, |group| {
         let (me, shape) = (group.rank(), Shape::low_latency(2));
         let why = group.mask(me, true).unwrap_err().to_string();
@@ -240,7 +265,7 @@ fn a_rank_does_not_leave_itself_out() {
 
 #[test]
 fn a_barrier_waits_no_longer_than_a_call_for_a_rank_that_does_not_come() {
-    let all = Barrier::new(3);
+    let all = Meeting::new(3);
     let ranks = Ranks { timeout: Duration::from_secs(2), ..Ranks::near(3) };
     masking(ranks, |group| {
         if group.rank() != 2 {
@@ -256,7 +281,7 @@ fn a_barrier_waits_no_longer_than_a_call_for_a_rank_that_does_not_come() {
 fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
     /// Of each rank; some rounds for each.
     const EACH: usize = 40;
-    let all = Barrier::new(2);
+    let all = Meeting::new(2);
     let ranks = Ranks { timeout: Duration::from_secs(2), ..Ranks::near(2) };
     for by_experts in [false, true] {
         masking(ranks, |group| {
