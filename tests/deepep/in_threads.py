@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Callable
 
-#: Seconds that ranks wait for each other at the board.
-LIMIT = 200
+#: Seconds that ranks wait for each other at the board; whoever runs suites gives up before.
+LIMIT = 1800
 
 ON = sys.argv[1]
 # Suites say nothing of the device, and torch finds none.
