@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Callable
 
-#: Seconds that ranks wait for each other at the board; whoever runs suites gives up before.
+#: Seconds that ranks wait for each other at the board. The limit of `run.py` is below it.
 LIMIT = 1800
 
 ON = sys.argv[1]
