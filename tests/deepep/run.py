@@ -52,23 +52,23 @@ SETTINGS = {
     "": "",
     "unsynced": "--do-cpu-sync 0",
     "masked": "--masked-ratio 0.3",
-    "masked, unsynced": "--masked-ratio 0.5 --do-cpu-sync 0",
+    "masked unsynced": "--masked-ratio 0.5 --do-cpu-sync 0",
     "unbalanced": "--unbalanced-ratio 2",
-    "unbalanced, precise": "--unbalanced-ratio 1.5 --precise-unbalanced-ratio",
+    "unbalanced precise": "--unbalanced-ratio 1.5 --precise-unbalanced-ratio",
     "single reductions": "--allow-multiple-reduction 0",
-    "single reductions, unsynced": "--allow-multiple-reduction 0 --do-cpu-sync 0 --masked-ratio 0.3",
-    "flat, overlapping": "--allow-hybrid-mode 0 --prefer-overlap-with-compute 1",
+    "single reductions unsynced": "--allow-multiple-reduction 0 --do-cpu-sync 0 --masked-ratio 0.3",
+    "flat overlapping": "--allow-hybrid-mode 0 --prefer-overlap-with-compute 1",
     # Not with --do-cpu-sync 0: then it compares what arrived with all rows of a second call.
     "deterministic": "--deterministic",
 }
 MODES = [
     Mode("low latency", "legacy/test_low_latency.py"),
-    Mode("low latency, logfmt", "legacy/test_low_latency.py", "--use-logfmt"),
-    Mode("low latency, no nvlink", "legacy/test_low_latency.py", "--disable-nvlink"),
-    Mode("low latency, shrink", "legacy/test_low_latency.py", "--shrink-test", least=6),
+    Mode("low latency logfmt", "legacy/test_low_latency.py", "--use-logfmt"),
+    Mode("low latency no nvlink", "legacy/test_low_latency.py", "--disable-nvlink"),
+    Mode("low latency shrink", "legacy/test_low_latency.py", "--shrink-test", least=6),
     Mode("intranode", "legacy/test_intranode.py"),
     *(
-        Mode(f"elastic, {name}".rstrip(", "), ELASTIC, f"--skip-perf-test {arguments}".rstrip())
+        Mode(f"elastic {name}".rstrip(), ELASTIC, f"--skip-perf-test {arguments}".rstrip())
         for name, arguments in SETTINGS.items()
     ),
     Mode("barrier", "elastic/test_barrier.py"),
