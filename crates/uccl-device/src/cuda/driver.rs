@@ -217,6 +217,7 @@ entry_points! {
             "cuLaunchKernelEx", _;
         function_load(Handle) = "cuFuncLoad", _;
         stream_green_context(Handle, *mut Handle) = "cuStreamGetGreenCtx", _;
+        context_resource(Handle, *mut DevResource, i32) = "cuCtxGetDevResource", _;
         green_context_resource(Handle, *mut DevResource, i32) = "cuGreenCtxGetDevResource", _;
         flush_writes(i32, i32) = "cuFlushGPUDirectRDMAWrites", _;
         pool_allocate(*mut DevicePtr, usize, Handle) = "cuMemAllocAsync", "hipMallocAsync";

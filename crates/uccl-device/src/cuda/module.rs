@@ -13,7 +13,7 @@ use super::{
     error::GpuError,
     raw::{
         DevResource, Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES, LaunchAttribute, LaunchConfig,
-        RESOURCE_MULTIPROCESSORS, SUCCESS,
+        NOT_SUPPORTED, RESOURCE_MULTIPROCESSORS, SUCCESS,
     },
     reaper,
     stream::Stream,
@@ -215,23 +215,35 @@ impl Stream {
         let code = unsafe {
             launch(&raw const config, function.raw, places.as_mut_ptr(), ptr::null_mut())
         };
+        if code == NOT_SUPPORTED {
+            // SAFETY: as the caller has it.
+            return unsafe { self.launch(function, grid, parameter) };
+        }
         context.check(code, format_args!("launching {} blocks together", grid.blocks))
     }
 
-    /// How many multiprocessors a stream has that is of a green context; none if it is not, or the driver cannot tell (before CUDA 12.4).
+    /// How many multiprocessors a stream's kernels may have: those of its green context, or of the context, of which a server of several processes may
+    /// give a share. None if the driver cannot tell (before CUDA 12.4).
     pub fn multiprocessors(&self) -> Option<u32> {
         let (context, driver) = (self.context(), self.context().driver());
-        let (of_stream, resource_of) =
-            (driver.stream_green_context?, driver.green_context_resource?);
         let _current = context.make_current().ok()?;
-        let (mut green, mut resource) = (ptr::null_mut(), DevResource::NONE);
-        // SAFETY: the stream lives, and there is room for a handle.
-        let code = unsafe { of_stream(self.raw(), &raw mut green) };
-        if code != SUCCESS || green.is_null() {
-            return None;
+        let (mut holder, mut resource) = (ptr::null_mut(), DevResource::NONE);
+        let green = driver.stream_green_context.zip(driver.green_context_resource);
+        if let Some((of_stream, resource_of)) = green {
+            // SAFETY: the stream lives, and there is room for a handle.
+            let code = unsafe { of_stream(self.raw(), &raw mut holder) };
+            if code == SUCCESS && !holder.is_null() {
+                // SAFETY: the stream keeps its context, and there is more room than any driver's resource takes.
+                let code =
+                    unsafe { resource_of(holder, &raw mut resource, RESOURCE_MULTIPROCESSORS) };
+                return (code == SUCCESS).then_some(resource.multiprocessors);
+            }
         }
-        // SAFETY: the stream keeps its context, and there is more room than any driver's resource takes.
-        let code = unsafe { resource_of(green, &raw mut resource, RESOURCE_MULTIPROCESSORS) };
+        // SAFETY: there is room for a handle.
+        let code = unsafe { (driver.context_get_current)(&raw mut holder) };
+        let resource_of = driver.context_resource.filter(|_| code == SUCCESS)?;
+        // SAFETY: it is the current context; there is room as above.
+        let code = unsafe { resource_of(holder, &raw mut resource, RESOURCE_MULTIPROCESSORS) };
         (code == SUCCESS).then_some(resource.multiprocessors)
     }
 }

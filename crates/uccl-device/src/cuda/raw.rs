@@ -18,6 +18,7 @@ pub(crate) const NOT_INITIALISED: Code = 3;
 pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub(crate) const NOT_SUPPORTED: Code = 801;
 
 /// `CUdevice_attribute`.
 pub(crate) mod device_attribute {
