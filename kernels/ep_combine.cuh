@@ -140,16 +140,15 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const Waiting& w, 
   sum_terms(in_order(terms_of(p, w, token)), out, slice_of(team, p.row_len / 16));
 }
 
-// Makes each token's sum, by `sum`, when all rows have come. The block has begun.
+// Makes each token's sum, by `sum`, when all rows have come: a team has a token at a time. The block has begun.
 template <typename Sum>
-__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
+__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, const Team& team, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
-  Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
 __device__ __forceinline__ void sum_whole(const UcclEpSum& p, Waiting& w) {
-  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w, team, token); });
+  sum_tokens(p, w, team_for(p.routes.tokens), [&](const Team& team, u32 token) { sum_token(p, w, team, token); });
 }

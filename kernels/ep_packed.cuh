@@ -97,7 +97,15 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w,
   }
 }
 
+// Few tokens have several blocks each, and the channels that follow each other are of different ones: it takes a multiprocessor longer to unpack a row
+// than to load it.
+__device__ __forceinline__ Team team_for_packed(u32 tokens) {
+  u32 blocks = gridDim.x / max(tokens, 1u), block = block_number();
+  if (blocks <= 1) return team_for(tokens);
+  return {block / blocks, gridDim.x / blocks, warp_of_thread() * blocks + block % blocks, warps_of_block() * blocks};
+}
+
 __device__ __forceinline__ void combine_receive_packed(const UcclEpSum& p, Waiting& w) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
-  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
+  sum_tokens(p, w, team_for_packed(p.routes.tokens), [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
 }

@@ -284,7 +284,7 @@ constexpr u16 NO_CALL = 63;
 // Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
-  bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+  bool is_lost = looks_at_host && (load_acquire(lost_word(g)) >> peer & 1) != 0;
   // What it did before it was lost may have come since.
   if (is_lost && load_acquire(a.word) != seen) return CAME;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));

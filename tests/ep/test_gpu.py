@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import gpu_beside
 import gpu_lost
 import gpu_steps
 from cases import Sizes
@@ -91,6 +92,24 @@ def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, size: in
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_send_their_parts_of_sums(world: Any, size: int, seed: int) -> None:
     world.run(size, in_process, 400 + seed, Sizes(Shape(size, 24), hidden=7168, top_k=8, most=64))
+
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="lacks a second GPU")
+
+
+@needs_two
+def test_calls_go_on_beside_collectives_that_other_ranks_have_begun_first(world: Any) -> None:
+    world.run(2, gpu_beside.beside_collectives, 20)
+
+
+@needs_two
+def test_calls_of_two_buffers_begin_in_any_order_where_both_have_room(world: Any) -> None:
+    world.run(2, gpu_beside.in_different_order, 20)
+
+
+@needs_two
+def test_calls_run_on_a_part_of_a_gpu(world: Any) -> None:
+    world.run(2, gpu_beside.on_half_of_a_gpu, 5)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -264,7 +283,7 @@ def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(when: str, 
     if not masks:
         assert all(text.startswith(f"{gpu_lost.PHASES[when]} on rank {rank}") for rank, text in enumerate(texts)), texts
         # The first to fail tells the other.
-        assert any(f"rank {gpu_lost.LOST}: data of call" in text for text in texts), texts
+        assert any(f"rank {gpu_lost.LOST} has ended" in text for text in texts), texts
 
 
 def test_nothing_grows_with_random_calls() -> None:

@@ -11,15 +11,17 @@
 //! | 32 | u64 | a random number of its process |
 //! | 40 | 36 B | the kernel's boot id, as text |
 //! | 76 | 64 B | the handle by which other processes open the window |
+//! | 140 | u32 | its process, as its host numbers it |
+//! | 144 | u64 | when that process was started, in ticks since the host was |
 //!
 //! All numbers are little endian. Who has the handle can write to the window.
 
 use crate::ep_card::{EpCardError, HOST_LEN};
 
 /// Bytes of a card.
-pub const EP_GPU_CARD_LEN: usize = 140;
+pub const EP_GPU_CARD_LEN: usize = 152;
 
-const MAGIC: u32 = 0x5543_4702;
+const MAGIC: u32 = 0x5543_4703;
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub struct EpGpuCard {
     pub host: [u8; HOST_LEN],
     /// What other processes open the window by.
     pub handle: [u8; 64],
+    /// Its process's number.
+    pub pid: u32,
+    /// When its process was started: another one with this number was started at another time.
+    pub started: u64,
 }
 
 impl EpGpuCard {
@@ -57,7 +63,9 @@ impl EpGpuCard {
             *out = long.to_le_bytes();
         }
         out[40..76].copy_from_slice(&self.host);
-        out[76..].copy_from_slice(&self.handle);
+        out[76..140].copy_from_slice(&self.handle);
+        out[140..144].copy_from_slice(&self.pid.to_le_bytes());
+        out[144..].copy_from_slice(&self.started.to_le_bytes());
         out
     }
 
@@ -81,10 +89,11 @@ impl EpGpuCard {
         if rank >= ranks {
             return Err(EpCardError::NoSuchRank { rank, ranks });
         }
-        let [pool, nonce, process] = [16, 24, 32].map(long);
+        let [pool, nonce, process, started] = [16, 24, 32, 144].map(long);
+        let pid = word(35);
         let host = bytes[40..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
         let handle = bytes[76..].first_chunk().copied().unwrap_or([0; 64]);
-        Ok(Self { rank, ranks, marks, pool, nonce, process, host, handle })
+        Ok(Self { rank, ranks, marks, pool, nonce, process, host, handle, pid, started })
     }
 }
 
@@ -105,15 +114,16 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            rank: u32, longs: [u64; 3], ranks in 1u32.., marks: u32, host in proptest::array::uniform32(0u8..),
+            rank: u32, longs: [u64; 4], pid: u32, ranks in 1u32.., marks: u32, host in proptest::array::uniform32(0u8..),
         ) {
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
             let mut handle = [7; 64];
             handle[..32].copy_from_slice(&host);
-            let [pool, nonce, process] = longs;
+            let [pool, nonce, process, started] = longs;
             let rank = rank % ranks;
-            let card = EpGpuCard { rank, ranks, marks, pool, nonce, process, host: id, handle };
+            let card =
+                EpGpuCard { rank, ranks, marks, pool, nonce, process, host: id, handle, pid, started };
             prop_assert_eq!(EpGpuCard::decode(&card.encode()), Ok(card));
         }
 

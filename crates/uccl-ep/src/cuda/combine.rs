@@ -132,11 +132,18 @@ impl Combine {
             // SAFETY: the caller's promise.
             unsafe { self.begin(stream)? };
         }
-        let kernel = if self.is_packed { kernels.sum_packed } else { kernels.sum };
+        let (kernel, blocks) = match self.is_packed {
+            // Few tokens have several blocks each.
+            true => (kernels.sum_packed, tokens * (row_len as usize).div_ceil(PACKED_STEP)),
+            false => (kernels.sum, tokens),
+        };
         // SAFETY: the kernel takes this struct; otherwise as for `begin`.
-        unsafe { group.launch(stream, (kernel, tokens), &sum) }
+        unsafe { group.launch(stream, (kernel, blocks), &sum) }
     }
 }
+
+/// Bytes of a sum that a warp makes at a time where rows are packed.
+const PACKED_STEP: usize = 1024;
 
 /// Bytes of a vector, which a thread moves at a time.
 const VECTOR: usize = 16;

@@ -10,6 +10,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_device::cuda::{Context, DeviceBuffer, Gpus, Priority, Stream};
+use uccl_local::cma::Process;
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
@@ -18,6 +19,7 @@ use super::{
     params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
     status::{Reports, TOO_MANY},
     told::ToldMemory,
+    watch::Watch,
     window::{Window, words_len},
 };
 use crate::{
@@ -94,14 +96,15 @@ pub struct Group {
 
 /// Where the ranks' windows are.
 enum Windows {
-    Direct(Window),
+    /// And the thread that looks after the processes of others, if there are any.
+    Direct(Window, Option<Watch>),
     ByHost(Box<Hosted>),
 }
 
 impl Windows {
     fn pool_len(&self) -> usize {
         match self {
-            Self::Direct(window) => window.pool_len(),
+            Self::Direct(window, _) => window.pool_len(),
             Self::ByHost(hosted) => hosted.pool_len(),
         }
     }
@@ -143,8 +146,9 @@ impl Group {
             prepared.as_ref().map_or_else(|_| Vec::new(), |(.., card)| card.encode().to_vec());
         let cards = exchange(card)?;
         let joined = prepared.and_then(|(parts, mut window, _)| {
-            open_all(config, &mut window, &cards)?;
-            Ok(parts.into_group(config, Windows::Direct(window)))
+            let processes = open_all(config, &mut window, &cards)?;
+            let watch = Watch::of_processes(processes, &parts.reports)?;
+            Ok(parts.into_group(config, Windows::Direct(window, watch)))
         });
         judged_by_all(rank, joined, exchange)
     }
@@ -219,7 +223,7 @@ impl Group {
 
     fn by_host(&self) -> Option<&crate::Group> {
         match &self.windows {
-            Windows::Direct(_) => None,
+            Windows::Direct(..) => None,
             Windows::ByHost(hosted) => Some(hosted.group()),
         }
     }
@@ -260,7 +264,7 @@ impl Group {
 
     fn loss(&self, peer: usize) -> Option<String> {
         match &self.windows {
-            Windows::Direct(_) => None,
+            Windows::Direct(_, watch) => watch.as_ref()?.loss(peer),
             Windows::ByHost(hosted) => hosted.loss(peer),
         }
     }
@@ -467,7 +471,7 @@ fn params(
         zero: 0,
     };
     match windows {
-        Windows::Direct(window) => {
+        Windows::Direct(window, _) => {
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
             params.home = params.windows[rank];
             if window.marks_len() > 0 {
@@ -492,11 +496,17 @@ fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
     Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
 }
 
-fn open_all(config: &Config, window: &mut Window, cards: &[Option<Vec<u8>>]) -> Result<()> {
+/// Opens the windows of all ranks. Returns the processes of those that can be watched.
+fn open_all(
+    config: &Config,
+    window: &mut Window,
+    cards: &[Option<Vec<u8>>],
+) -> Result<Vec<Option<Process>>> {
     let Config { rank: me, ranks, .. } = *config;
     if cards.len() != ranks {
         return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
     }
+    let mut processes = Vec::new();
     for (rank, card) in cards.iter().enumerate() {
         let card = card.as_deref().unwrap_or_default();
         let card =
@@ -512,7 +522,7 @@ fn open_all(config: &Config, window: &mut Window, cards: &[Option<Vec<u8>>]) -> 
             ("as bytes of the pool", card.pool, window.pool_len() as u64),
         ];
         agree(me, rank, &facts)?;
-        window.open(&card)?;
+        processes.push(window.open(&card)?);
     }
-    Ok(())
+    Ok(processes)
 }

@@ -5,12 +5,8 @@
 //! and push commands for this rank's proxy, which copies it. A thread watches the peers, because kernels cannot.
 
 use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -20,15 +16,13 @@ use uccl_fabric::shm::Mapping;
 use super::{
     params::{GroupParams, MAX_RANKS},
     status::Reports,
+    watch::Watch,
 };
 use crate::{
     error::{Error, Result},
     group::Group,
     view::control_len,
 };
-
-/// How often peers are looked at.
-const WATCHING: Duration = Duration::from_millis(2);
 
 /// A rank's window, and its way to those of its peers.
 pub(super) struct Hosted {
@@ -80,7 +74,8 @@ impl Hosted {
             }
         }
         let home = DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
-        let watch = Watch::new(Arc::clone(&group), Arc::clone(reports))?;
+        let watched = Arc::clone(&group);
+        let watch = Watch::new(group.ranks(), Arc::clone(reports), move |rank| watched.loss(rank))?;
         Ok(Self { watch, group, _locked: locked, windows, home, far, mirrors, ring, ring_slots })
     }
 
@@ -96,7 +91,7 @@ impl Hosted {
 
     /// Why a rank is not there any more.
     pub(super) fn loss(&self, rank: usize) -> Option<String> {
-        self.watch.losses.get(rank)?.get().cloned()
+        self.watch.loss(rank)
     }
 
     /// Tells kernels where windows are.
@@ -129,55 +124,12 @@ impl<T: Send + Sync> Drop for EndsApart<T> {
     }
 }
 
-/// The thread that looks after the peers.
-struct Watch {
-    is_over: Arc<AtomicBool>,
-    /// By rank, why it is not there any more.
-    losses: Arc<Vec<OnceLock<String>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    fn new(group: Arc<Group>, reports: Arc<Reports>) -> Result<Self> {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let losses: Arc<Vec<_>> = Arc::new((0..group.ranks()).map(|_| OnceLock::new()).collect());
-        let (over, told) = (Arc::clone(&is_over), Arc::clone(&losses));
-        let watch = move || {
-            while !over.load(Ordering::Acquire) {
-                look(&group, &told, &reports);
-                thread::park_timeout(WATCHING);
-            }
-        };
-        let thread = thread::Builder::new().name("uccl-ep-watch".into()).spawn(watch);
-        let os = |source| Error::Os { what: "starting a thread".to_owned(), source };
-        Ok(Self { is_over, losses, thread: Some(thread.map_err(os)?) })
-    }
-}
-
-/// Tells kernels of the peers that are not there any more.
-fn look(group: &Group, losses: &[OnceLock<String>], reports: &Reports) {
-    for (rank, told) in losses.iter().enumerate().filter(|(_, told)| told.get().is_none()) {
-        if let Some(why) = group.loss(rank) {
-            told.get_or_init(|| why);
-            reports.set_lost(rank);
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // It has no way to fail but a panic, which has been printed.
-            let _ = thread.join();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::{
+        sync::mpsc::{Receiver, Sender, channel},
+        time::Duration,
+    };
 
     use super::*;
 

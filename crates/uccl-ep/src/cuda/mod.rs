@@ -15,6 +15,7 @@ mod params;
 mod routing;
 mod status;
 mod told;
+mod watch;
 mod window;
 
 pub use self::{

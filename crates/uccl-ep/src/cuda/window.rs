@@ -19,9 +19,13 @@ use uccl_device::{
         PinnedBuffer, Priority, Stream,
     },
 };
+use uccl_local::cma::Process;
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
-use super::params::{NOTES, PARTS};
+use super::{
+    params::{NOTES, PARTS},
+    watch::{self, own_start},
+};
 use crate::{
     error::{Error, Result},
     nodes::host_of,
@@ -127,17 +131,24 @@ impl Window {
             process: process()?,
             host: host_of(&HostIdentity::of_this_process())?,
             handle: export.handle.0,
+            pid: std::process::id(),
+            started: own_start()?,
         })
     }
 
-    /// Reaches a peer's window: those of ranks 0, 1, and so on, one after the other.
-    pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<()> {
+    /// Reaches a peer's window: those of ranks 0, 1, and so on, one after the other. Returns its process, if it is another that can be
+    /// watched.
+    pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<Option<Process>> {
         let reached = match card.rank as usize == self.me {
             true => Reached::Own(Arc::clone(&self.memory)),
             false => self.reach(card)?,
         };
+        let watched = match &reached {
+            Reached::Own(_) => None,
+            Reached::Opened(_) => watch::process(card.pid, card.started),
+        };
         self.peers.push(reached);
-        Ok(())
+        Ok(watched)
     }
 
     fn reach(&self, card: &EpGpuCard) -> Result<Reached> {

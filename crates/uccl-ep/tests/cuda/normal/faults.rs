@@ -39,7 +39,7 @@ impl Normal {
         for (wrong, said) in [
             (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
             (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
-            (Wrong::Choice(experts), "of token 0 is no expert"),
+            (Wrong::Choice(experts), "choice 0 of token 0 is no expert"),
             (Wrong::Choice(experts - 1), second),
         ] {
             let case = Self { wrong: Some(wrong), ..few };

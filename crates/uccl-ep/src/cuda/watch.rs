@@ -1,0 +1,135 @@
+//! A thread that looks whether ranks are still there, because kernels cannot.
+
+use std::{
+    fs, io,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use uccl_local::cma::Process;
+
+use super::status::Reports;
+use crate::error::{Error, Result};
+
+/// How often ranks are looked at.
+const WATCHING: Duration = Duration::from_millis(2);
+
+/// The thread that looks after the peers.
+pub(super) struct Watch {
+    is_over: Arc<AtomicBool>,
+    /// By rank, why it is not there any more.
+    losses: Arc<Vec<OnceLock<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Tells kernels of each of so many ranks of which `loss` says why it is not there any more.
+    pub(super) fn new(
+        ranks: usize,
+        reports: Arc<Reports>,
+        loss: impl Fn(usize) -> Option<String> + Send + 'static,
+    ) -> Result<Self> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let losses: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| OnceLock::new()).collect());
+        let (over, told) = (Arc::clone(&is_over), Arc::clone(&losses));
+        let watch = move || {
+            while !over.load(Ordering::Acquire) {
+                look(&told, &reports, &loss);
+                thread::park_timeout(WATCHING);
+            }
+        };
+        let thread = thread::Builder::new().name("uccl-ep-watch".into()).spawn(watch);
+        let os = |source| Error::Os { what: "starting a thread".to_owned(), source };
+        Ok(Self { is_over, losses, thread: Some(thread.map_err(os)?) })
+    }
+
+    /// Looks at processes, by rank; there is no thread if there are none.
+    pub(super) fn of_processes(
+        processes: Vec<Option<Process>>,
+        reports: &Arc<Reports>,
+    ) -> Result<Option<Self>> {
+        if processes.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let ranks = processes.len();
+        let loss = move |rank: usize| {
+            let ended = processes[rank].as_ref().is_some_and(Process::has_ended);
+            ended.then(|| "has ended".to_owned())
+        };
+        Self::new(ranks, Arc::clone(reports), loss).map(Some)
+    }
+
+    /// Why a rank is not there any more.
+    pub(super) fn loss(&self, rank: usize) -> Option<String> {
+        self.losses.get(rank)?.get().cloned()
+    }
+}
+
+/// Tells kernels of the peers that are not there any more.
+fn look(losses: &[OnceLock<String>], reports: &Reports, loss: &impl Fn(usize) -> Option<String>) {
+    for (rank, told) in losses.iter().enumerate().filter(|(_, told)| told.get().is_none()) {
+        if let Some(why) = loss(rank) {
+            told.get_or_init(|| why);
+            reports.set_lost(rank);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has no way to fail but a panic, which has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A process that was started at a time, to be watched; none where its number means another process here, which is so in another namespace.
+pub(super) fn process(pid: u32, started: u64) -> Option<Process> {
+    let process = Process::open(pid.cast_signed()).ok()?;
+    // It is this one that is held now, or it was another all along.
+    (started_at(&pid.to_string()).ok()? == started).then_some(process)
+}
+
+/// When this process was started.
+pub(super) fn own_start() -> Result<u64> {
+    let os = |source| Error::Os { what: "asking when this process was started".to_owned(), source };
+    started_at("self").map_err(os)
+}
+
+/// When a process was started, in ticks since the host was.
+fn started_at(process: &str) -> io::Result<u64> {
+    /// Which number it is behind the name, which is in brackets and may have any.
+    const NTH: usize = 19;
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
+    let number = behind.split_ascii_whitespace().nth(NTH).and_then(|number| number.parse().ok());
+    number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{stat:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_watched_that_was_started_when_it_says() {
+        let (pid, started) = (std::process::id(), own_start().unwrap());
+        assert!(started > 0);
+        assert!(process(pid, started).is_some_and(|own| !own.has_ended()));
+        assert!(process(pid, started + 1).is_none());
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let at = started_at(&child.id().to_string()).unwrap();
+        let watched = process(child.id(), at).unwrap();
+        assert!(!watched.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(watched.has_ended());
+        assert!(process(child.id(), at).is_none());
+    }
+}
