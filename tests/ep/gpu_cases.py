@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 from unittest import mock
 
 import pytest
@@ -497,17 +497,17 @@ def masked(rank: Rank) -> None:
     exact.check(outs, [])
 
 
-def let_in(rank: Rank, is_few: bool) -> None:
-    """Ranks that leave each other out for some calls take part again, in both modes."""
+def let_in(rank: Rank, is_few: bool, counts: Iterable[int]) -> None:
+    """Ranks that leave each other out for so many calls take part again, in either mode."""
     out = rank.size() - 1
     if is_few:
-        FewTokens(rank, 7, comm=rank, device="cuda", timeout=60).lets_in(out, (1, 2, 9))
+        FewTokens(rank, 7, comm=rank, device="cuda", timeout=60).lets_in(out, counts)
         rank.allgather(b"")
         return
     exact = Exact(rank, buffer_of(rank))
     every, outs = list(exact.owners), []
     others = {out} if rank.rank() != out else set(range(out))
-    for count in (1, 2, 9):
+    for count in counts:
         for other in others:
             exact.buffer.update_mask_buffer(other, True)
         exact.copies = torch.tensor([[len(ranks - others)] for ranks in every])

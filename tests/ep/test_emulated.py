@@ -194,7 +194,7 @@ def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
 
 @pytest.mark.parametrize("is_few", [False, True])
 def test_a_rank_that_was_masked_takes_part_again(run: Any, is_few: bool) -> None:
-    run(in_threads, 2, gpu_cases.let_in, is_few)
+    run(in_threads, 2, gpu_cases.let_in, is_few, [3])
 
 
 def test_a_rank_that_does_not_come_is_named(run: Any) -> None:
