@@ -443,11 +443,12 @@ fn context_of(
     }
 }
 
-/// The GPU at the other end of a copy by a GPU of ours. One stands for all that a vector reaches.
+/// The other end of a copy by a GPU of ours. The first piece stands for all that a vector reaches.
 fn other_of(direct: &Direct, context: &Context, remote: &[RemoteSpan]) -> Other {
     let there = remote.first().and_then(|span| direct.gpu_of(span));
-    let own = context.device().uuid();
-    there.map_or_else(Other::default, |there| Other::between(own.0, there.uuid().0))
+    let there = there.map(|there| there.uuid().0);
+    let own = context.device().uuid().0;
+    there.filter(|there| *there != own).map_or(Other::Near, Other::Gpu)
 }
 
 #[cfg(test)]

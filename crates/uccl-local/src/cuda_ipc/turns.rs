@@ -61,8 +61,6 @@ const ALL_BLOCKS: u32 = 72;
 #[derive(Default)]
 struct Waiting {
     lanes: VecDeque<Arc<Queue>>,
-    /// For which GPU the last slice was.
-    last: Other,
     /// Whether the GPU has something to do.
     is_busy: bool,
     /// How many bytes it got while all of them were for one other GPU, since it has something to do.
@@ -141,8 +139,7 @@ impl Turns {
 }
 
 impl Waiting {
-    /// The next slice within the limits: for the GPU behind that of the last one, of those for which something waits,
-    /// and of the lane that has waited longest.
+    /// The next slice within the limits, of the lane that has waited longest, and how many blocks of the kernel copy it.
     fn next(&mut self, flying: &[Flying], unlimited: bool) -> Option<(Slice, u32)> {
         let mut late: SmallVec<[*const Queue; 4]> = SmallVec::new();
         loop {
@@ -165,16 +162,16 @@ impl Waiting {
                 let lane = Arc::as_ptr(&self.lanes[at]);
                 let other = front.filter(|_| !late.contains(&lane))?;
                 let fits = enqueued(other).saturating_add(limits.slice) <= limits.other;
-                fits.then_some((other <= self.last, other, at))
+                fits.then_some((at, other))
             };
-            let (_, other, at) = fronts.iter().enumerate().filter_map(may).min()?;
+            let (at, other) = fronts.iter().enumerate().find_map(may)?;
             let lane = self.lanes.remove(at)?;
             match lane.next(limits.slice) {
                 Next::Slice(slice) => {
-                    self.last = other;
                     self.alone += slice.bytes();
                     self.lanes.push_back(lane);
-                    return Some((slice, limits.blocks));
+                    let blocks = if other == Other::Near { 0 } else { limits.blocks };
+                    return Some((slice, blocks));
                 }
                 Next::Later => {
                     late.push(Arc::as_ptr(&lane));
@@ -188,8 +185,7 @@ impl Waiting {
     /// The GPU has something to do, perhaps after it had nothing.
     fn begin(&mut self) {
         if !self.is_busy {
-            self.is_busy = true;
-            (self.last, self.alone) = (Other::default(), 0);
+            (self.is_busy, self.alone) = (true, 0);
             self.was_crowded = std::mem::take(&mut self.is_crowded);
         }
     }
@@ -198,6 +194,7 @@ impl Waiting {
         let waiting = fronts.iter().copied().flatten();
         let mut others: SmallVec<[Other; 16]> =
             waiting.chain(flying.iter().map(Flying::other)).collect();
+        others.retain(|other| *other != Other::Near);
         others.sort_unstable();
         others.dedup();
         if others.len() > 1 {
@@ -205,7 +202,7 @@ impl Waiting {
         } else if !self.was_crowded || self.alone >= 2 * Limits::CROWDED.other {
             return Limits::ALONE;
         }
-        let blocks = MOST_BLOCKS.min((ALL_BLOCKS / others.len() as u32).max(1));
+        let blocks = (ALL_BLOCKS / others.len().max(1) as u32).clamp(1, MOST_BLOCKS);
         Limits { blocks, ..Limits::CROWDED }
     }
 }
