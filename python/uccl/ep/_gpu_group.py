@@ -6,6 +6,7 @@ their memory only to work behind the call's.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any, Protocol
 
