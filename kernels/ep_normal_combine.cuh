@@ -182,7 +182,7 @@ __device__ __forceinline__ bool has_rows(const UcclEpNormalReturn& p, Waiting& w
 __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
   const UcclEpGroup& g = p.group;
   if (!begin_send(g, p.call, w)) return;
-  if (is_spare_block()) write_headers(g, p.call, w.call, nullptr);
+  if (is_spare_sender()) write_headers(g, p.call, w.call, nullptr);
   if (!has_rows(p, w)) return;
   u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
   Team team = team_for(total);
@@ -468,7 +468,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   Waiting& w = s.waiting;
   if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
   if (!begin_send(g, back.call, w)) return;
-  if (is_spare_block()) {
+  if (is_spare_sender()) {
     write_headers(g, back.call, w.call, nullptr);
     tell_arrived(g, back.call, w);
   }

@@ -132,7 +132,7 @@ __device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Ucc
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& w) {
   const UcclEpSend& send = p.send;
   if (!begin_send(send.group, send.call, w)) return;
-  if (is_spare_block()) send_routed_counts(send, w.call);
+  if (is_spare_sender()) send_routed_counts(send, w.call);
   Team team = team_for(send.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < send.routes.tokens; token += team.step) {
@@ -544,7 +544,7 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s
 
 // What is to be said of rows up to `end` that nothing arrives for. All warps do it.
 __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
-  Team team = {block_number() + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
+  Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   if (p.choices == 0) return;
   // They chose no expert.
@@ -600,7 +600,7 @@ __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiti
   if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
   if (!begins) return true;
   if (!wait_for_room(send.group, send.call, w)) return false;
-  if (is_spare_block()) {
+  if (is_spare_sender()) {
     send_routed_counts(send, w.call);
     tell_arrived(send.group, send.call, w);
   }

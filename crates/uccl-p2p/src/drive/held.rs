@@ -99,7 +99,9 @@ impl HeldStreams {
     pub(crate) fn close(&self) {
         self.0.is_closed.store(true, Release);
         self.look();
-        if let Some(thread) = self.0.state.lock().thread.take() {
+        // Without the lock, which the thread takes.
+        let thread = self.0.state.lock().thread.take();
+        if let Some(thread) = thread {
             // A panic of it ends its looks, which the endpoint's end makes by itself.
             let _ = thread.join();
         }

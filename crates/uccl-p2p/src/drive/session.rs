@@ -63,7 +63,7 @@ impl Connection {
 
     /// Refuses to hear more from a peer that does not read: nearly everything that it says is answered, and the answers
     /// take memory until they are read.
-    fn check_unread(&self) -> Result<(), String> {
+    pub(crate) fn check_unread(&self) -> Result<(), String> {
         match self.messages().queued_bytes() {
             waiting if waiting > MAX_UNREAD => {
                 Err(format!("more is asked than is read of the answers: {waiting} bytes wait"))

@@ -100,7 +100,7 @@ impl Normal {
         assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
         let told = few.fails(LIMIT, |me| Some(Self { stays: me == 1, is_worst: true, ..few }));
         let told = told.join(" / ");
-        let is_named = ["rows stay) 3, this rank 1", "rows stay) 1, this rank 3"];
+        let is_named = ["4 barrier) 3, this rank 1", "4 barrier) 1, this rank 3"];
         assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
     }
 }
