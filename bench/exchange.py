@@ -4,10 +4,10 @@ One process a GPU. In interleaved rounds: one pair alone (GPU 0 to GPU 1), then 
 (the worst: all begin with the same one), rotated, and in a random order, then `torch.distributed.all_to_all_single` of the same
 bytes. Rates are GB/s (1e9 bytes a second) that one GPU sends. The wheel must be installed, and PyTorch with CUDA:
 
-    python bench/exchange.py [--gpus N] [--mib 16,128] [--before FOLDER] [--turns SETTING ...]
+    python bench/exchange.py [--gpus N] [--mib 16,128] [--before FOLDER]
 
 With --before, ranks that import the package from that folder (`pip install --target FOLDER WHEEL`) are measured beside, in the same
-rounds. Each --turns is a value of UCCL_GPU_TURNS that is measured beside, too.
+rounds.
 
 Without GPUs (--device cpu) it moves host memory, and there is no NCCL to compare with.
 """
@@ -113,11 +113,7 @@ def run(rank: int, args: Any, size: int, port: int, folder: str | None, pipe: Co
     group = nccl(rank, args.gpus, port) if args.device != "cpu" and not folder else None
     pipe.send("ready")
     while (told := pipe.recv()) is not None:
-        what, count, seed, turns = told
-        # The engine looks at it at each operation.
-        os.environ.pop("UCCL_GPU_TURNS", None)
-        if turns:
-            os.environ["UCCL_GPU_TURNS"] = turns
+        what, count, seed = told
         # Not in the time that is measured.
         orders = [me.peers(what, seed + turn) for turn in range(count)]
         began = time.perf_counter()
@@ -148,10 +144,10 @@ def nccl(rank: int, count: int, port: int) -> Any:
     return exchange
 
 
-def step(pipes: list[Connection], what: str, count: int, seed: int, turns: str = "") -> float:
+def step(pipes: list[Connection], what: str, count: int, seed: int) -> float:
     """How long the slowest rank took for one."""
     for pipe in pipes:
-        pipe.send((what, count, seed, turns))
+        pipe.send((what, count, seed))
     return max(receive(pipe) for pipe in pipes) / count
 
 
@@ -190,18 +186,17 @@ def measure(args: Any, mib: int) -> list[dict[str, Any]]:
     sets = {"now": gather(args, size, None)}
     if args.before:
         sets["before"] = gather(args, size, args.before)
-    # Which ranks do what with which turns.
-    whats = [(ranks, what, "") for ranks in sets for what in ("pair", *ORDERS)]
-    whats += [("now", what, turns) for turns in args.turns for what in ("pair", *ORDERS)]
-    whats += [("now", "nccl", "")] if args.device != "cpu" else []
-    took: dict[tuple[str, str, str], list[float]] = {what: [] for what in whats}
+    # Which ranks do what.
+    whats = [(ranks, what) for ranks in sets for what in ("pair", *ORDERS)]
+    whats += [("now", "nccl")] if args.device != "cpu" else []
+    took: dict[tuple[str, str], list[float]] = {what: [] for what in whats}
     right = True
     try:
-        for ranks, what, turns in whats:
-            step(sets[ranks][1], what, 3, 0, turns)
+        for ranks, what in whats:
+            step(sets[ranks][1], what, 3, 0)
         for turn in range(args.rounds):
-            for ranks, what, turns in random.Random(turn).sample(whats, len(whats)):
-                took[ranks, what, turns].append(step(sets[ranks][1], what, args.repeat, turn * 1000, turns))
+            for ranks, what in random.Random(turn).sample(whats, len(whats)):
+                took[ranks, what].append(step(sets[ranks][1], what, args.repeat, turn * 1000))
         for _, pipes in sets.values():
             for pipe in pipes:
                 pipe.send(None)
@@ -216,13 +211,13 @@ def measure(args: Any, mib: int) -> list[dict[str, Any]]:
         return (1 if what == "pair" else args.gpus - 1) * size / statistics.median(times) / 1e9
 
     rates = {key: rate(key[1], times) for key, times in took.items()}
-    best, nccl = rates["now", "pair", ""], rates.get(("now", "nccl", ""))
+    best, nccl = rates["now", "pair"], rates.get(("now", "nccl"))
     found = []
-    for (ranks, order, turns), reached in rates.items():
+    for (ranks, order), reached in rates.items():
         if order not in ORDERS:
             continue
-        pair = rates[ranks, "pair", turns]
-        said = {"gpus": args.gpus, "mib_each": mib, "ranks": ranks, "turns": turns, "order": order}
+        pair = rates[ranks, "pair"]
+        said = {"gpus": args.gpus, "mib_each": mib, "ranks": ranks, "order": order}
         said |= {"gb_per_s": round(reached, 1), "right": right, "pair_gb_per_s": round(pair, 1)}
         said |= {"of_a_pair": round(reached / max(pair, best), 3)}
         met = reached >= OF_A_PAIR * max(pair, best)
@@ -240,7 +235,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
     parser.add_argument("--repeat", type=int, default=10, help="exchanges in a round")
     parser.add_argument("--before", help="a folder with the package to measure beside")
-    parser.add_argument("--turns", action="append", default=[], help="a value of UCCL_GPU_TURNS to measure beside")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="whose memory")
     args = parser.parse_args()
     if args.device == "cuda" and not args.gpus:

@@ -13,12 +13,16 @@ from few_tokens import FewTokens
 
 def beside_collectives(group: Any, rounds: int) -> None:
     """Collectives of NCCL on another stream, which one rank is given before its calls, and the next one behind them."""
-    few = FewTokens(group, 600, device="cuda", timeout=60)
+    with mock.patch.dict(os.environ, UCCL_EP_RESERVED_SMS="32"):
+        few = FewTokens(group, 600, device="cuda", timeout=60)
     nccl = torch.distributed.new_group(backend="nccl", device_id=few.buffer.device)
     other = torch.cuda.Stream()
     words = torch.ones(64 << 20, dtype=torch.int32, device="cuda")
     torch.distributed.all_reduce(words[:1], group=nccl)
+    # What is loaded at its first use is loaded before anything waits: loading waits for the GPU.
+    few.two_at_a_time()
     torch.cuda.synchronize()
+    assert bool((words == words).all())
     words.fill_(1)
     for number in range(rounds):
         torch.distributed.barrier(group)

@@ -89,7 +89,7 @@ def masked(group: Any, seed: int) -> None:
     if rank.rank == out:
         return
     rank.buffer.low_latency_update_mask_buffer(out, True)
-    rank.without(out, call)
+    rank.without([out], call)
 
 
 def packed(group: Any, seed: int) -> None:

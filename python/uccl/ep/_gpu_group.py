@@ -138,7 +138,7 @@ def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
     on it together; and some multiprocessors are left to kernels of others, which may wait for other GPUs too."""
     facts = torch.cuda.get_device_properties(device)
     sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
-    every, reserved = facts.multi_processor_count, os.environ.get(RESERVED) or "16"
+    every, reserved = facts.multi_processor_count, os.environ.get(RESERVED) or "3"
     if not reserved.isdigit():
         raise ValueError(f"{RESERVED} is a number of multiprocessors, not {reserved!r}")
     return max(1, (every - min(int(reserved), every // 2)) // sharing), sharing == 1
