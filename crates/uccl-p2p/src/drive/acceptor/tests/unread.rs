@@ -37,7 +37,8 @@ fn framed(message: &[u8], out: &mut Vec<u8>) {
 /// number; the endpoint answers it.
 fn flood(kind: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
     let own = endpoint();
-    let config = Config { transport: Transport::Tcp, ..on_loopback() };
+    // Without a timeout, so that nothing but what waits ends it.
+    let config = Config { transport: Transport::Tcp, timeout: Duration::ZERO, ..on_loopback() };
     let other = Endpoint::new(config).expect("an endpoint");
     let stranger = Stranger::new(&own, &other);
     let (mut tcp, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
