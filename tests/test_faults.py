@@ -252,6 +252,7 @@ class TestPeerLost:
         assert failed(pair.a.call("wait", mine, 20))
         assert failed(pair.b.call("wait", theirs, 20))
 
+    @pytest.mark.timeout(1800)
     @pytest.mark.parametrize("kind", LOSING_RAILS)
     @pytest.mark.parametrize(
         "ending", ["remove", "close", "peer removes", "peer closes", "peer stops", "peer is killed"]
