@@ -13,7 +13,7 @@ use crate::{
     memory::Memory,
     regions::Regions,
     remote::Remote,
-    status::{Error, Result},
+    status::{Error, Result, Status},
     transfer::Transfer,
 };
 
@@ -77,13 +77,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Another agent, if it is known.
-    pub(crate) fn known(&self, name: &[u8]) -> Option<Arc<Remote>> {
-        self.remotes.read().get(name).cloned()
+    /// Whether a failure of this kind is the first of the connection to another agent. One that is unknown has no connection.
+    pub(crate) fn is_new_failure(&self, name: &[u8], status: Status) -> bool {
+        self.remotes.read().get(name).is_none_or(|remote| remote.said.is_new(status))
     }
 
     fn remote(&self, name: &[u8]) -> Result<Arc<Remote>> {
-        self.known(name).ok_or_else(|| unknown(name))
+        self.remotes.read().get(name).cloned().ok_or_else(|| unknown(name))
     }
 
     /// Registers memory, which NIXL says is a GPU's or not.

@@ -16,7 +16,6 @@ use crate::{
     log,
     memory::Memory,
     params,
-    remote::Remote,
     status::{Error, Result, Status},
     transfer::Transfer,
 };
@@ -116,11 +115,21 @@ fn answer(what: &'static str, call: impl FnOnce() -> Result<Status>) -> c_int {
 
 /// The same of a call that another agent is concerned with: each kind of failure is logged once for each connection to it.
 fn answer_of(
-    remote: Option<&Remote>,
+    agent: &Agent,
+    name: &[u8],
     what: &'static str,
     call: impl FnOnce() -> Result<Status>,
 ) -> c_int {
-    answer_about(what, |status| remote.is_none_or(|remote| remote.said.is_new(status)), call)
+    answer_about(what, |status| agent.is_new_failure(name, status), call)
+}
+
+/// The same of a transfer's.
+fn answer_for(
+    transfer: &Transfer,
+    what: &'static str,
+    call: impl FnOnce() -> Result<Status>,
+) -> c_int {
+    answer_about(what, |status| transfer.remote.said.is_new(status), call)
 }
 
 fn answer_about(
@@ -227,7 +236,7 @@ unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: 
 unsafe extern "C" fn uccl_nixl_connect(agent: &Agent, name: Bytes) -> c_int {
     // SAFETY: as the module says.
     let name = unsafe { name.as_slice() };
-    answer_of(agent.known(name).as_deref(), "connect", || done(agent.connect(name)))
+    answer_of(agent, name, "connect", || done(agent.connect(name)))
 }
 
 #[unsafe(no_mangle)]
@@ -335,7 +344,7 @@ unsafe extern "C" fn uccl_nixl_prepare(
 ) -> c_int {
     // SAFETY: as the module says.
     let name = unsafe { name.as_slice() };
-    answer_of(agent.known(name).as_deref(), "prepXfer", || {
+    answer_of(agent, name, "prepXfer", || {
         // SAFETY: as the module says.
         let (local, remote) = unsafe { (local.as_slice(), remote.as_slice()) };
         if local.len() != remote.len() {
@@ -367,7 +376,7 @@ unsafe extern "C" fn uccl_nixl_post(
     transfer: &Transfer,
     message: Option<&Bytes>,
 ) -> c_int {
-    answer_of(Some(&transfer.remote), "postXfer", || {
+    answer_for(transfer, "postXfer", || {
         // SAFETY: as the module says.
         let framed =
             message.map(|message| agent.frame(unsafe { message.as_slice() })).transpose()?;
@@ -377,19 +386,19 @@ unsafe extern "C" fn uccl_nixl_post(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_check(transfer: &Transfer) -> c_int {
-    answer_of(Some(&transfer.remote), "checkXfer", || transfer.check())
+    answer_for(transfer, "checkXfer", || transfer.check())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_cancel(transfer: &Transfer) -> c_int {
-    answer_of(Some(&transfer.remote), "releaseReqH", || done(transfer.cancel()))
+    answer_for(transfer, "releaseReqH", || done(transfer.cancel()))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_release(transfer: *mut Transfer) {
     // SAFETY: as the module says; the last use of it.
     let transfer = unsafe { Box::from_raw(transfer) };
-    answer_of(Some(&transfer.remote), "the end of a transfer", || done(transfer.cancel()));
+    answer_for(&transfer, "the end of a transfer", || done(transfer.cancel()));
 }
 
 #[unsafe(no_mangle)]
@@ -423,5 +432,5 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
 unsafe extern "C" fn uccl_nixl_notify(agent: &Agent, name: Bytes, message: Bytes) -> c_int {
     // SAFETY: as the module says.
     let (name, message) = unsafe { (name.as_slice(), message.as_slice()) };
-    answer_of(agent.known(name).as_deref(), "genNotif", || done(agent.notify(name, message)))
+    answer_of(agent, name, "genNotif", || done(agent.notify(name, message)))
 }
