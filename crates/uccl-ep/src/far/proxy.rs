@@ -79,17 +79,27 @@ pub(super) struct Peer {
 struct UnderWay {
     transfer: TransferId,
     has_data: bool,
+    /// The word that its signal sets.
+    word: Option<u32>,
     position: u64,
 }
 
+impl UnderWay {
+    /// Whether a signal for `word` that overtook it would do harm.
+    fn comes_before(&self, word: u32) -> bool {
+        // The writes of two calls may be mixed, and long ones are sent in parts. A word that is set twice is to say what came last:
+        // a rank that is left out is told of calls, and does not hold up the next one that uses the word.
+        self.has_data || self.word == Some(word)
+    }
+}
+
 impl Peer {
-    /// A signal that is there after all data that was posted before it.
+    /// A signal that is there after all data that was posted before it, and after earlier signals for its word.
     fn signal(&self, word: u32, mark: u64) -> Signal {
         Signal {
             advert: self.advert(8 * word as usize, 8),
             change: Change::Set(mark),
-            // The writes of two calls may be mixed, and long ones are sent in parts.
-            strong: self.under_way.iter().any(|write| write.has_data),
+            strong: self.under_way.iter().any(|write| write.comes_before(word)),
         }
     }
 
@@ -193,6 +203,7 @@ impl<S: Storage> Proxy<S> {
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
         let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
+        let word = signal.map(|(word, _)| word);
         let signal = signal.map(|(word, mark)| peer.signal(word, mark));
         let mut request = Request::new(peer.conn, Op::Write, &peer.iovs, &peer.adverts);
         (request.signal, request.timeout) = (signal, Some(self.timeout));
@@ -200,7 +211,7 @@ impl<S: Storage> Proxy<S> {
             match self.endpoint.post(&request) {
                 Ok(transfer) => {
                     let (has_data, position) = (!peer.iovs.is_empty(), peer.position);
-                    peer.under_way.push_back(UnderWay { transfer, has_data, position });
+                    peer.under_way.push_back(UnderWay { transfer, has_data, word, position });
                     self.desk.tally.count_write();
                 }
                 Err(e) => outbox.fail(|| format!("cannot be written to: {e}")),
@@ -334,12 +345,14 @@ mod tests {
         let memory = vec![0; 64];
         let both = connected();
         let (mut far, transfer) = far_peer(&both, &memory);
-        let under_way = |has_data| UnderWay { transfer, has_data, position: 0 };
+        let under_way =
+            |has_data, word| UnderWay { transfer, has_data, word: Some(word), position: 0 };
         assert!(!far.signal(0, 2).strong, "nothing was posted before");
-        far.under_way.push_back(under_way(false));
+        far.under_way.push_back(under_way(false, 1));
         assert!(!far.signal(0, 2).strong, "marks are of different words");
-        far.under_way.push_back(under_way(true));
-        far.under_way.push_back(under_way(false));
+        assert!(far.signal(1, 2).strong, "a mark that came later would be lost");
+        far.under_way.push_back(under_way(true, 2));
+        far.under_way.push_back(under_way(false, 3));
         assert!(far.signal(0, 2).strong, "data may take another lane");
         drop(both);
     }
@@ -369,7 +382,8 @@ mod tests {
         assert!(!proxy.is_quiet() && !proxy.is_busy(), "gathered, and not sent");
         let mut peer = far(&mut proxy);
         peer.bytes = 0;
-        peer.under_way.push_back(UnderWay { transfer, has_data: true, position: 0 });
+        let write = UnderWay { transfer, has_data: true, word: None, position: 0 };
+        peer.under_way.push_back(write);
         proxy.peers[1] = Some(peer);
         assert!(!proxy.is_quiet() && proxy.is_busy(), "sent, and not there");
         drop(both);

@@ -193,6 +193,22 @@ fn a_far_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out() {
     }
 }
 
+#[test]
+fn a_far_rank_hears_last_of_the_last_call_that_was_made_without_it() {
+    // Nobody waits between these calls, so marks of several that use one word are under way at once.
+    for _ in 0..4 {
+        world(Ranks::apart(2, 2, Transport::Tcp), |group| {
+            let mut caller = Caller::new(&group, Shape::low_latency(2));
+            for _ in 0..100 {
+                caller.mask(true);
+                caller.pairs(12);
+                caller.mask(false);
+                caller.pairs(1);
+            }
+        });
+    }
+}
+
 /// Ranks that leave out those that are late.
 fn masking(ranks: Ranks, rank: impl Fn(Arc<Group>) + Sync) {
     let join = |me: usize, exchange: &mut Exchange<'_>| {
