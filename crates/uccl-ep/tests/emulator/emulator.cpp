@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <memory>
@@ -43,7 +44,9 @@ struct Launch {
   char* stacks;
   Thread* running = nullptr;
   jmp_buf scheduler;
-  u32 idle = 0;
+  bool polls = false;      // in this round of turns a thread has looked for what others do
+  bool gets_on = false;    // in this round threads of a block or a warp have met
+  u32 idle = 0;            // rounds in which all that is left was looked for in vain
 };
 
 thread_local Launch* launch;
@@ -69,6 +72,24 @@ void give_turn(Launch& l, size_t i) {
   context.uc_link = nullptr;
   makecontext(&context, begin, 0);
   setcontext(&context);
+}
+
+// Rounds of turns without work before a launch sleeps.
+constexpr u32 SPINS = 16;
+
+// Lets other launches run if this one waits for them. On a busy machine a yield takes as long as other programs have the processor, so
+// there is none while threads get on, and one that waits for long sleeps.
+void rest(Launch& l) {
+  bool waits = l.polls && !l.gets_on;
+  l.polls = l.gets_on = false;
+  l.idle = waits ? l.idle + 1 : 0;
+  if (!waits) return;
+  if (l.idle < SPINS) {
+    sched_yield();
+    return;
+  }
+  timespec nap = {0, 50000};
+  nanosleep(&nap, nullptr);
 }
 
 Thread& self() { return *launch->running; }
@@ -100,7 +121,7 @@ void run(u32 blocks, u32 asked, const void* parameter, void (*kernel)(const void
       is_over = false;
       give_turn(l, i);
     }
-    sched_yield();
+    rest(l);
   }
   launch = nullptr;
   munmap(l.stacks, len);
@@ -151,6 +172,11 @@ void* shared(size_t len) {
   return block.shared.get();
 }
 
+void relax() {
+  launch->polls = true;
+  turn();
+}
+
 void turn() {
   if (_setjmp(self().at) == 0) _longjmp(launch->scheduler, 1);
 }
@@ -161,6 +187,7 @@ void wait_for_block() {
   if (++block.waiting == block.left) {
     block.waiting = 0;
     block.rounds++;
+    launch->gets_on = true;
     return;
   }
   while (block.rounds == round) turn();
@@ -174,6 +201,7 @@ const u64* exchange(u64 value) {
   if (++warp.given == 32) {
     warp.given = 0;
     warp.rounds++;
+    launch->gets_on = true;
   }
   while (warp.rounds == round) turn();
   return warp.values;
@@ -185,6 +213,7 @@ void exchanged() {
   if (++warp.seen == 32) {
     warp.seen = 0;
     warp.rounds++;
+    launch->gets_on = true;
   }
   while (warp.rounds == round) turn();
 }

@@ -31,6 +31,8 @@ Place blocks();
 void* shared(size_t len);
 // Gives the turn away.
 void turn();
+// The same by a thread that waits for what others write.
+void relax();
 void wait_for_block();
 // Every lane of a warp gives a value, and sees those of all.
 const u64* exchange(u64 value);
@@ -148,7 +150,7 @@ inline u64 now_ns() {
   return static_cast<u64>(now.tv_sec) * 1000000000 + static_cast<u64>(now.tv_nsec) - back;
 }
 
-inline void relax() { emulated::turn(); }
+inline void relax() { emulated::relax(); }
 
 inline void __syncthreads() { emulated::wait_for_block(); }
 inline void __syncwarp() {
