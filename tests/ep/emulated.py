@@ -130,7 +130,7 @@ def load(folder: Path) -> None:
 def patch() -> None:
     """Has torch and the library take the CPU's tensors for those of GPU 0."""
     from uccl import _core
-    from uccl.ep import _buffer, _device, _elastic, _gpu_elastic, _gpu_group
+    from uccl.ep import _buffer, _device, _elastic, _gpu_group
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
@@ -139,20 +139,22 @@ def patch() -> None:
     def empty(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         # The CPU's memory is free at once, and not when the stream has come to it. Nobody has written to it.
         tensor = torch.empty(shape, dtype=dtype)
-        tensor.view(-1).view(torch.uint8).fill_(0xEE)
+        ctypes.memset(tensor.data_ptr(), 0xEE, tensor.nbytes)
         kept.append(tensor.untyped_storage())
         return tensor
 
-    def ends_of(*of: Any) -> torch.Tensor:
+    def first(*of: Any) -> Any:
+        # Torch reads what a dispatch tells at once, and not when the stream has come to it.
+        made = real_first(*of)
         current_stream().synchronize()
-        return real_ends_of(*of)
+        return made
 
     def there(self: OnDevice, tensor: torch.Tensor) -> torch.Tensor:
         moved = real_there(self, tensor)
         kept.append(moved.untyped_storage())
         return moved
 
-    real_ends_of, real_there = _gpu_elastic.ends_of, OnDevice.there
+    real_first, real_there = _elastic.first, OnDevice.there
     for place, name, value in [
         (torch.cuda, "init", lambda: None),
         (torch.cuda, "is_initialized", lambda: True),
@@ -165,7 +167,7 @@ def patch() -> None:
         (_core, "EpCudaGroup", lambda **given: group(**{**given, "device": 0})),
         (_buffer, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
         (_elastic, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
-        (_gpu_elastic, "ends_of", ends_of),
+        (_elastic, "first", first),
         (_gpu_group, "number_of_stream", lambda device: current_stream().cuda_stream),
         (_gpu_group.GpuGroup, "empty", empty),
         (OnDevice, "there", there),

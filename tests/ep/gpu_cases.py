@@ -18,6 +18,7 @@ from elastic_calls import elastic_calls
 from few_tokens import FewTokens
 from many_tokens import ManyTokens, many_tokens
 from thread_ranks import LIMIT, Rank, Ranks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Sizes of calls whose sums are exact.
 TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 3, 12, 256
@@ -816,6 +817,49 @@ def guesses_by_expert(rank: Rank) -> None:
             wanted, _, _ = elastic.combine(rows, first[3])
             exact.check([], [])
             assert torch.equal(out, wanted)
+
+
+class Asked(TorchDispatchMode):
+    """Notes what torch is asked for in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+#: What makes tensors, or other views of them; and the copy of the choices that a handle has.
+MAKES = {"empty", "empty_strided", "as_strided", "view", "set_", "slice", "select", "unsqueeze", "detach", "alias", "clone"}
+
+
+def computes_nothing(rank: Rank) -> None:
+    """A dispatch of the second interface has torch make tensors, and compute nothing: each operation would be a kernel, in each layer."""
+    from uccl.ep import ElasticBuffer
+
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    exact = Exact(rank, elastic)
+    x, choices, weights = exact.given
+    for do_cpu_sync in (False, True):
+        for do_expand in (False, True):
+            with Asked() as asked:
+                *_, handle, _ = elastic.dispatch(
+                    x,
+                    choices,
+                    weights,
+                    num_experts=EXPERTS,
+                    do_cpu_sync=do_cpu_sync,
+                    do_expand=do_expand,
+                    expert_alignment=ALIGNMENT,
+                )
+            torch.cuda.current_stream().synchronize()
+            assert asked.names <= MAKES, asked.names - MAKES
+            # It is made when it is read.
+            assert handle.psum_num_recv_tokens_per_expert.shape == (EXPERTS // rank.size(),)
+            torch.cuda.current_stream().synchronize()
+            elastic.barrier(with_cpu_sync=True)
 
 
 class Stop(Exception):

@@ -151,6 +151,10 @@ def test_a_guess_of_how_much_arrives_changes_nothing(run: Any, case: Callable[[R
     run(in_threads, size, case)
 
 
+def test_a_dispatch_has_torch_compute_nothing(run: Any) -> None:
+    run(in_threads, 2, gpu_cases.computes_nothing)
+
+
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 

@@ -79,6 +79,10 @@ def test_a_guess_of_how_much_arrives_changes_nothing(case: Callable[[Rank], None
     threads(size, case)
 
 
+def test_a_dispatch_has_torch_compute_nothing() -> None:
+    threads(2, gpu_cases.computes_nothing)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_calls_on_two_streams_wait_for_events(size: int) -> None:
     threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -297,11 +298,10 @@ class ElasticBuffer(Joined):
             counts, per_expert = native.counts()
             arrived = sum(counts)
             aligned = [align(count, alignment) for count in per_expert]
-            ends = torch.tensor(aligned, dtype=torch.int32).cumsum(0).to(torch.int32)
-            starts = [0, *ends.tolist()][:local]
+            *starts, behind = accumulate(aligned, initial=0)
             exact = handle is not None and handle.num_recv_tokens_per_expert_list
             if do_cpu_sync or exact:
-                have, expanded = arrived, sum(aligned)
+                have, expanded = arrived, behind
             else:
                 have = self.num_ranks * most
                 expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
@@ -354,8 +354,8 @@ class ElasticBuffer(Joined):
             .sum(0)
             .cumsum(0)
             .to(torch.int32),
-            psum_num_recv_tokens_per_expert=ends - ends.new_tensor(aligned) + unaligned if do_expand else ends,
             num_unaligned_recv_tokens_per_expert=unaligned,
+            tell_ends=lambda: ends_of(starts, per_expert if do_expand else aligned),
             tell_sources=lambda: sources_of(got, arrived, most, top_k, idx),
             native=got,
             owner=self,
@@ -419,6 +419,11 @@ class ElasticBuffer(Joined):
             # The property has raised, and Python asks here too.
             raise self._not_on_gpus()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def ends_of(starts: list[int], counts: list[int]) -> torch.Tensor:
+    """``[E/R]`` i32: where the rows of each expert end, of which there are so many behind each start."""
+    return torch.tensor([start + count for start, count in zip(starts, counts)], dtype=torch.int32)
 
 
 def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None) -> torch.Tensor:

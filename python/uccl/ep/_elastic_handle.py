@@ -27,10 +27,10 @@ class EPHandle:
     num_recv_tokens_per_expert_list: list[int]
     #: ``[R]`` i32: how many tokens arrived from the ranks up to each.
     psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
-    #: ``[E/R]`` i32: inclusive sums of aligned counts; expanded: where the last row of each expert ends.
-    psum_num_recv_tokens_per_expert: torch.Tensor
     #: ``[E/R]`` i32.
     num_unaligned_recv_tokens_per_expert: torch.Tensor
+    #: Makes ``psum_num_recv_tokens_per_expert``.
+    tell_ends: Callable[[], torch.Tensor] = field(repr=False)
     #: Makes ``recv_src_metadata``.
     tell_sources: Callable[[], torch.Tensor] = field(repr=False)
     native: Any = field(repr=False)
@@ -38,6 +38,12 @@ class EPHandle:
     #: What DeepEP has where it relays.
     token_metadata_at_forward: None = None
     channel_linked_list: None = None
+
+    @property
+    def psum_num_recv_tokens_per_expert(self) -> torch.Tensor:
+        """``[E/R]`` i32: inclusive sums of aligned counts; expanded: where the last row of each expert ends. Few callers read it, so without
+        ``do_expand`` it is made each time that it is read, from the counts of the dispatch, or of its last repetition by a graph."""
+        return self.tell_ends()
 
     @cached_property
     def recv_src_metadata(self) -> torch.Tensor:

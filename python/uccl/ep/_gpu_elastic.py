@@ -77,8 +77,8 @@ def first(
         num_expanded_tokens=expanded,
         num_recv_tokens_per_expert_list=counts,
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
-        psum_num_recv_tokens_per_expert=ends_of(rows, asked),
         num_unaligned_recv_tokens_per_expert=rows.per_expert(),
+        tell_ends=rows.ends_of_experts if asked.do_expand else lambda: aligned_sums(rows.per_expert(), asked.alignment),
         tell_sources=rows.metadata if asked.do_expand else lambda: rows.metadata_of(got.choices),
         native=rows,
         owner=None,
@@ -104,13 +104,6 @@ def in_columns(x: Sent) -> Sent:
     """With scales that have a column for each word, one if they had none."""
     rows, scales = x
     return (rows, scales.unsqueeze(1)) if scales is not None and scales.dim() == 1 else x
-
-
-def ends_of(rows: Rows, asked: Asked) -> torch.Tensor:
-    """Where the last row of each expert ends; by token, sums of aligned counts, of each expert and those before it."""
-    if asked.do_expand:
-        return rows.ends_of_experts()
-    return aligned_sums(rows.per_expert(), asked.alignment)
 
 
 def aligned_sums(counts: torch.Tensor, alignment: int) -> torch.Tensor:
