@@ -34,6 +34,7 @@ mod storm;
 mod test;
 mod tools;
 mod tree;
+mod words;
 
 use std::process::ExitCode;
 
@@ -73,6 +74,11 @@ enum Command {
     Semver,
     Storm(storm::StormArgs),
     Test(test::TestArgs),
+    /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of the folders named
+    Words {
+        /// As `cargo xtask words` prints them
+        folders: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -105,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,
         Command::Test(args) => return test::run(&args),
+        Command::Words { folders } => words::print(&folders)?,
     }
     Ok(ExitCode::SUCCESS)
 }

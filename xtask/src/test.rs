@@ -17,7 +17,7 @@ use crate::{
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
-    storm, tools, tree,
+    storm, tools, tree, words,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -107,6 +107,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "whether modules import each other in a circle",
         run: |_| circles::check().map(Done::from),
+    },
+    Step {
+        name: "words",
+        group: Group::Lint,
+        about: "whether comments name things, and no folder has fewer that do",
+        run: |_| words::check().map(Done::with),
     },
     Step {
         name: "mutants",

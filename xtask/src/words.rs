@@ -1,0 +1,214 @@
+//! Comments in which a pronoun stands for the thing: "what was pushed" where "a command" would do.
+//!
+//! A share of such lines is counted for each folder. It may fall, and it fails the tests if it rises above the one that
+//! `xtask/words.toml` has for the folder.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::tree;
+
+/// Words that circle a thing in place of its name.
+const PRONOUNS: [&str; 5] = ["what", "who", "whose", "whoever", "whatever"];
+/// Per cent of a folder that the list does not name.
+const LIMIT: f64 = 2.0;
+/// Folders whose subfolders are looked at one by one.
+const NESTED: [&str; 2] = ["crates", "python"];
+/// Folders of the root that hold code.
+const FOLDERS: [&str; 5] = ["bench", "examples", "kernels", "tests", "xtask"];
+
+/// Comment lines of a folder.
+#[derive(Default)]
+struct Comments {
+    count: usize,
+    /// Where each line with a pronoun is, and its text.
+    with_pronoun: Vec<(String, String)>,
+}
+
+impl Comments {
+    fn per_cent(&self) -> f64 {
+        100.0 * self.with_pronoun.len() as f64 / self.count.max(1) as f64
+    }
+
+    fn add(&mut self, name: &str, text: &str, language: Language) {
+        for (number, line) in language.comments(text) {
+            self.count += 1;
+            if has_pronoun(line) {
+                self.with_pronoun.push((format!("{name}:{number}"), line.trim().to_owned()));
+            }
+        }
+    }
+}
+
+/// Per cent that each folder may have.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    folders: BTreeMap<String, f64>,
+}
+
+/// Whether no folder has more than its limit; the shares, as text.
+pub(crate) fn check() -> Result<String> {
+    let text = fs::read_to_string(tree::root().join("xtask/words.toml"))?;
+    let Limits { folders: limits } = toml::from_str(&text)?;
+    let all = all()?;
+    for folder in limits.keys() {
+        ensure!(all.contains_key(folder), "xtask/words.toml names {folder}, which is not there");
+    }
+    let limit = |folder: &str| limits.get(folder).copied().unwrap_or(LIMIT);
+    let over: Vec<_> = all.iter().filter(|(name, of)| rises(of.per_cent(), limit(name))).collect();
+    let told = over.iter().map(|(name, comments)| {
+        format!("{name}: {:.1} %, limit {:.1} %", comments.per_cent(), limit(name))
+    });
+    ensure!(
+        over.is_empty(),
+        "comments with {}; `cargo xtask words FOLDER` lists them:\n{}",
+        PRONOUNS.join(", "),
+        told.collect::<Vec<_>>().join("\n")
+    );
+    let count: usize = all.values().map(|comments| comments.count).sum();
+    let found: usize = all.values().map(|comments| comments.with_pronoun.len()).sum();
+    Ok(format!("{found} of {count} lines of comments"))
+}
+
+/// Prints the share of each folder, or the lines of those that are named.
+pub(crate) fn print(folders: &[String]) -> Result<()> {
+    for (name, comments) in all()? {
+        if folders.is_empty() {
+            println!("{:5.1} %  {name}", comments.per_cent());
+        } else if folders.contains(&name) {
+            comments.with_pronoun.iter().for_each(|(at, line)| println!("{at}: {line}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a share is above its limit, which has one digit behind the point.
+fn rises(per_cent: f64, limit: f64) -> bool {
+    per_cent >= limit + 0.05
+}
+
+fn all() -> Result<BTreeMap<String, Comments>> {
+    let root = tree::root();
+    let mut folders: Vec<String> = FOLDERS.map(str::to_owned).into();
+    for nested in NESTED {
+        for entry in fs::read_dir(root.join(nested))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if root.join(nested).join(&name).is_dir() {
+                folders.push(format!("{nested}/{name}"));
+            }
+        }
+    }
+    folders.into_iter().map(|name| Ok((name.clone(), comments_in(&name)?))).collect()
+}
+
+fn comments_in(folder: &str) -> Result<Comments> {
+    let mut comments = Comments::default();
+    look(&tree::root().join(folder), folder, &mut comments)?;
+    Ok(comments)
+}
+
+fn look(path: &Path, name: &str, comments: &mut Comments) -> Result<()> {
+    let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
+    let mut entries = entries.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let (path, file) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let name = format!("{name}/{file}");
+        if path.is_dir() && !file.starts_with('.') && file != "results" {
+            look(&path, &name, comments)?;
+        } else if let Some(language) = Language::of(&file) {
+            comments.add(&name, &fs::read_to_string(&path)?, language);
+        }
+    }
+    Ok(())
+}
+
+fn has_pronoun(line: &str) -> bool {
+    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.into_iter().any(|word| PRONOUNS.iter().any(|pronoun| word.eq_ignore_ascii_case(pronoun)))
+}
+
+/// How a file writes comments.
+#[derive(Clone, Copy)]
+enum Language {
+    /// `//`, as Rust, C, C++ and CUDA have.
+    Slashes,
+    Python,
+}
+
+impl Language {
+    fn of(file: &str) -> Option<Self> {
+        match Path::new(file).extension()?.to_str()? {
+            "rs" | "c" | "h" | "cc" | "cpp" | "hpp" | "cu" | "cuh" => Some(Self::Slashes),
+            "py" | "pyi" => Some(Self::Python),
+            _ => None,
+        }
+    }
+
+    /// Lines that are comments or parts of docstrings, with their numbers.
+    fn comments(self, text: &str) -> impl Iterator<Item = (usize, &str)> {
+        let mut is_inside = false;
+        (1..).zip(text.lines()).filter(move |(_, line)| match self {
+            Self::Slashes => line.trim_start().starts_with("//"),
+            Self::Python => is_python_comment(line.trim(), &mut is_inside),
+        })
+    }
+}
+
+/// `is_inside`: whether a docstring has begun and not ended.
+fn is_python_comment(line: &str, is_inside: &mut bool) -> bool {
+    const QUOTES: &str = "\"\"\"";
+    if *is_inside {
+        *is_inside = !line.contains(QUOTES);
+        return true;
+    }
+    let Some(rest) = line.strip_prefix(QUOTES) else { return line.starts_with('#') };
+    *is_inside = !rest.contains(QUOTES);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str, language: Language) -> (usize, Vec<String>) {
+        let mut comments = Comments::default();
+        comments.add("file", text, language);
+        (comments.count, comments.with_pronoun.into_iter().map(|(at, _)| at).collect())
+    }
+
+    #[test]
+    fn a_riddle_is_found_and_a_sentence_is_not() {
+        let text = "// What may take long to end.\n/// Drops its value.\nlet what = whose;\n";
+        assert_eq!(found(text, Language::Slashes), (2, vec!["file:1".to_owned()]));
+        let other = "    //! The whole of it, somewhat later, by `what_is`.\n";
+        assert_eq!(found(other, Language::Slashes), (1, Vec::new()));
+    }
+
+    #[test]
+    fn docstrings_are_comments_from_their_first_line_to_their_last() {
+        let text = "def f():\n    \"\"\"Rows.\n\n    Whoever asks.\n    \"\"\"\n    x = 'who'  # whose\n    \
+            # Who knows.\n    \"\"\"One line: who.\"\"\"\n    y = what\n";
+        let (count, at) = found(text, Language::Python);
+        assert_eq!((count, at), (6, ["file:4", "file:7", "file:8"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn a_share_may_be_its_limit_and_no_more() {
+        assert!(!rises(2.0, 2.0) && !rises(2.04, 2.0) && rises(2.06, 2.0) && !rises(0.0, 2.0));
+    }
+
+    #[test]
+    fn a_line_too_many_fails_the_check() {
+        let mut comments = Comments::default();
+        comments.add("file", &"// A noun.\n".repeat(49), Language::Slashes);
+        assert!(!rises(comments.per_cent(), LIMIT));
+        comments.add("file", "// What it is.\n", Language::Slashes);
+        assert!(!rises(comments.per_cent(), LIMIT), "one of fifty");
+        comments.add("file", "// Whoever has it.\n", Language::Slashes);
+        assert!(rises(comments.per_cent(), LIMIT), "two of fifty-one");
+    }
+}
