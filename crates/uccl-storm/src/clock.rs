@@ -1,4 +1,5 @@
-//! Two clocks: one that all processes share, and one that stands still while this process does.
+//! Two clocks: `shared_ns` is common to all processes, and `active` stands still while this process
+//! does.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -6,19 +7,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often time is told.
+/// Period of the ticks that advance the active time.
 const TICK: Duration = Duration::from_millis(20);
-/// What may have passed between two ticks at most; if it was more, this process was stopped or had no processor.
+/// The most time that a tick counts. A longer gap means that this process was stopped or had no
+/// processor.
 const MOST: Duration = Duration::from_millis(60);
 
 static ACTIVE_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Time that this process has run, as its watchdog counts: a process that is stopped misses no deadline.
+/// Time during which this process ran. Deadlines use it, so a stopped process misses none.
 pub(crate) fn active() -> Duration {
     Duration::from_millis(ACTIVE_MS.load(Relaxed))
 }
 
-/// Counts on, and calls `each` at every tick, for ever.
+/// Advances the active time and calls `each` at every tick, forever.
 pub(crate) fn run(mut each: impl FnMut()) -> ! {
     let mut last = Instant::now();
     loop {
@@ -33,7 +35,7 @@ pub(crate) fn run(mut each: impl FnMut()) -> ! {
 /// Nanoseconds on the clock that all processes of this machine share.
 pub(crate) fn shared_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours to be written.
+    // SAFETY: the call writes only `time`, a local.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,4 +1,4 @@
-//! What lies in a piece of memory, range by range, as far as it is known.
+//! The known content of a piece of memory, range by range.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::pattern::{Pattern, Stray};
 
-/// A range that ends at `end` and begins where the one before ends.
+/// A range that ends at `end` and begins at the end of the previous run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Run {
     end: usize,
-    /// `None`: it may be anything.
+    /// `None`: the bytes are unknown.
     pattern: Option<Pattern>,
 }
 
-/// What lies where.
+/// The known content of a piece of memory, as consecutive runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Content {
     runs: Vec<Run>,
@@ -29,7 +29,7 @@ impl Content {
         self.runs.last().map_or(0, |run| run.end)
     }
 
-    /// From now on this lies there.
+    /// Records that `range` holds `pattern` from now on.
     pub(crate) fn set(&mut self, range: Range<usize>, pattern: Option<Pattern>) {
         let old = std::mem::take(&mut self.runs);
         let mut begin = 0;
@@ -54,7 +54,7 @@ impl Content {
         }
     }
 
-    /// What is known of a range: pieces of it, and what lies there.
+    /// The parts of a range with known content, each with its pattern.
     pub(crate) fn known(
         &self,
         range: Range<usize>,
@@ -67,12 +67,13 @@ impl Content {
         })
     }
 
-    /// The first byte of a range that is not what is known of it, where memory begins at `base`.
+    /// The stray bytes of the first part that differs from the known content. The memory begins at
+    /// `base`.
     ///
     /// # Safety
     /// The memory is this process's to read.
     pub(crate) unsafe fn compare(&self, base: usize, range: Range<usize>) -> Option<Stray> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the memory is readable.
         self.known(range)
             .find_map(|(part, pattern)| unsafe { pattern.compare(base, part.start, part.len()) })
     }

@@ -1,4 +1,4 @@
-//! The driver: starts two ends, passes on what they say, and stops, continues and kills them.
+//! The driver: starts two ends, forwards their words, and stops, continues and kills them.
 
 mod child;
 
@@ -14,27 +14,27 @@ use clap::{Args, ValueEnum};
 use self::child::Child;
 use crate::{end::EndArgs, link::Link, word::Word};
 
-/// How long two ends have until they have ended what is under way.
+/// Time that the two ends have to finish their operations after [`Word::End`].
 const LAST_WORDS: Duration = Duration::from_secs(90);
 
 #[derive(Args)]
 pub(crate) struct DriverArgs {
-    /// Over these links [default: those that every machine has]
+    /// Links to use [default: the links that every machine has]
     #[arg(long, value_delimiter = ',')]
     link: Vec<Link>,
-    /// For how many minutes
+    /// Duration in minutes
     #[arg(long, conflicts_with = "seconds")]
     minutes: Option<u64>,
-    /// For how many seconds
+    /// Duration in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Only the round with this seed
+    /// Run one round per link, with this seed
     #[arg(long)]
     seed: Option<u64>,
-    /// How long a round takes, before it comes to its end
+    /// Seconds of a round before its ends are asked to finish
     #[arg(long, default_value_t = 4)]
     round_seconds: u64,
-    /// What is left out: stop, kill, close, fork, disconnect
+    /// Disturbances to leave out: stop, kill, close, fork, disconnect
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
     /// Lines of each end's history that are shown after a failure
@@ -42,10 +42,10 @@ pub(crate) struct DriverArgs {
     tail: usize,
 }
 
-/// What an end says, and which.
+/// An event of an end, which its number and incarnation identify.
 enum Event {
     Said(usize, u32, Word),
-    /// Its output has ended.
+    /// The end has closed its output.
     Gone(usize, u32),
 }
 
@@ -83,7 +83,7 @@ struct Storm<'a> {
     link: Link,
     hands: usize,
     ends: Vec<Child>,
-    /// What ends are told when they are new.
+    /// The latest [`Word::Up`] of each end, for a peer that restarts.
     up: [Option<Word>; 2],
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -120,7 +120,7 @@ impl<'a> Storm<'a> {
         !self.args.without.iter().any(|without| without == what)
     }
 
-    /// The round; what was broken, if something was.
+    /// Runs the round. `Ok` holds its counts, `Err` the broken promise.
     fn run(&mut self) -> Result<String, String> {
         for number in 0..2 {
             let child = self.start(number, 0)?;
@@ -163,7 +163,7 @@ impl<'a> Storm<'a> {
         Child::start(&end, number, incarnation, self.sender.clone()).map_err(|e| format!("{e:#}"))
     }
 
-    /// Passes on what is said for a while.
+    /// Handles the events of the next `time`.
     fn pass_on(&mut self, time: Duration) -> Result<(), String> {
         let until = Instant::now() + time;
         loop {
@@ -213,7 +213,7 @@ impl<'a> Storm<'a> {
         }
     }
 
-    /// Does something to one of them.
+    /// Stops, continues or kills an end, at random.
     fn disturb(&mut self) -> Result<(), String> {
         let now = Instant::now();
         for number in 0..2 {
@@ -245,7 +245,7 @@ impl<'a> Storm<'a> {
         Ok(())
     }
 
-    /// Shows what both did last, in order.
+    /// Shows the latest actions of both ends, in order of time.
     fn tell(&mut self, tail: usize) {
         for end in &self.ends {
             end.signal(libc::SIGCONT);

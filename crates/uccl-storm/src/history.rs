@@ -1,4 +1,4 @@
-//! What this process did last, and how it says that a promise was broken.
+//! The latest actions of this process, and the report of a broken promise.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::{clock, word::Word};
 
-/// How many lines are kept.
+/// The most lines that are kept.
 const KEPT: usize = 600;
 
 static LINES: Mutex<VecDeque<(u64, String)>> = Mutex::new(VecDeque::new());
@@ -25,23 +25,23 @@ pub(crate) fn note(what: String) {
     lines.push_back((clock::shared_ns(), what));
 }
 
-/// Says a word to the driver, which may pass it on.
+/// Sends a word to the driver, which may forward it to the peer.
 pub(crate) fn say(word: &Word) {
     let mut out = std::io::stdout().lock();
-    // A driver that is gone takes this process along.
+    // This process ends when its driver is gone.
     if writeln!(out, "{}", word.line()).and_then(|()| out.flush()).is_err() {
         process::exit(4);
     }
 }
 
-/// Says what this process did.
+/// Sends the kept lines to the driver.
 pub(crate) fn tell() {
     for (at_ns, what) in std::mem::take(&mut *LINES.lock()) {
         say(&Word::Told { at_ns, what });
     }
 }
 
-/// A promise was broken: the storm is over. The first thread to find out tells.
+/// Reports a broken promise and ends the process. Only the first thread that gets here reports.
 pub(crate) fn broken(what: String) -> ! {
     if BROKEN.swap(true, SeqCst) {
         loop {

@@ -1,11 +1,11 @@
-//! The links that a storm goes over, and how endpoints are set up for each.
+//! The links of a storm, and the settings of an endpoint for each.
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 use uccl_p2p::{Checksum, Config, Transport};
 
-/// What carries the data.
+/// The path of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Link {
     /// Copies between the two processes' memory.
@@ -14,7 +14,7 @@ pub(crate) enum Link {
     Rings,
     /// Memory that both processes map.
     Mapped,
-    /// Copies that owners are asked for.
+    /// Copies by the owner of the memory, on request.
     Owner,
     Tcp,
     /// RDMA verbs, where there is a device.
@@ -24,11 +24,11 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Those that every machine has.
+    /// The links that every machine has.
     pub(crate) const EVERYWHERE: [Self; 5] =
         [Self::Cma, Self::Tcp, Self::Rings, Self::Mapped, Self::Owner];
 
-    /// Settings of an endpoint: what does not make it another link is left to chance.
+    /// Settings of an endpoint. Those that do not make up the link are random.
     pub(crate) fn config(self, rng: &mut fastrand::Rng) -> Config {
         let mut config = Config {
             bind: Some([127, 0, 0, 1].into()),

@@ -1,10 +1,12 @@
-//! Two processes that do to each other whatever endpoints can, at random, over real links, and account for every byte of
-//! their memory: whatever a call has given back must keep what its owner put there.
+//! Two processes use all that an endpoint can do on each other, at random, over real links, and
+//! account for every byte of their memory: memory that a call has given back must keep the bytes
+//! that its owner put there.
 //!
-//! The driver starts two *ends*, passes on what they say to each other, and stops, continues and kills them. Each end has
-//! some *hands*, threads that own *plots* of memory, register them, *grant* them to the peer's hand of the same number, and
-//! use what they were granted in turn. Who holds a plot knows what lies in it ([`content`]); what nobody may write is
-//! filled with a guard ([`pattern`]).
+//! The driver starts two *ends*, forwards the words between them, and stops, continues and kills
+//! them. Each end has some *hands*, threads that own *plots* of memory, register them, *grant* them
+//! to the peer's hand of the same number, and use the grants of the peer in turn. The holder of a
+//! plot knows its bytes ([`content`]). A guard fills the memory that nobody may write
+//! ([`pattern`]).
 
 mod clock;
 mod content;

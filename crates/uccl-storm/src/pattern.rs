@@ -1,4 +1,4 @@
-//! What memory is filled with: bytes that tell what they are for, so that one that strays is known for what it is.
+//! Patterns that fill memory. Their bytes show their origin, so that a stray one can be identified.
 
 use std::fmt;
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes are made and compared in blocks of this many.
 const BLOCK: usize = 4096;
-/// The top bit of each byte tells memory that nobody may write from data.
+/// The top bit of each byte is set in guards and clear in data.
 const TOP_BITS: u64 = 0x8080_8080_8080_8080;
 
-/// An endless row of bytes: every stamp has its own.
+/// An endless sequence of bytes, a different one for every stamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Pattern {
-    /// It fills memory that is its owner's alone.
+    /// The pattern fills memory that only its owner may write.
     guard: bool,
     stamp: u32,
-    /// Where in the row the memory's first byte is.
+    /// Index in the sequence of the memory's first byte.
     origin: u64,
 }
 
 impl Pattern {
-    /// What a transfer moves.
+    /// The pattern of bytes that a transfer moves.
     pub(crate) fn data(stamp: u32) -> Self {
         Self { guard: false, stamp, origin: 0 }
     }
 
-    /// What lies in memory that nobody may write.
+    /// The pattern of memory that nobody may write.
     pub(crate) fn guard(stamp: u32) -> Self {
         Self { guard: true, stamp, origin: 0 }
     }
 
-    /// The same row of bytes for memory whose byte `here` is the row's byte `there`.
+    /// The same sequence at another place: the byte that belongs at `there` comes to `here`.
     pub(crate) fn moved(self, here: usize, there: usize) -> Self {
         let origin = self.origin.wrapping_add(there as u64).wrapping_sub(here as u64);
         Self { origin, ..self }
@@ -45,7 +45,7 @@ impl Pattern {
         if self.guard { x | TOP_BITS } else { x & !TOP_BITS }
     }
 
-    /// The bytes that belong at `at` and after.
+    /// Writes the bytes that belong at `at` and after to `out`.
     fn block(self, at: usize, out: &mut [u8]) {
         let first = self.origin.wrapping_add(at as u64);
         let (mut index, skip) = (first / 8, (first % 8) as usize);
@@ -63,18 +63,18 @@ impl Pattern {
     /// Fills `len` bytes at `at` of the memory that begins at `base`.
     ///
     /// # Safety
-    /// They are this process's to write.
+    /// The bytes are this process's to write.
     pub(crate) unsafe fn fill(self, base: usize, at: usize, len: usize) {
         let mut block = [0; BLOCK];
         for from in (at..at + len).step_by(BLOCK) {
             let part = &mut block[..BLOCK.min(at + len - from)];
             self.block(from, part);
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees that the bytes are writable.
             unsafe { std::ptr::copy(part.as_ptr(), (base + from) as *mut u8, part.len()) };
         }
     }
 
-    /// The first byte of `len` at `at` that is not as it should be.
+    /// The bytes that differ from the pattern, of the `len` at `at`.
     ///
     /// # Safety
     /// The memory is this process's to read.
@@ -83,7 +83,8 @@ impl Pattern {
         let mut stray: Option<Stray> = None;
         for from in (at..at + len).step_by(BLOCK) {
             let n = BLOCK.min(at + len - from);
-            // SAFETY: the caller's word; whoever writes at the same time is what is looked for.
+            // SAFETY: the caller guarantees that the memory is readable. A concurrent writer is the
+            // bug being hunted.
             unsafe { std::ptr::copy((base + from) as *const u8, block.as_mut_ptr(), n) };
             self.block(from, &mut should[..n]);
             if block[..n] == should[..n] {
@@ -109,7 +110,7 @@ impl Pattern {
     }
 }
 
-/// The bytes among these that belong to a guard, where only data may lie: the first, and how many.
+/// Looks for guard bytes where only data may lie: the offset of the first, and their number.
 ///
 /// # Safety
 /// The memory is this process's to read.
@@ -118,7 +119,7 @@ pub(crate) unsafe fn guards_among(base: usize, len: usize) -> Option<(usize, usi
     let mut block = [0; BLOCK];
     for from in (0..len).step_by(BLOCK) {
         let part = &mut block[..BLOCK.min(len - from)];
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the memory is readable.
         unsafe { std::ptr::copy((base + from) as *const u8, part.as_mut_ptr(), part.len()) };
         for i in (0..part.len()).filter(|i| part[*i] & 0x80 != 0) {
             first.get_or_insert(from + i);
@@ -128,7 +129,7 @@ pub(crate) unsafe fn guards_among(base: usize, len: usize) -> Option<(usize, usi
     Some((first?, count))
 }
 
-/// Bytes that are not what they should be.
+/// Bytes that differ from their pattern.
 pub(crate) struct Stray {
     pattern: Pattern,
     first: usize,

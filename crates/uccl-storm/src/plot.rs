@@ -1,4 +1,4 @@
-//! A plot: a piece of this process's memory, what lies in it, and whose it is.
+//! A plot: a piece of this process's memory, its content, and its current user.
 
 use std::ops::Range;
 
@@ -11,18 +11,18 @@ use crate::{
     word::GrantId,
 };
 
-/// Whose a plot is.
+/// The current user of a plot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
-    /// Its hand's alone: it is not registered.
+    /// The plot's hand alone; the plot is not registered.
     Mine,
-    /// Registered; nobody but its hand may use it.
+    /// The plot's hand alone; the plot is registered.
     Registered(MrId),
-    /// Registered and the peer's.
+    /// The peer; the plot is registered.
     Granted(MrId, GrantId),
-    /// Registered, and used by transfers of this process.
+    /// Transfers of this process; the plot is registered.
     Flying(MrId),
-    /// A call could not be sure that nobody writes it: it is out of the storm.
+    /// Unknown: a call could not rule out that somebody still writes it. The storm uses it no more.
     Kept,
 }
 
@@ -35,7 +35,7 @@ impl Use {
     }
 }
 
-/// Where plots lie; it is never freed, as peers may write what was kept.
+/// The memory of plots. It is never freed, as peers may write kept plots.
 pub(crate) struct Ground {
     base: usize,
     len: usize,
@@ -47,7 +47,7 @@ impl Ground {
     pub(crate) fn private(len: usize) -> Self {
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, wherever the kernel likes.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         assert!(base != libc::MAP_FAILED, "no memory");
         Self { base: base as usize, len, next: 0 }
@@ -60,7 +60,7 @@ impl Ground {
         ground
     }
 
-    /// The next piece of it, with a gap before.
+    /// The next `len` bytes, behind a gap.
     fn take(&mut self, len: usize, gap: usize) -> usize {
         let at = self.next + gap;
         assert!(at + len <= self.len, "too little ground");
@@ -74,7 +74,7 @@ pub(crate) struct Plot {
     pub(crate) len: usize,
     pub(crate) held: Use,
     pub(crate) content: Content,
-    /// What it was used for last.
+    /// The latest use, for reports.
     pub(crate) last: String,
 }
 
@@ -89,42 +89,42 @@ impl Plot {
         Iov { mr, ptr: self.addr + range.start, len: range.len() }
     }
 
-    /// Puts something there, and knows it.
+    /// Fills a range with a pattern and records it.
     pub(crate) fn fill(&mut self, range: Range<usize>, pattern: Pattern) {
-        // SAFETY: the plot lies in ground that stays, and this range is its hand's.
+        // SAFETY: the plot lies in ground, which is never freed, and this range is its hand's.
         unsafe { pattern.fill(self.addr, range.start, range.len()) };
         self.content.set(range, Some(pattern));
     }
 
-    /// Bytes of it, as they are now.
+    /// The bytes at `at`, as they are now.
     pub(crate) fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         assert!(at + N <= self.len);
-        // SAFETY: inside the plot.
+        // SAFETY: the bytes are inside the plot.
         unsafe { ((self.addr + at) as *const [u8; N]).read_unaligned() }
     }
 
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: inside the plot, and its hand's.
+        // SAFETY: the bytes are inside the plot and are its hand's.
         unsafe { std::ptr::copy(bytes.as_ptr(), (self.addr + at) as *mut u8, bytes.len()) };
         self.content.set(at..at + bytes.len(), None);
     }
 
-    /// What is known to lie there must.
+    /// Checks a range against the known content.
     pub(crate) fn check(&self, range: Range<usize>, when: &str) {
         self.check_against(&self.content, range, when);
     }
 
     pub(crate) fn check_against(&self, content: &Content, range: Range<usize>, when: &str) {
-        // SAFETY: the plot's memory stays.
+        // SAFETY: the plot lies in ground, which is never freed.
         if let Some(stray) = unsafe { content.compare(self.addr, range) } {
             history::broken(format!("{when}: {stray}; {self:?}"));
         }
     }
 
-    /// It was the peer's, and peers write data.
+    /// Checks a plot that was the peer's: peers write data, so no guard may lie in it.
     pub(crate) fn check_is_data(&self, when: &str) {
-        // SAFETY: the plot's memory stays.
+        // SAFETY: the plot lies in ground, which is never freed.
         if let Some((first, count)) = unsafe { pattern::guards_among(self.addr, self.len) } {
             history::broken(format!(
                 "{when}: {count} bytes, from {first:#x} on, come from memory that had been given back; {self:?}"

@@ -1,4 +1,4 @@
-//! Calls under watch: each must return within its time.
+//! Calls under watch: each must return within its time limit.
 
 use std::{fs, time::Duration};
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::{clock, history};
 
-/// What a call may take beyond the deadlines that it has: machines are busy.
+/// Time that a call may take beyond its deadlines, as machines are busy.
 pub(crate) const SLACK: Duration = Duration::from_secs(20);
 
 struct Call {
@@ -31,7 +31,7 @@ pub(crate) fn call<T>(name: &'static str, limit: Duration, call: impl FnOnce() -
     result
 }
 
-/// Looks whether a call hangs.
+/// Reports a call that hangs.
 pub(crate) fn look() {
     let now = clock::active();
     let late =
@@ -44,7 +44,7 @@ pub(crate) fn look() {
     }
 }
 
-/// What each thread is doing, as far as the kernel tells.
+/// The state of each thread, as the kernel reports it.
 fn threads() -> String {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return String::new() };
     let read = |path| fs::read_to_string(path).unwrap_or_default().trim().to_owned();

@@ -1,4 +1,4 @@
-//! What the two ends and the driver say to each other: lines of JSON, which the driver passes on.
+//! Words: lines of JSON between the two ends and the driver, which forwards some of them.
 
 use std::net::SocketAddr;
 
@@ -6,37 +6,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::content::Content;
 
-/// Names a grant: no two of a storm have the same.
+/// Identifies a grant. No two grants of a storm have the same id.
 pub(crate) type GrantId = u64;
 
-/// A line.
+/// A message, sent as one line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Word {
-    /// To the peer: this is the endpoint to reach me at from now on.
+    /// To the peer: the address and the instance of my current endpoint.
     Up { addr: SocketAddr, instance: u64 },
-    /// To the peer: this memory is yours, until you give it back or I take it.
+    /// To the peer: this memory is yours until you return it or I revoke it.
     Grant { hand: usize, id: GrantId, advert: Vec<u8>, content: Content },
-    /// To the peer: I use it no more, and this lies there; `None`: a write of mine may still be on its way.
+    /// To the peer: I no longer use this grant, and this is its content. `None`: a write of mine
+    /// may still land.
     Return { hand: usize, id: GrantId, content: Option<Content> },
-    /// To the peer: I have taken it.
+    /// To the peer: I have taken this grant back.
     Revoked { hand: usize, id: GrantId },
     /// To the peer: an access to your grant was refused.
     Refused { hand: usize, id: GrantId, why: String },
-    /// To both: come to an end.
+    /// To both ends: finish.
     End,
-    /// To both: something went wrong elsewhere; say what you did.
+    /// To both ends: something went wrong elsewhere; send your history.
     Tell,
     /// To the driver: I have ended, and all memory was as it should be.
     Ended { done: u64, failed: u64, refused: u64, kept: u64 },
     /// To the driver: a promise was broken.
     Broken { what: String },
-    /// To the driver: what I did, and when.
+    /// To the driver: an action of mine and its time.
     Told { at_ns: u64, what: String },
 }
 
 impl Word {
     pub(crate) fn line(&self) -> String {
-        // Nothing in it can fail to be written.
+        // These types always serialize.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -44,7 +45,7 @@ impl Word {
         serde_json::from_str(line).ok()
     }
 
-    /// Whether the driver passes it on to the other end.
+    /// Whether the driver forwards it to the other end.
     pub(crate) fn is_for_peer(&self) -> bool {
         matches!(
             self,

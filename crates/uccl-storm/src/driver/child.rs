@@ -1,4 +1,4 @@
-//! A process of the driver's, and the threads that read and write for it.
+//! A child process of the driver, and the threads that read and write for it.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -15,7 +15,7 @@ use crate::{end::EndArgs, word::Word};
 
 pub(super) struct Child {
     process: process::Child,
-    /// A thread writes, so that nobody waits for a process that is stopped.
+    /// Lines for a thread that writes them, so that the driver never waits for a stopped child.
     words: Sender<String>,
     pub(super) incarnation: u32,
 }
@@ -42,7 +42,7 @@ impl Child {
         let output = BufReader::new(process.stdout.take().context("its output")?);
         let (words, lines) = mpsc::channel::<String>();
         thread::spawn(move || {
-            // What a dead process does not read is lost.
+            // Lines that a dead process has not read are lost.
             lines.into_iter().try_for_each(|line| writeln!(input, "{line}"))
         });
         thread::spawn(move || {
@@ -61,7 +61,7 @@ impl Child {
     }
 
     pub(super) fn signal(&self, signal: i32) {
-        // SAFETY: a plain system call; the child is not reaped yet, so the number is its own.
+        // SAFETY: a plain system call without pointers. The id is the child's until it is reaped.
         unsafe { libc::kill(self.process.id() as i32, signal) };
     }
 

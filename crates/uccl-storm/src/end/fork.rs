@@ -1,16 +1,16 @@
-//! A child that has all that its parent has, and must touch none of it.
+//! A forked child: it inherits its parent's endpoint and must leave the parent's state alone.
 
 use std::{sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{clock, history, watch};
 
-/// Seconds after which a child ends that hangs.
+/// Seconds after which an alarm kills a hanging child.
 const LIMIT_S: u32 = 15;
 
-/// Forks; the child does something to the endpoint and ends.
+/// Forks. The child uses the endpoint at random and exits.
 pub(crate) fn fork(world: &Arc<World>, seed: u64) {
-    // SAFETY: the child calls what must work there, and ends without a look back.
+    // SAFETY: the child makes only calls that must work in a forked child, and ends with `_exit`.
     let child = unsafe { libc::fork() };
     match child {
         0 => be_child(world, seed),
@@ -22,7 +22,7 @@ pub(crate) fn fork(world: &Arc<World>, seed: u64) {
 }
 
 fn be_child(world: &Arc<World>, seed: u64) -> ! {
-    // SAFETY: plain system calls.
+    // SAFETY: a plain system call.
     unsafe { libc::alarm(LIMIT_S) };
     match seed % 4 {
         0 => {}
@@ -35,7 +35,7 @@ fn be_child(world: &Arc<World>, seed: u64) -> ! {
             }
         }
     }
-    // SAFETY: nothing is to be run at its end.
+    // SAFETY: `_exit` runs no destructors and no exit handlers; the child needs none.
     unsafe { libc::_exit(0) }
 }
 
@@ -43,7 +43,7 @@ fn await_end(child: i32) {
     let began = clock::active();
     let mut status = 0;
     loop {
-        // SAFETY: a child of ours, and a status of ours.
+        // SAFETY: `child` is a child of this process, and `status` is a local.
         let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         if ended == child {
             break;

@@ -1,4 +1,4 @@
-//! A hand: a thread with plots of its own, which does one thing after the other at random.
+//! A hand: a thread with plots of its own, which does one random action after the other.
 
 mod fate;
 mod grants;
@@ -26,9 +26,9 @@ use crate::{
     word::Word,
 };
 
-/// Memory of a hand.
+/// Bytes of a hand's memory.
 pub(crate) const GROUND: usize = 40 << 20;
-/// The most bytes of its plots: few of them are large.
+/// Upper bounds of the plots' sizes in bytes. Few plots are large.
 const SIZES: [usize; 14] = [
     1,
     64,
@@ -45,7 +45,7 @@ const SIZES: [usize; 14] = [
     4 << 20,
     6 << 20,
 ];
-/// One thing in this many is the end of a connection.
+/// About one action in this many is a disconnect.
 const DISCONNECTS: u32 = 1500;
 const FORKS: u32 = 1500;
 
@@ -56,7 +56,7 @@ pub(crate) struct Hand {
     rng: fastrand::Rng,
     words: Receiver<Word>,
     plots: Vec<Plot>,
-    /// The peer's memory that is ours.
+    /// Memory of the peer that this hand may use.
     grants: Vec<Grant>,
     moves: Vec<Move>,
     letters: Vec<Letter>,
@@ -150,7 +150,7 @@ impl Hand {
         let ep = &self.world.ep;
         let ended = watch::call("disconnect", ep.config().timeout, || ep.disconnect(conn));
         self.note(format!("disconnect {conn}: {ended:?}"));
-        // What was under way has failed, and what it used is ours again.
+        // The connection's transfers have failed, and their memory is this hand's again.
         for i in 0..self.moves.len() {
             if self.moves[i].conn == conn && self.moves[i].is_pending(&self.world) {
                 history::broken(format!("unfinished after {conn} was ended: {:?}", self.moves[i]));
@@ -158,14 +158,14 @@ impl Hand {
         }
     }
 
-    /// Until when something must have ended that has this deadline.
+    /// The active time by which an operation with this timeout must have ended.
     fn until(&self, timeout: Option<Duration>) -> Duration {
         let config = self.world.ep.config();
         let timeout = timeout.unwrap_or(config.transfer_timeout);
         clock::active() + timeout + config.timeout + watch::SLACK
     }
 
-    /// Plots that a test of theirs is true for.
+    /// A random plot that satisfies `fits`, if there is one.
     fn some_plot(&mut self, fits: impl Fn(&Plot) -> bool) -> Option<usize> {
         let fitting: Vec<_> = (0..self.plots.len()).filter(|i| fits(&self.plots[*i])).collect();
         (!fitting.is_empty()).then(|| fitting[self.rng.usize(0..fitting.len())])
@@ -178,7 +178,7 @@ impl Hand {
         }
     }
 
-    /// Nobody may write there from now on.
+    /// Fills a range with a guard: nobody may write it from now on.
     fn guard(&mut self, plot: usize, range: Range<usize>) {
         let stamp = self.shared.stamp();
         self.plots[plot].fill(range, Pattern::guard(stamp));
@@ -194,7 +194,7 @@ impl Hand {
         let Some(i) = self.some_plot(|plot| plot.held == Use::Mine) else { return };
         self.check(i, "before it is registered");
         let plot = &self.plots[i];
-        // SAFETY: ground is never freed.
+        // SAFETY: the plot lies in ground, which is never freed.
         let registered = watch::call("register", Duration::ZERO, || unsafe {
             self.world.ep.register(plot.addr, plot.len)
         });
@@ -228,7 +228,7 @@ impl Hand {
                 self.is_mine_again(i, "deregistered");
             }
             Err(Error::Invalid(_)) if flying => {}
-            // It is being closed.
+            // The endpoint is being closed.
             Err(Error::UnknownRegion(_) | Error::Closed) if self.is_going() => {}
             Err(Error::StillTouched { .. }) if !flying => self.keep(i),
             Err(e) => {
@@ -237,13 +237,13 @@ impl Hand {
         }
     }
 
-    /// A call could not be sure that nobody writes a plot any more.
+    /// Takes a plot out of use: a call could not rule out that somebody still writes it.
     fn keep(&mut self, i: usize) {
         self.plots[i].held = Use::Kept;
         self.shared.counts.kept.fetch_add(1, SeqCst);
     }
 
-    /// Whether the endpoint is closed, or about to be.
+    /// Whether the endpoint is closed or being closed.
     fn is_going(&self) -> bool {
         matches!(self.world.ep.advertise_all(&[]), Err(Error::Closed))
     }
@@ -259,7 +259,7 @@ impl Hand {
         self.guard_all(i, why);
     }
 
-    /// If the endpoint was closed, all is ours again.
+    /// After the endpoint was closed, takes its plots back and continues with its successor.
     fn follow_world(&mut self) {
         if !self.world.is_closed() {
             return;
@@ -275,7 +275,7 @@ impl Hand {
         self.world = self.shared.world();
     }
 
-    /// Ends what is under way, and takes everything back.
+    /// Ends all operations and takes all plots back.
     fn end(&mut self) {
         self.note("ending");
         self.follow_world();

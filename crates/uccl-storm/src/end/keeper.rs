@@ -1,4 +1,4 @@
-//! The keeper: makes connections, closes endpoints, and takes notifications.
+//! The keeper: a thread that makes connections, closes endpoints and takes notifications.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst, mpsc::Sender},
@@ -14,16 +14,16 @@ use super::{
 use crate::{history, watch, word::Word};
 
 const NAP: Duration = Duration::from_millis(5);
-/// How long it waits for a peer to connect, before it looks after the rest.
+/// Time that the keeper waits for the peer to connect before it turns to its other duties.
 const PATIENCE: Duration = Duration::from_millis(30);
-/// One look in this many ends with the endpoint's end.
+/// One turn in this many closes the endpoint.
 const CLOSES: u32 = 800;
 
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
     rng: fastrand::Rng,
     doors: Vec<Sender<Word>>,
-    /// Connections that it wants.
+    /// Number of connections that the keeper wants.
     conns: usize,
     hands: u64,
     closes: bool,
@@ -48,7 +48,8 @@ impl Keeper {
             let world = self.shared.world();
             self.prune(&world);
             self.connect(&world);
-            // What closes it is done on this thread, and a child of ours does not come here.
+            // No error needs handling: only this thread closes the endpoint, and forked children do
+            // not run this loop.
             for notif in world.ep.take_notifs().unwrap_or_default() {
                 notifs::deliver(&notif.payload, &self.doors);
             }
@@ -89,7 +90,7 @@ impl Keeper {
         self.say_up();
     }
 
-    /// Lets go of connections that were lost.
+    /// Disconnects connections that were lost.
     fn prune(&self, world: &World) {
         let lost = |conn: &ConnId| match world.ep.check_connection(*conn) {
             Ok(()) => None,

@@ -1,4 +1,4 @@
-//! One of the two processes.
+//! An end: one of the two processes.
 
 mod fork;
 mod hand;
@@ -27,7 +27,7 @@ use self::{
 };
 use crate::{clock, history, link::Link, plot::Ground, watch, word::Word};
 
-/// What an end is told when it is started.
+/// Arguments of an end.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EndArgs {
     #[arg(long)]
@@ -35,14 +35,14 @@ pub(crate) struct EndArgs {
     /// 0 connects, 1 accepts.
     #[arg(long)]
     pub(crate) number: u32,
-    /// How many processes had its place before.
+    /// Number of earlier processes in this end's place.
     #[arg(long)]
     pub(crate) incarnation: u32,
     #[arg(long)]
     pub(crate) hands: usize,
     #[arg(long)]
     pub(crate) seed: u64,
-    /// What it does not do, of `close`, `fork` and `disconnect`.
+    /// Actions to leave out: `close`, `fork`, `disconnect`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) without: Vec<String>,
 }
@@ -53,7 +53,7 @@ impl EndArgs {
     }
 }
 
-/// Runs until the driver says that it is enough.
+/// Runs hands and keeper until the driver sends [`Word::End`].
 pub(crate) fn run(args: &EndArgs) -> Result<()> {
     thread::spawn(|| clock::run(watch::look));
     let mut rng = fastrand::Rng::with_seed(args.seed);
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &EndArgs) -> Result<()> {
     Ok(())
 }
 
-/// A thread of ours that panicked has broken a promise too, if only this program's.
+/// Joins a thread. Its panic counts as a broken promise too, if only of this program.
 fn join(thread: thread::JoinHandle<()>) {
     if let Err(panic) = thread.join() {
         let what = panic.downcast_ref::<String>().cloned();
@@ -114,7 +114,7 @@ fn ground(shared: &Shared) -> Result<Ground> {
     })
 }
 
-/// Gives each word to whom it concerns.
+/// Reads the driver's words and passes each to its hand.
 fn listen(shared: &Shared, doors: &[Sender<Word>]) {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match Word::parse(&line) {
@@ -133,7 +133,7 @@ fn listen(shared: &Shared, doors: &[Sender<Word>]) {
                 | Word::Revoked { hand, .. }
                 | Word::Refused { hand, .. }),
             ) => {
-                // Hands that have ended hear no more.
+                // Hands that have ended receive no more words.
                 let _ = doors[hand].send(word);
             }
             _ => {}

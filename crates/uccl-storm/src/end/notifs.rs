@@ -1,31 +1,31 @@
-//! Notifications. Each says itself what it must be.
+//! Notifications. The receiver can check each one by its payload alone.
 
 use std::sync::mpsc::Sender;
 
 use crate::{history, pattern::Pattern, word::Word};
 
-/// The stamp of what follows in a notification.
+/// Bytes of the stamp in front of a noise payload's pattern.
 const STAMP: usize = 4;
 const FAREWELL: u8 = 0;
 const NOISE: u8 = 1;
 
-/// A notification that says something.
+/// The payload that carries a word.
 pub(crate) fn farewell(word: &Word) -> Vec<u8> {
     [&[FAREWELL], word.line().as_bytes()].concat()
 }
 
-/// A notification that says nothing.
+/// A payload of random length that holds a pattern.
 pub(crate) fn noise(rng: &mut fastrand::Rng, stamp: u32) -> Vec<u8> {
     let most = 1 << rng.u32(0..20);
     let len = rng.usize(0..=most);
     let mut payload = vec![NOISE; 1 + STAMP + len];
     payload[1..1 + STAMP].copy_from_slice(&stamp.to_le_bytes());
-    // SAFETY: the payload is ours and as long.
+    // SAFETY: the payload is a local buffer with `len` bytes behind the stamp.
     unsafe { Pattern::data(stamp).fill(payload[1 + STAMP..].as_ptr() as usize, 0, len) };
     payload
 }
 
-/// A notification that came.
+/// Takes a received notification: passes its word on, or checks its pattern.
 pub(crate) fn deliver(payload: &[u8], doors: &[Sender<Word>]) {
     match payload.split_first() {
         Some((&FAREWELL, line)) => match Word::parse(&String::from_utf8_lossy(line)) {
@@ -35,7 +35,7 @@ pub(crate) fn deliver(payload: &[u8], doors: &[Sender<Word>]) {
         Some((&NOISE, rest)) if rest.len() >= STAMP => {
             let (head, body) = rest.split_at(STAMP);
             let stamp = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
-            // SAFETY: the body is ours and as long.
+            // SAFETY: the body is a slice of this length.
             let stray =
                 unsafe { Pattern::data(stamp).compare(body.as_ptr() as usize, 0, body.len()) };
             if let Some(stray) = stray {

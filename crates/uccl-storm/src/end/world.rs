@@ -19,7 +19,7 @@ pub(crate) struct World {
     pub(crate) conns: Mutex<Vec<ConnId>>,
     /// `close` has returned.
     pub(crate) closed: AtomicBool,
-    /// The regions that it was not sure of.
+    /// The regions that `close` reported as still touched.
     pub(crate) kept: Mutex<Vec<MrId>>,
 }
 
@@ -34,21 +34,21 @@ impl World {
         self.closed.load(SeqCst)
     }
 
-    /// Some connection, if there is one.
+    /// A random connection, if there is one.
     pub(crate) fn conn(&self, rng: &mut fastrand::Rng) -> Option<ConnId> {
         let conns = self.conns.lock();
         (!conns.is_empty()).then(|| conns[rng.usize(0..conns.len())])
     }
 }
 
-/// The other end, as it said last.
+/// The other end, from its latest `Word::Up`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) addr: SocketAddr,
     pub(crate) instance: u64,
 }
 
-/// What came of what was tried.
+/// Counts of the moves by their outcome, and of the kept plots.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) done: AtomicU64,
@@ -57,14 +57,14 @@ pub(crate) struct Counts {
     pub(crate) kept: AtomicU64,
 }
 
-/// What all threads of this end know.
+/// State that the threads of this end share.
 pub(crate) struct Shared {
     pub(crate) link: Link,
     /// 0 connects, 1 accepts.
     pub(crate) number: u32,
     pub(crate) world: RwLock<Arc<World>>,
     pub(crate) peer: Mutex<Option<Peer>>,
-    /// No more is begun.
+    /// The hands begin no more operations.
     pub(crate) ending: AtomicBool,
     pub(crate) hands_ended: AtomicU64,
     pub(crate) counts: Counts,
@@ -77,7 +77,7 @@ impl Shared {
         Arc::clone(&self.world.read())
     }
 
-    /// No other pattern of this process has it.
+    /// A stamp that no other pattern of this process has.
     pub(crate) fn stamp(&self) -> u32 {
         self.next_stamp.fetch_add(1, SeqCst) as u32
     }

@@ -1,25 +1,26 @@
-//! What comes of what a hand tries.
+//! Outcomes of a hand's operations.
 
 use uccl_p2p::Error;
 
 use super::Hand;
 use crate::history;
 
-/// What came of something.
+/// The outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
     Done,
-    /// Called off, and fenced.
+    /// The operation ended early and is fenced: its memory is free.
     Fenced,
     Refused,
-    /// Its connection is gone.
+    /// The connection or the endpoint is gone.
     Lost,
-    /// And the peer may still touch our memory.
+    /// The peer may still touch this process's memory.
     Stuck,
 }
 
 impl Hand {
-    /// What an error says of memory; some must not be.
+    /// The outcome that an error stands for. Reports an error that no action of the storm can
+    /// cause.
     pub(super) fn judge(&self, e: &Error) -> Fate {
         match e {
             Error::Cancelled { .. }

@@ -1,4 +1,5 @@
-//! Memory that is granted: by one hand to the peer's hand of the same number, which alone uses it from then on.
+//! Grants: a hand grants memory to the peer's hand of the same number, which alone uses it from
+//! then on.
 
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
@@ -15,19 +16,20 @@ use crate::{
     word::{GrantId, Word},
 };
 
-/// Grants that a hand holds at most.
+/// The most grants that a hand holds.
 const MOST: usize = 10;
 
-/// The peer's memory that is ours.
+/// Memory of the peer that this hand may use.
 pub(super) struct Grant {
     pub(super) id: GrantId,
     pub(super) advert: Advert,
     pub(super) content: Content,
-    /// A transfer of ours uses it.
+    /// A transfer of this hand uses it.
     pub(super) busy: bool,
-    /// A write was lost with its connection, and may land until the owner has learnt of that: nothing is known any more.
+    /// A write was lost with its connection and may land until the owner learns of the loss. The
+    /// content is unknown.
     pub(super) tainted: bool,
-    /// Its owner has taken it.
+    /// The owner has revoked it.
     taken: bool,
 }
 
@@ -64,7 +66,7 @@ impl Hand {
         }
     }
 
-    /// Lets the peer have a plot.
+    /// Grants a registered plot to the peer.
     pub(super) fn grant(&mut self) {
         let Some(i) = self.some_plot(|plot| matches!(plot.held, Use::Registered(_))) else {
             return;
@@ -94,9 +96,9 @@ impl Hand {
         self.plots.iter().position(|plot| is(plot.held))
     }
 
-    /// The peer uses it no more.
+    /// Takes a plot back after the peer has returned its grant.
     fn take_back(&mut self, id: GrantId, content: Option<&Content>) {
-        // Taken already, or of an endpoint that was closed.
+        // The grant was revoked already, or its endpoint was closed.
         let Some(i) = self.granted(id) else { return };
         let Use::Granted(mr, _) = self.plots[i].held else { return };
         self.note(format!("grant {id:x} comes back, {mr}, {}", content.is_some()));
@@ -109,14 +111,15 @@ impl Hand {
         self.guard(i, 0..content.len());
     }
 
-    /// An access was refused: that is right only if the grant was taken back before.
+    /// Judges a refused access of the peer: the refusal is right only if the grant was revoked
+    /// before.
     fn judge_refusal(&self, id: GrantId, why: &str) {
         if self.granted(id).is_some() && !self.is_going() {
             history::broken(format!("grant {id:x} was refused and is good: {why}"));
         }
     }
 
-    /// Gives a grant back, if one is not in use.
+    /// Returns an idle grant to the peer, if there is one.
     pub(super) fn give_back(&mut self) {
         let idle: Vec<_> = (0..self.grants.len()).filter(|i| !self.grants[*i].busy).collect();
         if idle.is_empty() {
@@ -133,7 +136,7 @@ impl Hand {
         history::say(&Word::Return { hand: self.number, id: grant.id, content });
     }
 
-    /// A notification, and what has come by it, is no more than a return.
+    /// Sends a notification with a random payload, by one of the two calls.
     pub(super) fn notify(&mut self) {
         let Some(conn) = self.world.conn(&mut self.rng) else { return };
         let payload = notifs::noise(&mut self.rng, self.shared.stamp());

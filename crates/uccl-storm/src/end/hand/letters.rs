@@ -1,4 +1,5 @@
-//! Letters: what is sent and received. Each says itself what it must be.
+//! Letters: messages that are sent and received. Each piece begins with its length and its stamp,
+//! so that the receiver can check it.
 
 use std::{ops::Range, time::Duration};
 
@@ -8,17 +9,17 @@ use super::{Hand, fate::Fate};
 use crate::{clock, history, pattern::Pattern, plot::Use, watch};
 
 const MOST: usize = 4;
-/// How long a piece is, and the stamp of the pattern that follows.
+/// Bytes of a piece's head: its length, and the stamp of the pattern that follows.
 const HEAD: usize = 8;
 
-/// Something sent or to be received.
+/// A send or a receive under way.
 #[derive(Debug)]
 pub(super) struct Letter {
     id: TransferId,
     op: Op,
     plot: usize,
     mr: MrId,
-    /// All of it, and the pieces that it is cut into.
+    /// The whole range. `pieces` are its parts.
     range: Range<usize>,
     pieces: Vec<Range<usize>>,
     until: Duration,
@@ -46,7 +47,7 @@ impl Hand {
         }
         self.check(plot, "before it is used");
         match op {
-            // What lies there stays until something comes.
+            // The bytes are unknown: a message may arrive at any time.
             Op::Recv => self.plots[plot].content.set(range.clone(), None),
             _ => pieces.iter().for_each(|piece| self.write_piece(plot, piece.clone())),
         }
@@ -77,7 +78,7 @@ impl Hand {
         }
     }
 
-    /// Each piece says itself what it is.
+    /// Fills a piece with a head and a pattern.
     fn write_piece(&mut self, plot: usize, piece: Range<usize>) {
         let stamp = self.shared.stamp();
         let plot = &mut self.plots[plot];
@@ -87,7 +88,7 @@ impl Hand {
         plot.fill(body..piece.end, Pattern::data(stamp).moved(body, 0));
     }
 
-    /// What was received says itself what it must be.
+    /// Checks a received letter: each piece holds its pattern, and the lengths add up to `bytes`.
     fn read_letter(&self, letter: &Letter, bytes: usize) {
         let all: usize = letter.pieces.iter().map(|piece| self.read_piece(letter, piece)).sum();
         if all != bytes {
@@ -95,7 +96,7 @@ impl Hand {
         }
     }
 
-    /// How long it says it is.
+    /// Checks a received piece and returns the length in its head.
     fn read_piece(&self, letter: &Letter, piece: &Range<usize>) -> usize {
         let plot = &self.plots[letter.plot];
         let len = u32::from_le_bytes(plot.bytes(piece.start)) as usize;

@@ -1,4 +1,4 @@
-//! Moves: reads and writes, of one piece or many, and what must lie where when they have ended.
+//! Moves: reads and writes of one or many pieces, and the checks of memory at their end.
 
 use std::{ops::Range, sync::atomic::Ordering::SeqCst, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     word::{GrantId, Word},
 };
 
-/// Moves that a hand has under way at most.
+/// The most moves that a hand has under way.
 const MOST: usize = 8;
 
-/// A range of a plot, and one of a grant.
+/// A range of a plot, and the range of a grant that it is read from or written to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     plot: usize,
@@ -42,7 +42,7 @@ impl Part {
         self.there..self.there + self.len
     }
 
-    /// What a write moves, as it lies here.
+    /// The pattern of a write's source, at its place in the plot.
     fn source(&self) -> Pattern {
         Pattern::data(self.stamp).moved(self.here, self.there)
     }
@@ -55,7 +55,7 @@ pub(super) struct Move {
     id: Option<TransferId>,
     op: Op,
     parts: Vec<Part>,
-    /// It ends the use of its grant, and its notification says so.
+    /// The move ends the use of its grant, and its notification carries the return.
     last: bool,
     timeout: Option<Duration>,
     until: Duration,
@@ -67,7 +67,7 @@ impl Move {
     }
 }
 
-/// Interrupts now and then.
+/// An interrupt that fires now and then.
 struct Coin<'a>(&'a mut fastrand::Rng);
 
 impl Interrupt for Coin<'_> {
@@ -131,7 +131,7 @@ impl Hand {
             let Some(mr) = self.plots[plot].held.mr() else { break };
             let (ours, theirs) = (self.plots[plot].len, grant.content.len());
             let most = ours.min(theirs);
-            // Some are long; of the others, short ones are as many as longer ones.
+            // One part in three is long. The lengths of the others are even over the powers of two.
             let is_long = self.rng.u32(0..3) == 0;
             let scale = self.rng.u32(0..=if is_long { 1 } else { most.ilog2() });
             let len = most.min(1 + self.rng.usize(0..=most >> scale));
@@ -143,7 +143,7 @@ impl Hand {
         parts
     }
 
-    /// Makes memory ready for a move, which has it from now on.
+    /// Prepares the memory of a move, which owns it from now on.
     fn take_up(&mut self, op: Op, parts: &[Part]) {
         for part in parts {
             let plot = &mut self.plots[part.plot];
@@ -164,7 +164,7 @@ impl Hand {
         }
     }
 
-    /// The pieces that parts are cut into.
+    /// Cuts parts into pieces, at random.
     fn pieces(&mut self, parts: &[Part]) -> (Vec<Iov>, Vec<Advert>) {
         let (mut iovs, mut adverts) = (vec![], vec![]);
         for part in parts {
@@ -217,7 +217,7 @@ impl Hand {
         }
     }
 
-    /// What the last write to a grant says to its owner.
+    /// The notification of the last write to a grant: it returns the grant to its owner.
     fn farewell(&self, part: &Part) -> Vec<u8> {
         let Some(grant) = self.grants.iter().find(|grant| grant.id == part.grant) else {
             return vec![];
@@ -228,7 +228,7 @@ impl Hand {
         notifs::farewell(&Word::Return { hand, id, content: Some(content) })
     }
 
-    /// A move has ended: its memory here is ours again, at once.
+    /// Ends a move: its local memory is this hand's again, at once.
     fn finish(&mut self, ended: Move, result: &Result<Outcome, Error>) {
         let fate = result.as_ref().map_or_else(|e| self.judge(e), |_| Fate::Done);
         self.note(format!("{:?} of {:?}: {fate:?}, {result:?}", ended.op, ended.id));
@@ -308,7 +308,7 @@ impl Hand {
         self.finish(ended, &result);
     }
 
-    /// Ends something that is under way.
+    /// Cancels a letter and a move, if there are some.
     pub(super) fn cancel(&mut self) {
         self.cancel_letter();
         if self.moves.is_empty() {
@@ -325,7 +325,7 @@ impl Hand {
         self.end_move(at, status);
     }
 
-    /// Waits a little for something that is under way.
+    /// Waits a little for a move.
     pub(super) fn wait(&mut self) {
         if self.moves.is_empty() {
             return;
@@ -339,7 +339,7 @@ impl Hand {
         self.end_move(at, status);
     }
 
-    /// Looks at something that is under way, and whether anything has been for too long.
+    /// Polls a letter and a move, and reports those that are past their time.
     pub(super) fn look(&mut self) {
         self.look_at_letters();
         if !self.moves.is_empty() {
@@ -355,7 +355,7 @@ impl Hand {
         }
     }
 
-    /// Memory was given back though something used it: it must have ended.
+    /// Ends the moves and letters of a deregistered plot. None of them may be pending.
     pub(super) fn end_what_uses(&mut self, plot: usize) {
         let uses = |known: &Move| known.parts.iter().any(|part| part.plot == plot);
         while let Some(at) = self.moves.iter().position(uses) {
