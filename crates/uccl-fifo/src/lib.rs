@@ -1,8 +1,9 @@
 //! Two named pipes between processes of one host, as a pipe of bytes.
 //!
-//! This is the smallest link there is, kept as an example: `docs/new-link.md` walks through it. The end that was connected
-//! to [offers](offer) a pair of FIFOs under a name that both ends know; the other [joins](join) them and removes the
-//! names. [`uccl_stream`](https://docs.rs/uccl-stream) makes a lane of what they return.
+//! This is the smallest link there is, kept as an example: `docs/new-link.md` walks through it. The
+//! accepting end [offers](offer) a pair of FIFOs under a name that both ends know. The connecting
+//! end [joins](join) them and removes the names. [`uccl_stream`](https://docs.rs/uccl-stream) makes
+//! a lane of the returned halves.
 
 use std::{
     io,
@@ -23,9 +24,10 @@ use uccl_fabric::{
     pipe::{Pipe, PipeRx, PipeTx, uninterrupted},
 };
 
-/// What the kernel keeps of either direction, where it lets a user have so much.
+/// Capacity of each FIFO in bytes, if the kernel allows the user this much.
 const CAPACITY: usize = 1 << 20;
-/// A byte by which the joining end says that it is there: until it comes, an empty FIFO means nothing.
+/// The joining end's first byte. Before it arrives, an empty FIFO does not mean that the peer has
+/// closed.
 const HELLO: u8 = 0x55;
 
 /// Both directions of an end.
@@ -33,28 +35,30 @@ pub struct FifoPipe(Arc<Ends>);
 /// The sending half.
 pub struct FifoTx {
     ends: Arc<Ends>,
-    /// Whether room wakes who sleeps.
+    /// Whether room for bytes wakes a sleeping thread.
     is_armed: bool,
 }
 /// The receiving half.
 pub struct FifoRx {
     ends: Arc<Ends>,
-    /// The peer has both FIFOs open: from now on an empty one without a writer has ended.
+    /// The peer has both FIFOs open: from now on an empty FIFO without a writer has ended.
     is_joined: bool,
 }
 
-/// The FIFOs of an end; none once it is cut.
+/// The FIFOs of an end; `None` after a cut.
 struct Ends {
-    /// Open for reading as well, so that bytes can be taken back, and a FIFO without a reader is no error.
+    /// Open for reading as well: a cut can take unread bytes back, and a write never lacks a
+    /// reader.
     outgoing: Mutex<Option<OwnedFd>>,
     incoming: Mutex<Option<OwnedFd>>,
-    /// Readable when bytes have come, or room that was waited for.
+    /// Readable when bytes have come, or room that the sender waits for.
     epoll: OwnedFd,
-    /// Removed by who joins, or at the end.
+    /// Paths of both FIFOs. The joining end removes them, or the drop of an end.
     names: [PathBuf; 2],
 }
 
-/// Makes two FIFOs in `folder` whose names begin with `name`, and opens them: the end that is joined.
+/// Makes and opens two FIFOs in `folder`, with names that begin with `name`: the end that is
+/// joined.
 ///
 /// # Errors
 /// The names are taken, or the folder cannot be written.
@@ -69,7 +73,7 @@ pub fn offer(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)
 /// Opens the FIFOs that the peer has made, and removes their names.
 ///
 /// # Errors
-/// They are not there, or are another user's.
+/// The FIFOs do not exist or belong to another user.
 pub fn join(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
     let [to_us, to_peer] = names(folder, name);
     let ends = Ends::open([to_peer, to_us])?;
@@ -80,7 +84,7 @@ pub fn join(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)>
     Ok(ends.halves(true))
 }
 
-/// From the offering end to the joining one, and back.
+/// Paths of the FIFO from the offering end to the joining end, and of the FIFO back.
 fn names(folder: &Path, name: &str) -> [PathBuf; 2] {
     ["out", "in"].map(|direction| folder.join(format!("{name}-{direction}")))
 }
@@ -91,7 +95,7 @@ impl Ends {
         let open = |path: &Path, mode| rustix::fs::open(path, flags | mode, Mode::empty());
         let (outgoing, incoming) =
             (open(&names[0], OFlags::RDWR)?, open(&names[1], OFlags::RDONLY)?);
-        // Refused to users who have many pipes: then it is as large as it is.
+        // The kernel refuses users with many pipes. The FIFO then keeps its size.
         let _ = pipe::fcntl_setpipe_size(&outgoing, CAPACITY);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(0);
@@ -114,7 +118,7 @@ impl Ends {
         self.names.iter().for_each(|path| _ = std::fs::remove_file(path));
     }
 
-    /// Whether room for bytes wakes who sleeps.
+    /// Sets whether room for bytes wakes a sleeping thread.
     fn watch_room(&self, outgoing: &OwnedFd, is_watched: bool) -> io::Result<()> {
         let flags = if is_watched { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         Ok(epoll::modify(&self.epoll, outgoing, epoll::EventData::new_u64(0), flags)?)
@@ -136,7 +140,8 @@ impl PipeTx for FifoTx {
             self.is_armed = false;
         }
         vectored(spans, |iov, count| {
-            // SAFETY: the caller's memory is readable during the call, and the list has as many entries.
+            // SAFETY: the caller keeps the spans readable during the call, and the list has `count`
+            // entries.
             unsafe { libc::writev(outgoing.as_raw_fd(), iov, count) }
         })
         .map(|sent| sent.unwrap_or(0))
@@ -163,7 +168,8 @@ impl PipeRx for FifoRx {
             }
         }
         vectored(spans, |iov, count| {
-            // SAFETY: the caller's memory is writable during the call, and the list has as many entries.
+            // SAFETY: the caller keeps the spans writable during the call, and the list has `count`
+            // entries.
             unsafe { libc::readv(incoming.as_raw_fd(), iov, count) }
         })
     }
@@ -184,7 +190,7 @@ impl Pipe for FifoPipe {
     }
 
     fn cut(&self) {
-        // What the peer has not read never arrives.
+        // Takes back the bytes that the peer has not read: they never arrive.
         if let Some(outgoing) = self.0.outgoing.lock().take() {
             let mut rest = vec![0; 64 << 10];
             while rustix::io::read(&outgoing, &mut rest).is_ok_and(|taken| taken > 0) {}
@@ -193,7 +199,7 @@ impl Pipe for FifoPipe {
     }
 }
 
-/// A vectored call over as many of the spans as one takes; `None` when it would block.
+/// Makes a vectored call over as many spans as one call takes. `None`: the call would block.
 fn vectored(
     spans: &[Span],
     call: impl Fn(*const libc::iovec, libc::c_int) -> isize,

@@ -1,4 +1,4 @@
-//! What every link must do.
+//! The checks that every link must pass.
 
 use std::sync::{
     Arc,
