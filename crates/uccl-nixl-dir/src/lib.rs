@@ -1,16 +1,17 @@
 //! A folder that holds NIXL's own plugins and this project's, for `NIXL_PLUGIN_DIR`.
 //!
-//! NIXL looks for plugins in one folder, and what `NIXL_PLUGIN_DIR` names replaces the one that it comes with. So that
-//! nothing is lost, [`provide`] makes a folder of links to all of them. Links alone would not do: a plugin finds its own
-//! libraries from where the loader found the plugin (`$ORIGIN`), which is the link and not what it points to. Therefore
-//! what surrounds NIXL's folder of plugins is linked too:
+//! NIXL looks for plugins in one folder, and `NIXL_PLUGIN_DIR` replaces the one that NIXL comes
+//! with. To keep all plugins, [`provide`] makes a folder of links to both sets. Links to the
+//! plugins alone would not do: a plugin finds its own libraries relative to the path that the
+//! loader found it by (`$ORIGIN`), which is the link's and not its target's. Therefore the files
+//! around NIXL's folder of plugins are linked too:
 //!
 //! ```text
 //! <cache>/uccl/nixl/<hash of all links>/
 //!     lib/plugins/libplugin_UCCL.so    -> this project's
 //!     lib/plugins/*                    -> NIXL's
-//!     lib/*                            -> what lies beside NIXL's folder of plugins
-//!     *.libs                           -> what lies beside that: libraries that a wheel brings along
+//!     lib/*                            -> the files beside NIXL's folder of plugins
+//!     *.libs                           -> libraries that a wheel brings along, one level up
 //! ```
 
 mod make;
@@ -27,7 +28,7 @@ pub use place::Roots;
 /// The file that NIXL loads for the backend `UCCL`.
 pub const PLUGIN: &str = "libplugin_UCCL.so";
 
-/// Why there is no such folder.
+/// The reasons why the folder cannot be provided.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -43,9 +44,9 @@ pub enum Error {
     /// The file system refused.
     #[error("{}: {source}", path.display())]
     Io {
-        /// What was read or written.
+        /// The path that was read or written.
         path: PathBuf,
-        /// What it answered.
+        /// The error that the file system returned.
         source: io::Error,
     },
 }
@@ -57,10 +58,11 @@ impl Error {
     }
 }
 
-/// The folder to name in `NIXL_PLUGIN_DIR`, made unless it is there already.
+/// Returns the folder for `NIXL_PLUGIN_DIR`, and makes it unless it exists.
 ///
-/// `ours` is this project's plugin, `theirs` NIXL's folder of plugins. The folder lies in the user's cache, or if
-/// that cannot be written in a folder of the user's among temporary files. Any number of processes may do this at once.
+/// `ours` is this project's plugin, `theirs` NIXL's folder of plugins. The folder lies in the
+/// user's cache or, if the cache cannot be written, in the user's own folder among temporary files.
+/// Any number of processes may call this at once.
 ///
 /// # Errors
 ///
@@ -80,7 +82,7 @@ pub fn provide_in(roots: &Roots, ours: &Path, theirs: &Path) -> Result<PathBuf, 
     for root in roots.usable() {
         match root.and_then(|root| make::make(&plan, &root)) {
             Ok(folder) => return Ok(folder.join(plan::PLUGINS)),
-            // The first says where it should have been.
+            // The first error names the preferred place.
             Err(error) => refused = refused.or(Some(error)),
         }
     }

@@ -1,4 +1,4 @@
-//! Makes a folder whole or not at all, whoever else is making it.
+//! Makes a folder as a whole or not at all, even while other processes make it too.
 
 use std::{
     fs, io,
@@ -10,13 +10,13 @@ use tempfile::TempDir;
 
 use crate::{Error, plan::Plan};
 
-/// How often another process may get in between.
+/// Number of attempts, as other processes may interfere.
 const TRIES: u32 = 20;
 
-/// The folder of a plan, below `root`.
+/// Makes the folder of a plan below `root` and returns its path.
 pub(crate) fn make(plan: &Plan, root: &Path) -> Result<PathBuf, Error> {
     let folder = root.join(plan.name());
-    // Before anything is written: the cache may be read-only and hold it.
+    // Nothing is written before this check: the cache may be read-only and hold the folder.
     if plan.is_at(&folder) {
         return Ok(folder);
     }
@@ -29,7 +29,7 @@ pub(crate) fn make(plan: &Plan, root: &Path) -> Result<PathBuf, Error> {
             return Ok(folder);
         }
         match renamed {
-            // Something is there that is not what it should be: a folder that somebody has tidied up in.
+            // A different folder is in the way, such as one that somebody has tidied up.
             Err(error) if occupied(&error) => clear(root, &folder)?,
             other => other.map_err(Error::io(&folder))?,
         }
@@ -42,7 +42,7 @@ fn occupied(error: &io::Error) -> bool {
     matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
 }
 
-/// Moves a folder away in one step, and removes it then. That it has gone by itself is fine.
+/// Moves a folder away in one step, then removes it. A folder that is already gone is fine.
 fn clear(root: &Path, folder: &Path) -> Result<(), Error> {
     let away = draft(root)?;
     match fs::rename(folder, away.path().join("old")) {
@@ -51,7 +51,7 @@ fn clear(root: &Path, folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// A folder under a name of its own; it goes unless it was renamed.
+/// A folder under a name of its own. Its drop removes it unless it was renamed.
 fn draft(root: &Path) -> Result<TempDir, Error> {
     tempfile::Builder::new().prefix(".").tempdir_in(root).map_err(Error::io(root))
 }

@@ -1,4 +1,4 @@
-//! Where folders are kept.
+//! The places for folders.
 
 use std::{
     env, fs, io,
@@ -13,14 +13,14 @@ use crate::Error;
 /// The places for folders, in the order in which they are tried.
 #[derive(Clone, Debug)]
 pub struct Roots {
-    /// The user's cache; none if the environment names none.
+    /// The user's cache; `None` if the environment names none.
     pub cache: Option<PathBuf>,
     /// A folder for temporary files, in which others may write too.
     pub temporary: PathBuf,
 }
 
 impl Roots {
-    /// Those that the environment names: `XDG_CACHE_HOME`, else `HOME`; `TMPDIR`.
+    /// The places that the environment names: `XDG_CACHE_HOME`, else `HOME`; `TMPDIR`.
     #[must_use]
     pub fn of_this_user() -> Self {
         let folder = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -29,7 +29,7 @@ impl Roots {
         Self { cache, temporary: env::temp_dir() }
     }
 
-    /// The folders themselves, each looked at when its turn comes.
+    /// The usable places. Each one is examined only when its turn comes.
     pub(crate) fn usable(&self) -> impl Iterator<Item = Result<PathBuf, Error>> {
         let below = |root: &Path| root.join("uccl").join("nixl");
         let cache = self.cache.iter().map(move |cache| Ok(below(cache)));
@@ -37,7 +37,8 @@ impl Roots {
     }
 }
 
-/// This user's own folder where others may write. Plugins are code: nobody else may have a hand in it.
+/// A folder of this user's own where others may write. Plugins are code, so nobody else may change
+/// its contents.
 fn private(temporary: &Path) -> Result<PathBuf, Error> {
     let user = geteuid().as_raw();
     let path = temporary.join(format!("uccl-{user}"));

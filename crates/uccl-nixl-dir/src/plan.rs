@@ -1,4 +1,4 @@
-//! Which links there are to be.
+//! The links that a folder has to hold.
 
 use std::{
     collections::BTreeMap,
@@ -12,16 +12,16 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, PLUGIN};
 
-/// Where the plugins are in a folder.
+/// The plugins' place in a folder.
 pub(crate) const PLUGINS: &str = "lib/plugins";
 
-/// The links of a folder: where each lies in it, and what it points to.
+/// The links of a folder: the path of each in it, and its target.
 pub(crate) struct Plan {
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
 }
 
 impl Plan {
-    /// Links to `ours`, to all that lies in `theirs`, and to what plugins look for around it.
+    /// Links to `ours`, to all files in `theirs`, and to the files around it that plugins look for.
     pub(crate) fn of(ours: &Path, theirs: &Path) -> Result<Self, Error> {
         let ours = fs::canonicalize(ours).map_err(|_| Error::NoPlugin(ours.to_owned()))?;
         let no_nixl = || Error::NoNixl(theirs.to_owned());
@@ -36,14 +36,14 @@ impl Plan {
         if let Some(libraries) = plugins.parent() {
             let beside = entries(libraries)?;
             beside.iter().filter(|path| **path != plugins).for_each(|p| link(&mut links, "lib", p));
-            // What auditwheel adds to a wheel.
+            // A folder of libraries that auditwheel adds to a wheel.
             for path in libraries.parent().map(entries).transpose()?.unwrap_or_default() {
                 if path.extension().is_some_and(|extension| extension == "libs") {
                     link(&mut links, "", &path);
                 }
             }
         }
-        // Last: a NIXL that was built with a plugin of this name keeps all but that one.
+        // The last link wins: `ours` replaces NIXL's plugin of this name, and all others remain.
         links.insert(Path::new(PLUGINS).join(PLUGIN), ours);
         Ok(Self { links })
     }
@@ -63,7 +63,7 @@ impl Plan {
         })
     }
 
-    /// Whether a folder holds these links; what else it holds is nobody's.
+    /// Whether a folder holds these links. Its other contents do not matter.
     pub(crate) fn is_at(&self, folder: &Path) -> bool {
         let there = |(at, target): (&PathBuf, &PathBuf)| {
             fs::read_link(folder.join(at)).is_ok_and(|found| found == *target)

@@ -1,4 +1,4 @@
-//! Folders as NIXL would be told of them.
+//! Folders as `NIXL_PLUGIN_DIR` would name them.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 use tempfile::TempDir;
 use uccl_nixl_dir::{Error, PLUGIN, Roots, provide_in};
 
-/// What a wheel of NIXL looks like where it is installed, and this project's plugin.
+/// An installed wheel of NIXL, and this project's plugin.
 struct World {
     folder: TempDir,
 }
@@ -72,7 +72,7 @@ fn it_holds_all_plugins_and_what_they_look_for() {
     let others = ["libplugin_POSIX.so", "libplugin_UCX.so", "libtelemetry_exporter_x.so"];
     assert_eq!(names(&folder), [others[0], PLUGIN, others[1], others[2]]);
     assert_eq!(text(&folder.join(PLUGIN)), "ours/libplugin_UCCL.so");
-    // As $ORIGIN/.. and $ORIGIN/../../nixl_cu99.libs lead there.
+    // Plugins reach these paths through $ORIGIN/.. and $ORIGIN/../../nixl_cu99.libs.
     let library = "site/.nixl_cu99.mesonpy.libs/libnixl.so";
     assert_eq!(text(&folder.join("../libnixl.so")), library);
     let module = "site/nixl_cu99.libs/ucx/libuct_cma.so";
@@ -129,7 +129,7 @@ fn many_at_once_get_the_same_whole_folder() {
 #[test]
 fn temporary_files_serve_where_the_cache_cannot() {
     let world = World::new();
-    // A file in a folder's place is refused to root as well, whom permissions do not stop.
+    // A file in the folder's place stops root as well; permissions would not.
     fs::write(world.at("cache"), "").expect("it can be written");
     let folder = world.provide().expect("a folder");
     assert!(folder.starts_with(world.at("tmp")), "{folder:?}");
@@ -138,7 +138,7 @@ fn temporary_files_serve_where_the_cache_cannot() {
     assert_eq!(mode & 0o777, 0o700);
     assert_eq!(world.provide().expect("a folder"), folder);
 
-    // Where others may write, nothing is put.
+    // Nothing is put where others may write.
     let shared = fs::Permissions::from_mode(0o777);
     fs::set_permissions(world.at("tmp").join(own), shared).expect("they can be changed");
     let error = world.provide().expect_err("it is refused").to_string();
