@@ -1,4 +1,4 @@
-//! A descriptor that becomes readable when told to, now or later.
+//! A descriptor that becomes readable on demand, at once or later.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// A timer: it rings at once, at an instant, or not.
+/// A timer that rings at once, at an instant, or not at all.
 #[derive(Debug)]
 pub(super) struct Bell(OwnedFd);
 
@@ -23,18 +23,18 @@ impl Bell {
         self.0.as_fd()
     }
 
-    /// Readable from now on.
+    /// Makes the descriptor readable now.
     pub(super) fn ring(&self) {
         self.set(Duration::from_nanos(1));
     }
 
-    /// Readable from then on, instead of what was said before.
+    /// Makes the descriptor readable at `at`, in place of an earlier setting.
     pub(super) fn ring_at(&self, at: Instant) {
         let wait = at.saturating_duration_since(Instant::now());
         self.set(wait.max(Duration::from_nanos(1)));
     }
 
-    /// Not readable.
+    /// Makes the descriptor not readable.
     pub(super) fn silence(&self) {
         self.set(Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! Steps that wait while a test looks.
+//! Gates that hold back a step while a test looks.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// Where a step waits while it is held.
+/// A place where a step waits while it is held.
 #[derive(Default)]
 pub(super) struct Gate {
     held: Mutex<bool>,
@@ -30,11 +30,11 @@ impl Gate {
     }
 }
 
-/// Holds back a step until it is dropped.
+/// Holds back a step until this is dropped.
 pub struct GateHold(Arc<Gate>);
 
 impl GateHold {
-    /// Whether somebody is about to take the step.
+    /// Whether a thread has come to the held step.
     pub fn is_waited_for(&self) -> bool {
         self.0.waiting.load(SeqCst)
     }

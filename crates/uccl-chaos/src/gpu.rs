@@ -1,19 +1,19 @@
-//! Copies of a GPU that is none: they happen late, and fail when told.
+//! Copies of a simulated GPU: they happen late, and fail on demand.
 
 use std::{collections::VecDeque, ptr, sync::Arc};
 
 use uccl_device::cuda::{GpuError, gather::Piece};
 use uccl_fabric::gpu::{CopyBy, StandIn};
 
-/// What goes wrong with copies between host memory and what passes for a GPU's. The default copies at the
-/// first look.
+/// Faults of copies between host memory and a simulated GPU's. The default copies at the first
+/// poll.
 #[derive(Clone, Default, Debug)]
 pub struct GpuFaults {
-    /// A copy happens only after a random number of looks up to this.
+    /// A copy happens after a random number of polls, at most this.
     pub delay_polls: u32,
     /// This copy, counted from 0, fails; later ones do not.
     pub fail_at: Option<u64>,
-    /// Where the random choices come from.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
@@ -23,7 +23,7 @@ impl From<GpuFaults> for CopyBy {
     }
 }
 
-/// A stream of such copies: one happens after the other.
+/// A stream of copies that happen one after the other.
 struct FakeCopies {
     faults: GpuFaults,
     rng: fastrand::Rng,
@@ -48,14 +48,15 @@ impl FakeCopies {
         }
         for piece in pieces {
             let (from, to) = (piece.source as *const u8, piece.destination as *mut u8);
-            // SAFETY: whoever started the copy promised that its memory is there until it has ended.
+            // SAFETY: the caller of `start` promised that the memory lives until the copy has
+            // ended.
             unsafe { ptr::copy_nonoverlapping(from, to, piece.len_bytes as usize) };
         }
     }
 }
 
 impl StandIn for FakeCopies {
-    /// Notes a copy for later; its name is for [`Self::ended`].
+    /// Queues a copy and returns its name for [`Self::ended`].
     unsafe fn start(&mut self, pieces: &[Piece]) -> u64 {
         let delay = self.rng.u32(..=self.faults.delay_polls);
         self.waiting.push_back((delay, pieces.to_vec()));
@@ -63,7 +64,7 @@ impl StandIn for FakeCopies {
         self.started - 1
     }
 
-    /// How a copy ended, if it has.
+    /// The result of a copy, if it has ended.
     fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>> {
         while let Some((delay, _)) = self.waiting.front_mut() {
             if *delay > 0 {

@@ -1,4 +1,4 @@
-//! A lane around a lane, with faults of its own.
+//! A lane that wraps another lane and adds faults.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,26 +22,26 @@ use uccl_wire::signal::Change;
 
 use super::gate::{Gate, GateHold};
 
-/// What goes wrong on a [`ChaosLane`]. The default is nothing.
+/// Faults of a [`ChaosLane`]. The default has none.
 #[derive(Clone, Debug, Default)]
 pub struct LaneFaults {
-    /// Completions are held for a random number of [`Lane::progress`] calls up to this, which puts them
-    /// in another order.
+    /// Each completion is held for a random number of [`Lane::progress`] calls, at most this, which
+    /// puts them in another order.
     pub hold_completions: u32,
-    /// So many of a hundred writes are done twice; such a write ends when both have ended.
+    /// Percentage of writes that are done twice; such a write ends when both copies have ended.
     pub repeat_writes_percent: u8,
-    /// So many of a hundred operations fail at once, with [`OpError::LocalFault`].
+    /// Percentage of operations that fail at once, with [`OpError::LocalFault`].
     pub fail_posts_percent: u8,
     /// The lane is lost when this many operations have been posted.
     pub lose_after: Option<u64>,
-    /// It claims that the ends of its operations are not up to the peer.
+    /// The lane claims that the ends of its operations are not up to the peer.
     pub is_ours: bool,
 }
 
 /// A lane with faults. See [`LaneFaults`].
 pub struct ChaosLane<L> {
     inner: L,
-    /// The lane inside, where it is between processes of one host.
+    /// The inner lane as a [`HostLane`], if it is between processes of one host.
     as_host: Option<fn(&L) -> &dyn HostLane>,
     faults: LaneFaults,
     state: Mutex<State>,
@@ -52,15 +52,15 @@ pub struct ChaosLane<L> {
     touched: Mutex<Touched>,
 }
 
-/// What its peer is said to be at in our memory, whatever the lane inside knows.
+/// The region that the peer is said to touch, regardless of the inner lane's answer.
 #[derive(Default)]
 struct Touched {
     slot: Option<u32>,
     asked: u64,
 }
 
-/// A copy of a killed lane's own that does not end before this is dropped: in the kernel, which waits for a page that its
-/// owner does not provide (`process_vm_writev(2)` and `userfaultfd(2)`).
+/// Keeps a copy of a killed lane from its end until this is dropped. It stands for a copy in the
+/// kernel that waits for a page of another process (`process_vm_writev(2)` and `userfaultfd(2)`).
 pub struct CopyHold {
     copies: Arc<AtomicBool>,
     held: Arc<Mutex<Holding>>,
@@ -78,7 +78,7 @@ impl Drop for CopyHold {
     }
 }
 
-/// What is left of a killed lane: copies that are held, and what the lane inside tells.
+/// The aftermath of a killed lane: held copies, and the inner lane's aftermath.
 struct Copies {
     held: Arc<AtomicBool>,
     inner: Option<Box<dyn Aftermath>>,
@@ -112,7 +112,7 @@ impl Aftermath for Copies {
 #[derive(Default)]
 struct Holding {
     held: Vec<Held>,
-    /// The lane has been killed: nothing is held back any more.
+    /// The lane was killed or a held copy released: nothing is held back any more.
     over: bool,
 }
 
@@ -124,19 +124,19 @@ struct State {
     repeats: HashMap<OpName, OpName>,
 }
 
-/// A completion that its owner has not heard of yet.
+/// A completion that its owner has not received yet.
 struct Held {
     done: Arc<dyn Completion>,
     result: OpResult,
-    /// `None` until somebody has drawn it.
+    /// Polls before its delivery; `None` until the number is drawn.
     polls: Option<u32>,
 }
 
-/// What the inner lane tells: it is held back.
+/// The completion of the inner lane's operation: it holds the result back.
 struct Catch {
     held: Arc<Mutex<Holding>>,
     done: Arc<dyn Completion>,
-    /// How many have not ended, and how the others did.
+    /// The number of copies that have not ended, and the combined result of the others.
     left: Mutex<(u32, Option<OpResult>)>,
 }
 
@@ -145,11 +145,11 @@ impl Completion for Catch {
         let mut left = self.left.lock();
         left.0 -= 1;
         let ended = match (left.1.take(), result) {
-            // What the lane had of the other copy may land yet.
+            // A lost lane's copy may land yet, so the whole write counts as lost.
             (Some(Err(OpError::LaneDown)), _) | (_, Err(OpError::LaneDown)) => {
                 Err(OpError::LaneDown)
             }
-            // A write of which one copy landed has landed.
+            // A write has landed if one of its copies has.
             (Some(Ok(())), _) => Ok(()),
             (_, result) => result,
         };
@@ -177,7 +177,7 @@ impl<L: MessageLane> ChaosLane<L> {
         Self { inner, as_host: None, faults, state, held, kills, looks, copies, touched }
     }
 
-    /// The same with a lane between processes of one host, all of which goes on working.
+    /// A chaos lane around a lane between processes of one host, with all the abilities of such.
     pub fn of_host(inner: L, seed: u64, faults: LaneFaults) -> Self
     where
         L: HostLane,
@@ -189,43 +189,43 @@ impl<L: MessageLane> ChaosLane<L> {
         &self.inner
     }
 
-    /// Loses the lane: from now on it is as if its link had gone.
+    /// Loses the lane, as if its link had gone.
     pub fn lose(&self) {
         self.state.lock().lost = true;
     }
 
-    /// Has whoever kills the lane wait.
+    /// Makes every [`Lane::kill`] wait.
     pub fn hold_kill(&self) -> GateHold {
         self.kills.hold()
     }
 
-    /// Has whoever makes progress wait, as in the kernel for a page that never comes.
+    /// Makes every [`Lane::progress`] wait, as in the kernel for a page that never comes.
     pub fn hold_progress(&self) -> GateHold {
         self.looks.hold()
     }
 
-    /// From now on the peer is said to be at the region of this slot, or at none.
+    /// Sets the slot of the region that the peer is said to touch, or none.
     pub fn touch(&self, slot: Option<u32>) {
         *self.touched.lock() = Touched { slot, asked: 0 };
     }
 
-    /// How often somebody has asked about that region.
+    /// Number of questions about that region.
     pub fn asked_about_touched(&self) -> u64 {
         self.touched.lock().asked
     }
 
-    /// Has copies be under way, also when the lane has been killed: nothing ends.
+    /// Pretends that copies are under way, even after the lane is killed: no operation ends.
     pub fn hold_copy(&self) -> CopyHold {
         self.copies.store(true, SeqCst);
         CopyHold { copies: Arc::clone(&self.copies), held: Arc::clone(&self.held) }
     }
 
-    /// How many operations were posted.
+    /// Number of posted operations.
     pub fn posted(&self) -> u64 {
         self.state.lock().posted
     }
 
-    /// Counts an operation that is posted. False: it is to fail.
+    /// Counts a posted operation. `false`: the operation is to fail.
     fn admits(&self) -> Result<bool, LaneError> {
         self.check()?;
         let mut state = self.state.lock();
@@ -234,7 +234,7 @@ impl<L: MessageLane> ChaosLane<L> {
         Ok(state.rng.u8(0..100) >= self.faults.fail_posts_percent)
     }
 
-    /// What so many copies of an operation tell, which ends with the last of them.
+    /// The completion of `copies` copies of an operation, which ends with the last of them.
     fn catch(&self, done: Arc<dyn Completion>, copies: u32) -> Arc<Catch> {
         Arc::new(Catch { held: Arc::clone(&self.held), done, left: Mutex::new((copies, None)) })
     }
@@ -243,7 +243,8 @@ impl<L: MessageLane> ChaosLane<L> {
         self.as_host.map(|host| host(&self.inner))
     }
 
-    /// The same while the lane is not lost, one time of two: what is done at once is done the longer way as well.
+    /// The inner host lane, half of the times and only while the lane is not lost: immediate
+    /// operations take the longer way as well.
     fn host_at_random(&self) -> Option<&dyn HostLane> {
         let host = self.host()?;
         let is_tried = self.check().is_ok() && self.state.lock().rng.bool();
@@ -257,8 +258,8 @@ impl<L: MessageLane> ChaosLane<L> {
         Ok(())
     }
 
-    /// Tells the owners of completions that have been held for long enough; all of them, and of those that
-    /// come later at once, if the lane is over.
+    /// Delivers the completions that have been held for long enough. If the lane is `over`,
+    /// delivers all of them, and later ones come at once.
     fn release(&self, over: bool) -> bool {
         if self.copies.load(SeqCst) {
             return false;
@@ -309,7 +310,8 @@ impl<L: MessageLane> Lane for ChaosLane<L> {
             remote: op.remote.clone(),
             done: Arc::clone(&catch) as Arc<dyn Completion>,
         };
-        // SAFETY: the caller's completion is called after those of all copies.
+        // SAFETY: the caller's completion, until which its memory is valid, is called after those
+        // of all copies.
         let first = unsafe { self.inner.post(copy())? };
         let Posted::Pending(name) = first else {
             // Nothing is under way, so nothing is held and nothing repeated.
@@ -322,7 +324,7 @@ impl<L: MessageLane> Lane for ChaosLane<L> {
                     self.state.lock().repeats.insert(name, second);
                 }
                 Ok(Posted::Done(result)) => catch.complete(result),
-                // The first copy hears of it too.
+                // The first copy gets the error too.
                 Err(_) => catch.complete(Err(OpError::LaneDown)),
             }
         }
@@ -382,7 +384,7 @@ impl<L: MessageLane> MessageLane for ChaosLane<L> {
         self.inner.carries_signal(op)
     }
 
-    /// Never twice: the word would change twice.
+    /// A signalled write is never repeated: the word would change twice.
     unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
         if !self.admits()? {
             return Ok(Posted::Done(Err(OpError::LocalFault)));
@@ -410,8 +412,8 @@ impl<L: MessageLane> MessageLane for ChaosLane<L> {
     }
 }
 
-/// What the lane inside can do between processes of one host; over a lane that is not between such, nothing, beside the
-/// faults.
+/// The inner lane's abilities between processes of one host, with the faults. An inner lane that is
+/// not between such processes has none.
 impl<L: MessageLane> HostLane for ChaosLane<L> {
     fn path_to(&self, remote: &RemoteSpan) -> &'static str {
         self.host().map_or(self.caps().link, |host| host.path_to(remote))
@@ -427,7 +429,7 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
 
     unsafe fn try_now(&self, kind: OpKind, local: Span, remote: &RemoteSpan) -> Option<OpResult> {
         let host = self.host_at_random()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of this method, which is the inner lane's.
         unsafe { host.try_now(kind, local, remote) }
     }
 
@@ -439,7 +441,7 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
         change: Change,
     ) -> Option<OpResult> {
         let host = self.host_at_random()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of this method, which is the inner lane's.
         unsafe { host.try_signalled(local, remote, word, change) }
     }
 
@@ -458,7 +460,7 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
     ) -> Result<Posted, LaneError> {
         self.check()?;
         let Some(host) = self.host() else { return Err(LaneError::Killed) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of this method, which is the inner lane's.
         unsafe { host.post_signalled_by_gpu(write, word) }
     }
 

@@ -1,9 +1,10 @@
-//! Chaos: links within this process that misbehave as told. For tests and experiments.
+//! Chaos: links within this process that misbehave on demand. For tests and experiments.
 //!
-//! [`pair`] makes a byte pipe of in-memory queues that splits, delays, stalls, slows, cuts and corrupts;
-//! [`ChaosLane`] wraps any lane and delays and reorders its completions, repeats its writes, refuses posts
-//! and fails; [`GpuFaults`] has copies of GPU memory happen late or not at all; a [`RailNetwork`] has devices that move
-//! memory one-sidedly and are slow, full, cut and unplugged. All random choices come from a seed: the same calls in the same order meet the same faults.
+//! [`pair`] makes a byte pipe of in-memory queues that splits, delays, stalls, slows, cuts and
+//! corrupts. [`ChaosLane`] wraps any lane: it delays and reorders completions, repeats writes,
+//! refuses posts and fails. [`GpuFaults`] makes copies of GPU memory late or makes them fail. A
+//! [`RailNetwork`] has devices that move memory one-sidedly and are slow, full, cut and unplugged.
+//! All random choices come from a seed: the same calls in the same order meet the same faults.
 
 #![allow(missing_docs, reason = "only this workspace's tests call it")]
 
@@ -28,23 +29,23 @@ pub use self::{
     warnings::warnings_of,
 };
 
-/// What goes wrong in one direction of a [`pair`]. The default is a pipe without faults.
+/// Faults of one direction of a [`pair`]. The default has none.
 #[derive(Clone, Debug)]
 pub struct Faults {
-    /// Bytes under way at a time; a sender finds the pipe full beyond it. At least 1.
+    /// Most bytes under way: beyond it, a sender finds the pipe full. At least 1.
     pub capacity_bytes: usize,
     /// Most bytes that one send or receive moves; each moves a random number of bytes up to this. At
     /// least 1.
     pub split_bytes: usize,
-    /// The bytes of a send show only after a random number of receives up to this found nothing.
+    /// The bytes of a send show after a random number of empty receives, at most this.
     pub delay_polls: u32,
-    /// The bytes of a send show only after a random time up to this.
+    /// The bytes of a send show after a random time, at most this.
     pub delay: Duration,
     /// Bytes per second; 0 for no limit.
     pub rate_bytes: u64,
     /// The pipe is cut in both directions when this many bytes have been sent in this one.
     pub cut_after: Option<u64>,
-    /// The byte at this place of the stream arrives as another.
+    /// The byte at this offset of the stream arrives with another value.
     pub corrupt_at: Option<u64>,
 }
 

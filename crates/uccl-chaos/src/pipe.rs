@@ -72,14 +72,14 @@ pub struct ChaosRx {
     end: usize,
 }
 
-/// Both directions; direction `i` is what end `i` sends.
+/// Both directions. Direction `i` carries the bytes that end `i` sends.
 #[derive(Debug)]
 struct Link {
     directions: Mutex<[Direction; 2]>,
     bells: [Bells; 2],
 }
 
-/// What wakes an end.
+/// The bells that wake an end.
 #[derive(Debug)]
 struct Bells {
     bytes: Bell,
@@ -97,25 +97,25 @@ impl Bells {
 struct Chunk {
     bytes: Vec<u8>,
     taken: usize,
-    /// Receives that find nothing first.
+    /// Number of receives that find nothing first.
     polls: u32,
-    /// When it arrives; `None` at once.
+    /// Time of arrival; `None`: at once.
     due: Option<Instant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// What was sent arrives, then nothing.
+    /// The sent bytes arrive, and nothing after them.
     Eof,
     /// Nothing arrives any more.
     Reset,
 }
 
-/// What a receiver finds.
+/// The state that a receiver finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ready {
     Bytes,
-    /// Another receive brings it nearer.
+    /// There are bytes, which show after more receives.
     Polls,
     At(Instant),
     Nothing,
@@ -152,7 +152,7 @@ impl Direction {
         }
     }
 
-    /// A full pipe says that it has room when a quarter of it is free: else a fast writer fills it with
+    /// Free bytes, but none until a quarter of the pipe is free: else a fast writer fills it with
     /// crumbs, each with a delay of its own.
     fn room(&self) -> usize {
         let capacity = self.faults.capacity_bytes.max(1);
@@ -160,7 +160,7 @@ impl Direction {
         if room >= capacity.div_ceil(4) { room } else { 0 }
     }
 
-    /// How many of `possible` bytes move now.
+    /// Number of bytes that move now, of `possible` ones.
     fn part(&mut self, possible: usize) -> usize {
         match possible {
             0 => 0,
@@ -185,7 +185,7 @@ impl Direction {
         }
     }
 
-    /// When the bytes that are being sent arrive.
+    /// Arrival time of `len` bytes that are sent now.
     fn due(&mut self, len: usize) -> Option<Instant> {
         let Faults { delay, rate_bytes, .. } = self.faults;
         if delay.is_zero() && rate_bytes == 0 {
@@ -202,7 +202,7 @@ impl Direction {
         Some(due + delay)
     }
 
-    /// Takes bytes in; says how many, and whether they were the last before a cut.
+    /// Takes bytes in. Returns their number, and whether they were the last before a cut.
     ///
     /// # Safety
     /// The spans must be readable.
@@ -215,7 +215,7 @@ impl Direction {
         for span in spans {
             let part = span.len.min(len - bytes.len());
             if part > 0 {
-                // SAFETY: readable, as the caller promises.
+                // SAFETY: the caller promises that the spans are readable.
                 let part = unsafe { std::slice::from_raw_parts(span.addr as *const u8, part) };
                 bytes.extend_from_slice(part);
             }
@@ -235,7 +235,7 @@ impl Direction {
         (len, self.faults.cut_after == Some(self.sent))
     }
 
-    /// Gives out bytes that have arrived.
+    /// Gives arrived bytes out, and returns their number.
     ///
     /// # Safety
     /// The spans must be writable.
@@ -253,7 +253,8 @@ impl Direction {
             }
             let from = &chunk.bytes[chunk.taken..];
             let len = from.len().min(to.len).min(limit);
-            // SAFETY: writable, as the caller promises; the queue is nobody else's.
+            // SAFETY: the caller promises that the spans are writable, and nothing else uses the
+            // queue.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.addr as *mut u8, len) };
             to = Span { addr: to.addr + len, len: to.len - len };
             chunk.taken += len;
@@ -276,7 +277,7 @@ impl Direction {
         }
     }
 
-    /// Wakes the reader if it sleeps and there is something for it.
+    /// Wakes a sleeping reader if there is something for it.
     fn call_reader(&mut self, bell: &Bell) {
         if !self.reader_waits {
             return;
@@ -291,7 +292,7 @@ impl Direction {
         }
     }
 
-    /// Wakes the writer if it sleeps and can write, or has to know that it cannot any more.
+    /// Wakes a sleeping writer if there is room, or never will be any more.
     fn call_writer(&mut self, bell: &Bell) {
         if self.writer_waits && (self.room() > 0 || self.end.is_some()) {
             self.writer_waits = false;
@@ -309,12 +310,12 @@ impl Link {
 }
 
 impl ChaosPipe {
-    /// Nothing that this end sends arrives from now on.
+    /// Holds back all bytes of this end until [`resume`](Self::resume).
     pub fn stall(&self) {
         self.link.directions.lock()[self.end].stalled = true;
     }
 
-    /// Ends what [`stall`](Self::stall) began.
+    /// Ends a [`stall`](Self::stall).
     pub fn resume(&self) {
         let direction = &mut self.link.directions.lock()[self.end];
         direction.stalled = false;
@@ -344,7 +345,7 @@ impl Pipe for ChaosPipe {
 
     fn cut(&self) {
         let mut directions = self.link.directions.lock();
-        // What is on its way to the peer may still arrive; what comes to us does not.
+        // Bytes on their way to the peer may still arrive; bytes on their way to this end do not.
         self.link.finish(&mut directions, self.end, End::Eof);
         self.link.finish(&mut directions, 1 - self.end, End::Reset);
     }
@@ -356,7 +357,7 @@ impl PipeTx for ChaosTx {
         if directions[self.end].end.is_some() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the spans are readable.
         let (len, last) = unsafe { directions[self.end].take_in(spans) };
         directions[self.end].call_reader(&self.link.bells[1 - self.end].bytes);
         if last {
@@ -392,7 +393,7 @@ impl PipeRx for ChaosRx {
                 return Ok(None);
             }
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the spans are writable.
         let given = unsafe { direction.give_out(spans) };
         direction.call_writer(&self.link.bells[1 - self.end].room);
         Ok(Some(given).filter(|given| *given > 0))

@@ -1,7 +1,8 @@
-//! Rails within this process: devices that are slow, out of order, full, cut and unplugged as told.
+//! Rails within this process: devices that are slow, out of order, full, cut and unplugged on
+//! demand.
 //!
-//! What real devices do to who relies on them is kept: a request lands at any time between its post and its end,
-//! and one whose poster has dropped his channel may still land, until the other end is dropped as well.
+//! The devices treat their users as real ones do: a request lands at any time between its post and
+//! its end. A write on a dropped channel may still land until the other end is dropped as well.
 
 use std::{
     collections::HashMap,
@@ -29,20 +30,20 @@ use uccl_fabric::{
 
 use super::gate::{Gate, GateHold};
 
-/// What goes wrong on a rail. The default is a rail without faults.
+/// Faults of a rail. The default has none.
 #[derive(Clone, Debug)]
 pub struct RailFaults {
-    /// A request ends after a random number of looks up to this.
+    /// A request ends after a random number of polls, at most this.
     pub delay_polls: u32,
-    /// Most requests under way.
+    /// Most requests under way on a channel.
     pub depth: usize,
-    /// Longest request in bytes.
+    /// Size in bytes of the chunks that the lane cuts longer requests into.
     pub chunk_bytes: u64,
     /// Requests end in any order.
     pub reorder: bool,
-    /// The channel breaks at a request with this probability, in thousandths.
+    /// Probability in thousandths that the channel breaks at a request.
     pub break_permille: u32,
-    /// Memory is not taken, with this probability in per cent, unless it is locked.
+    /// Probability in per cent that memory is refused, unless it is pinned.
     pub refuse_memory_percent: u32,
 }
 
@@ -59,7 +60,7 @@ impl Default for RailFaults {
     }
 }
 
-/// What joins rails: every rail of one network reaches every other.
+/// A network of rails, each of which reaches every other.
 #[derive(Clone, Default)]
 pub struct RailNetwork(Arc<Mutex<Network>>);
 
@@ -71,7 +72,7 @@ struct Network {
     carried: u64,
 }
 
-/// Memory that a device was shown.
+/// Memory that is registered with a device.
 #[derive(Clone, Copy)]
 struct Known {
     span: Span,
@@ -82,7 +83,7 @@ struct Known {
 struct End {
     peer: Option<u64>,
     under_way: Vec<UnderWay>,
-    /// Writes of a peer that has dropped his end, which have not landed yet.
+    /// Writes of a peer that has dropped its end, which have not landed yet.
     ghosts: Vec<Ghost>,
 }
 
@@ -110,25 +111,25 @@ pub struct ChaosRail {
     opens: Arc<Gate>,
     looks: Arc<Gate>,
     failed: AtomicU32,
-    /// The keys of what was registered with it.
+    /// The keys of the device's registrations.
     keys: Mutex<Vec<u64>>,
 }
 
-/// Whether the device works.
+/// The state of a device.
 #[derive(Default)]
 struct Plug {
     is_in: bool,
-    /// The device has failed for good, and has to be opened again; and whether it can be.
+    /// The device has failed for good and must be reopened; `is_back` says whether it can be.
     is_lost: bool,
     is_back: bool,
-    /// Counts how often it was pulled: channels from before are lost.
+    /// Number of pulls and cuts: channels from before the latest are lost.
     pulled: u64,
     broken: u64,
-    /// Nothing that is requested moves.
+    /// No request moves.
     is_stuck: bool,
-    /// It does not let go of memory.
+    /// The device does not release memory.
     is_holding: bool,
-    /// Its channels do not end.
+    /// The drop of a channel waits.
     is_slow_to_end: bool,
 }
 
@@ -181,12 +182,12 @@ impl RailNetwork {
         })
     }
 
-    /// How many bytes its rails have carried.
+    /// Number of bytes that the rails have carried.
     pub fn carried(&self) -> u64 {
         self.0.lock().carried
     }
 
-    /// How many ends and how many registrations there are.
+    /// Number of ends, and number of registrations.
     pub fn count(&self) -> (usize, usize) {
         let network = self.0.lock();
         (network.ends.len(), network.memory.len())
@@ -194,7 +195,7 @@ impl RailNetwork {
 }
 
 impl ChaosRail {
-    /// Pulls it out: all its channels are lost, and there are no new ones.
+    /// Pulls the device out: all its channels are lost, and there are no new ones.
     pub fn pull(&self) {
         let mut plug = self.plug.lock();
         plug.is_in = false;
@@ -205,7 +206,7 @@ impl ChaosRail {
         self.plug.lock().is_in = true;
     }
 
-    /// It fails for good: channels and registrations are lost.
+    /// Fails the device for good: its channels and registrations are lost.
     pub fn lose(&self) {
         self.pull();
         self.plug.lock().is_lost = true;
@@ -214,22 +215,22 @@ impl ChaosRail {
         keys.iter().for_each(|key| _ = network.memory.remove(key));
     }
 
-    /// It is there again, and can be opened.
+    /// Brings a lost device back, so that it can be reopened.
     pub fn bring_back(&self) {
         self.plug.lock().is_back = true;
     }
 
-    /// Loses all its channels.
+    /// Loses all channels of the device.
     pub fn cut(&self) {
         self.plug.lock().pulled += 1;
     }
 
-    /// Refuses memory with another probability from now on.
+    /// Sets the probability in per cent that memory is refused.
     pub fn refuse_memory(&self, percent: u32) {
         self.refuse_memory_percent.store(percent, Relaxed);
     }
 
-    /// From now on nothing that is requested of it moves or ends, and its channels do not break.
+    /// From now on no request of the device moves or ends, though its channels are not lost.
     pub fn stick(&self) {
         self.plug.lock().is_stuck = true;
     }
@@ -239,48 +240,48 @@ impl ChaosRail {
         self.plug.lock().is_stuck = false;
     }
 
-    /// Whether the drop of a channel of its waits, until this is called again.
+    /// Sets whether the drop of a channel waits.
     pub fn hold_ends(&self, holds: bool) {
         self.plug.lock().is_slow_to_end = holds;
     }
 
-    /// Has whoever registers memory with it wait.
+    /// Makes every registration of memory wait.
     pub fn hold_registrations(&self) -> GateHold {
         self.registrations.hold()
     }
 
-    /// Has whoever makes a channel over it wait.
+    /// Makes every opening of a channel wait.
     pub fn hold_opens(&self) -> GateHold {
         self.opens.hold()
     }
 
-    /// Has whoever asks whether its port is up wait.
+    /// Makes every [`Rail::is_up`] wait.
     pub fn hold_looks(&self) -> GateHold {
         self.looks.hold()
     }
 
-    /// Takes its cable out: it tells nobody, and nothing moves.
+    /// Takes the cable out: the port is down and nothing moves, but no channel reports an error.
     pub fn unplug_silently(&self) {
         let mut plug = self.plug.lock();
         (plug.is_in, plug.is_stuck) = (false, true);
     }
 
-    /// How many attempts had failed when a channel was last made before the peer's end.
+    /// Number of failed attempts at the latest [`Rail::open_first`].
     pub fn failed_before(&self) -> u32 {
         self.failed.load(Relaxed)
     }
 
-    /// Whether it keeps memory whose registration ends, and says so.
+    /// Sets whether the end of a registration fails and keeps the memory.
     pub fn hold_memory(&self, holds: bool) {
         self.plug.lock().is_holding = holds;
     }
 
-    /// What it is on.
+    /// The device's network.
     pub fn network(&self) -> &RailNetwork {
         &self.network
     }
 
-    /// How often a channel broke by itself.
+    /// Number of channels that broke by themselves.
     pub fn broken(&self) -> u64 {
         self.plug.lock().broken
     }
@@ -336,7 +337,7 @@ impl Rail for ChaosRail {
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.opens.pass();
-        // Whoever holds the network may want the plug: not the other way around.
+        // Holders of the network's lock may take the plug's, so the plug's is released first.
         let (is_in, born) = {
             let plug = self.plug.lock();
             (plug.is_in, plug.pulled)
@@ -387,7 +388,7 @@ impl Drop for Memory {
 }
 
 impl Network {
-    /// What a key and an address of ours name, if a peer may do that there.
+    /// The address that a key and an address of this network name, if a peer may access it so.
     fn locate(&self, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
         let Known { span, rights } = self.memory.get(&key)?;
         rights.admit(access_of(kind)).ok()?;
@@ -437,8 +438,9 @@ impl Network {
 }
 
 fn copy(from: u64, to: u64, len: usize) {
-    // SAFETY: both lie in registered memory, which its owner keeps valid until the registration ends, and that
-    // takes the network's lock, under which this is called; or one is a buffer of ours. The two may overlap.
+    // SAFETY: both sides lie in registered memory, or one is a buffer of this module. The owner
+    // keeps registered memory valid until the registration ends, and that takes the network's lock,
+    // under which this is called. The two may overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) }
 }
 

@@ -1,10 +1,10 @@
-//! Seed after seed, and the one that fails by name.
+//! Runs a test with many seeds and names the failing one.
 
 use std::time::{Duration, Instant};
 
-/// Runs a test with seed after seed and names the one that fails. The environment names one seed
-/// (`UCCL_CHAOS_SEED`) or says how many (`UCCL_CHAOS_RUNS`); else as many as fit into a few seconds, and at
-/// least three.
+/// Runs a test with seed after seed and names the one that fails. The environment sets one seed
+/// (`UCCL_CHAOS_SEED`) or the number of seeds (`UCCL_CHAOS_RUNS`). Without them, as many seeds run
+/// as fit into two seconds, and at least three.
 pub fn each_seed(test: impl Fn(u64)) {
     struct Name(u64);
     impl Drop for Name {

@@ -12,14 +12,14 @@ fn span(bytes: &[u8]) -> Span {
 }
 
 fn send(tx: &mut ChaosTx, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: a slice that is borrowed meanwhile.
+    // SAFETY: the slice is borrowed during the call.
     unsafe { tx.send(&[span(&bytes[..bytes.len() / 3]), span(&bytes[bytes.len() / 3..])]) }
 }
 
 fn recv(rx: &mut ChaosRx) -> io::Result<Option<Vec<u8>>> {
     let (mut a, mut b) = ([0; 7], [0; 100]);
     let into = |bytes: &mut [u8]| Span { addr: bytes.as_mut_ptr() as usize, len: bytes.len() };
-    // SAFETY: two arrays that are borrowed meanwhile.
+    // SAFETY: both arrays are borrowed during the call.
     let got = unsafe { rx.recv(&[into(&mut a), into(&mut b)])? };
     Ok(got.map(|got| [&a[..], &b[..]].concat()[..got].to_vec()))
 }

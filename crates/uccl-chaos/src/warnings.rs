@@ -1,4 +1,4 @@
-//! What is said to people while something is done.
+//! Warnings that are logged while a test does something.
 
 use std::{fmt, sync::Arc};
 
@@ -9,7 +9,7 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-/// Takes the warnings of a thread.
+/// A subscriber that collects warnings and errors.
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
 struct Message(String);
@@ -46,7 +46,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-/// The warnings of this thread while it does something.
+/// The warnings and errors that this thread logs during `act`.
 pub fn warnings_of(act: impl FnOnce()) -> Vec<String> {
     let said = Arc::new(Mutex::new(Vec::new()));
     tracing::subscriber::with_default(Warnings(Arc::clone(&said)), act);
