@@ -1,4 +1,4 @@
-//! How operations ended.
+//! Results of operations.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted
 
 use crate::memory::Memory;
 
-/// Told how an operation ended, once.
+/// A completion that records the result of an operation. It must be called once.
 pub(crate) struct Done {
     state: Mutex<State>,
     lands: Option<Lands>,
 }
 
-/// Where the bytes of a write must be when it ends well, and what they are.
+/// The bytes that a write must have put into memory when it ends well.
 pub(crate) struct Lands {
     pub(crate) memory: Arc<Memory>,
     pub(crate) at: usize,
@@ -35,12 +35,12 @@ impl Done {
         self.state.lock().result.clone()
     }
 
-    /// What to cancel it by, if it did not end at once.
+    /// The name to cancel the operation by, if it did not end at once.
     pub(crate) fn name(&self) -> Option<OpName> {
         self.state.lock().name
     }
 
-    /// Its operation has been posted, to this effect.
+    /// Records the result of posting the operation.
     pub(crate) fn is_posted(self: &Arc<Self>, posted: Result<Posted, LaneError>) {
         match posted {
             Ok(Posted::Pending(name)) => self.state.lock().name = Some(name),

@@ -11,22 +11,22 @@ use uccl_fabric::{
     region::{Region, RegionTable},
 };
 
-/// What else than the table learns of regions: the devices of rails.
+/// The devices of rails, which learn of regions as the table does.
 pub trait Devices: Send + Sync {
     /// Registers a region.
     fn add(&self, region: &Region);
 
-    /// Nothing new is asked of a region from now on.
+    /// Lets the peer begin no new access to a region.
     fn retire(&self, slot: u32);
 
-    /// Whether a device has still something to do with it for us.
+    /// Whether a device still works on a region for this end.
     fn is_busy_with(&self, slot: u32) -> bool;
 
-    /// Lets go of a region that nothing touches any more.
+    /// Unregisters a region that nothing touches any more.
     fn remove(&self, slot: u32);
 }
 
-/// One end: its lane, as all that it is, and what its owner lets the peer touch.
+/// One end: its lane by each trait that it implements, and the regions that the peer may touch.
 pub struct End {
     pub(crate) lane: Arc<dyn Lane>,
     pub(crate) messages: Option<Arc<dyn MessageLane>>,
@@ -38,19 +38,19 @@ pub struct End {
 }
 
 impl End {
-    /// Of a lane that carries messages.
+    /// The end of a lane that carries messages.
     pub fn of_messages(lane: Arc<impl MessageLane + 'static>, regions: Arc<RegionTable>) -> Self {
         let messages = Some(Arc::clone(&lane) as _);
         let (host, rails, devices, inbox) = (None, None, None, Inbox::default());
         Self { lane, messages, host, rails, regions, devices, inbox }
     }
 
-    /// Of a lane between processes of one host.
+    /// The end of a lane between processes of one host.
     pub fn of_host(lane: Arc<impl HostLane + 'static>, regions: Arc<RegionTable>) -> Self {
         Self { host: Some(Arc::clone(&lane) as _), ..Self::of_messages(lane, regions) }
     }
 
-    /// Of a lane over rails.
+    /// The end of a lane over rails.
     pub fn of_rails(
         lane: Arc<impl RailLane + 'static>,
         regions: Arc<RegionTable>,
@@ -62,7 +62,7 @@ impl End {
     }
 }
 
-/// Messages that came in, in order, and how many words have changed.
+/// Received messages, in order, and the number of signals.
 #[derive(Default)]
 pub struct Inbox(pub Mutex<Vec<Vec<u8>>>, pub AtomicUsize);
 

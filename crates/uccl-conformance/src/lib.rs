@@ -1,10 +1,11 @@
-//! What every link must do, as checks that run over a pair of its lanes.
+//! The contract of every link, as checks that run over a pair of its lanes.
 //!
-//! A link's own tests call [`run`] with a function that makes two joined [`End`]s, both in this process; wrappers around
-//! lanes do the same. Each check gets a pair of its own. What a check is about is in its name and first lines; the
-//! contract that it checks is in [`uccl_fabric::lane`].
+//! A link's own tests call [`run`] with a function that makes two joined [`End`]s, both in this
+//! process; wrappers around lanes do the same. Each check gets a pair of its own. Its name and
+//! first lines say its subject; the contract is in [`uccl_fabric::lane`].
 //!
-//! [`run_on_gpu`] runs them over memory of a GPU, which may be one of a driver that tests load.
+//! [`run_on_gpu`] runs the checks over memory of a GPU, which may belong to a driver that a test
+//! loads.
 
 #![allow(missing_docs, reason = "only this workspace's tests call it")]
 
@@ -25,16 +26,16 @@ pub use self::{
 /// A check, and its name.
 type Check = (&'static str, fn(&pair::Pair));
 
-/// Runs every check, each over a new pair. Ends of which the first connects and the second accepts, where that makes a
-/// difference.
+/// Runs every check, each over a new pair. The first end connects and the second accepts, where
+/// that makes a difference.
 ///
 /// # Panics
-/// When one does not hold; the output says which, and over which link.
+/// When a check does not hold. The output names the check and the link.
 pub fn run(link: &str, join: impl Fn() -> [End; 2]) {
     run_where(link, None, join);
 }
 
-/// The same with all memory on a GPU, both ends'.
+/// As [`run`], with all memory of both ends on a GPU.
 ///
 /// # Panics
 /// As for [`run`].
@@ -49,7 +50,7 @@ fn run_where(link: &str, gpu: Option<&'static Context>, join: impl Fn() -> [End;
     }
 }
 
-/// Says which check it is that does not hold.
+/// Names the check that does not hold.
 struct Told<'a>(&'a str, &'a str);
 
 impl Drop for Told<'_> {

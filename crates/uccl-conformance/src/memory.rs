@@ -1,4 +1,4 @@
-//! Memory that checks look into while a lane may be writing it.
+//! Memory that checks read while a lane may be writing it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
 };
 
-/// Memory of one end's: private, such that the peer can map it, or a GPU's.
+/// Memory of one end: private, mappable by the peer, or a GPU's.
 pub(crate) enum Memory {
     Private(Box<[u64]>, usize),
     Shared(Arc<SharedBuf>),
@@ -45,7 +45,7 @@ impl Memory {
         Span { addr: addr + at, len }
     }
 
-    /// A copy of what is there. Whoever looks at bytes that are being written sees some of them as they were.
+    /// A copy of the bytes. During a write, some of them may still have their old values.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.bytes_of(0, self.span().len)
     }
@@ -58,7 +58,8 @@ impl Memory {
             copy(buf.context(), (to, addr as u64, len), Direction::DeviceToHost);
             return bytes;
         }
-        // SAFETY: the memory lives, and bytes have no invalid values; what is seen of a race is only compared.
+        // SAFETY: the memory lives, and bytes have no invalid values. Values from a race are only
+        // compared.
         unsafe { std::slice::from_raw_parts(addr as *const u8, len) }.to_vec()
     }
 
@@ -69,7 +70,7 @@ impl Memory {
             let from = bytes.as_ptr() as u64;
             return copy(buf.context(), (addr as u64, from, len), Direction::HostToDevice);
         }
-        // SAFETY: the memory lives, is ours and as long.
+        // SAFETY: the memory lives, is this check's to write, and has `len` bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, len) };
     }
 
@@ -78,10 +79,10 @@ impl Memory {
     }
 }
 
-/// Copies between memory of a GPU and of the host, to and from where and how much, and waits.
+/// Copies `len` bytes between a GPU and the host, and waits for the copy.
 fn copy(context: &'static Context, (to, from, len): (u64, u64, usize), direction: Direction) {
     let stream = Stream::new(context, Priority::Normal).expect("a stream");
-    // SAFETY: both live until the stream has been waited for.
+    // SAFETY: both sides live until the stream is synchronized.
     unsafe { stream.copy(to, from, len, direction) }.expect("a copy");
     stream.synchronize().expect("a copy");
 }
@@ -91,7 +92,7 @@ pub(crate) fn piece(region: &RemoteSpan, at: usize, len: usize) -> RemoteSpan {
     RemoteSpan { addr: region.addr + at as u64, len: len as u64, ..*region }
 }
 
-/// Bytes of which no two stretches are alike.
+/// Random bytes, of which no two stretches are alike.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);

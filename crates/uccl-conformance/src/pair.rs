@@ -1,4 +1,4 @@
-//! Two ends in one process, and how they are driven.
+//! Two ends in one process, and the calls that drive them.
 
 use std::{
     sync::Arc,
@@ -24,39 +24,39 @@ use crate::{
     memory::Memory,
 };
 
-/// What must happen has happened by then.
+/// Time limit for every expected event.
 pub(crate) const FAR: Duration = Duration::from_secs(60);
 
 /// Two ends of a link, joined.
 pub(crate) struct Pair {
     pub(crate) a: End,
     pub(crate) b: End,
-    /// Where memory lies, if not with the host.
+    /// The GPU that holds the memory, if it is not the host's.
     gpu: Option<&'static Context>,
-    /// Memory of the check's, which goes when the lanes and their devices have gone.
+    /// Memory of the check. It is freed after the lanes and their devices.
     kept: Mutex<Vec<Arc<Memory>>>,
 }
 
 impl Pair {
-    /// Of these, which may have to talk before they can do something.
+    /// Pairs two ends and waits until both are up.
     pub(crate) fn new([a, b]: [End; 2], gpu: Option<&'static Context>) -> Self {
         let pair = Self { a, b, gpu, kept: Mutex::default() };
         pair.until_up();
         pair
     }
 
-    /// Waits until both ends can do something: rails come and go.
+    /// Waits until both ends are up: rails come and go.
     pub(crate) fn until_up(&self) {
         let is_up = |end: &End| end.rails.as_ref().is_none_or(|rails| rails.paths_up() > 0);
         self.until("the link is up", || is_up(&self.a) && is_up(&self.b));
     }
 
-    /// Memory that the peer cannot map, or a GPU's.
+    /// Memory that the peer cannot map, or memory of the GPU.
     pub(crate) fn private(&self, len: usize) -> Arc<Memory> {
         self.keep(self.gpu.map_or_else(|| Memory::private(len), |gpu| Memory::of_gpu(gpu, len)))
     }
 
-    /// Memory that the peer can map, or a GPU's.
+    /// Memory that the peer can map, or memory of the GPU.
     pub(crate) fn shared(&self, len: usize) -> Arc<Memory> {
         self.keep(self.gpu.map_or_else(|| Memory::shared(len), |gpu| Memory::of_gpu(gpu, len)))
     }
@@ -76,10 +76,10 @@ impl Pair {
         memory
     }
 
-    /// Lets both ends go on; whether something moved.
+    /// Makes progress on both ends, and returns whether something moved.
     ///
     /// # Errors
-    /// One of them is dead.
+    /// One of the ends is dead.
     pub(crate) fn turn(&self) -> Result<bool, LaneError> {
         let mut moved = false;
         for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
@@ -95,12 +95,12 @@ impl Pair {
         Ok(moved)
     }
 
-    /// Lets both ends go on so often.
+    /// Makes progress on both ends `count` times.
     pub(crate) fn turns(&self, count: usize) {
         (0..count).for_each(|_| _ = self.turn().expect("both ends live"));
     }
 
-    /// Lets both go on until something is so.
+    /// Makes progress on both ends until `is_so` holds.
     pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !is_so() {
@@ -111,12 +111,13 @@ impl Pair {
         }
     }
 
-    /// The same with both asleep whenever there is nothing to do: what nothing wakes them for never comes.
+    /// As [`Self::until`], but both ends sleep when there is nothing to do: a missing wakeup fails
+    /// the check.
     pub(crate) fn until_asleep(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         while !is_so() {
             let moved = self.turn().expect("both ends live");
             let is_armed = !moved && self.a.lane.arm() && self.b.lane.arm();
-            // After they are armed: what comes from now on wakes.
+            // The condition is tested after both are armed: any later event wakes them.
             if is_armed && !is_so() {
                 let fds = [&self.a, &self.b].map(|end| end.lane.interest());
                 let mut fds = fds.each_ref().map(|interest| {
@@ -130,7 +131,7 @@ impl Pair {
         }
     }
 
-    /// A region of the second end's, which the first may use so.
+    /// A region of the second end, which the first end may use with these rights.
     pub(crate) fn region(&self, memory: &Memory, rights: Rights) -> Region {
         let (owner, span) = (&self.b, memory.span());
         let share = self.is_on_gpu().then(|| GpuShare::of(span).expect("it can be shared"));
@@ -159,7 +160,7 @@ impl Pair {
         region
     }
 
-    /// Takes a region back, as its owner does: when this returns, nothing touches it any more.
+    /// Takes a region back, as its owner does. Afterwards nothing touches it.
     pub(crate) fn take_back(&self, region: &Region) {
         let owner = &self.b;
         let revoked = owner.regions.revoke(region.slot, region.key).expect("it lives");
@@ -174,7 +175,7 @@ impl Pair {
         drop(revoked);
     }
 
-    /// Has the first end post an operation on memory of its own, which is the pair's.
+    /// Posts an operation of the first end on its own memory, which the pair keeps.
     pub(crate) fn post(
         &self,
         kind: OpKind,
@@ -194,7 +195,8 @@ impl Pair {
         done
     }
 
-    /// Has the first end write, and signal: by the GPU that writes, or along with the write. `None`: its lane does neither.
+    /// Posts a write with a signal from the first end. Either the GPU that writes changes the word,
+    /// or the lane carries the signal along with the write. `None`: the lane does neither.
     pub(crate) fn post_signalled(
         &self,
         local: Spans,
@@ -215,19 +217,19 @@ impl Pair {
         Some(done)
     }
 
-    /// Shows memory of the first end's to its devices, as registering it does.
+    /// Registers memory of the first end with its devices.
     fn learn(&self, span: Span) {
         let Some(devices) = &self.a.devices else { return };
         let region = self.a.regions.insert(span, Rights::NONE, None).expect("a region");
         devices.add(&region);
     }
 
-    /// Carries out an operation on one piece of each side.
+    /// Carries out an operation with one local piece.
     pub(crate) fn carry(&self, kind: OpKind, local: Span, remote: RemoteSpans) -> OpResult {
         self.end_of(&self.post(kind, [local], remote, None))
     }
 
-    /// Waits for the end of an operation, and says what it was.
+    /// Waits for the end of an operation and returns its result.
     pub(crate) fn end_of(&self, done: &Done) -> OpResult {
         self.until("an operation ends", || done.result().is_some());
         done.result().expect("it has ended")
@@ -235,7 +237,7 @@ impl Pair {
 }
 
 impl Drop for Pair {
-    /// Afterwards nothing of a check's memory is touched.
+    /// Kills both lanes: afterwards nothing touches the check's memory.
     fn drop(&mut self) {
         self.a.lane.kill();
         self.b.lane.kill();

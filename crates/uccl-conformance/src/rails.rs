@@ -1,4 +1,4 @@
-//! Ends over rails: any devices behind the lane over all of them.
+//! Ends over rails: a lane over any devices.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn end(role: Role, rails: Vec<Arc<dyn Rail>>) -> End {
     End::of_rails(Arc::new(lane.expect("a lane")), regions, Arc::new(Registered(rails)))
 }
 
-/// Regions as an engine registers them with devices, and takes them back.
+/// Registers regions with devices and takes them back, as an engine does.
 struct Registered(Arc<Rails>);
 
 impl Devices for Registered {

@@ -29,7 +29,7 @@ pub(crate) fn cancelled(pair: &Pair) {
         theirs.fill(0x22);
         let done = pair.post(kind, [ours.part(0, MUCH)], smallvec![region.remote()], None);
         pair.turns(turns);
-        // A lane may be asked again until it has ended.
+        // A cancel may be repeated until the operation has ended.
         pair.until("a cancelled operation ends", || {
             done.name().into_iter().for_each(|name| pair.a.lane.cancel(name));
             done.result().is_some()
@@ -37,7 +37,7 @@ pub(crate) fn cancelled(pair: &Pair) {
         let result = done.result().expect("it has ended");
         let has_ended = matches!(result, Ok(()) | Err(OpError::Cancelled | OpError::Unreachable));
         assert!(has_ended, "{kind:?}: {result:?}");
-        // From now on both sides' memory is their owners' again.
+        // From now on the memory of both sides belongs to its owners.
         ours.fill(0x33);
         theirs.fill(0x44);
         pair.turns(300);
@@ -86,7 +86,7 @@ pub(crate) fn killed(pair: &Pair) {
 }
 
 pub(crate) fn peer_says_goodbye(pair: &Pair) {
-    // Rails hear of their peer through the lane that carries their notes.
+    // A lane over rails learns of its peer's end from the lane that carries its notes.
     let Some(messages) = &pair.b.messages else { return };
     messages.bye();
     let end = first_error(&pair.a);
@@ -103,7 +103,7 @@ pub(crate) fn peer_is_killed(pair: &Pair) {
     assert!(!matches!(end, LaneError::Closed | LaneError::Killed), "without a goodbye: {end}");
 }
 
-/// What a lane dies of.
+/// The error that ends a lane.
 fn first_error(end: &End) -> LaneError {
     let begun = Instant::now();
     loop {

@@ -23,7 +23,7 @@ pub(crate) fn in_order(pair: &Pair) {
     });
     assert!(*pair.b.inbox.0.lock() == sent);
     pair.until("nothing waits", || ours.queued_bytes() == 0 && theirs.queued_bytes() == 0);
-    // A message that is sent when a write has ended comes when its bytes are there.
+    // A message that is sent after the end of a write arrives after the write's bytes.
     let (from, to) = (pair.private(8), pair.private(8));
     let region = pair.region(&to, Rights::ALL);
     for round in 0..200_u64 {

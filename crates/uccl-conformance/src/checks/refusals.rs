@@ -1,4 +1,4 @@
-//! What a peer may not do does not happen, and harms nothing else.
+//! Forbidden accesses of a peer fail and harm nothing else.
 
 use smallvec::smallvec;
 use uccl_fabric::{

@@ -1,5 +1,5 @@
-//! Words of the peer's: a lane between processes of one host changes them by itself, another sends a signal along with
-//! a write.
+//! Signals change words of the peer: a lane between processes of one host changes them itself,
+//! another lane sends a signal along with a write.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -19,11 +19,11 @@ use crate::{
 
 pub(crate) fn by_the_writer(pair: &Pair) {
     let Some(host) = &pair.a.host else {
-        // Elsewhere the owner changes the word.
+        // On other lanes the owner changes the word.
         return;
     };
     if pair.is_on_gpu() {
-        // There the GPU that writes changes it.
+        // On a GPU, the GPU that writes the data changes the word.
         return;
     }
     let (from, to) = (pair.private(64), pair.shared(72));
@@ -39,7 +39,7 @@ pub(crate) fn by_the_writer(pair: &Pair) {
             Change::Set(value) => value,
             Change::Add(value) => expected.wrapping_add(value),
         };
-        // SAFETY: the memory lives during the call. A lane may decline at any time.
+        // SAFETY: the memory lives during the call. The lane may decline at any time.
         match unsafe { host.try_signalled(from.part(0, 64), &data, &word, change) } {
             Some(done) => {
                 assert_eq!(done, Ok(()));
@@ -59,7 +59,7 @@ pub(crate) fn by_the_writer(pair: &Pair) {
     assert_eq!(value(), expected);
 }
 
-/// Memory of the second end's that is written, and a word beside it that only signals change.
+/// Memory of the second end that is written, and a word beside it that only signals change.
 struct Signalled {
     from: Arc<Memory>,
     to: Arc<Memory>,
@@ -88,10 +88,10 @@ impl Signalled {
         self.to.bytes() == self.from.bytes()
     }
 
-    /// Has the first end write all of it, and add one to this word.
+    /// Posts a write of all bytes from the first end, with a signal that adds one to `word`.
     fn post(&self, pair: &Pair, word: RemoteSpan) -> Option<Arc<Done>> {
         let word = Word { span: word, change: Change::Add(1) };
-        // A write of nothing names no memory.
+        // An empty write names no memory.
         let some = (self.from.span().len > 0).then(|| (self.from.span(), self.data.remote()));
         let (local, remote): (Spans, RemoteSpans) = some.into_iter().unzip();
         pair.post_signalled(local, remote, word)
@@ -147,7 +147,7 @@ pub(crate) fn refused(pair: &Pair) {
     }
 }
 
-/// A write whose signal is refused fails for that reason, when its bytes are there.
+/// Checks that a write with a refused signal fails with that status after its bytes have landed.
 fn ends_with(pair: &Pair, all: &Signalled, word: RemoteSpan, status: Status) {
     let Some(done) = all.post(pair, word) else { return };
     assert_eq!(pair.end_of(&done), Err(OpError::Remote(status)));

@@ -1,4 +1,4 @@
-//! Who sleeps on a lane is woken by whatever needs it.
+//! Every event that needs a thread wakes it from its sleep on a lane.
 
 use smallvec::smallvec;
 use uccl_fabric::{lane::OpKind, region::Rights};

@@ -1,4 +1,4 @@
-//! Bytes move as they are told to.
+//! Transfers move the requested bytes and no others.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn shared_memory(pair: &Pair) {
 }
 
 fn there_and_back(pair: &Pair, len: usize, memory: fn(&Pair, usize) -> Arc<Memory>) {
-    // Beside what is written lie bytes that stay as they are.
+    // The bytes beside the transferred range must keep their values.
     let [from, to, back] = [(); 3].map(|()| memory(pair, len + 16));
     let bytes = pattern(len + 16, len as u64);
     from.fill_with(&bytes);
@@ -76,8 +76,8 @@ pub(crate) fn vectors(pair: &Pair) {
     }
 }
 
-/// Cuts so many bytes into some pieces, a few of them empty: where each lies here, where it goes there in another order,
-/// and how long it is.
+/// Cuts `len` bytes into fewer than `most` random pieces, a few of them empty. Each piece is its
+/// offset here, its offset there (in another order) and its length.
 fn scattered(rng: &mut Rng, len: usize, most: usize) -> Vec<(usize, usize, usize)> {
     let mut cuts: Vec<_> = (1..rng.usize(1..most)).map(|_| rng.usize(0..len)).collect();
     cuts.extend([0, len]);
