@@ -1,5 +1,6 @@
-//! Machine code of the kernels becomes part of the library if it is there: `UCCL_KERNELS` names the folder, or
-//! `cargo xtask kernels` has made it. Without it the library has PTX.
+//! Includes machine code of the kernels in the library if it exists: in the folder that
+//! `UCCL_KERNELS` names, or else in the one that `cargo xtask kernels` fills. Without it the
+//! library has PTX alone.
 
 use std::{
     env, fs,
@@ -19,7 +20,7 @@ fn main() {
         Some(folder) => path::absolute(folder).ok(),
         None => Some(manifest.join("../../kernels/out")),
     };
-    // The folder above, which is there: a file that is missing would have everything built anew each time.
+    // Watches the folder above, which exists: a missing file would cause a full rebuild each time.
     let above = manifest.join("../../kernels");
     if above.is_dir() {
         println!("cargo::rerun-if-changed={}", above.display());
@@ -39,7 +40,7 @@ fn main() {
     }
 }
 
-/// What the library includes: the bytes of a file, or none.
+/// The static of a module for the library: the bytes of the file, or none.
 fn line(name: &str, file: Option<&Path>) -> String {
     let code = match file {
         Some(file) => {

@@ -1,6 +1,8 @@
-//! The compiled GPU kernels: PTX, which is part of every build, and machine code if it was there at build time.
+//! The compiled GPU kernels: PTX, which is part of every build, and machine code if it existed at
+//! build time.
 //!
-//! The sources are CUDA C++; `cargo xtask kernels` compiles them. Whoever launches a kernel knows its parameters.
+//! The sources are CUDA C++; `cargo xtask kernels` compiles them. The launcher of a kernel knows
+//! its parameters.
 
 /// A module of kernels, as GPU drivers take it.
 #[derive(Clone, Copy)]
@@ -27,7 +29,7 @@ pub static COPY: Image =
 pub static EP: Image =
     Image { ptx: concat!(include_str!("../ptx/ep.ptx"), "\0"), machine_code: EP_CODE };
 
-/// Aligned, as the driver reads the beginning as a struct.
+/// Aligned, because the driver reads the beginning as a struct.
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
@@ -47,7 +49,7 @@ mod tests {
                 assert!(image.ptx.contains(line), "{line}");
             }
         }
-        // Whoever launches those of expert parallelism looks for each of them.
+        // The launcher of the expert-parallelism kernels looks up each of them.
         for name in ["uccl_copy_table", "uccl_copy_small", "uccl_copy_wide"] {
             assert!(COPY.ptx.contains(&format!(".entry {name}(")), "{name}");
         }
