@@ -4,7 +4,7 @@ use std::{error::Error, path::Path};
 
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
-/// Where the C API is, in the order of the header.
+/// The files of the C API, in the order of the header.
 const SOURCES: [&str; 7] =
     ["status", "library", "config", "endpoint", "memory", "transfer", "notif"];
 
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         line_length: 120,
         ..Config::default()
     };
-    // No function takes it: the request has room for any number.
+    // No function takes these types: a request has an integer in their place.
     config.export.include.extend(["uccl_change_t", "uccl_op_t"].map(String::from));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("no repository")?;
     let sources = SOURCES.map(|name| root.join(format!("crates/uccl-capi/src/api/{name}.rs")));

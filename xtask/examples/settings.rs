@@ -1,4 +1,4 @@
-//! The table of settings in docs/settings.md, from those that the engine knows.
+//! The table of settings in docs/settings.md, from the engine's own list.
 
 fn main() {
     println!("| variable | default | what it does |");

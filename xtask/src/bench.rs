@@ -31,7 +31,7 @@ pub(crate) struct BenchArgs {
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let program = Program::new("python3");
     let program = if args.nixl {
-        // A folder of wheels, in which the project's is.
+        // The folder of wheels that holds the project's.
         let wheels = python::build(For::Users)?.with_file_name("");
         program.args(["bench/nixl.py", "--wheels"]).args([wheels])
     } else {

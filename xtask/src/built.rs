@@ -1,4 +1,4 @@
-//! Parts of the workspace, built with what the tests have built already.
+//! Parts of the workspace, built so that they share the tests' artifacts.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 
 use crate::shell::Program;
 
-/// Where the things are that were built.
+/// The artifacts of a build.
 pub(crate) struct Built(Vec<Artifact>);
 
-/// What cargo says of one thing that it built, as far as it is read here.
+/// cargo's message about an artifact, with the fields that are read here.
 #[derive(Deserialize)]
 struct Artifact {
     manifest_path: PathBuf,
@@ -29,20 +29,20 @@ pub(crate) fn examples() -> Result<Built> {
     build(&["build", "--examples"])
 }
 
-/// A program that the tests have not built. With the examples, because those have cargo choose the features of
-/// dependencies that tests have.
+/// Builds a program that the tests have not built. The examples are built along: they make cargo
+/// choose the same features of dependencies as the tests.
 pub(crate) fn program(name: &str) -> Result<PathBuf> {
     let built = build(&["build", "--examples", "--bin", name])?;
     built.executable(name).map(Path::to_owned)
 }
 
-/// The tests of these names, of all crates that have some.
+/// Builds the tests of these names, in all crates that have some.
 pub(crate) fn tests(names: &[&str]) -> Result<Built> {
     let named = names.iter().flat_map(|name| ["--test", name]);
     build(&["test", "--no-run"].into_iter().chain(named).collect::<Vec<_>>())
 }
 
-/// Builds them as parts of the whole workspace: alone, their dependencies would be built anew.
+/// Builds targets as parts of the whole workspace: alone, their dependencies would be built anew.
 fn build(arguments: &[&str]) -> Result<Built> {
     let always = ["--locked", "--workspace", "--message-format=json-render-diagnostics"];
     match Program::cargo(arguments).args(always).ask()? {
@@ -53,29 +53,29 @@ fn build(arguments: &[&str]) -> Result<Built> {
 
 impl Built {
     fn read(said: &str) -> Self {
-        // Other messages have other shapes.
+        // Other messages have other shapes and are skipped.
         Self(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
-    /// A program, or an example's.
+    /// The path of a program or an example.
     pub(crate) fn executable(&self, name: &str) -> Result<&Path> {
         let found = self.0.iter().filter(|artifact| artifact.target.name == name);
         found.filter_map(|artifact| artifact.executable.as_deref()).next().context(name.to_owned())
     }
 
-    /// The tests of this name that a crate has.
+    /// The path of a crate's test binary of this name.
     pub(crate) fn tests_of(&self, package: &str, name: &str) -> Result<&Path> {
         let manifest = Path::new(package).join("Cargo.toml");
         let is_its = |artifact: &&Artifact| {
             artifact.manifest_path.ends_with(&manifest) && artifact.target.name == name
         };
         let found = self.0.iter().filter(is_its);
-        // A crate's program is built with them.
+        // A crate's program is built along with its tests.
         let mut tests = found.filter(|artifact| artifact.target.kind.iter().any(|k| k == "test"));
         tests.find_map(|artifact| artifact.executable.as_deref()).context(package.to_owned())
     }
 
-    /// A crate's library, for rustc.
+    /// The path of a crate's library, for rustc.
     pub(crate) fn library(&self, name: &str) -> Result<&Path> {
         let found = self.0.iter().filter(|artifact| artifact.target.name == name);
         let mut files = found.flat_map(|artifact| &artifact.filenames);

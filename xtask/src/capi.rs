@@ -1,4 +1,5 @@
-//! The examples in C and C++, compiled with what `cargo xtask install` makes, as its users do.
+//! The examples in C and C++, compiled against an installation by `cargo xtask install`, as users
+//! do.
 
 use std::{
     fs,
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{done::Done, install, optimized::For, shell::Program, tools, tree};
 
-/// What a project that finds the library with CMake consists of.
+/// A CMake project that finds the library.
 const CMAKE_LISTS: &str = "\
 cmake_minimum_required(VERSION 3.16)
 project(finds_uccl LANGUAGES C)
@@ -35,7 +36,7 @@ const EXAMPLES: &[Example] = &[
     },
 ];
 
-/// Installs into a folder, moves that, and uses what is there.
+/// Installs into a folder, moves the folder, and uses the library at the new place.
 pub(crate) fn run() -> Result<Done> {
     for (lacks, there) in [
         ("a C++ compiler (g++)", tools::can_compile_cpp()),
@@ -80,7 +81,7 @@ impl Example {
     }
 }
 
-/// How to compile and link, as pkg-config has it.
+/// The flags for the compiler and the linker, from pkg-config.
 fn pkg_config(prefix: &Path) -> Result<String> {
     let program = Program::new("pkg-config").args(["--cflags", "--libs", "uccl"]);
     match program.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).ask()? {

@@ -1,6 +1,7 @@
-//! Modules that import each other in a circle: such modules are one, in several files.
+//! Finds modules that import each other in a circle: such modules are one, in several files.
 //!
-//! A module and those inside it may know each other. Tests are not looked at: they may know everything.
+//! A module and its submodules may import each other. Tests are skipped: they may import
+//! everything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +21,7 @@ use crate::tree;
 /// The path of a module in its crate.
 type Module = Vec<String>;
 
-/// Whether no crate has any.
+/// Fails if a crate has a circle.
 pub(crate) fn check() -> Result<()> {
     let mut found = Vec::new();
     for (name, circles) in all()? {
@@ -60,7 +61,7 @@ fn circles_of(src: &Path) -> Result<Vec<Vec<String>>> {
         let mut paths = Paths { module: module.clone(), found: Vec::new() };
         paths.visit_file_mut(&mut file.clone());
         for path in paths.found {
-            // What a path names is in the longest module that it begins with.
+            // A path belongs to the longest module that it begins with.
             let named = (1..=path.len()).rev().map(|len| path[..len].to_vec());
             let Some(target) = named.filter_map(|name| modules.get(&name).copied()).next() else {
                 continue;
@@ -154,7 +155,7 @@ impl VisitMut for Paths {
     fn visit_item_mut(&mut self, item: &mut Item) {
         let is_test = |module: &ItemMod| module.attrs.iter().any(|a| a.path().is_ident("cfg"));
         match item {
-            // Modules in the same file: those of tests.
+            // A module with a `cfg` attribute in the same file holds tests.
             Item::Mod(module) if is_test(module) => {}
             _ => visit_mut::visit_item_mut(self, item),
         }

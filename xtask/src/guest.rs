@@ -37,10 +37,10 @@ pub(crate) struct GuestArgs {
     /// Per cent of packets lost, each way
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
-    /// Words of tc-netem, as 'delay 1ms'
+    /// Options of tc-netem, such as 'delay 1ms'
     #[arg(long, default_value = "")]
     netem: String,
-    /// What runs the guest: auto, uml, kvm or tcg
+    /// The guest's engine: auto, uml, kvm or tcg
     #[arg(long, default_value = "auto")]
     engine: String,
     /// Processors of the guest [default: the engine's]
@@ -55,7 +55,7 @@ pub(crate) struct GuestArgs {
     /// Show the guest's console afterwards
     #[arg(long, short)]
     verbose: bool,
-    /// What to run
+    /// The command to run
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
@@ -85,13 +85,13 @@ pub(crate) fn run(args: &GuestArgs) -> Result<()> {
     program.args(["--"]).args(&args.command).limit(limit).run()
 }
 
-/// How long a kernel may take that is built beside everything else.
+/// Time limit for a kernel that is built beside everything else.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// How many guests run beside each other at most: each has 2 GiB of memory.
+/// The most guests that run beside each other: each has 2 GiB of memory.
 const AT_A_TIME: usize = 4;
 
-/// Exit status of a guest that this machine cannot have; see tests/guest/shell.py.
+/// The exit status of tests/guest if this machine cannot have a guest; see tests/guest/shell.py.
 const LACKING: i32 = 77;
 
 /// A test binary, and the guest that it runs in.
@@ -99,34 +99,35 @@ struct Run {
     package: &'static str,
     test: &'static str,
     guest: &'static str,
-    /// What is left out there, as the test binary's arguments.
+    /// Arguments of the test binary that leave tests out.
     without: &'static [&'static str],
 }
 
-/// The engine, with every kind of link, between two network namespaces, because only so what the connection manager of
-/// libfabric's verbs provider and TCP do crosses the cable; that takes the kernel that is built for guests. And channels, whose
-/// two ends are one thread's, in guests with two links (one to use and one to cut): sound ones, and ones that lose packets.
-/// Some run beside each other, so those that take longest are first.
+/// The engine's tests run with every kind of link, between two network namespaces: only there do
+/// TCP and the connection manager of libfabric's verbs provider cross the cable. That takes the
+/// kernel that is built for guests. The channels' tests, with both ends on one thread, run in
+/// guests with two links (one to use and one to cut), once with sound links and once with links
+/// that lose packets. Some guests run beside each other, so the longest runs are first.
 const RUNS: [Run; 5] = [
     Run {
         package: "uccl-verbs",
         test: "verbs",
         guest: "--rails=2 --loss=1",
-        // What it refuses it may forget to answer when packets are lost.
+        // The device may forget to answer a refused request when packets are lost.
         without: &["--skip=faults::"],
     },
     Run {
         package: "uccl-p2p",
         test: "verbs",
         guest: "--rails=2 --apart --engine=uml --loss=1",
-        // They take long, and are about what happens whether packets are lost or not.
+        // These tests take long, and their subject does not depend on lost packets.
         without: &[TINY_PIECES, "--skip=removed::", "--skip=peers::"],
     },
     Run {
         package: "uccl-p2p",
         test: "verbs",
         guest: "--rails=2 --apart --engine=uml",
-        // The same as the others of its kind, three times, and then over TCP.
+        // This test does the same as the others of its kind, three times, and then over TCP.
         without: &[TINY_PIECES, "--skip=removed::the_only_device"],
     },
     Run { package: "uccl-verbs", test: "verbs", guest: "--rails=2", without: &[] },
@@ -138,11 +139,12 @@ const RUNS: [Run; 5] = [
     },
 ];
 
-/// Tens of thousands of them take devices made of software long.
+/// Devices made of software take long for tens of thousands of tiny pieces.
 const TINY_PIECES: &str = "--skip=vectors_are_cut";
 
-/// What libfabric's tests run over in a guest, and what its provider for verbs needs there: soft-RoCE's completion queues
-/// are short, buffers that nothing but the provider's own messages use should be few, and without the rest it is refused.
+/// The provider of libfabric's tests in a guest, and the settings that it needs there: soft-RoCE's
+/// completion queues are short, the buffers for the provider's own messages alone should be few,
+/// and without the other settings soft-RoCE is refused.
 const LIBFABRIC: [(&str, &str); 5] = [
     ("UCCL_TEST_LIBFABRIC", "verbs;ofi_rxm"),
     ("FI_UNIVERSE_SIZE", "64"),
@@ -151,7 +153,7 @@ const LIBFABRIC: [(&str, &str); 5] = [
     ("FI_OFI_RXM_MSG_RX_SIZE", "128"),
 ];
 
-/// What a guest's kernel is being made by.
+/// The process that makes a guest's kernel.
 static PREPARING: Begun = Begun::nothing();
 
 /// The program that boots guests.
@@ -163,7 +165,7 @@ fn log() -> PathBuf {
     tree::scratch().join("guest.log")
 }
 
-/// Begins to make the kernel, out of everybody's way. What goes wrong is told by [`tests`].
+/// Begins to make the kernel, at the lowest priority. [`tests`] reports a failure.
 pub(crate) fn begin_to_prepare() {
     PREPARING.keep(prepare());
 }
@@ -175,7 +177,7 @@ fn prepare() -> Result<Beside> {
     idle.limit(BUILD_LIMIT).beside(log)
 }
 
-/// Waits for the kernel, or makes it; why there can be no guest, if there can be none.
+/// Waits for the kernel, or makes it. Returns the reason if there can be no guest.
 pub(crate) fn lacking() -> Result<Option<String>> {
     let status = PREPARING.take().map_or_else(prepare, Ok).and_then(Beside::wait)?;
     if status.success() {
@@ -184,7 +186,7 @@ pub(crate) fn lacking() -> Result<Option<String>> {
     let said = fs::read_to_string(log()).unwrap_or_default();
     let why = match status.code() {
         Some(LACKING) => said.lines().rev().find_map(|line| line.strip_prefix("guest: lacks ")),
-        // The kernel's sources and compiler are this machine's, and no part of what is tested.
+        // The kernel's sources and compiler are this machine's, and no part of the tested code.
         _ => said.lines().rev().find(|line| !line.trim().is_empty()),
     };
     let why = why.unwrap_or("what guests need");
@@ -200,7 +202,7 @@ pub(crate) fn tests() -> Result<Done> {
     let programs = RUNS.iter().map(|run| run.program(&built)).collect::<Result<Vec<_>>>()?;
     let logs = tree::scratch().join("guests");
     fs::create_dir_all(&logs)?;
-    // Each takes a processor of this machine.
+    // Each guest takes a processor of this machine.
     let at_a_time = available_parallelism().map_or(1, |cpus| usize::from(cpus).min(AT_A_TIME));
     let (mut done, mut passed) = (Done::default(), 0);
     let results = shell::run_several(programs, at_a_time, &logs, |line| {
@@ -221,7 +223,7 @@ pub(crate) fn tests() -> Result<Done> {
 }
 
 impl Run {
-    /// The tests, which are built here and run in a guest.
+    /// The program that runs the tests, which are built here, in a guest.
     fn program(&self, built: &Built) -> Result<Program> {
         let Self { package, test, guest, without } = self;
         let tool = tree::root().join("tests/guest");
@@ -230,13 +232,13 @@ impl Run {
             .args(guest.split(' '))
             .args(["--timeout=600", "--"])
             .args([built.tests_of(package, test)?])
-            // As cargo runs them.
+            // cargo runs tests in the crate's folder too.
             .in_folder(&tree::root().join("crates").join(package));
         let program =
             LIBFABRIC.iter().fold(program, |program, (name, value)| program.env(name, value));
-        // What failed is told from the end of what it said, and traces of calls would hide the reason.
+        // An error repeats the last lines of the output, where backtraces would hide the reason.
         let program = program.env("RUST_BACKTRACE", "0");
-        // One at a time: they share cables, and some are cut.
+        // One test at a time: the tests share cables, and some cut them.
         Ok(program.args(["--show-output", "--test-threads=1"]).args(*without))
     }
 }

@@ -11,17 +11,18 @@ pub(crate) struct HammerArgs {
     /// Frames to throw
     #[arg(default_value_t = 10_000_000)]
     pub(crate) count: u64,
-    /// Where the random numbers start: a failure names its seed [default: a new one]
+    /// Seed of the random numbers: a failure names it [default: a new one]
     pub(crate) seed: Option<u64>,
 }
 
-/// Built as the tests are: with checks for overflow, which a release build leaves out.
+/// Runs the parsers as the tests build them: with checks for overflow, which a release build leaves
+/// out.
 pub(crate) fn run(args: &HammerArgs) -> Result<()> {
     let hammer = ["run", "--quiet", "--locked", "--package=uccl-wire", "--example=hammer", "--"];
     throw(Program::cargo(&hammer), args)
 }
 
-/// The same, with what the tests have built.
+/// Runs the example that the tests have built.
 pub(crate) fn run_built(args: &HammerArgs) -> Result<()> {
     throw(Program::new(built::examples()?.executable("hammer")?), args)
 }

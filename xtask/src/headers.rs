@@ -1,4 +1,4 @@
-//! `cargo xtask headers`: the C header, made from the functions that the library has.
+//! `cargo xtask headers`: makes the C header from the functions of the library.
 
 use std::{fs, path::PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{built, shell::Program, tree};
 /// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api
 #[derive(Args)]
 pub(crate) struct HeadersArgs {
-    /// Change nothing, and fail if the header is not what the sources make it
+    /// Change nothing, and fail if the header does not match the sources
     #[arg(long)]
     pub(crate) check: bool,
 }
@@ -32,7 +32,7 @@ fn path() -> PathBuf {
 }
 
 fn made() -> Result<String> {
-    // An example, so that the other commands need not be built with what makes headers.
+    // An example makes the header, so that the other commands need not be built with cbindgen.
     match Program::new(built::examples()?.executable("headers")?).ask()? {
         (true, header) => Ok(header + "\n"),
         (false, said) => bail!("the C header: {said}"),

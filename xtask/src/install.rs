@@ -1,4 +1,5 @@
-//! `cargo xtask install`: the library, its headers and the command, where other programs look for them.
+//! `cargo xtask install`: puts the library, its headers and the command where other programs look
+//! for them.
 
 use std::{
     fs,
@@ -10,24 +11,24 @@ use clap::Args;
 
 use crate::{optimized::For, shell::Program, tree};
 
-/// Something that cargo builds.
+/// A file that cargo builds.
 struct Built {
     package: &'static str,
-    /// Its file, as cargo names it.
+    /// The file's name in cargo's folder.
     file: &'static str,
-    /// Where it goes, below the prefix.
+    /// The path below the prefix.
     to: &'static str,
 }
 
-/// What cargo builds of what is installed. Programs look for the first under the name of UCCL's library, which is also
-/// that of a crate.
+/// The files that cargo builds for an installation. Programs look for the first under the name of
+/// UCCL's library, which is also the name of a crate here.
 const BUILT: &[Built] = &[
     Built { package: "uccl-capi", file: "libuccl_capi.so", to: "lib/libuccl_p2p.so" },
     Built { package: "uccl-cli", file: "uccl", to: "bin/uccl" },
     Built { package: "uccl-nixl", file: "libplugin_UCCL.so", to: "lib/nixl/libplugin_UCCL.so" },
 ];
 
-/// Files of the repository, and where they go.
+/// Files of the repository, and their paths below the prefix.
 const FILES: &[(&str, &str)] = &[
     ("include/uccl.h", "include/uccl.h"),
     ("include/uccl_engine.h", "include/uccl_engine.h"),
@@ -39,8 +40,8 @@ const FILES: &[(&str, &str)] = &[
 
 /// Build the library for C and C++, the NIXL plugin and the uccl command, and install them
 ///
-/// Makes lib/libuccl_p2p.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and what pkg-config and CMake need. The folder can be
-/// moved afterwards.
+/// Makes lib/libuccl_p2p.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and the files for
+/// pkg-config and CMake. The folder can be moved afterwards.
 #[derive(Args)]
 pub(crate) struct InstallArgs {
     /// The folder to install into
@@ -70,7 +71,8 @@ pub(crate) fn install(prefix: &Path, whom: For) -> Result<()> {
     Ok(())
 }
 
-/// Makes a file next to where it goes, and moves it there: programs that have the old one mapped keep it.
+/// Makes a file beside its place and then moves it there: programs that have the old one mapped
+/// keep it.
 fn put(to: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let shown = || format!("cannot install {}", to.display());
     fs::create_dir_all(to.with_file_name("")).with_context(shown)?;

@@ -1,7 +1,7 @@
 //! `cargo xtask kernels`: compiles the CUDA kernels, with a toolchain that comes from PyPI.
 //!
-//! What is checked in is PTX, which is text: `crates/uccl-kernels/ptx`. It is made anew by this command, and
-//! compared by `--check`. Machine code goes to `kernels/out`, where the next build finds it.
+//! The PTX, which is text, is checked in: `crates/uccl-kernels/ptx`. This command makes it anew,
+//! and `--check` compares it. Machine code goes to `kernels/out`, where the next build finds it.
 
 use std::{
     fs,
@@ -13,17 +13,17 @@ use clap::Args;
 
 use crate::{built, python, shell::Program, tree};
 
-/// Compile the kernels; with --check, compare with what is checked in
+/// Compile the kernels; with --check, compare with the PTX that is checked in
 #[derive(Args)]
 pub(crate) struct KernelsArgs {
-    /// Change nothing: fail if the PTX is not what the sources give, if a kernel spills or takes too many
-    /// registers, or if its structs are not Rust's
+    /// Change nothing: fail if the PTX does not match the sources, if a kernel spills or takes too
+    /// many registers, or if its structs are not Rust's
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// What is installed, each at its version: left to itself, the compiler's package brings parts of a newer
-/// toolkit that do not work with it.
+/// The toolchain's packages, each at its version: without versions, the compiler's package brings
+/// parts of a newer toolkit that do not work with it.
 const PACKAGES: [&str; 5] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -32,19 +32,20 @@ const PACKAGES: [&str; 5] = [
     "nvidia-cuda-runtime==13.0.96",
 ];
 
-/// Machine code is made for these: Ampere, Hopper, Blackwell.
+/// The architectures of machine code: Ampere, Hopper, Blackwell.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
 
-/// What PTX is made for: the oldest of them, since later GPUs run it too.
+/// The architecture of PTX: the oldest of them, since later GPUs run it too.
 const PTX_ARCHITECTURE: u32 = 80;
 
-/// The PTX's version as the compiler writes it, and as it is needed. A driver refuses PTX that says that it
-/// is newer than the driver; 8.1, of CUDA 12.1, has everything that the kernels use, and each use of it here
-/// makes the assembler check that.
+/// The PTX's version as the compiler writes it, and as it is needed. A driver refuses PTX of a
+/// version newer than the driver. 8.1, of CUDA 12.1, has everything that the kernels use, and the
+/// assembler checks that each time.
 const PTX_VERSIONS: (&str, &str) = (".version 9.0\n", ".version 8.1\n");
 
-/// Two blocks of 256 threads, which copy, fit on a multiprocessor. Kernels that say how many threads they have get no more
-/// than fit, and are told apart by what they keep in local memory.
+/// Two blocks of 256 threads, which copy, fit on a multiprocessor. A kernel that declares its
+/// number of threads gets no more registers than fit; the local memory that it uses shows a lack of
+/// registers.
 const MOST_REGISTERS: u32 = 128;
 
 /// A source of kernels.
@@ -60,10 +61,10 @@ const SOURCES: [Source; 2] = [
     Source { name: "ep", layout: "ep_kernel_layout" },
 ];
 
-/// A hint for the assembler that PTX of the needed version does not have.
+/// A hint for the assembler that does not exist in PTX of the needed version.
 const NEWER_HINT: &str = ".pragma \"used_bytes_mask";
 
-/// Compiles everything, or compares it.
+/// Compiles all kernels, or compares them.
 pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     let toolchain = Toolchain::provide()?;
     let folder = tree::scratch().join("kernels");
@@ -97,7 +98,7 @@ pub(crate) fn fetch() -> Result<()> {
     Toolchain::provide().map(drop)
 }
 
-/// CUDA's compiler and what belongs to it.
+/// CUDA's compiler and the programs that belong to it.
 struct Toolchain {
     programs: PathBuf,
 }
@@ -115,11 +116,12 @@ impl Toolchain {
     }
 
     fn nvcc(&self) -> Program {
-        // Names relative to the root: what is made does not depend on where the repository is.
+        // Names are relative to the root, so that the output does not depend on the repository's
+        // place.
         self.program("nvcc").args(["-std=c++17", "-Werror", "all-warnings", "-Ikernels"])
     }
 
-    /// Whether the structs of kernels and library are the same, as the compiler sees them.
+    /// Fails if the structs of the kernels differ from the library's, as the compiler sees them.
     fn check_layout(&self, example: &Path, folder: &Path) -> Result<()> {
         let assertions = match Program::new(example).ask()? {
             (true, text) => text,
@@ -135,7 +137,7 @@ impl Toolchain {
             .context("the kernels' structs are not the library's")
     }
 
-    /// A source as PTX that old drivers take.
+    /// Compiles a source to PTX that old drivers take.
     fn ptx(&self, name: &str, folder: &Path) -> Result<String> {
         let output = folder.join(format!("{name}.ptx"));
         self.nvcc()
@@ -154,7 +156,7 @@ impl Toolchain {
         Ok(ptx)
     }
 
-    /// Machine code for each architecture, from the PTX; fails if a kernel takes too much.
+    /// Makes machine code for each architecture from the PTX. Fails if a kernel takes too much.
     fn assemble(&self, name: &str, folder: &Path) -> Result<Vec<(u32, PathBuf)>> {
         let ptx = folder.join(format!("{name}.ptx"));
         let mut cubins = Vec::new();
@@ -175,7 +177,7 @@ impl Toolchain {
         Ok(cubins)
     }
 
-    /// All of it in one file, for the next build.
+    /// Joins machine code and PTX in one file, for the next build.
     fn join(&self, name: &str, cubins: &[(u32, PathBuf)], folder: &Path) -> Result<()> {
         let out = tree::root().join("kernels/out");
         fs::create_dir_all(&out)?;
@@ -194,7 +196,7 @@ impl Toolchain {
     }
 }
 
-/// Where the packages have put the toolkit, whatever the version of Python.
+/// The toolkit's folder in an environment, for any version of Python.
 fn toolkit(environment: &Path) -> Result<PathBuf> {
     let library = environment.join("lib");
     let folders = fs::read_dir(&library).with_context(|| library.display().to_string())?;
@@ -203,12 +205,12 @@ fn toolkit(environment: &Path) -> Result<PathBuf> {
     with_compiler.next().context("there is no nvcc")
 }
 
-/// What a kernel takes of a multiprocessor, as `ptxas -v` says.
+/// A kernel's use of a multiprocessor, from `ptxas -v`.
 #[derive(Debug, PartialEq, Eq)]
 struct Usage {
     kernel: String,
     registers: u32,
-    /// Bytes of local memory: what did not fit into registers, and what was indexed.
+    /// Bytes of local memory: spilled registers, and indexed arrays.
     local: u32,
 }
 
@@ -224,7 +226,7 @@ impl Usage {
     }
 }
 
-/// Reads what `ptxas -v` has said.
+/// Reads the output of `ptxas -v`.
 fn usage(said: &str) -> Result<Vec<Usage>> {
     let mut found = Vec::new();
     let (mut kernel, mut local) = (None, None);

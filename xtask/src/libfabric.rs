@@ -1,4 +1,4 @@
-//! libfabric's tests with a newer library than distributions have: one that comes as a Python package.
+//! Runs libfabric's tests with a newer library than distributions have, from a package of PyPI.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use crate::{
     shell::Program,
 };
 
-/// Intel's MPI, which brings libfabric 1.21, whose `tcp` has reliable datagrams.
+/// Intel's MPI, which brings libfabric 1.21 with reliable datagrams in its `tcp` provider.
 const PACKAGE: &str = "impi-rt==2021.14.1";
 
-/// What it carries, beneath the environment's folder.
+/// Paths in the environment's folder.
 const LIBRARY: &str = "lib/libfabric/libfabric.so.1";
 const PROVIDERS: &str = "lib/libfabric/prov";
 
@@ -28,7 +28,8 @@ pub(crate) fn tests() -> Result<Done> {
         Err(reason) => return Ok(Done::skipped(format!("lacks {PACKAGE}: {reason}"))),
     };
     let (mut done, mut passed) = (Done::default(), 0);
-    // Of the whole workspace: of the two crates that have some, everything would be built anew.
+    // Tests of the whole workspace: for the two crates that have some, everything would be built
+    // anew.
     let tests = ["test", "--locked", "--workspace", "--test=libfabric"];
     let result = Program::cargo(&tests)
         .args(["--no-fail-fast", "--", "--show-output"])
@@ -44,12 +45,13 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
-/// Makes it, unless it is there.
+/// Makes the environment unless it is there.
 pub(crate) fn fetch() -> Result<()> {
     environment().map(drop)
 }
 
-/// The folder with the library, made unless it is there; or why it cannot be had.
+/// The folder with the library, which is made unless it is there; or the reason why it cannot be
+/// had.
 fn environment() -> Result<Result<PathBuf, String>> {
     let folder = python::environment_of("libfabric", &python::Wanted::alone(&[PACKAGE]))?;
     Ok(folder.and_then(|folder| match folder.join(LIBRARY).exists() {

@@ -13,7 +13,8 @@ pub(crate) fn clippy() -> Result<()> {
     Program::cargo(&arguments).run()
 }
 
-/// Every combination of the features of optional links, in the engine and in what passes them on.
+/// Checks the engine, and the crates that pass its features on, without optional links and with
+/// each link alone. The step `clippy` checks them with both links.
 pub(crate) fn features() -> Result<()> {
     for features in ["", "verbs", "libfabric"] {
         let packages = ["uccl-p2p", "uccl-capi", "uccl-nixl", "uccl-py"];

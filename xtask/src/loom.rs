@@ -1,17 +1,18 @@
-//! `cargo xtask loom`: the structures that processes share, under every interleaving.
+//! `cargo xtask loom`: runs the structures that processes share under every interleaving.
 
 use anyhow::Result;
 
 use crate::{shell::Program, tree};
 
-/// In a target folder of its own: the flag changes every crate's build.
+/// Builds in a target folder of its own: the flag changes every crate's build.
 pub(crate) fn run() -> Result<()> {
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     Program::cargo(&["test", "--locked", "--release", "--package=uccl-fabric"])
         .args(["--package=uccl-local", "--package=uccl-ep", "--lib", "loom"])
         .env("RUSTFLAGS", format!("{flags} --cfg loom").trim())
         .env("CARGO_TARGET_DIR", tree::target().join("loom"))
-        // Models run for seconds, of which most are loom's own. All else takes longer to be optimized than that saves.
+        // Models run for seconds, most of them in loom, which is optimized. Optimizing the rest
+        // would take longer than it saves.
         .args(
             ["loom", "generator"]
                 .map(|name| format!("--config=profile.release.package.{name}.opt-level=1")),

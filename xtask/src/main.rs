@@ -1,4 +1,4 @@
-//! What developers run: `cargo xtask <command>`.
+//! The commands for developers: `cargo xtask <command>`.
 
 mod bench;
 mod built;
@@ -51,13 +51,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
-    /// Modules that import each other in a circle
+    /// List the modules that import each other in a circle
     Circles,
     /// Print the table of settings of docs/settings.md
     ConfigTable,
     Demo(demo::DemoArgs),
     Dist(dist::DistArgs),
-    /// Download what the tests take from PyPI
+    /// Download the packages that the tests need from PyPI
     Fetch,
     Guest(guest::GuestArgs),
     Hammer(hammer::HammerArgs),
@@ -70,13 +70,14 @@ enum Command {
     Loom,
     Mutants(mutants::MutantsArgs),
     Sanitize(sanitize::SanitizeArgs),
-    /// Whether the interface of the crates is still what the last release promised
+    /// Compare the interface of the crates with the last release's
     Semver,
     Storm(storm::StormArgs),
     Test(test::TestArgs),
-    /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of the folders named
+    /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of
+    /// the folders named
     Words {
-        /// As `cargo xtask words` prints them
+        /// Folders, named as `cargo xtask words` prints them
         folders: Vec<String>,
     },
 }

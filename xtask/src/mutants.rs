@@ -1,8 +1,9 @@
-//! `cargo xtask mutants`: breaks guards one at a time, and says which tests notice.
+//! `cargo xtask mutants`: breaks guards one at a time, and names the tests that notice.
 //!
-//! `xtask/mutants.toml` lists them. Each is broken in a copy of the working tree, which has a target folder of its own, so
-//! that neither the tree nor what is built from it is ever broken. Tests that fail on sound code too notice nothing, nor does
-//! a filter that matches no test: both are errors of the list.
+//! `xtask/mutants.toml` lists the guards. Each is broken in a copy of the working tree with a
+//! target folder of its own, so that neither the tree nor its builds are ever broken. Tests that
+//! fail on sound code too notice nothing, nor does a filter that matches no test: both are errors
+//! of the list.
 
 mod list;
 mod told;
@@ -24,39 +25,40 @@ use self::{
 };
 use crate::shell::Program;
 
-/// What tests may take on sound code, and to build them.
+/// Time limit of tests on sound code, and of their build.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
-/// What they may take without a guard, which may leave them hanging: so much more than so often what they took with it.
+/// Time limit of tests without a guard, which may hang: a fixed time, and this many times their
+/// time with it.
 const PATIENCE: (Duration, u32) = (Duration::from_secs(60), 5);
 
 /// Break the guards that xtask/mutants.toml lists, one at a time, and see which tests notice
 #[derive(Args)]
 pub(crate) struct MutantsArgs {
-    /// Those whose id begins so [default: all]
+    /// Prefixes of the wanted mutants' ids [default: all]
     ids: Vec<String>,
-    /// With all tests of the crate instead of those that must notice
+    /// Run all tests of the crate instead of those that must notice
     #[arg(long)]
     all_tests: bool,
-    /// How often the tests run: one that notices by luck does not always
+    /// Number of runs of the tests: a test that notices by luck does not notice in each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Show what the tests said
+    /// Show the output of the tests
     #[arg(long, short)]
     verbose: bool,
-    /// List them
+    /// List the mutants
     #[arg(long)]
     list: bool,
 }
 
-/// What became of a mutant.
+/// The verdict on a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Noticed,
-    /// In so many runs of so many.
+    /// Noticed in some runs: their number, and the number of all.
     Sometimes(u32, u32),
     Unnoticed,
     DoesNotBuild,
-    /// Its tests say nothing, as they are.
+    /// The tests fail or match nothing on sound code.
     WrongTests,
 }
 
@@ -72,7 +74,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Whether every mutant still applies; cheap.
+/// Fails if a mutant no longer applies; cheap.
 pub(crate) fn check() -> Result<()> {
     let stale: Vec<_> = read()?.iter().filter_map(|mutant| mutant.stale().err()).collect();
     ensure!(stale.is_empty(), "{}", stale.join("\n"));
@@ -90,7 +92,7 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<()> {
     let bench = Bench { copy: &copy, args };
     let mut verdicts = BTreeMap::new();
     for alike in mutants.chunk_by(|a, b| a.tests_are_those_of(b)) {
-        // Tests are tried once on sound code, before the mutants that they are to notice.
+        // Tests run once on sound code, before the mutants that they must notice.
         let sound = bench.sound(&alike[0])?;
         for mutant in alike {
             let begun = Instant::now();
@@ -124,25 +126,25 @@ fn chosen(args: &MutantsArgs) -> Result<Vec<Mutant>> {
     if args.all_tests {
         mutants.iter_mut().for_each(|mutant| mutant.tests.clear());
     }
-    // Those of one crate after each other, which builds least.
+    // Mutants of one crate follow each other, which saves builds.
     mutants.sort_by(|a, b| a.built().cmp(&b.built()));
     Ok(mutants)
 }
 
-/// What tests have said of sound code.
+/// The results of tests on sound code.
 struct Sound {
     told: Told,
     took: Duration,
 }
 
-/// Where mutants are tried, and how.
+/// The copy in which mutants are tried, and the options.
 struct Bench<'a> {
     copy: &'a Copy,
     args: &'a MutantsArgs,
 }
 
 impl Bench<'_> {
-    /// The tests of a mutant on sound code; or why they can tell nothing.
+    /// Runs the tests of a mutant on sound code. Returns the reason if they can show nothing.
     fn sound(&self, mutant: &Mutant) -> Result<Result<Sound, String>> {
         let shown = format!("{} {}", mutant.package, mutant.tests.join(" "));
         if !self.build(mutant)? {
@@ -156,14 +158,14 @@ impl Bench<'_> {
                 Err(format!("{shown}: a part of that matches no test"))
             }
             Ok(true) => Ok(Sound { told, took: begun.elapsed() }),
-            // Cargo has no such program, or tests fail.
+            // cargo has no such program, or tests fail.
             Ok(false) => Err(format!("{shown}: on sound code {}", why(&told, None, &said))),
             Err(hung) => Err(format!("{shown}: on sound code {}", why(&told, Some(&hung), &said))),
         })
     }
 
-    /// Whether one of the programs chosen runs no test, which some of all of a crate's do not; or one of the filters
-    /// matches none.
+    /// Whether a chosen program runs no test, or a filter matches none. Among all tests of a crate,
+    /// some programs may have none.
     fn says_nothing(&self, mutant: &Mutant, told: &Told) -> bool {
         let matches = |filter: &str| told.ended.iter().any(|name| name.contains(filter));
         match self.args.all_tests {
@@ -174,7 +176,7 @@ impl Bench<'_> {
         }
     }
 
-    /// What becomes of a mutant, and who noticed how often.
+    /// The verdict on a mutant, and the tests that noticed, each with its count.
     fn broken(&self, mutant: &Mutant, sound: &Sound) -> Result<(Verdict, Vec<String>)> {
         let _broken = self.copy.with(mutant)?;
         if !self.build(mutant)? {
@@ -227,7 +229,7 @@ impl Bench<'_> {
         Ok(status?.success())
     }
 
-    /// Whether the tests pass, unless they hang, and what they said.
+    /// Runs the tests. Returns whether they pass, unless they hang, and their output.
     fn run(&self, mutant: &Mutant, limit: Duration) -> Result<(Result<bool>, Vec<String>)> {
         let cargo = self.cargo(mutant, "--no-fail-fast").limit(limit);
         let (status, said) = cargo.hear()?;
@@ -248,7 +250,7 @@ impl Bench<'_> {
     }
 }
 
-/// How tests have ended that should have passed.
+/// The reason why tests that should have passed did not.
 fn why(told: &Told, hung: Option<&anyhow::Error>, said: &[String]) -> String {
     let failed: Vec<_> = told.failed.iter().map(String::as_str).collect();
     match (hung, &told.signal) {

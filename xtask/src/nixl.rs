@@ -1,4 +1,4 @@
-//! The tests with NIXL as it comes from PyPI, each release in an environment of its own.
+//! The tests with NIXL's releases from PyPI, each in an environment of its own.
 
 use std::path::PathBuf;
 
@@ -45,15 +45,16 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
-/// Makes their environments, unless they are there.
+/// Makes the environments unless they are there.
 pub(crate) fn fetch() -> Result<()> {
     RELEASES.iter().try_for_each(|release| environment(release).map(drop))
 }
 
-/// The Python of a release's environment, made unless it is there; or why the release cannot be had.
+/// The Python of a release's environment, which is made unless it is there; or the reason why the
+/// release cannot be had.
 fn environment(release: &str) -> Result<Result<PathBuf, String>> {
     let nixl = [format!("nixl-cu12=={release}"), format!("nixl=={release}")];
-    // It declares CUDA's stack, which it does not need here.
+    // The package declares CUDA's stack, which it does not need here.
     let alone = &nixl.each_ref().map(String::as_str);
     let wanted = Wanted { tests: true, ..Wanted::alone(alone) };
     let folder = python::environment_of(&format!("nixl-{release}"), &wanted)?;

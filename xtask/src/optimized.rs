@@ -1,37 +1,39 @@
-//! How what users install is optimized: as they have it, and as the tests have it.
+//! The optimization of release builds: as users have them, and as the tests have them.
 
 use std::path::PathBuf;
 
 use crate::{shell::Program, tree};
 
-/// Whom a release build is for.
+/// The audience of a release build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum For {
-    /// As the release profile says.
+    /// The release profile as it is.
     Users,
-    /// The same without link-time optimization, and without line tables, which wheels leave out too.
+    /// The release profile without link-time optimization, and without line tables, which wheels
+    /// leave out too.
     ///
-    /// That optimization takes longer than all else, and has cargo compile every dependency once for programs, once
-    /// for libraries of C, and once for the wheel. Without it they share what is compiled.
+    /// Link-time optimization takes longer than all else, and makes cargo compile every dependency
+    /// once for programs, once for libraries of C, and once for the wheel. Without it they share
+    /// the compiled crates.
     Tests,
 }
 
 impl For {
-    /// Where cargo builds.
+    /// The folder that cargo builds in.
     fn target(self) -> PathBuf {
         match self {
             Self::Users => tree::target(),
-            // Of its own: whoever measures what is in target/release must not find that of the tests.
+            // A folder of its own: a measurement of target/release must not find the tests' build.
             Self::Tests => tree::target().join("tested"),
         }
     }
 
-    /// Where cargo puts what it was asked for.
+    /// The folder of the built programs and libraries.
     pub(crate) fn folder(self) -> PathBuf {
         self.target().join("release")
     }
 
-    /// Has cargo build so, or what calls cargo.
+    /// Sets cargo, or a program that calls it, up for this build.
     pub(crate) fn set_in(self, program: Program) -> Program {
         match self {
             Self::Users => program,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{shell::Program, tree};
 
-/// The part of cargo's metadata that is read here.
+/// cargo's metadata, with the fields that are read here.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Crate>,
@@ -28,7 +28,7 @@ struct Crate {
     rust_version: Option<String>,
     keywords: Vec<String>,
     categories: Vec<String>,
-    /// The registries that it may go to; none says any, an empty list that it stays here.
+    /// The registries that the crate may go to. `None`: any; an empty list: none.
     publish: Option<Vec<String>>,
 }
 
@@ -37,7 +37,7 @@ impl Crate {
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
 
-    /// What its users would look for in vain.
+    /// The missing fields that users would look for.
     fn lacking(&self) -> Vec<&'static str> {
         let there = [
             ("description", self.description.is_some()),
@@ -51,7 +51,7 @@ impl Crate {
     }
 }
 
-/// Packages all crates, and says how many they are and how large.
+/// Packages all crates, and returns their number and size as text.
 pub(crate) fn check() -> Result<String> {
     let files = crates(true)?;
     let sizes = files.iter().map(|file| Ok(fs::metadata(file)?.len()));
@@ -59,7 +59,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{} crates, {} KiB", files.len(), total_bytes >> 10))
 }
 
-/// Packages all crates, also those with changes that are not committed if that is allowed; returns their files.
+/// Packages all crates and returns their files. `allow_dirty` admits uncommitted changes.
 pub(crate) fn crates(allow_dirty: bool) -> Result<Vec<PathBuf>> {
     let (published, others): (Vec<_>, Vec<_>) =
         members()?.into_iter().partition(Crate::is_published);
@@ -68,8 +68,8 @@ pub(crate) fn crates(allow_dirty: bool) -> Result<Vec<PathBuf>> {
         ensure!(lacking.is_empty(), "{} lacks {} (Cargo.toml)", one.name, lacking.join(", "));
     }
     let others = others.iter().map(|other| format!("--exclude={}", other.name));
-    // Whatever its dependencies are, cargo has them when it has told about them. Its warning that no crate names a
-    // repository is known.
+    // `cargo metadata` has downloaded the dependencies already, so that this needs no network. The
+    // warning that no crate names a repository is known.
     Program::cargo(&["package", "--workspace", "--locked", "--offline", "--quiet", "--no-verify"])
         .args(allow_dirty.then_some("--allow-dirty"))
         .args(others)
@@ -77,8 +77,8 @@ pub(crate) fn crates(allow_dirty: bool) -> Result<Vec<PathBuf>> {
     Ok(published.iter().map(|one| file(&tree::target(), one)).collect())
 }
 
-/// Compiles the crates from their packages alone, with each other. What cargo itself does for that takes the sources of an
-/// earlier package for those of a new one of the same version.
+/// Compiles the crates from their packages alone, as each other's dependencies. cargo's own
+/// verification takes the sources of an earlier package for those of a new one of the same version.
 pub(crate) fn compile(files: &[PathBuf]) -> Result<()> {
     let folder = tree::scratch().join("packages");
     if folder.exists() {
@@ -86,7 +86,8 @@ pub(crate) fn compile(files: &[PathBuf]) -> Result<()> {
     }
     fs::create_dir_all(&folder)?;
     for file in files {
-        // Packages have all files of one day long ago, by which cargo would not see that they are others.
+        // All files of a package have the same old date, by which cargo would not notice that they
+        // have changed.
         let unpack = Program::new("tar").args(["--extract", "--touch", "--file"]).args([file]);
         unpack.in_folder(&folder).run()?;
     }
@@ -98,7 +99,7 @@ pub(crate) fn compile(files: &[PathBuf]) -> Result<()> {
         .run()
 }
 
-/// A workspace of unpacked crates, which are each other's dependencies.
+/// A workspace of unpacked crates, which depend on each other.
 fn workspace(files: &[PathBuf]) -> String {
     let folders = files.iter().filter_map(|file| file.file_stem()?.to_str());
     let (mut members, mut patches) = (String::new(), String::new());

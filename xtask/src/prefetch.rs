@@ -1,4 +1,4 @@
-//! What the tests take from PyPI, downloaded beside their first steps, which compile.
+//! Downloads the tests' packages from PyPI beside the first steps, which compile.
 
 use std::fs::{self, File};
 
@@ -11,7 +11,8 @@ use crate::{
 
 static FETCHING: Begun = Begun::nothing();
 
-/// Begins to download it, out of everybody's way. What went wrong is tried again, and told, by the step that needs it.
+/// Begins the download at a low priority. The step that needs a package tries a failed download
+/// again and reports it.
 pub(crate) fn begin() {
     FETCHING.keep(start());
 }
@@ -24,7 +25,7 @@ fn start() -> Result<Beside> {
     idle.args(["fetch"]).beside(log)
 }
 
-/// Waits until that has ended, where it was begun.
+/// Waits for the end of the download, if it was begun.
 pub(crate) fn wait() {
     if let Some(begun) = FETCHING.take() {
         let _ = begun.wait();

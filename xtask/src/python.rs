@@ -1,4 +1,4 @@
-//! The wheel, and the tests that are written in Python.
+//! The wheel, and the tests in Python.
 
 use std::{
     ffi::OsStr,
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{done::Done, guest, optimized::For, prefetch, shell::Program, tools, tree};
 
-/// What an environment without anything else must be able to do with the wheel.
+/// The first steps with the wheel in an environment without anything else.
 const FIRST_STEPS: &str = "\
 import uccl
 from uccl import p2p
@@ -25,7 +25,7 @@ print('imported', uccl.__file__)
 /// Whether the wheel was built with NIXL's plugin.
 const HAS_PLUGIN: &str = "import uccl.nixl; raise SystemExit(not uccl.nixl._PLUGIN.exists())";
 
-/// Why Python's steps cannot run here; none if they can.
+/// The reason why Python's steps cannot run here, if there is one.
 pub(crate) fn lacking() -> Option<&'static str> {
     (!tools::can_make_environments()).then_some("lacks python3-venv")
 }
@@ -39,7 +39,8 @@ pub(crate) fn wheel() -> Result<Done> {
     let folder = tree::scratch().join("clean");
     let python = make_environment(&folder, true)?;
     install(&python, wheel)?;
-    // From elsewhere, without the caller's variables: only the wheel can be what is imported.
+    // The program runs elsewhere and without the caller's variables, so that it can import only the
+    // wheel.
     Program::new(&python).args(["-I", "-c", FIRST_STEPS]).in_folder(&folder).run()?;
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
     let mut done = Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10));
@@ -56,17 +57,18 @@ pub(crate) fn tests() -> Result<Done> {
     }
     let python = with_wheel()?;
     let mut done = Done::default();
-    // Those have environments of their own.
+    // Those tests have environments of their own.
     let others = ["--ignore=tests/nixl", "--ignore=tests/ep", "tests"];
     let result = pytest(&python, &others, &mut done);
     done.or_failed(result)
 }
 
-/// Which of the tests that are marked for rails run in a guest. Little of what ends or is lost: there, 256 MiB on
-/// their way take seconds, and the tests in Rust have it.
+/// The tests marked for rails that run in a guest. Few of them are about operations that end early
+/// or lost connections: in a guest, 256 MiB under way take seconds, and the tests in Rust cover
+/// those cases.
 const IN_GUEST: &str = "TestReadWrite or TestAdverts or after_the_data and not 16777216";
 
-/// Runs tests against the wheel in a guest, whose processes have RDMA devices.
+/// Runs tests against the wheel in a guest with RDMA devices.
 pub(crate) fn tests_in_guest() -> Result<Done> {
     if let Some(reason) = lacking() {
         return Ok(Done::skipped(reason));
@@ -76,7 +78,7 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
     }
     let python = with_wheel()?;
     let mut done = Done::default();
-    // Two processes that poll: each has a processor, and no other test runs beside them.
+    // The two processes poll, so each has a processor and no other test runs beside them.
     let program = guest::guest()
         .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
         .args([&python])
@@ -89,10 +91,11 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
     done.or_failed(ended)
 }
 
-/// Runs pytest, several tests at a time, and tells what it left out and how many tests passed.
+/// Runs pytest, several tests at a time, and records the left-out tests and the counts in `done`.
 pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Result<()> {
     let cpus = available_parallelism().map_or(1, usize::from);
-    // Tests wait more than they compute, but where many run, what each allows for is soon used up.
+    // Tests wait more than they compute. With many at a time, though, their time limits are soon
+    // used up.
     let workers = format!("--numprocesses={}", cpus.clamp(2, 4));
     let beside = [workers.as_str(), "--dist=loadgroup", "--maxschedchunk=1"];
     watch(Program::new(python), &[&beside, arguments].concat(), done)
@@ -119,7 +122,7 @@ pub(crate) fn with_wheel() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Builds the wheel, once in a run, which builds it for the same.
+/// Builds the wheel once in a run. All calls of a run want the same kind of build.
 pub(crate) fn build(whom: For) -> Result<&'static Path> {
     static WHEEL: OnceLock<PathBuf> = OnceLock::new();
     if let Some(wheel) = WHEEL.get() {
@@ -128,7 +131,7 @@ pub(crate) fn build(whom: For) -> Result<&'static Path> {
     let python = environment()?;
     let folder = whom.folder().join("wheels");
     empty(&folder)?;
-    // As `pip install .` does, with the maturin that is there.
+    // Builds as `pip install .` does, with the maturin that is there.
     let programs = python.parent().unwrap_or(&python).as_os_str().to_owned();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let build = Program::new(&python)
@@ -144,12 +147,12 @@ pub(crate) fn build(whom: For) -> Result<&'static Path> {
     }
 }
 
-/// Makes it, unless it is there.
+/// Makes the tests' environment unless it is there.
 pub(crate) fn fetch() -> Result<()> {
     environment().map(drop)
 }
 
-/// The developer's environment, `.venv`, with what tests/requirements.txt names.
+/// The developer's environment, `.venv`, with the packages of tests/requirements.txt.
 fn environment() -> Result<PathBuf> {
     prefetch::wait();
     let folder = tree::root().join(".venv");
@@ -168,19 +171,19 @@ fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// What an environment has of PyPI.
+/// The packages of PyPI for an environment.
 #[derive(Default)]
 pub(crate) struct Wanted<'a> {
-    /// Packages without what they depend on.
+    /// Packages without their dependencies.
     pub(crate) alone: &'a [&'a str],
-    /// Packages with what they depend on.
+    /// Packages with their dependencies.
     pub(crate) whole: &'a [&'a str],
-    /// Whether it has what the tests in Python need, too.
+    /// Whether the environment also has the packages of the tests in Python.
     pub(crate) tests: bool,
 }
 
 impl<'a> Wanted<'a> {
-    /// These packages, without what they depend on.
+    /// These packages, without their dependencies.
     pub(crate) fn alone(packages: &'a [&'a str]) -> Self {
         Self { alone: packages, ..Self::default() }
     }
@@ -188,7 +191,8 @@ impl<'a> Wanted<'a> {
 
 const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
 
-/// An environment with packages of PyPI, made unless it is there: its folder; or why it cannot be had.
+/// The folder of an environment with packages of PyPI, which is made unless it is there; or the
+/// reason why it cannot be had.
 pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<PathBuf, String>> {
     prefetch::wait();
     let Wanted { alone, whole, tests } = wanted;

@@ -1,4 +1,4 @@
-//! Runs the examples of the documents as they stand there, and those in Python that are files.
+//! Runs the examples in the documents, and the example programs in Python.
 
 use std::{fs, time::Duration};
 
@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 
 use crate::{built, done::Done, python, shell::Program, tree};
 
-/// The programs in `examples/python` that need nothing but the wheel and NumPy. They check what they move.
+/// The programs in `examples/python` that need only the wheel and NumPy. They check the data that
+/// they move.
 const PROGRAMS: [&str; 3] = ["prefill_decode", "trainer_to_inference", "embedding_on_demand"];
 
 /// Documents with examples in Python.

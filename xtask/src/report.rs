@@ -1,11 +1,11 @@
-//! What tests say of themselves: how many passed, and what was left out.
+//! Reads test output: the number of passed tests, and the left-out parts.
 
-/// What a test says that it left out.
+/// The part that a test reports as left out.
 pub(crate) fn left_out(line: &str) -> Option<String> {
     Some(line.split_once("skipped: ")?.1.to_owned())
 }
 
-/// How many tests passed, from a line that ends one binary's.
+/// Number of passed tests, from the last line of a test binary.
 pub(crate) fn passed_in(line: &str) -> Option<usize> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     counts.split_once(" passed")?.0.parse().ok()

@@ -1,10 +1,10 @@
-//! `cargo xtask semver`: whether the interface of the crates is still what the last release promised.
+//! `cargo xtask semver`: compares the interface of the crates with the last release's.
 
 use anyhow::Result;
 
 use crate::{shell::Program, tools};
 
-/// What programs use: the engine, and the crates that it passes on whole.
+/// The crates that programs use: the engine, and the crates that it re-exports whole.
 const CHECKED: [&str; 3] = ["uccl-p2p", "uccl-device", "uccl-wire"];
 
 /// Compares with the last release, if there is one.
@@ -24,7 +24,7 @@ pub(crate) fn run() -> Result<()> {
     Program::cargo(&["semver-checks", "--baseline-rev", &tag]).args(packages).run()
 }
 
-/// The newest tag before this commit: what is checked may have its own already.
+/// The newest tag before this commit, which may have a tag of its own already.
 fn last_release() -> Result<Option<String>> {
     let describe = ["describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "HEAD^"];
     let (found, tag) = Program::new("git").args(describe).ask()?;

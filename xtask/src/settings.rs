@@ -6,20 +6,20 @@ use anyhow::{Context, Result, bail};
 
 use crate::{built, shell::Program, tree};
 
-/// What the document has before and after the table.
+/// The document's marks before and after the table.
 const MARKS: (&str, &str) = ("<!-- settings -->\n", "<!-- /settings -->");
 
-/// Where the table is.
+/// The document with the table.
 const DOCUMENT: &str = "docs/settings.md";
 
 pub(crate) fn print() -> Result<()> {
-    // An example, so that these commands need not be built with the engine.
+    // An example prints the table, so that these commands need not be built with the engine.
     let example = ["run", "--quiet", "--locked", "--package=xtask", "--example=settings"];
     println!("{}", table(Program::cargo(&example))?);
     Ok(())
 }
 
-/// Whether the document lists the settings that there are.
+/// Fails if the document does not list the current settings.
 pub(crate) fn check() -> Result<()> {
     let document = fs::read_to_string(tree::root().join(DOCUMENT))?;
     let no_table = || format!("{DOCUMENT} has no table of settings");

@@ -1,4 +1,5 @@
-//! Runs other programs: in the repository's root, within a time, as a group that ends as one.
+//! Runs other programs: in the repository's root, with a time limit, as a process group that ends
+//! as one.
 
 use std::{
     ffi::OsStr,
@@ -22,31 +23,31 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::tree;
 
-/// Whether this program was told to end.
+/// Whether this program got a signal to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How long programs have to end once they are told to.
+/// Time that programs have to end after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How often a running program is looked at.
+/// Interval of the checks of a running program.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Groups of programs that run beside this one.
 static BESIDE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// What a program may take unless something else is said.
+/// The default time limit of a program.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Takes the running program along when this one is told to end.
+/// Ends the running program when this one gets a signal to end.
 pub(crate) fn forward_interrupts() -> Result<()> {
     ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst))
         .context("cannot handle signals")
 }
 
-/// Ends a program and its children: politely at first.
+/// Ends a program and its children, with SIGTERM first and SIGKILL later.
 fn end(child: &mut Child) -> Result<()> {
     let group = Pid::from_child(child);
-    // A group that has ended by itself is what is wanted.
+    // A group that has ended already is fine.
     let _ = kill_process_group(group, Signal::TERM);
     let end = Instant::now() + GRACE;
     while Instant::now() < end && child.try_wait()?.is_none() {
@@ -57,21 +58,21 @@ fn end(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Ends all that runs beside this program.
+/// Ends all programs that run beside this one.
 pub(crate) fn end_beside() {
     for group in BESIDE.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
         let _ = kill_process_group(group, Signal::TERM);
     }
 }
 
-/// A program that runs beside this one, until it is waited for or [`end_beside`].
+/// A program that runs beside this one, until [`Self::wait`] or [`end_beside`].
 pub(crate) struct Beside {
     program: Program,
     child: Child,
 }
 
 impl Beside {
-    /// Waits until it has ended.
+    /// Waits for the program's end.
     pub(crate) fn wait(self) -> Result<ExitStatus> {
         let group = Pid::from_child(&self.child);
         let status = self.program.wait(self.child);
@@ -80,7 +81,7 @@ impl Beside {
     }
 }
 
-/// A program that was begun, if it was, for whoever needs first what it makes.
+/// A program that may have been begun early. The first step that needs its results takes it.
 pub(crate) struct Begun(Mutex<Option<Beside>>);
 
 impl Begun {
@@ -88,7 +89,7 @@ impl Begun {
         Self(Mutex::new(None))
     }
 
-    /// Keeps it; what could not be started is found out again by who needs it.
+    /// Keeps a started program. The step that needs the results finds a failed start again.
     pub(crate) fn keep(&self, started: Result<Beside>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = started.ok();
     }
@@ -98,8 +99,9 @@ impl Begun {
     }
 }
 
-/// Runs programs, some at a time, and shows what each has said when it has ended, without a line of another's between.
-/// Each line goes to `look` too, and meanwhile to a file in `logs`. How they ended, in the order in which they did.
+/// Runs programs, `at_a_time` at once, and shows the output of each after its end, as one block.
+/// Each line also goes to `look`. Until then, the output is in a file in `logs`. Returns the
+/// results in the order of the ends.
 pub(crate) fn run_several(
     programs: Vec<Program>,
     at_a_time: usize,
@@ -115,7 +117,7 @@ pub(crate) fn run_several(
             scope.spawn(move || {
                 while let Some((number, program)) = next() {
                     let log = logs.join(format!("{number}.log"));
-                    // Whoever receives them stays until all senders are gone.
+                    // The receiver lives until all senders are gone.
                     let _ = sender.send((program.to_string(), program.into_log(&log), log));
                 }
             });
@@ -134,7 +136,8 @@ pub(crate) fn run_several(
     })
 }
 
-/// How many lines of a failed program's output its error repeats: other programs' output may follow it by the page.
+/// Number of lines of a failed program's output that its error repeats: pages of other output may
+/// follow.
 const REPEATED: usize = 40;
 
 fn last_lines(said: &str) -> String {
@@ -160,7 +163,7 @@ impl Program {
     /// The cargo that runs this.
     pub(crate) fn cargo(arguments: &[&str]) -> Self {
         let cargo = Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // What is built once is not built again in part, and building it so takes longer.
+        // In CI nothing is built twice, and incremental compilation takes longer.
         let cargo = if std::env::var_os("CI").is_some() {
             cargo.env("CARGO_INCREMENTAL", "0")
         } else {
@@ -194,7 +197,7 @@ impl Program {
         self
     }
 
-    /// Says what is run, and runs it on this terminal.
+    /// Prints the command and runs it on this terminal.
     pub(crate) fn run(mut self) -> Result<()> {
         println!("$ {self}");
         let child = self.spawn()?;
@@ -202,7 +205,7 @@ impl Program {
         self.judge(status)
     }
 
-    /// Like [`Self::run`], and shows each line to `look`, without the terminal's colours.
+    /// Like [`Self::run`], and passes each line to `look`, without the terminal's colours.
     pub(crate) fn watch(mut self, mut look: impl FnMut(&str)) -> Result<()> {
         println!("$ {self}");
         let lines = self.pipe_output(Aloud::Yes)?;
@@ -210,14 +213,14 @@ impl Program {
         // The command's own ends of the pipe would keep it open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         let status = self.wait(child);
-        // Something that outlived its parent may hold the pipe still.
+        // A process that outlived its parent may still hold the pipe.
         while let Ok(line) = lines.recv_timeout(GRACE) {
             look(&line);
         }
         self.judge(status?)
     }
 
-    /// Runs quietly: whether it went well, and what it said.
+    /// Runs quietly. Returns whether the program succeeded, and its output.
     pub(crate) fn ask(mut self) -> Result<(bool, String)> {
         self.command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.spawn()?;
@@ -232,23 +235,23 @@ impl Program {
         Ok((well, if well || stderr.is_empty() { stdout } else { stderr }))
     }
 
-    /// Runs quietly: how it ended, and the lines that it said, also those of one that took too long.
+    /// Runs quietly. Returns the status and the lines of output, even after the time limit.
     pub(crate) fn hear(mut self) -> Result<(Result<ExitStatus>, Vec<String>)> {
         let lines = self.pipe_output(Aloud::No)?;
         let child = self.spawn()?;
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         let status = self.wait(child);
-        // Something that outlived its parent may hold the pipe still.
+        // A process that outlived its parent may still hold the pipe.
         let said = std::iter::from_fn(|| lines.recv_timeout(GRACE).ok()).collect();
         Ok((status, said))
     }
 
-    /// Whether it is there and runs.
+    /// Whether the program exists and succeeds.
     pub(crate) fn works(self) -> bool {
         self.ask().is_ok_and(|(well, _)| well)
     }
 
-    /// Says what is run, and lets it run beside this program; what it says goes to `log`.
+    /// Prints the command and lets it run beside this program, with its output in `log`.
     pub(crate) fn beside(mut self, log: File) -> Result<Beside> {
         println!("$ {self} &");
         self.command.stdout(log.try_clone()?).stderr(log);
@@ -257,7 +260,7 @@ impl Program {
         Ok(Beside { program: self, child })
     }
 
-    /// Says what is run, and runs it; what it says goes to a file.
+    /// Prints the command and runs it, with its output in a file.
     fn into_log(self, log: &Path) -> Result<()> {
         let shown = self.to_string();
         match self.beside(File::create(log)?)?.wait()? {
@@ -305,7 +308,7 @@ impl Program {
     }
 }
 
-/// As one would type it, shortened to what matters.
+/// The command as one would type it, shortened.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = Path::new(self.command.get_program());
@@ -321,16 +324,16 @@ impl fmt::Display for Program {
         write!(f, "{}", shown.to_string_lossy())?;
         self.command.get_args().try_for_each(|arg| {
             let arg = arg.to_string_lossy();
-            // Of a script only that there is one.
+            // Dots stand for a script.
             write!(f, " {}", if arg.contains('\n') { "..." } else { &arg })
         })
     }
 }
 
-/// All that comes out of a pipe.
+/// Reads a pipe to its end.
 fn everything(mut pipe: impl Read) -> String {
     let mut bytes = Vec::new();
-    // What came before an error is worth having.
+    // The bytes before an error are worth having.
     let _ = pipe.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).trim().to_owned()
 }
@@ -389,7 +392,7 @@ mod tests {
         let error = result.expect_err("it is ended").to_string();
         assert!(error.contains("and was ended"), "{error}");
         let sleeping = sleeping.expect("its child's id");
-        // Whoever adopts it may take a moment to reap it.
+        // The process that adopts it may take a moment to reap it.
         let gone = || rustix::process::test_kill_process(sleeping).is_err();
         assert!((0..500).any(|_| gone() || {
             thread::sleep(POLL);
@@ -401,7 +404,7 @@ mod tests {
     fn several_run_at_a_time_and_are_told_apart() {
         let logs = std::env::temp_dir().join(format!("xtask-several-{}", std::process::id()));
         fs::create_dir_all(&logs).expect("a folder");
-        // Each ends only when the other has begun.
+        // Each program ends only after the other has begun.
         let meet = |own: &str, other: &str, status: u8| {
             let script = format!(
                 "echo {own} begins; touch {own}; until [ -e {other} ]; do sleep 0.01; done; \

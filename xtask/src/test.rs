@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold before a change is taken.
+//! `cargo xtask test`: everything that must hold before a change is accepted.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     storm, tools, tree, words,
 };
 
-/// Install what the tests need, run all of them, and say what was skipped
+/// Install the tools of the tests, run all tests, and name the skipped ones
 #[derive(Args)]
 pub(crate) struct TestArgs {
     /// Groups (lint, rust, python) or single steps [default: all]
@@ -47,7 +47,7 @@ impl TestArgs {
     }
 }
 
-/// Which steps belong together.
+/// Groups of steps.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Group {
     /// Runs with every other group.
@@ -70,7 +70,7 @@ struct Step {
     run: fn(&TestArgs) -> Result<Done>,
 }
 
-/// In an order in which each can use what those before it have built.
+/// The steps, in an order in which each can use the builds of those before it.
 const STEPS: &[Step] = &[
     Step {
         name: "tools",
@@ -171,7 +171,7 @@ const STEPS: &[Step] = &[
         about: "shared structures under every interleaving",
         run: |_| loom::run().map(Done::from),
     },
-    // Not earlier: cargo-deny is fetched beside the steps before these, where it is not there yet.
+    // Not earlier: cargo-deny is downloaded beside the earlier steps, where it is not there yet.
     Step {
         name: "licences",
         group: Group::Lint,
@@ -232,7 +232,7 @@ const STEPS: &[Step] = &[
         about: "examples in Python, those of the documents among them",
         run: |_| readme::python(),
     },
-    // Last: until then its kernel is made beside the others, where it is not there yet.
+    // Last: the guest's kernel is made beside the earlier steps, where it is not there yet.
     Step {
         name: "libfabric",
         group: Group::Rust,
@@ -253,7 +253,7 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// Runs what is asked for: all of it, even after a failure.
+/// Runs all wanted steps, even after a failure.
 pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     if args.list {
         STEPS.iter().for_each(|s| println!("{:<7} {:<11} {}", s.group.name(), s.name, s.about));
@@ -265,7 +265,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
         println!("\n=== {}/{} {}: {}", number + 1, wanted.len(), step.name, step.about);
         let start = Instant::now();
         let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
-        // Not before packages have been installed, which only one program can do at a time.
+        // Only after packages have been installed: one program at a time can do that.
         if step.group == Group::Setup {
             begin_beside(&wanted);
         }
@@ -280,7 +280,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Begins what is slow to be had, if it is wanted, and not at once.
+/// Begins slow preparations beside the steps, if the wanted steps need them.
 fn begin_beside(wanted: &[&Step]) {
     let any = |names: &[&str]| wanted.iter().any(|step| names.contains(&step.name));
     if any(&["guest", "rails"]) {
@@ -337,7 +337,7 @@ fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Re
 }
 
 fn units() -> Result<Done> {
-    // What nextest writes; that of an earlier run says nothing.
+    // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");
     let _ = fs::remove_file(&report);
     let program = match tools::cargo_has("nextest") {

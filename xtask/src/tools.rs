@@ -1,4 +1,4 @@
-//! What the tests need of this machine: installed where that is allowed, named where it is not.
+//! The tests' needs on this machine: installed where that is allowed, named where it is not.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use rustix::process::geteuid;
 
 use crate::{done::Done, shell::Program};
 
-/// Something that is not part of the repository.
+/// A tool or package that is not part of the repository.
 struct Need {
-    /// What is lost without it.
+    /// The purpose that is lost without it.
     purpose: &'static str,
     /// Debian's package.
     package: &'static str,
@@ -89,7 +89,7 @@ pub(crate) fn cargo_has(command: &str) -> bool {
     Program::cargo(&[command, "--version"]).works()
 }
 
-/// Installs what is missing, and says what stays missing.
+/// Installs missing tools, and names those that are still missing.
 pub(crate) fn provide() -> Result<Done> {
     install_packages();
     install_components();
@@ -104,13 +104,13 @@ fn missing() -> impl Iterator<Item = &'static Need> {
     NEEDS.iter().filter(|need| !(need.is_there)())
 }
 
-/// What stays missing is noticed afterwards, so that a failure here ends nothing.
+/// Installs missing packages. A failure ends nothing: missing packages are noticed afterwards.
 fn install_packages() {
     let packages: Vec<_> = missing().map(|need| need.package).collect();
     try_to_install(&packages);
 }
 
-/// Installs Debian's packages, or says how.
+/// Installs Debian's packages, or prints the command for that.
 pub(crate) fn try_to_install(packages: &[&str]) {
     if packages.is_empty() {
         return;
@@ -125,7 +125,7 @@ pub(crate) fn try_to_install(packages: &[&str]) {
             println!("{error:#}");
         }
         if install(packages).is_err() {
-            // One that this release does not have must not take the others along.
+            // One package at a time: a package that this release lacks must not stop the others.
             packages.iter().filter_map(|package| install(&[package]).err()).for_each(|error| {
                 println!("{error:#}");
             });

@@ -1,4 +1,4 @@
-//! Where things are.
+//! Paths of the repository's folders.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Where these commands keep what they make.
+/// The folder for the files that these commands make.
 pub(crate) fn scratch() -> PathBuf {
     target().join("xtask")
 }

@@ -1,7 +1,7 @@
-//! Comments in which a pronoun stands for the thing: "what was pushed" where "a command" would do.
+//! Counts the lines of comments in which a pronoun of [`PRONOUNS`] stands for the thing.
 //!
-//! A share of such lines is counted for each folder. It may fall, and it fails the tests if it rises above the one that
-//! `xtask/words.toml` has for the folder.
+//! Each folder has a share of such lines. The share may fall, and the tests fail if it rises above
+//! the one in `xtask/words.toml`.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,11 +10,11 @@ use serde::Deserialize;
 
 use crate::tree;
 
-/// Words that circle a thing in place of its name.
+/// Pronouns that stand in place of a thing's name.
 const PRONOUNS: [&str; 5] = ["what", "who", "whose", "whoever", "whatever"];
-/// Per cent of a folder that the list does not name.
+/// The limit in per cent for a folder that the list does not name.
 const LIMIT: f64 = 2.0;
-/// Folders whose subfolders are looked at one by one.
+/// Folders with subfolders that are counted one by one.
 const NESTED: [&str; 2] = ["crates", "python"];
 /// Folders of the root that hold code.
 const FOLDERS: [&str; 5] = ["bench", "examples", "kernels", "tests", "xtask"];
@@ -23,7 +23,7 @@ const FOLDERS: [&str; 5] = ["bench", "examples", "kernels", "tests", "xtask"];
 #[derive(Default)]
 struct Comments {
     count: usize,
-    /// Where each line with a pronoun is, and its text.
+    /// Position and text of each line with a pronoun.
     with_pronoun: Vec<(String, String)>,
 }
 
@@ -42,14 +42,14 @@ impl Comments {
     }
 }
 
-/// Per cent that each folder may have.
+/// The limit of each folder, in per cent.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limits {
     folders: BTreeMap<String, f64>,
 }
 
-/// Whether no folder has more than its limit; the shares, as text.
+/// Fails if a folder is above its limit. Returns the counts as text.
 pub(crate) fn check() -> Result<String> {
     let text = fs::read_to_string(tree::root().join("xtask/words.toml"))?;
     let Limits { folders: limits } = toml::from_str(&text)?;
@@ -73,7 +73,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{found} of {count} lines of comments"))
 }
 
-/// Prints the share of each folder, or the lines of those that are named.
+/// Prints the share of each folder, or the lines of the named folders.
 pub(crate) fn print(folders: &[String]) -> Result<()> {
     for (name, comments) in all()? {
         if folders.is_empty() {
@@ -131,10 +131,10 @@ fn has_pronoun(line: &str) -> bool {
     words.into_iter().any(|word| PRONOUNS.iter().any(|pronoun| word.eq_ignore_ascii_case(pronoun)))
 }
 
-/// How a file writes comments.
+/// The syntax of comments in a file.
 #[derive(Clone, Copy)]
 enum Language {
-    /// `//`, as Rust, C, C++ and CUDA have.
+    /// `//`, as in Rust, C, C++ and CUDA.
     Slashes,
     Python,
 }

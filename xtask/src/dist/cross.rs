@@ -1,7 +1,8 @@
 //! Compilers and linkers for wheels that run on older systems than this one, and on other processors.
 //!
-//! Rust's part and the C++ part are linked by zig, which knows what each version of glibc has. The C++ part is compiled
-//! by GCC, and uses GCC's libraries: NIXL, which loads it, passes objects whose layouts are theirs.
+//! zig links Rust's part and the C++ part, because it knows the symbols of each version of glibc.
+//! GCC compiles the C++ part, which uses GCC's libraries: NIXL loads this part and passes it
+//! objects with their layouts.
 
 use std::{
     fs,
@@ -14,27 +15,28 @@ use anyhow::{Context, Result, ensure};
 use super::environment::Environment;
 use crate::{shell::Program, tools, tree};
 
-/// The oldest glibc that wheels run with, which their names promise: that of RHEL 8, Debian 10, and NIXL's own wheels.
+/// The oldest glibc that wheels run with, as their names promise: that of RHEL 8, Debian 10, and
+/// NIXL's own wheels.
 pub(super) const GLIBC: (u32, u32) = (2, 28);
 
-/// Has the plugin do with the libstdc++ of that time. What GCC 11 added throws an exception of its own where GCC had
-/// thrown that one's base before.
+/// A header that lets the plugin run with the libstdc++ of that time. GCC 11 added a function that
+/// throws an exception of its own, where older versions threw its base class.
 const OLDER_LIBSTDCXX: &str = r#"#pragma once
 namespace std {
 [[noreturn]] void __throw_bad_array_new_length() __asm__("_ZSt17__throw_bad_allocv");
 }
 "#;
 
-/// What a wheel is made for.
+/// The processor that a wheel is made for.
 pub(super) struct Target {
-    /// As wheels name it.
+    /// The name in wheels.
     pub(super) name: &'static str,
     triple: &'static str,
-    /// As GCC and Debian name it.
+    /// The name in GCC and Debian.
     gnu: &'static str,
     /// Debian's package with the compiler.
     package: &'static str,
-    /// As Debian names the processor.
+    /// Debian's name of the processor.
     pub(super) debian: &'static str,
 }
 
@@ -55,18 +57,18 @@ pub(super) const AARCH64: Target = Target {
 };
 
 impl Target {
-    /// The platform that wheels are named after.
+    /// The platform in the names of wheels.
     pub(super) fn platform(&self) -> String {
         let (major, minor) = GLIBC;
         format!("manylinux_{major}_{minor}_{}", self.name)
     }
 
-    /// Whether it is this machine's.
+    /// Whether this machine has this processor.
     pub(super) fn is_here(&self) -> bool {
         std::env::consts::ARCH == self.name
     }
 
-    /// Installs what is missing where that is allowed; says what stays missing.
+    /// Installs missing tools if that is allowed, and names the first one that is still missing.
     pub(super) fn lacking(&self) -> Option<String> {
         if !self.gnu("g++").args(["--version"]).works() {
             tools::try_to_install(&[self.package]);
@@ -88,7 +90,7 @@ impl Target {
         None
     }
 
-    /// Has cargo, the compiler of C++ and maturin make things for it.
+    /// Sets cargo, the C++ compiler and maturin up for this target.
     pub(super) fn prepare(&self, program: Program, with: &Environment) -> Result<Program> {
         let folder = tree::scratch().join("dist-linkers");
         fs::create_dir_all(&folder)?;
@@ -107,8 +109,9 @@ impl Target {
             .env("ZIG_GLOBAL_CACHE_DIR", tree::scratch().join("zig")))
     }
 
-    /// zig in a linker's place. It would link its own libraries for C++ and for unwinding. GCC's are this system's, and need
-    /// a newer glibc than is linked for; those of the system that a wheel runs on do not.
+    /// Writes a script that runs zig in the linker's place. zig would link its own libraries for
+    /// C++ and for unwinding. GCC's are this system's and need a newer glibc than the target's, but
+    /// those of the system that a wheel runs on do not.
     fn write_linker(&self, folder: &Path, with: &Environment) -> Result<PathBuf> {
         let (major, minor) = GLIBC;
         let script = format!(
@@ -134,7 +137,7 @@ exec '{python}' -m ziglang cc -target {gnu}.{major}.{minor} -Wl,--allow-shlib-un
         Ok(linker)
     }
 
-    /// Where GCC has a library.
+    /// The path of one of GCC's libraries.
     fn library(&self, name: &str) -> Result<PathBuf> {
         let (well, said) = self.gnu("g++").args([format!("-print-file-name={name}")]).ask()?;
         let path = PathBuf::from(said);

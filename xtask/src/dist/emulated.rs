@@ -1,4 +1,5 @@
-//! Another processor's Python, in qemu: enough of Debian for it in a folder, without a change to this system.
+//! The Python of another processor, in qemu. Debian's packages for it are unpacked into a folder
+//! and not installed on this system.
 
 use std::{
     fs,
@@ -10,7 +11,8 @@ use anyhow::{Context, Result};
 use super::cross::Target;
 use crate::{shell::Program, tools, tree};
 
-/// What the wheel needs of a system: Python, and what NIXL's plugin is linked with.
+/// Debian's packages that the wheel needs: Python, and the library that NIXL's plugin is linked
+/// with.
 const PACKAGES: [&str; 2] = ["python3", "libstdc++6"];
 
 /// An emulator, and the folder that programs take for the root.
@@ -20,7 +22,7 @@ pub(super) struct Emulated {
 }
 
 impl Emulated {
-    /// Makes it, unless it is there; or says what is lacking.
+    /// Provides the emulator and the folder, or the name of the missing part.
     pub(super) fn provide(target: &Target) -> Result<Result<Self, String>> {
         let emulator = format!("qemu-{}", target.name);
         let is_there = || Program::new(&emulator).args(["--version"]).works();
@@ -43,7 +45,7 @@ impl Emulated {
         Ok(Ok(made))
     }
 
-    /// Its Python.
+    /// The emulated Python.
     pub(super) fn python(&self) -> Program {
         let python = self.root.join("usr/bin/python3");
         Program::new(&self.emulator).args([
@@ -87,7 +89,7 @@ fn unpack(package: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// apt, as if another machine's: this one's sources, nothing installed.
+/// apt for another machine: it uses this machine's sources and installs nothing.
 struct Apt<'a> {
     folder: PathBuf,
     architecture: &'a str,

@@ -10,16 +10,16 @@ use anyhow::Result;
 
 use crate::{python, shell::Program, tools, tree};
 
-/// maturin makes the wheel, zig links it for an older glibc, auditwheel tells what it needs.
+/// maturin makes the wheel, zig links it for an older glibc, auditwheel reports its needs.
 const PACKAGES: [&str; 3] = ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2"];
 
-/// An environment with them.
+/// An environment with these programs.
 pub(super) struct Environment {
     folder: PathBuf,
 }
 
 impl Environment {
-    /// Makes it, unless it is there; or says why it cannot be had.
+    /// Makes the environment unless it is there, or returns the reason why it cannot be had.
     pub(super) fn provide() -> Result<Result<Self, String>> {
         if !tools::can_make_environments() {
             return Ok(Err("lacks python3-venv".into()));
@@ -50,7 +50,7 @@ impl Environment {
         Program::new(self.folder.join("bin").join(name))
     }
 
-    /// pip, as it makes a wheel with these programs and no others.
+    /// pip, set up to make a wheel with these programs and no others.
     pub(super) fn pip_wheel(&self, source: &Path, to: &Path) -> Result<Program> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let before = [self.folder.join("bin")];

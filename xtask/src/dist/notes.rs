@@ -1,4 +1,4 @@
-//! What a release's page says: the newest section of the changelog.
+//! The text of a release's page: the newest section of the changelog.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! The wheels and the source distribution: made, looked into, and used.
+//! The wheels and the source distribution: made, inspected, and used.
 
 use std::{
     fs,
@@ -18,16 +18,16 @@ use super::{
 };
 use crate::{python, shell::Program, tree};
 
-/// Compiling everything for another machine, optimized.
+/// Time limit for an optimized build of everything for another machine.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// NIXL's plugin, where the build puts it and the wheel has it.
+/// The path of NIXL's plugin in the source tree's `python` folder and in the wheel.
 const PLUGIN: &str = "uccl/nixl/libplugin_UCCL.so";
 
-/// The document whose example moves data between two processes, and checks it.
+/// The document with an example that moves data between two processes and checks it.
 const EXAMPLE: &str = "python/README.md";
 
-/// Makes a wheel, and uses it where that is possible.
+/// Makes a wheel, and uses it if that is possible.
 pub(super) fn make(target: &Target) -> Result<Made> {
     let with = match Environment::provide()? {
         Ok(with) => with,
@@ -60,8 +60,8 @@ pub(super) fn sdist() -> Result<Made> {
     with.program("maturin").args(["sdist", "--out"]).args([&here]).run()?;
     let sdist = only(&here, "tar.gz")?;
     let program = with.pip_wheel(&sdist, &here)?;
-    // Nothing that an earlier build has left: the files of a source distribution have one day of long ago, by which cargo
-    // would not see that they are others.
+    // Uses a target folder without files of an earlier build: all files of a source distribution
+    // have the same old date, so cargo would not notice that they have changed.
     program.env("CARGO_TARGET_DIR", here.join("target")).limit(LIMIT).run()?;
     let tried = try_here(&only(&here, "whl")?)?;
     publish(&sdist)?;
@@ -74,21 +74,22 @@ fn build(target: &Target, with: &Environment) -> Result<PathBuf> {
     let program = with.pip_wheel(tree::root(), &here)?;
     let built = target.prepare(program, with)?.limit(LIMIT).run();
     if !target.is_here() {
-        // Who works here has no use for it, and would not notice.
+        // The plugin is for another processor: it is useless in the source tree, and nobody would
+        // notice.
         let _ = fs::remove_file(tree::root().join("python").join(PLUGIN));
     }
     built?;
     publish(&only(&here, "whl")?)
 }
 
-/// The part that is read here of what auditwheel says.
+/// The report of auditwheel, with the field that is read here.
 #[derive(Deserialize)]
 struct Audit {
-    /// The oldest platform that has all that the wheel needs.
+    /// The oldest platform that has everything that the wheel needs.
     overall_tag: String,
 }
 
-/// Whether the wheel needs no more than its name says: what it needs, in words.
+/// Fails if the wheel needs more than its name says. Returns its needs as text.
 fn needs(wheel: &Path, target: &Target, with: &Environment) -> Result<String> {
     let name = wheel.file_name().unwrap_or_default().to_string_lossy().into_owned();
     ensure!(name.contains(&target.platform()), "{name} is not for {}", target.platform());
@@ -111,10 +112,10 @@ fn glibc(platform: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// What the wheel is used over: whatever is best, and TCP.
+/// The transports that the wheel is used over: the best one, and TCP.
 const PATHS: [&str; 2] = ["", "tcp"];
 
-/// Moves data with the wheel and nothing else, on this machine.
+/// Moves data with the wheel alone, on this machine.
 fn try_here(wheel: &Path) -> Result<String> {
     let folder = tree::scratch().join("clean");
     let python = python::make_environment(&folder, true)?;
@@ -122,7 +123,7 @@ fn try_here(wheel: &Path) -> Result<String> {
     move_data(&folder, || Program::new(&python).args(["-I"]))
 }
 
-/// Moves data with the wheel, as its processor would.
+/// Moves data with the wheel on an emulated processor.
 fn try_emulated(emulated: &Emulated, wheel: &Path, with: &Environment) -> Result<String> {
     let folder = tree::scratch().join("dist-emulated");
     empty(&folder)?;
@@ -135,7 +136,7 @@ fn try_emulated(emulated: &Emulated, wheel: &Path, with: &Environment) -> Result
     Ok(format!("{moved} (emulated)"))
 }
 
-/// Runs the example over each path; returns what it said.
+/// Runs the example over each transport and returns its results.
 fn move_data(folder: &Path, python: impl Fn() -> Program) -> Result<String> {
     let text = fs::read_to_string(tree::root().join(EXAMPLE))?;
     let example = text
@@ -154,14 +155,14 @@ fn move_data(folder: &Path, python: impl Fn() -> Program) -> Result<String> {
     Ok(moved.join(", "))
 }
 
-/// Puts a file where the release is.
+/// Copies a file into the release.
 fn publish(file: &Path) -> Result<PathBuf> {
     let to = folder().join(file.file_name().unwrap_or_default());
     fs::copy(file, &to).with_context(|| to.display().to_string())?;
     Ok(to)
 }
 
-/// The one file with this ending.
+/// The only file with this ending.
 fn only(folder: &Path, ending: &str) -> Result<PathBuf> {
     let files = super::files(folder)?;
     let mut found = files.into_iter().filter(|file| file.to_string_lossy().ends_with(ending));

@@ -7,22 +7,22 @@ use serde::Deserialize;
 
 use crate::tree;
 
-/// A guard, and how it is broken.
+/// A guard, and its broken form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Mutant {
     pub(super) id: String,
-    /// What is no longer so without the guard.
+    /// The property that is lost without the guard.
     pub(super) protects: String,
     pub(super) file: String,
-    /// Is there once.
+    /// Text that occurs once in the file.
     find: String,
     replace: String,
-    /// The crate whose tests notice.
+    /// The crate with the tests that notice.
     pub(super) package: String,
-    /// What `cargo test` is told to run of them.
+    /// The arguments of `cargo test` that choose the tests.
     pub(super) tests: Vec<String>,
-    /// Built for loom.
+    /// Whether the tests are built for loom.
     #[serde(default)]
     pub(super) loom: bool,
 }
@@ -45,12 +45,12 @@ pub(super) fn read() -> Result<Vec<Mutant>> {
 }
 
 impl Mutant {
-    /// Mutants that are alike in this are built alike.
+    /// The key of a mutant's build: mutants with equal keys are built alike.
     pub(super) fn built(&self) -> (&str, bool, &[String]) {
         (&self.package, self.loom, &self.tests)
     }
 
-    /// Whether the same tests are to notice both.
+    /// Whether both mutants have the same tests.
     pub(super) fn tests_are_those_of(&self, other: &Self) -> bool {
         self.built() == other.built()
     }
@@ -65,7 +65,7 @@ impl Mutant {
         })
     }
 
-    /// Why it applies no more, if so.
+    /// Fails with the reason if the mutant no longer applies.
     pub(super) fn stale(&self) -> Result<(), String> {
         let text = fs::read_to_string(tree::root().join(&self.file));
         let text = text.map_err(|e| format!("mutant {}: {}: {e}", self.id, self.file))?;

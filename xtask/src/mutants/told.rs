@@ -1,16 +1,16 @@
-//! What `cargo test` has said.
+//! The output of `cargo test`.
 
 use std::collections::BTreeSet;
 
-/// What the programs of a run of tests have told.
+/// The results of a run of tests, from its output.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub(super) struct Told {
-    /// How many tests each program ran to a good end.
+    /// Number of passed tests of each program.
     pub(super) passed: Vec<usize>,
     /// Tests that have ended, well or not.
     pub(super) ended: BTreeSet<String>,
     pub(super) failed: BTreeSet<String>,
-    /// What has ended a program before its tests had.
+    /// The signal that ended a program before all its tests had ended.
     pub(super) signal: Option<String>,
 }
 
@@ -31,7 +31,8 @@ impl Told {
             if let Some((_, signal)) = line.split_once("(signal: ") {
                 told.signal = Some(signal.trim_end_matches(')').to_owned());
             }
-            // The list at the end, each name on a line of its own; what failed tests said has a heading too.
+            // The list at the end has each name on a line of its own. The output of failed tests
+            // has a heading too.
             if let Some(name) = line.strip_prefix("    ").filter(|_| in_list) {
                 told.failed.insert(name.to_owned());
             } else {
@@ -42,14 +43,14 @@ impl Told {
     }
 }
 
-/// The test whose end a line tells, and how it ended.
+/// The test that a line reports as ended, and its result.
 fn result_of(line: &str) -> Option<(&str, &str)> {
     let (name, end) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
     ["ok", "FAILED"].into_iter().find(|known| end.ends_with(known)).map(|end| (name, end))
 }
 
-/// How many tests of a program passed, as its last line tells.
+/// Number of passed tests of a program, from its last line.
 fn passed(line: &str) -> Option<usize> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     counts.split_once(" passed")?.0.parse().ok()

@@ -10,13 +10,14 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::list::Mutant;
 use crate::{shell::Program, tree};
 
-/// The copy; it and what is built in it stay for the next time.
+/// The copy. It and its builds are kept for the next run.
 pub(super) struct Copy {
     folder: PathBuf,
 }
 
 impl Copy {
-    /// As the working tree is now. Files that are the same stay as they are, so that little is built again.
+    /// Copies the working tree as it is now. Unchanged files are not written, so that little is
+    /// built again.
     pub(super) fn make() -> Result<Self> {
         let copy = Self { folder: tree::scratch().join("mutants/tree") };
         let (well, files) = Program::new("git")
@@ -25,7 +26,7 @@ impl Copy {
         ensure!(well, "git: {files}");
         for file in files.lines() {
             let from = tree::root().join(file);
-            // Deleted and not yet committed.
+            // The file is deleted, and the deletion is not committed.
             let Ok(bytes) = fs::read(&from) else { continue };
             copy.write(file, &bytes)?;
         }
@@ -41,9 +42,9 @@ impl Copy {
         fs::write(&to, bytes).with_context(|| to.display().to_string())
     }
 
-    /// The copy without a guard, until what this returns is dropped.
+    /// Breaks a guard in the copy until the returned value is dropped.
     pub(super) fn with(&self, mutant: &Mutant) -> Result<Broken<'_>> {
-        // Of the copy: the tree may have changed since.
+        // Reads the copy's file: the tree may have changed since.
         let sound = fs::read_to_string(self.folder.join(&mutant.file))?;
         let broken = mutant.apply(&sound).map_err(|e| anyhow!(e))?;
         let restored = Broken { copy: self, file: mutant.file.clone(), sound };
@@ -54,7 +55,8 @@ impl Copy {
     /// Cargo, in the copy.
     pub(super) fn cargo(&self, loom: bool) -> Program {
         let target = self.folder.with_file_name("target");
-        // One file changes at a time, and what is built stays for the next.
+        // Builds incrementally: one file changes at a time, and the builds are kept for the next
+        // mutant.
         let cargo = Program::cargo(&[]).in_folder(&self.folder).env("CARGO_INCREMENTAL", "1");
         if !loom {
             return cargo.env("CARGO_TARGET_DIR", target);
@@ -67,7 +69,7 @@ impl Copy {
     }
 }
 
-/// A guard is broken; dropped, it is whole again.
+/// A broken guard. Its drop restores the file.
 pub(super) struct Broken<'a> {
     copy: &'a Copy,
     file: String,
