@@ -19,7 +19,7 @@ void must(bool well, char const* what) {
   }
 }
 
-// Asks until the transfer has ended, and whether it ended well.
+// Polls until the transfer has ended, and checks that it ended well.
 void finish(uccl_conn_t* conn, uint64_t transfer, char const* what) {
   while (!uccl_engine_xfer_status(conn, transfer)) {
     std::this_thread::yield();
@@ -27,7 +27,7 @@ void finish(uccl_conn_t* conn, uint64_t transfer, char const* what) {
   must(uccl_engine_xfer_error(conn, transfer) == 0, what);
 }
 
-// Memory that is registered, as long as this lives.
+// Memory that is registered as long as this object lives.
 struct Buffer {
   uccl_engine_t* engine;
   std::vector<char> bytes;
@@ -86,7 +86,7 @@ int main() {
     constexpr size_t kPieces = 64, kPiece = 4096;
     Buffer source(here, kPieces * kPiece, 'a'), target(there, 2 * kPieces * kPiece, '-'), back(here, kPieces * kPiece, '?');
 
-    // What the owner of the memory sends: 64 bytes.
+    // The advert that the memory's owner sends: 64 bytes.
     char fifo[FIFO_SIZE];
     must(uccl_engine_prepare_fifo(there, target.mr, target.bytes.data(), target.bytes.size(), fifo) == 0, "prepare_fifo");
     FifoItem whole;
@@ -125,7 +125,7 @@ int main() {
     std::printf("sent and received %zu bytes\n", source.bytes.size());
   }
 
-  // Of fixed length as UCCL has them, and of any.
+  // Notifications of fixed length, as UCCL has them, and of any length.
   notify_msg_t note = {};
   std::snprintf(note.name, sizeof note.name, "here");
   std::snprintf(note.msg, sizeof note.msg, "short");

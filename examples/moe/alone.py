@@ -1,22 +1,24 @@
-"""The same mixtures with all experts here. They round where rows would travel and sum in the same order, so that only mistakes differ."""
+"""The same mixtures with all experts on this rank. They round where rows would travel and sum in
+the same order, so that any difference is a mistake."""
 
 import torch
 
 
 def rounded(x):
-    """What is left of ``x`` after a journey, in f32. Its gradient is rounded on its way back."""
+    """Rounds ``x`` to bf16, as rows travel, and returns f32. The gradient is rounded too."""
     return x.bfloat16().float()
 
 
 def nearest_of_24_bits(x):
-    """f32 ``x`` with as many of its bits, as parts of low latency sums have them: the nearest."""
+    """Rounds f32 ``x`` to the nearest value of 24 bits, as low latency mode rounds partial sums."""
     power = (x.view(torch.int32) & ~0x7FFFFF).view(torch.float)
     return ((x + power * 2**-16).view(torch.int32) & ~0xFF).view(torch.float)
 
 
 class ManyTokens:
-    """As if the experts were on so many ranks of so many nodes. What the experts of a rank make of a token is summed there, then come the
-    sums of nodes, then that of all."""
+    """Computes as if the experts were on ``ranks`` ranks of ``nodes`` nodes. Each rank sums the
+    outputs of its experts for a token, each node sums those of its ranks, and the nodes' sums are
+    added."""
 
     def __init__(self, ranks, nodes):
         self.ranks, self.nodes = ranks, nodes
@@ -37,8 +39,9 @@ class ManyTokens:
 
 
 class FewTokens:
-    """As if the experts were on so many ranks. Rows of experts are rounded, then their sum. Of each rank rows are added by fused
-    multiply-adds of f32, in the order of choices, and then what that makes, rounded to 24 bits, in the order of ranks' first choices."""
+    """Computes as if the experts were on ``ranks`` ranks. The outputs of experts are rounded, and
+    so is their sum. Fused multiply-adds of f32 add the rows of each rank, in the order of choices.
+    The ranks' sums are rounded to 24 bits and added in the order of the ranks' first choices."""
 
     def __init__(self, ranks):
         self.ranks = ranks

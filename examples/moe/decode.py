@@ -6,7 +6,7 @@ WARM_UP = 3
 
 
 class Decoder:
-    """A model's step, with its tensors at places that stay: a graph reads and writes them each time."""
+    """A model's step, with its tensors at fixed addresses: a CUDA graph uses them each time."""
 
     def __init__(self, model, mixture, sequences, device):
         self.model, self.mixture = model.to(device), mixture
@@ -16,7 +16,7 @@ class Decoder:
         self.graph = self._captured() if device.type == "cuda" else None
 
     def _captured(self):
-        # What is made once, such as cuBLAS's memory, must not be made in the graph.
+        # Memory that is allocated once, such as cuBLAS's, must not be allocated in the graph.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -33,7 +33,7 @@ class Decoder:
         self.logits = self.model.step(self.token, self.position, self.caches, self.mixture)
 
     def step(self, token, position):
-        """Logits ``[B, characters]`` of what follows ``token`` ``[B]``."""
+        """Logits ``[B, characters]`` of the characters after ``token`` ``[B]``."""
         self.token.copy_(token)
         self.position.fill_(position)
         if self.graph is None:
@@ -43,7 +43,8 @@ class Decoder:
         return self.logits.cpu()
 
     def run(self, given, length):
-        """``[B, length]`` tokens, those that are ``given`` and behind them the likeliest ones; and the logits of all but the first."""
+        """Returns ``[B, length]`` tokens: the ``given`` ones, and the likeliest ones after them.
+        Returns the logits of all but the first, too."""
         tokens, logits = given, []
         for position in range(length - 1):
             logits.append(self.step(tokens[:, position], position))

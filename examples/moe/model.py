@@ -1,5 +1,6 @@
-"""A small transformer over characters. Its feed-forward is a mixture of experts, and a *mixture* says how tokens get to them: it is a
-function of the tokens, their choices, the weights of these, and the experts that are here."""
+"""A small transformer over characters. Its feed-forward is a mixture of experts. A *mixture* brings
+tokens to experts: it is a function of the tokens, their choices, the choices' weights, and the
+experts on this rank."""
 
 import torch
 from torch import nn
@@ -19,14 +20,15 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.randn(EXPERTS, INNER, HIDDEN) * INNER**-0.5)
 
     def keep(self, first, count):
-        """Lets go of all experts but some."""
+        """Keeps ``count`` experts from ``first`` on and drops the others."""
         self.up, self.down = (
             nn.Parameter(weights.detach()[first : first + count].clone()) for weights in (self.up, self.down)
         )
 
     def forward(self, rows, choices, weights, counts):
-        """``rows`` ``[m, H]``, each through the experts that it chose of these (``choices`` ``[m, K]``, -1 for none), weighted and summed.
-        ``counts`` has the rows of each expert."""
+        """Sends each of ``rows`` ``[m, H]`` through its chosen experts of these (``choices``
+        ``[m, K]``, -1 for none), and sums the weighted outputs. ``counts`` has the number of rows
+        of each expert."""
         row, choice = (choices >= 0).nonzero(as_tuple=True)
         order = choices[row, choice].argsort(stable=True)
         row, choice = row[order], choice[order]
@@ -91,16 +93,16 @@ class Model(nn.Module):
         self.norm, self.out = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, characters, bias=False)
 
     def keep_experts_of(self, rank, ranks):
-        """Lets go of all other experts."""
+        """Drops the experts of all other ranks."""
         for block in self.blocks:
             block.experts.keep(rank * (EXPERTS // ranks), EXPERTS // ranks)
 
     def experts(self):
-        """The parameters of all experts that are here."""
+        """The parameters of all experts on this rank."""
         return [parameter for block in self.blocks for parameter in block.experts.parameters()]
 
     def forward(self, tokens, mixture):
-        """``[B, T]`` to the logits of what follows, ``[B, T, characters]``."""
+        """Maps tokens ``[B, T]`` to the next characters' logits, ``[B, T, characters]``."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, mixture)
@@ -112,7 +114,7 @@ class Model(nn.Module):
         return [self.out.weight.new_zeros(shape) for _ in self.blocks]
 
     def step(self, tokens, position, caches, mixture):
-        """One token of each sequence, ``[B]``, at ``position`` ``[1]``, to the logits of the next one."""
+        """Maps a token of each sequence, ``[B]``, at ``position`` ``[1]``, to the next logits."""
         x = self.tokens(tokens) + self.positions(position)
         for block, cache in zip(self.blocks, caches):
             x = block.step(x, position, cache, mixture)

@@ -1,11 +1,13 @@
-"""Mixtures whose experts are spread over ranks: a template for training and for decoding with ``uccl.ep``. Rows travel in bf16."""
+"""Mixtures with their experts spread over ranks: a template for training and for decoding with
+``uccl.ep``. Rows travel in bf16."""
 
 import torch
 from uccl.ep import Buffer
 
 
 class Dispatch(torch.autograd.Function):
-    """Each token to the ranks of its experts. Its gradient is the sum of those that its rows have there: a combine."""
+    """Sends each token to the ranks of its experts. The token's gradient is the sum of its rows'
+    gradients there: a combine."""
 
     @staticmethod
     def forward(ctx, x, weights, choices, buffer, num_experts):
@@ -32,7 +34,8 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """The sum of what ranks made of each token. All of them get the sum's gradient: a dispatch to where the tokens went."""
+    """Sums the ranks' outputs for each token. Each output gets the sum's gradient: a dispatch to
+    the token's ranks."""
 
     @staticmethod
     def forward(ctx, made, buffer, handle):
@@ -47,8 +50,8 @@ class Combine(torch.autograd.Function):
 
 
 class ManyTokens:
-    """For training. All ranks make the same calls in the same order, in the backward pass too, because all have the same graph; a rank
-    without a single token makes them as well."""
+    """For training. All ranks make the same calls in the same order, in the backward pass too,
+    because all have the same graph. A rank without a single token makes them as well."""
 
     def __init__(self, group, hidden, num_experts, device):
         ranks, row_bytes = group.size(), 2 * hidden
@@ -77,7 +80,7 @@ class FewTokens:
         rows, _, handle, _, _ = self.buffer.low_latency_dispatch(
             x.bfloat16(), choices, self.most, self.num_experts, use_fp8=False
         )
-        # Rows behind those that came have any values, and what is made of them goes nowhere.
+        # Rows behind the received ones have any values, and their outputs are not used.
         made = experts.of_each(rows.to(x.dtype)).bfloat16()
         out, _, _ = self.buffer.low_latency_combine(made, choices, weights.float(), handle)
         return out.to(x.dtype)

@@ -1,4 +1,4 @@
-"""A language model of characters whose feed-forward is a mixture of experts, trained and asked with the experts spread over ranks.
+"""Trains a language model of characters and writes with it, with its experts spread over ranks.
 
     pip install torch, and this project
     python examples/moe/train.py --ranks 2          (or torchrun --nproc-per-node 2 examples/moe/train.py)
@@ -8,8 +8,9 @@ expert is on one rank, and gets the tokens of all. Beside it the same model is t
 seed, on the same text. The losses of each step, and the logits with which the trained models write, may differ by TOLERANCE, else the
 program fails.
 
-Rows travel in bf16, and both models round them. All else is f64, because the two sum gradients of experts in different orders: what that
-changes is far below what a row keeps, so that both go the same way. In f32 both would learn as well, but part soon.
+Rows travel in bf16, and both models round them. All else is f64, because the two models sum
+gradients of experts in different orders: in f64 the difference is far below the precision of a row,
+so that both go the same way. In f32 both would learn as well, but part soon.
 """
 
 import argparse
@@ -29,8 +30,8 @@ import parallel
 from decode import Decoder
 from model import CONTEXT, EXPERTS, HIDDEN, Model
 
-#: Losses were equal in all runs, of up to 100 steps. Longer ones may part, once a value is on the edge between two bf16 or, among weights,
-#: which travel in f32, between two of these.
+#: Losses were equal in all runs, of up to 100 steps. Longer runs may part, once a value is on the
+#: edge between two bf16 values or, among weights, which travel in f32, between two f32 values.
 TOLERANCE = 1e-6
 SEQUENCES, RATE = 8, 3e-3
 PROMPTS, GIVEN = 2, 8
@@ -39,7 +40,7 @@ CHARACTERS = sorted(set(TEXT))
 
 
 class Trainer:
-    """A model, and what trains it on all ranks of a group."""
+    """A model and its optimizer, on all ranks of a group."""
 
     def __init__(self, group, device, mixture, is_spread):
         self.group, self.mixture = group, mixture
@@ -47,12 +48,12 @@ class Trainer:
         if is_spread:
             self.model.keep_experts_of(group.rank(), group.size())
         self.model.to(device, torch.float64)
-        # What was made of the tokens of all ranks is here, and nowhere else.
+        # Gradients of spread experts come from the tokens of all ranks, and are on this rank alone.
         self.unshared = set(self.model.experts()) if is_spread else set()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
 
     def step(self, tokens):
-        """The loss, a mean over ranks."""
+        """Trains on tokens and returns the loss, a mean over ranks."""
         self.optimizer.zero_grad()
         logits = self.model(tokens[:, :-1], self.mixture)
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -70,25 +71,26 @@ class Trainer:
 
 @dataclass
 class Outcome:
-    """What a rank saw."""
+    """The results of a rank."""
 
     losses: list
-    """Of each step: with experts spread, and with all of them here."""
+    """Of each step: with spread experts, and with all experts on each rank."""
     prompt: str
     written: str
-    """What follows the prompt."""
+    """The characters after the prompt."""
     is_same: bool
-    """Whether the model with all experts here finds each character of it the likeliest."""
+    """Whether the model with all experts on each rank finds the same characters the likeliest."""
     off: float
-    """By how much the logits of the two differ at most."""
+    """The largest difference between the logits of the two models."""
 
 
 def run(group, steps, length=CONTEXT, say=lambda line: None):
-    """Trains both models, and has one of them write so many characters, which the other looks at."""
+    """Trains both models. One of them writes texts of ``length`` characters, and the other checks
+    them."""
     if EXPERTS % group.size():
         raise SystemExit(f"{EXPERTS} experts cannot be spread over {group.size()} ranks")
     nodes, _ = get_physical_domain_size(group)
-    # GPUs of several nodes are reached through proxies; this example was never run so.
+    # Rows reach GPUs of other nodes through proxies; this example was never run that way.
     device = gpu_of_this_rank() if nodes == 1 else torch.device("cpu")
     many = parallel.ManyTokens(group, HIDDEN, EXPERTS, device)
     spread = Trainer(group, device, many, is_spread=True)
@@ -104,7 +106,7 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
     prompts = batch(steps, group.rank())[:PROMPTS, :GIVEN]
     tokens, logits = Decoder(spread.model, few, PROMPTS, device).run(prompts, length)
     few.buffer.check()
-    # The others may be in the last call still.
+    # Other ranks may still be in the last call.
     dist.barrier(group)
     with torch.no_grad():
         expected = whole.model(tokens[:, :-1].to(device), alone.FewTokens(group.size())).cpu()
@@ -140,7 +142,7 @@ def text_of(numbers):
 
 
 def work(steps):
-    """What the program does on each rank."""
+    """The work of each rank."""
     rank = dist.get_rank()
     say = (lambda line: print(line, flush=True)) if rank == 0 else lambda line: None
     outcome = run(dist.group.WORLD, steps, say=say)

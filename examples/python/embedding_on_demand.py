@@ -4,7 +4,7 @@
     python examples/python/embedding_on_demand.py
 
 One process has the table and does nothing more. Another reads the rows that it lacks, all of a batch with one call, and keeps
-what it used last. The table is advertised once; each piece of a read names its own row of it.
+the rows that it used last. The table is advertised once; each piece of a read names its own row.
 """
 
 import sys
@@ -27,12 +27,13 @@ ROWS, WIDTH = 200_000, 64
 KEPT, BATCH, BATCHES = 4096, 512, 40
 ROW_BYTES = WIDTH * 4
 
-# What lets a peer read the table: its address and size come first, and may be narrowed to a part.
+# The advert that lets a peer read the table. Address and size come first, and may be narrowed to a
+# part.
 ADVERT = np.dtype([("addr", "<u8"), ("size", "<u4"), ("rest", "V52")])
 
 
 def must(answer):
-    """What a call answers, without its first element, which says whether it went well."""
+    """Returns the result of a call. Ends the program if the first element says that it failed."""
     ok, *rest = answer if isinstance(answer, tuple) else (answer,)
     if not ok:
         raise SystemExit(p2p.last_error())
@@ -40,7 +41,7 @@ def must(answer):
 
 
 def row(number):
-    """What is in a row, so that whoever reads it can tell."""
+    """The content of a row, by which a reader can check it."""
     return np.float32(number) + np.arange(WIDTH, dtype=np.float32) / WIDTH
 
 
@@ -56,7 +57,7 @@ def own(pipe):
 
 
 class Rows:
-    """The rows that were used last, and the way to the others."""
+    """A cache of the rows that were used last. It reads the others from the table."""
 
     def __init__(self, endpoint, metadata, advert):
         self.endpoint = endpoint
@@ -85,7 +86,7 @@ class Rows:
         return self.kept[[self.place[number] for number in numbers]]
 
     def fetch(self, rows, places):
-        """Reads rows of the table into places here: one call, however many."""
+        """Reads any number of rows of the table into places of the cache, with one call."""
         count = len(rows)
         adverts = np.repeat(self.table, count)
         adverts["addr"] += rows * ROW_BYTES

@@ -13,8 +13,9 @@ from multiprocessing import Pipe, Process
 import numpy as np
 import uccl
 
-# Where NIXL looks for backends: its own plugins and this project's. It must be set before the first agent is made;
-# in a shell, export NIXL_PLUGIN_DIR=$(python -m uccl.nixl) does the same.
+# The folder where NIXL looks for backends: its own plugins and this project's. It must be set
+# before the first agent is made; in a shell, export NIXL_PLUGIN_DIR=$(python -m uccl.nixl) does the
+# same.
 os.environ.setdefault("NIXL_PLUGIN_DIR", uccl.nixl_plugin_dir())
 
 from nixl._api import nixl_agent, nixl_agent_config  # noqa: E402
@@ -23,7 +24,7 @@ SIZE = 1 << 20
 
 
 def make_agent(name):
-    """An agent with one backend; what two agents both have is what they can use."""
+    """Makes an agent with one backend. Two agents can use the backends that both have."""
     return nixl_agent(name, nixl_agent_config(backends=["UCCL"]))
 
 
@@ -46,7 +47,7 @@ def transfer(agent, op, mine, theirs, peer, notification=b""):
 
 
 def wait_for_notification(agent, peer, wanted):
-    """Returns once the peer's notification is there: the data that it came with is there, too."""
+    """Returns once the peer's notification is there: its transfer's data is there, too."""
     end = time.monotonic() + 30
     while not agent.check_remote_xfer_done(peer, wanted):
         if time.monotonic() > end:
@@ -58,8 +59,8 @@ def target(pipe):
     agent = make_agent("target")
     memory = np.zeros(SIZE, np.uint8)
     register(agent, memory)
-    # Metadata says how to reach the agent, and what it has registered. How it gets to the other side is the
-    # program's business: here through a pipe.
+    # Metadata has the agent's address and its registered memory. The program carries it to the
+    # other side, here through a pipe.
     pipe.send((agent.get_agent_metadata(), memory.ctypes.data))
     agent.add_remote_agent(pipe.recv())
 
@@ -72,7 +73,7 @@ def target(pipe):
 
 
 def initiator(pipe):
-    """Writes to the target's memory, and reads what the target has made of it."""
+    """Writes to the target's memory, and reads it after the target has changed it."""
     agent = make_agent("initiator")
     memory = np.full(SIZE, 7, np.uint8)
     registered = register(agent, memory)
@@ -95,7 +96,7 @@ def initiator(pipe):
 def run(side, pipe):
     side(pipe)
     print(end="", flush=True)
-    # Libraries that NIXL's wheel brings along crash when they are unloaded: leave without that.
+    # Libraries of NIXL's wheel crash when they are unloaded, so the process exits without that.
     os._exit(0)
 
 

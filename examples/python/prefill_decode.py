@@ -44,7 +44,8 @@ class Model:
         ]
 
     def layer(self, number, x, first, kv):
-        """What a layer makes of the tokens from place ``first`` on. ``kv(keys, values)`` takes theirs, and gives all so far."""
+        """Runs a layer on the tokens from place ``first`` on. ``kv(keys, values)`` takes their keys
+        and values and returns all so far."""
         weights = self.layers[number]
         q, k, v = (normal(x) @ weights["qkv"]).reshape(-1, 3, HEADS, WIDTH // HEADS).swapaxes(0, 1)
         k, v = kv(k, v)
@@ -90,7 +91,7 @@ class Cache:
 
 
 def prefill(model, cache, pages, prompt, layer_done):
-    """Fills the pages with a prompt's keys and values; gives the first new token."""
+    """Fills the pages with a prompt's keys and values, and returns the first new token."""
     x = model.embedding[tensor(np.array(prompt))]
     for number in range(LAYERS):
         def keep(k, v):
@@ -103,7 +104,7 @@ def prefill(model, cache, pages, prompt, layer_done):
 
 
 def decode(model, cache, pages, length, token):
-    """Decodes tokens after a prompt of this length, whose keys and values are in the pages."""
+    """Decodes tokens after a prompt of this length. The pages hold the prompt's keys and values."""
     tokens = [token]
     for place in range(length, length + NEW_TOKENS - 1):
         x = model.embedding[tensor(np.array(tokens[-1:]))]
@@ -122,7 +123,7 @@ def pages_for(length):
 
 
 def must(answer):
-    """What a call answers, without its first element, which says whether it went well."""
+    """Returns the result of a call. Ends the program if the first element says that it failed."""
     ok, *rest = answer if isinstance(answer, tuple) else (answer,)
     if not ok:
         raise SystemExit(p2p.last_error())
@@ -130,7 +131,8 @@ def must(answer):
 
 
 def prefilling(pipe):
-    """The process that prefills. What it is asked comes through a pipe; in a real system that is the router's business."""
+    """The process that prefills. Its requests come through a pipe; in a real system they come from
+    a router."""
     model, cache = Model(), Cache()
     stream = xp.cuda.current_stream() if DEVICE == "cuda" else None
     with p2p.Endpoint(bind="127.0.0.1") as endpoint:
@@ -144,7 +146,8 @@ def prefilling(pipe):
             writes = []
 
             def send(layer):
-                # One write for all pages, which are not side by side at the other end. On a GPU it follows what computes them.
+                # One write for all pages, which are not side by side at the other end. On a GPU it
+                # follows the kernels that compute them.
                 count = len(pages)
                 write = endpoint.writev_async(
                     conn, [regions[layer]] * count, cache.addresses(layer, pages), [cache.page_bytes] * count,
@@ -153,7 +156,7 @@ def prefilling(pipe):
                 writes.append(must(write))
 
             token = prefill(model, cache, pages, prompt, send)
-            # The pages are used again by the next request: not before the last of them has been written.
+            # The next request uses the same pages, so all writes must have ended by then.
             for write in writes:
                 if endpoint.wait(write) != (True, True):
                     raise SystemExit(endpoint.transfer_error(write))
@@ -187,7 +190,7 @@ def decoding(pipe, prompts):
 
 
 def alone(prompts):
-    """What one process decodes that does both."""
+    """Yields the tokens of one process that prefills and decodes."""
     model, cache = Model(), Cache()
     for prompt in prompts:
         pages = list(range(pages_for(len(prompt) + NEW_TOKENS)))

@@ -33,7 +33,7 @@ def fresh(seed):
 
 
 def answer(weights):
-    """What the model says to a question that is always the same."""
+    """The model's output for a fixed input."""
     x = tensor(np.linspace(-1, 1, SHAPES[0][0], dtype=np.float32))
     for weight, bias in zip(weights[::2], weights[1::2]):
         x = xp.tanh(x @ weight + bias)
@@ -41,7 +41,7 @@ def answer(weights):
 
 
 def must(answer):
-    """What a call answers, without its first element, which says whether it went well."""
+    """Returns the result of a call. Ends the program if the first element says that it failed."""
     ok, *rest = answer if isinstance(answer, tuple) else (answer,)
     if not ok:
         raise SystemExit(p2p.last_error())
@@ -49,7 +49,7 @@ def must(answer):
 
 
 def infer(pipe):
-    """An inference process. Whenever it looks, it has one version of all weights."""
+    """An inference process. At any time it uses one whole version of the weights."""
     rooms = [fresh(0), fresh(0)]
     with p2p.Endpoint(bind="127.0.0.1") as endpoint:
         endpoint.start_passive_accept()
@@ -57,7 +57,7 @@ def infer(pipe):
         pipe.send((endpoint.get_metadata(), [endpoint.get_serialized_descs(room) for room in descs]))
         version, said = 0, {}
         while version < VERSIONS:
-            # A request is answered: with the weights of one version, though another is arriving.
+            # Answers a request with the weights of one version, though another may be arriving.
             said.setdefault(version, set()).add(tuple(answer(rooms[version % 2])))
             for trainer, payload in endpoint.get_notifs():
                 version = int(payload)
@@ -122,7 +122,7 @@ def main():
         expected = train(pipes)
         for number, pipe in enumerate(pipes):
             said = pipe.recv()
-            # Half of one version and half of another would have said something else.
+            # A mix of two versions would have given another answer.
             for version, answers in said.items():
                 if answers != {tuple(expected[version])}:
                     raise SystemExit(f"process {number} had no whole version {version}")
