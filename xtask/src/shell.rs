@@ -100,8 +100,8 @@ impl Begun {
 }
 
 /// Runs programs, `at_a_time` at once, and shows the output of each after its end, as one block.
-/// Each line also goes to `look`. Until then, the output is in a file in `logs`. Returns the
-/// results in the order of the ends.
+/// The output of a running program goes to a file in `logs`, and each line of it to `look` after
+/// the end. Returns the results in the order of the ends.
 pub(crate) fn run_several(
     programs: Vec<Program>,
     at_a_time: usize,
