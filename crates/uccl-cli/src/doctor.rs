@@ -1,4 +1,4 @@
-//! `uccl doctor`: what this machine lacks, what that costs, and what to do about it.
+//! `uccl doctor`: the faults of this machine, their cost and their remedies.
 
 mod gpus;
 mod host;
@@ -22,7 +22,7 @@ use crate::{
     probe::{self, Cubic},
 };
 
-/// Say what slows transfers down on this machine, and what to do about it.
+/// Name the causes of slow transfers on this machine, and a remedy for each.
 ///
 /// The exit status is 0 unless something keeps transfers from working at all.
 #[derive(Args)]
@@ -32,29 +32,29 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
-    /// As it should be.
+    /// The setting is as it should be.
     Fine,
-    /// Something that is not there and perhaps not wanted.
+    /// A part is missing, and perhaps not wanted.
     Note,
-    /// Works, but costs speed.
+    /// Transfers work, but cost speed.
     Slow,
-    /// Does not work.
+    /// Transfers do not work.
     Broken,
 }
 
-/// What was looked at, and what was seen.
+/// The result of one examination: its subject, its level and the observation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Finding {
     about: &'static str,
     level: Level,
     seen: String,
-    /// What it costs; empty if nothing.
+    /// The cost of a fault; empty without one.
     cost: String,
-    /// What to do; empty if nothing.
+    /// The remedy; empty if none is needed.
     remedy: String,
 }
 
@@ -84,7 +84,7 @@ impl Finding {
     }
 }
 
-/// All that the checks look at.
+/// The input of all checks.
 struct Facts {
     topology: Topology,
     probes: Probes,
@@ -186,5 +186,5 @@ fn settings(facts: &Facts) -> Finding {
     }
 }
 
-/// What it costs when the kernel's copies are out of the question.
+/// The cost where the kernel refuses copies between processes.
 const SHARED_RING: &str = "same-host transfers go through a shared ring: two copies for one";

@@ -1,4 +1,4 @@
-//! What CUDA's driver says here, in values that a test can make up.
+//! The state of CUDA's driver, as values that a test can construct.
 
 use std::env;
 
@@ -20,7 +20,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// Loads the driver and asks it.
+    /// Loads the driver and queries it.
     pub(crate) fn look() -> Self {
         let gpus = cuda::Gpus::get();
         Self {
@@ -31,13 +31,13 @@ impl Gpus {
         }
     }
 
-    /// On another machine, whose driver cannot be asked.
+    /// The GPUs of another machine: none, because its driver cannot be queried.
     pub(crate) fn elsewhere() -> Self {
         let why = "the driver of another machine cannot be asked".to_owned();
         Self { unusable: Some(Unusable::Unwanted(why)), ..Self::default() }
     }
 
-    /// Why none can be used, where the machine has some.
+    /// The reason why no GPU can be used, on a machine that has some.
     pub(crate) fn why_none(&self, topology: &Topology) -> String {
         match &self.unusable {
             Some(_) if topology.gpus.iter().all(|gpu| gpu.vendor == GpuVendor::Amd) => {
@@ -49,7 +49,7 @@ impl Gpus {
     }
 }
 
-/// Machines for tests: a tree of files for what the kernel says, and what a driver might say with it.
+/// Machines for tests: a tree of files in place of the kernel's, and answers of a driver.
 #[cfg(test)]
 pub(crate) mod examples {
     use std::{
@@ -97,13 +97,13 @@ pub(crate) mod examples {
             machine
         }
 
-        /// The port of one of their RDMA devices has another state.
+        /// Sets the port state of a socket's RDMA device.
         pub(crate) fn port(&self, node: u32, state: &str) {
             let port = format!("sys/class/infiniband/mlx5_{node}/ports/1/state");
             self.file(port, state);
         }
 
-        /// The RDMA device of a socket is a network interface too.
+        /// Makes a socket's RDMA device a network interface too.
         pub(crate) fn interface(&self, node: u32, name: &str) {
             let bus = if node == 0 { "10" } else { "80" };
             let device = format!("sys/devices/pci0000:{bus}/0000:{bus}:02.0");
@@ -113,7 +113,7 @@ pub(crate) mod examples {
             self.link(format!("sys/class/net/{name}"), &self.0.path().join(&folder));
         }
 
-        /// A device that lost its node.
+        /// Takes away a device's NUMA node.
         pub(crate) fn homeless(&self, pci: &str) {
             self.file(format!("sys/bus/pci/devices/{pci}/numa_node"), "-1");
         }
@@ -147,7 +147,7 @@ pub(crate) mod examples {
         }
     }
 
-    /// The two GPUs of such a machine, joined like this.
+    /// The two GPUs of such a machine, joined by `link`.
     pub(crate) fn two(link: GpuLink) -> Gpus {
         let gpu = |ordinal: u32, pci: &str| {
             let address = pci.parse().expect("an address");

@@ -1,4 +1,5 @@
-//! The `uccl` command: measure transfers, show what a machine has, say what slows it down.
+//! The `uccl` command: measures transfers, shows a machine's devices, names causes of slow
+//! transfers.
 
 mod bench;
 mod doctor;
@@ -19,7 +20,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-/// Moves memory between processes, hosts and GPUs: measure it, and see what this machine has for it.
+/// Moves memory between processes, hosts and GPUs: measure it, and see this machine's means for it.
 #[derive(Parser)]
 #[command(name = "uccl", version, propagate_version = true)]
 struct Cli {

@@ -21,7 +21,7 @@ struct Column<'a> {
     head: String,
 }
 
-/// The table and what its words mean; empty on a machine without GPUs.
+/// The table and its legend; empty on a machine without GPUs.
 pub(crate) fn matrix(topology: &Topology, gpus: &[MachineGpu]) -> String {
     if gpus.is_empty() {
         return String::new();
@@ -37,7 +37,7 @@ pub(crate) fn matrix(topology: &Topology, gpus: &[MachineGpu]) -> String {
     out
 }
 
-/// As CUDA numbers it here, or by its address if this process does not see it.
+/// A GPU's label: its CUDA ordinal, or its PCI address if this process does not see it.
 pub(crate) fn label(gpu: &MachineGpu) -> String {
     match gpu.ordinal {
         Some(ordinal) => format!("GPU{ordinal}"),
@@ -115,7 +115,7 @@ fn word(distance: Option<PciDistance>) -> String {
     distance.map_or_else(|| "?".to_owned(), |distance| distance.to_string())
 }
 
-/// Cells below each other, two spaces apart.
+/// Lays out cells in columns, two spaces apart.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max();
@@ -178,7 +178,7 @@ mod tests {
     fn gpus_that_this_process_does_not_see_are_there_by_address() {
         let machine = Machine::two_sockets();
         let rows = rows_of(&machine, &two(GpuLink::Pcie).visible[1..]);
-        // Of one driver alone: the second GPU is its only one.
+        // The driver shows one GPU only: the second one.
         assert!(rows[2].starts_with("GPU1 0000:10:00.0 mlx5_0"), "{rows:?}");
         assert!(rows.last().is_some_and(|row| row.ends_with("not seen by this process")));
         assert_eq!(rows_of(&Machine::new(), &[]), Vec::<String>::new());

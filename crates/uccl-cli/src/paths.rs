@@ -1,4 +1,4 @@
-//! Which path a transfer would take, from what this machine has and allows.
+//! The path that a transfer would take, from this machine's devices and permissions.
 
 mod gpu;
 mod remote;
@@ -42,7 +42,7 @@ pub(crate) struct Paths {
     pub(crate) gpu: Option<GpuPaths>,
 }
 
-/// What was tried out.
+/// Results of the probes.
 pub(crate) struct Probes {
     /// Copies between two processes' memory, or why trying failed.
     pub(crate) process_memory: Result<Reached, String>,
@@ -76,7 +76,7 @@ impl Probes {
     }
 }
 
-/// What paths follow from.
+/// The input from which the paths are derived.
 pub(crate) struct Facts<'a> {
     pub(crate) topology: &'a Topology,
     pub(crate) probes: &'a Probes,
@@ -95,7 +95,7 @@ impl Path {
 }
 
 impl Paths {
-    /// What the settings leave of what the machine allows.
+    /// The best paths that both the machine and the settings allow.
     pub(crate) fn of(facts: &Facts<'_>, config: &Config) -> Self {
         let other_host = remote::other_host(facts.topology, facts.rdma, config);
         let mut best = match config.transport {
@@ -110,7 +110,7 @@ impl Paths {
                 let why = format!("{TRANSPORT}=fifo allows nothing else");
                 Self { other_host, ..Self::everywhere(&Path::new("fifo", why)) }
             }
-            // Devices alone, even between processes of one host.
+            // Auto's order with devices alone, even between processes of one host.
             _ => Self::everywhere(&other_host),
         };
         best.gpu = GpuPaths::of(facts.topology, facts.gpus, &best);
@@ -151,7 +151,7 @@ fn mapped(refused: Option<&String>, probes: &Probes) -> Path {
     }
 }
 
-/// The path to memory that is not shared, if copies by the kernel are refused for this reason or none.
+/// The path to memory that is not shared. `refused`: why the kernel refuses copies, if it does.
 fn by_kernel(refused: Option<&String>, probes: &Probes) -> Path {
     match (refused, &probes.shared_memory) {
         (_, Err(error)) => {
@@ -173,7 +173,7 @@ pub(crate) fn fastest(topology: &Topology) -> Option<&Interface> {
     let outward = |interface: &&Interface| {
         interface.kind != InterfaceKind::Loopback
             && interface.is_up()
-            // A fake or foreign tree has no addresses to tell by.
+            // A fake or foreign tree lists no addresses, so the state alone decides.
             && interface.operstate.as_deref() == Some("up")
     };
     let interfaces = topology.interfaces.iter().filter(outward);

@@ -1,4 +1,4 @@
-//! What cannot be read from files: tried out, on processes and sockets of our own.
+//! Probes of facts that no file states, on processes and sockets of our own.
 
 use std::{
     hint::black_box,
@@ -24,10 +24,10 @@ pub(crate) struct ProbeArgs {
     address: u64,
 }
 
-/// How it went; `None` where it worked.
+/// The error of each copy; `None` where it worked.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Reached {
-    /// Its own memory, by the same calls.
+    /// The child's own memory, by the same calls.
     pub(crate) own: Option<String>,
     pub(crate) read: Option<String>,
     pub(crate) write: Option<String>,
@@ -60,7 +60,7 @@ pub(crate) fn process_memory() -> Result<Reached> {
     let status = child.wait()?;
     read.transpose()?;
     if !status.success() {
-        // What a seccomp filter that kills does, for one.
+        // A seccomp filter that kills the process is one cause.
         bail!("the process that tried ended with {status}");
     }
     let reached: Reached = serde_json::from_str(&answer).context("it gave no answer")?;
@@ -72,8 +72,8 @@ pub(crate) fn process_memory() -> Result<Reached> {
     Ok(reached)
 }
 
-/// The child's part: reads a word of its own, then the parent's, and writes another there. What a
-/// filter of system calls kills for trying is this process, not the parent.
+/// The child's part: reads a word of its own, then the parent's, and writes another there. A
+/// seccomp filter that kills for such a call kills this process, not the parent.
 pub(crate) fn serve_parent(args: &ProbeArgs) -> Result<()> {
     let source = Box::new(WORD);
     let mut word = 0;
@@ -116,12 +116,12 @@ pub(crate) fn loopback() -> io::Result<Cubic> {
     })
 }
 
-/// Whether a socket may use the congestion control that suits loopback.
+/// Whether a socket may use cubic, the congestion control that suits loopback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cubic {
-    /// The kernel has it, and CAP_NET_ADMIN alone may choose it.
+    /// The kernel has cubic, but only CAP_NET_ADMIN may choose it.
     Forbidden,
-    /// The kernel does not have it.
+    /// The kernel has no cubic.
     Missing,
     Works,
 }

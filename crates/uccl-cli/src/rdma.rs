@@ -1,4 +1,4 @@
-//! What the libraries for RDMA verbs and libfabric say here, in values that a test can make up.
+//! The answers of the libraries for RDMA verbs and libfabric, as values that a test can construct.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use uccl_libfabric as libfabric;
 use uccl_p2p::Config;
 use uccl_verbs as verbs;
 
-/// What could carry data beside TCP. An error says why a library is of no use.
+/// The devices beside TCP that could carry data. An error says why a library is of no use.
 pub(crate) struct Rdma {
     pub(crate) verbs: Result<Vec<VerbsDevice>, String>,
     pub(crate) libfabric: Result<Libfabric, String>,
@@ -17,7 +17,7 @@ pub(crate) struct Rdma {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct VerbsDevice {
     pub(crate) name: String,
-    /// Made of software: soft-RoCE.
+    /// A software device: soft-RoCE.
     pub(crate) is_software: bool,
     /// The ports that carry traffic.
     pub(crate) active_ports: Vec<u8>,
@@ -25,7 +25,7 @@ pub(crate) struct VerbsDevice {
     pub(crate) unusable: Option<String>,
 }
 
-/// What libfabric offers of what the engine can use.
+/// The part of libfabric's offer that the engine can use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Libfabric {
     /// The library's file and version.
@@ -43,7 +43,7 @@ pub(crate) struct Provider {
 }
 
 impl Rdma {
-    /// Loads the libraries, where they are, and asks them.
+    /// Loads the libraries, where they are installed, and queries them.
     pub(crate) fn look(config: &Config) -> Self {
         let devices = verbs::list(config.verbs.library.as_deref());
         Self {
@@ -56,7 +56,7 @@ impl Rdma {
         }
     }
 
-    /// On another machine, whose libraries cannot be asked.
+    /// The libraries of another machine: errors, because they cannot be queried.
     pub(crate) fn elsewhere() -> Self {
         let why = || "the libraries of another machine cannot be asked".to_owned();
         Self { verbs: Err(why()), libfabric: Err(why()) }
@@ -67,12 +67,12 @@ impl Rdma {
         self.verbs.iter().flatten().filter(|device| device.is_usable()).collect()
     }
 
-    /// What libfabric has of a provider, if it has it.
+    /// Libfabric's entry for a provider, if it has one.
     pub(crate) fn provider(&self, name: &str) -> Option<&Provider> {
         self.libfabric.as_ref().ok()?.providers.iter().find(|provider| provider.name == name)
     }
 
-    /// What is shown of them, a line each; nothing of a library where nothing would use it.
+    /// A line for each device and provider; none for a missing library that no device here needs.
     pub(crate) fn text(&self, has_devices: bool) -> String {
         let mut out = String::new();
         match &self.verbs {
@@ -144,7 +144,7 @@ impl From<libfabric::Listing> for Libfabric {
     }
 }
 
-/// What tests have the libraries say.
+/// Answers of the libraries for tests.
 #[cfg(test)]
 pub(crate) mod examples {
     use super::*;

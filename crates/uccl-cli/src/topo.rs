@@ -1,4 +1,4 @@
-//! `uccl topo`: what this machine has, and which path a transfer would take.
+//! `uccl topo`: this machine's devices, and the path that a transfer would take.
 
 use std::{
     fmt::Write,
@@ -23,13 +23,13 @@ use crate::{
     units::{gbits, gib},
 };
 
-/// Show what this machine has, and which path a transfer would take.
+/// Show this machine's devices, and the path that a transfer would take.
 #[derive(Args)]
 pub(crate) struct TopoArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Read the machine whose /sys and /proc lie below this folder; paths are this machine's
+    /// Read /sys and /proc of another machine below this folder; paths are this machine's
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
 }
@@ -37,20 +37,20 @@ pub(crate) struct TopoArgs {
 #[derive(Serialize)]
 struct Report<'a> {
     topology: &'a Topology,
-    /// GPUs, driver and bus joined.
+    /// The GPUs, with the facts of the driver and of the bus.
     gpus: Vec<GpuReport>,
     /// Why no GPU can be used, where the machine has some.
     no_gpu: Option<String>,
     /// The CUDA version that the driver supports.
     cuda_version: Option<String>,
     distances: Vec<Distance>,
-    /// What the library for RDMA verbs lists.
+    /// The devices that the library for RDMA verbs lists.
     verbs: &'a [VerbsDevice],
     /// Why that library is of no use, if it is.
     no_verbs: Option<&'a str>,
-    /// What libfabric offers.
+    /// Libfabric's library and providers.
     libfabric: Option<&'a Libfabric>,
-    /// Why that is of no use, if it is.
+    /// Why libfabric is of no use, if it is.
     no_libfabric: Option<&'a str>,
     paths: &'a Paths,
 }
@@ -134,7 +134,7 @@ fn host(topology: &Topology) -> Tree<String> {
     let kernel = topology.kernel.release.as_deref().unwrap_or("?");
     let name = topology.host.hostname.as_deref().unwrap_or("this host");
     let mut below = vec![Tree::new(cpus(topology))];
-    // Where no nodes are told of, all devices hang off the machine itself.
+    // Devices of an unknown NUMA node are children of the machine itself.
     let homeless = |node: Option<u32>| {
         node.is_none_or(|node| topology.numa_nodes.iter().all(|known| known.id != node))
     };
@@ -162,7 +162,7 @@ fn numa_node(topology: &Topology, node: &NumaNode) -> Tree<String> {
         .with_leaves(devices(topology, |on| on == Some(node.id)))
 }
 
-/// Devices whose NUMA node is wanted.
+/// The devices of the wanted NUMA nodes.
 fn devices(topology: &Topology, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Tree<String>> {
     let gpus = topology.gpus.iter().filter(|gpu| wanted(gpu.numa_node)).map(gpu);
     let rdma = topology.rdma.iter().filter(|rdma| wanted(rdma.numa_node)).map(rdma);
@@ -204,7 +204,7 @@ fn port(port: &RdmaPort) -> Tree<String> {
 fn gid(gid: &RdmaGid) -> String {
     let kind = gid.kind.map(|kind| kind.to_string());
     let parts: Vec<_> = [kind.as_deref(), gid.interface.as_deref()].into_iter().flatten().collect();
-    // As an IPv4 address is commonly written.
+    // An IPv4-mapped GID is printed as an IPv4 address.
     let address = match gid.address.to_ipv4_mapped() {
         Some(ipv4) => ipv4.to_string(),
         None => gid.address.to_string(),

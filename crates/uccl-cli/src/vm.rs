@@ -14,11 +14,11 @@ pub(crate) enum Way {
 /// Copies `len` bytes between `local` and address `remote` of process `pid`.
 ///
 /// # Errors
-/// What the kernel said: EPERM if it does not let this process touch that one.
+/// The kernel's error: EPERM if it does not let this process touch that one.
 ///
 /// # Safety
-/// The `len` bytes at `local` must be this process's to read and, for [`Way::Read`], to write. What the
-/// other process makes of its memory being written is for the two to have agreed on.
+/// This process must own the `len` bytes at `local` for reading and, for [`Way::Read`], for
+/// writing. The two processes must have agreed that this one writes to the other's memory.
 pub(crate) unsafe fn copy(
     pid: u32,
     remote: u64,

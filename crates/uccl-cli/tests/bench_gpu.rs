@@ -1,4 +1,4 @@
-//! `uccl bench` with memory of GPUs and pinned memory. Without a GPU it says what is missing.
+//! `uccl bench` with memory of GPUs and pinned memory. Without a GPU it names the missing part.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn bench(arguments: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uccl")).args(words).output().expect("uccl runs")
 }
 
-/// The rows of a run, or nothing without a GPU: then the run must have said what it lacks.
+/// The rows of a run, or nothing without a GPU: then the run must have named the missing part.
 fn rows(arguments: &str) -> Option<Vec<Value>> {
     let output = bench(arguments);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -35,14 +35,14 @@ fn limits_measure_every_ceiling_of_this_machine() {
         } else {
             &row["gb_per_s"]
         };
-        // A container may refuse; then the row says so.
+        // A container may refuse; then the row's note says so.
         assert!(number.as_f64().is_some_and(|n| n > 0.0) || row["note"].is_string(), "{row}");
     }
     // Standard output was taken, so that the table went elsewhere.
     assert!(String::from_utf8_lossy(&output.stderr).contains("thread-hop"));
 }
 
-/// Runs a short benchmark and returns its rows, all of whose bytes must have been looked at.
+/// Runs a short benchmark and returns its rows. All bytes must have been checked.
 fn bench(arguments: &str) -> Vec<Value> {
     let words = "bench --duration 4ms --json -".split(' ').chain(arguments.split(' '));
     let output = uccl(&words.collect::<Vec<_>>());
@@ -207,7 +207,7 @@ fn nixl_dir_names_a_folder_with_all_plugins() {
     }
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_uccl"));
-        // A Python that has no NIXL, whatever this machine's has.
+        // A Python without NIXL, even where this machine's has it.
         command.env("XDG_CACHE_HOME", path("cache")).env("PATH", path("bin"));
         command.arg("nixl-dir").args(arguments).output().expect("uccl runs")
     };

@@ -66,7 +66,8 @@ impl Buffer {
         }
     }
 
-    /// What is wrong with memory that was poisoned and then written to, if anything is.
+    /// Checks memory that was poisoned and then written to; returns a description of the first
+    /// fault.
     pub(crate) fn check(&self, pieces: &Pieces, seed: u64) -> Result<Option<String>> {
         match self {
             Self::Host(buffer) => Ok(buffer.check(pieces, seed)),

@@ -1,4 +1,4 @@
-//! What the two sides say to each other: one JSON value a line, over a pipe pair or a TCP connection.
+//! The protocol of the two sides: one JSON value a line, over a pipe pair or a TCP connection.
 
 use std::{
     fs::File,
@@ -21,13 +21,13 @@ use super::{
 /// Both sides must be of one version.
 pub(crate) const VERSION: u32 = 5;
 
-/// No line is longer: 64 bytes an advert, a hundred thousand adverts, and room.
+/// The longest line: 64 bytes an advert, a hundred thousand adverts, and room.
 const MAX_LINE: u64 = 32 << 20;
 
 /// How long a side may take to answer beyond the time its work takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the side that leads asks.
+/// A request of the leading side.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
@@ -49,13 +49,13 @@ pub(crate) enum Request {
     Release,
 }
 
-/// What the other side answers.
+/// An answer of the serving side.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
     /// The connection is there.
     Accepted,
-    /// What the destination memory held, if that was wrong.
+    /// The first fault of the destination memory, if it has one.
     Checked { wrong: Option<String> },
     /// Done.
     Done,
@@ -75,7 +75,7 @@ pub(crate) enum Reply {
     Ready,
 }
 
-/// What the leading side needs of the other for a limit.
+/// The serving side's part in measuring a limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LimitRequest {
@@ -83,9 +83,9 @@ pub(crate) enum LimitRequest {
     Memory { len: u64 },
     /// Ping-pong in the memory behind this process's file descriptor.
     Shared { pid: u32, fd: i32 },
-    /// Send back what arrives, 64 bytes at a time.
+    /// Send each message of 64 bytes back.
     TcpEcho,
-    /// Receive whatever comes.
+    /// Receive and discard all bytes.
     TcpSink,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Open {
     pub(crate) gpu: Option<u32>,
 }
 
-/// What is measured at once.
+/// One point of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Point {
     pub(crate) op: OpKind,
@@ -112,9 +112,9 @@ pub(crate) struct Point {
     pub(crate) size: u64,
     /// Iovs of one transfer.
     pub(crate) iovs: usize,
-    /// Transfers' worth of memory.
+    /// Buffers of a side, each for one transfer.
     pub(crate) slots: usize,
-    /// Transfers are in the order of a CUDA stream of who posts them.
+    /// Transfers follow the order of a CUDA stream of the side that posts them.
     pub(crate) stream: bool,
 }
 
@@ -156,7 +156,7 @@ impl From<WireAdvert> for Advert {
     }
 }
 
-/// A line of words to the other side and one back.
+/// The control connection to the other side: lines out and lines in.
 pub(crate) struct Channel {
     reader: BufReader<File>,
     writer: File,
@@ -175,7 +175,7 @@ impl Channel {
         Ok(Self::new(stream.into(), writer.into()))
     }
 
-    /// How long a silent peer is waited for from now on; `None` waits for ever.
+    /// Sets how long to wait for a silent peer from now on: `work` and `PATIENCE` beyond it.
     pub(crate) fn set_patience(&mut self, work: Duration) {
         self.patience = PATIENCE.saturating_add(work);
     }
@@ -225,7 +225,7 @@ impl Channel {
         self.reply()
     }
 
-    /// Asks for something that is answered with [`Reply::Done`].
+    /// Sends a request that is answered with [`Reply::Done`].
     pub(crate) fn order(&mut self, request: &Request) -> Result<()> {
         match self.ask(request)? {
             Reply::Done => Ok(()),
@@ -238,7 +238,7 @@ impl Channel {
         Ok(HangUp { fd: self.reader.get_ref().as_fd().try_clone_to_owned()?, words: false })
     }
 
-    /// Stops waiting calls of the engine once the other side is gone, or has something to say.
+    /// Stops waiting calls of the engine once the other side is gone, or has sent a message.
     pub(crate) fn watch_words(&self) -> io::Result<HangUp> {
         Ok(HangUp { words: true, ..self.watch()? })
     }
@@ -263,7 +263,7 @@ pub(crate) fn unexpected(reply: &Reply) -> anyhow::Error {
     anyhow!("the other side gave an answer to another question: {reply:?}")
 }
 
-/// Whether the other side has hung up, or has said something if that is a reason to stop.
+/// Whether the other side has hung up, or has sent a message if that is a reason to stop.
 pub(crate) struct HangUp {
     fd: OwnedFd,
     words: bool,

@@ -11,12 +11,12 @@ use uccl_p2p::Interrupt;
 
 use super::control::HangUp;
 
-/// Looks between two moments at which others may have the processor.
+/// Looks at the byte between two yields of the processor.
 const LOOKS_A_YIELD: u32 = 2048;
-/// Of these, between two looks at the clock and at the other side.
+/// Yields between two looks at the clock and at the other side.
 const YIELDS_A_CLOCK: u32 = 64;
 
-/// The byte: it holds the number of the last round, in a way that no two rounds after each other share.
+/// The byte holds a mark of the last round. Consecutive rounds have different marks.
 pub(crate) struct Flag<'a> {
     byte: *mut u8,
     of: PhantomData<&'a ()>,
@@ -30,11 +30,11 @@ impl Flag<'_> {
     }
 
     fn byte(&self) -> &AtomicU8 {
-        // SAFETY: the promise of `at`; what the peer writes comes through a device or another mapping.
+        // SAFETY: the promise of `at`; the peer's writes come through a device or another mapping.
         unsafe { AtomicU8::from_ptr(self.byte) }
     }
 
-    /// As before any round.
+    /// Resets it to the state before the first round.
     pub(crate) fn clear(&self) {
         self.byte().store(0, Release);
     }
@@ -44,7 +44,7 @@ impl Flag<'_> {
         self.byte().store(mark(round), Release);
     }
 
-    /// Waits until the other side's has come.
+    /// Waits for the other side's flag of a round.
     pub(crate) fn await_round(
         &self,
         round: u64,
@@ -73,7 +73,7 @@ impl Flag<'_> {
     }
 }
 
-/// Never nought, which fresh memory holds.
+/// The mark of a round. It is never 0, which fresh memory holds.
 fn mark(round: u64) -> u8 {
     (round % 255) as u8 + 1
 }

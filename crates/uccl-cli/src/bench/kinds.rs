@@ -1,4 +1,4 @@
-//! What a benchmark tells apart, by the names that the command line has for it.
+//! The dimensions of a benchmark, with their names on the command line.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use uccl_p2p::Transport;
 
-/// What a transfer does.
+/// The operation of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OpKind {
@@ -37,7 +37,7 @@ impl OpKind {
     }
 }
 
-/// Who sends.
+/// The direction of a point's transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Direction {
@@ -51,7 +51,7 @@ pub(crate) enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TransportKind {
-    /// The best that both sides have, or what UCCL_P2P_TRANSPORT says.
+    /// The best that both sides have, or the value of UCCL_P2P_TRANSPORT.
     Auto,
     /// The same host's memory, or nothing.
     Local,
@@ -70,7 +70,7 @@ pub(crate) enum TransportKind {
 }
 
 impl TransportKind {
-    /// What the engine is told; nothing where its own settings say.
+    /// The engine's setting; none leaves it to the environment.
     pub(crate) fn setting(self) -> Option<Transport> {
         match self {
             Self::Auto => None,
@@ -100,11 +100,11 @@ pub(crate) enum Memory {
     Alloc,
 }
 
-/// Whose memory buffers are.
+/// The kind of memory that buffers lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DeviceKind {
-    /// The host's, pageable: what --memory says.
+    /// The host's, pageable: of the kind that --memory names.
     Cpu,
     /// A GPU's.
     Gpu,

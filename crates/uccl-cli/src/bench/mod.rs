@@ -44,7 +44,7 @@ use self::{
     run::Session,
 };
 
-/// Runs what was asked for. An error if a byte arrived wrong.
+/// Runs the benchmark of the arguments. An error if a byte arrived wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if let Some(What::Ep(args)) = &args.what {
         return ep::run(args);
@@ -90,7 +90,7 @@ fn transfers(peer: &mut Peer, args: &BenchArgs, output: &mut Output) -> Result<(
     for &transport in &args.transport {
         match Session::open(peer, args, transport) {
             Ok(session) => points(session, args, output, transport)?,
-            // Another path may still be there.
+            // Another path may still work.
             Err(error) => missing.push((transport, error)),
         }
     }
@@ -129,7 +129,7 @@ struct Output {
     label: Label,
 }
 
-/// Which dimensions the path column must tell apart.
+/// The dimensions that the path column must show.
 struct Label {
     transport: bool,
     memory: bool,
@@ -179,7 +179,7 @@ impl Output {
         });
     }
 
-    /// Says which GPUs take part, once.
+    /// Prints the GPUs that take part, once.
     fn gpus(&mut self, gpus: &GpuNames) {
         if *gpus == self.gpus {
             return;

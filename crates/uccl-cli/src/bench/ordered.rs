@@ -1,9 +1,9 @@
-//! Transfers in the order of a CUDA stream: each follows work on it, and what comes after on the stream
+//! Transfers in the order of a CUDA stream: each follows work on it, and later work on the stream
 //! follows the transfer. The host waits for neither.
 //!
-//! The work is a part of the data's way, so that the bytes tell whether the order was kept: what is sent is
-//! right only between the work before its transfer and the work after it, and what is received is looked at
-//! by the stream itself.
+//! The work changes the transfer's bytes, so that the bytes show whether the order was kept: the
+//! bytes to send are right only between the work before their transfer and the work after it, and
+//! the stream itself copies received bytes for the check.
 
 use anyhow::{Context as _, Result};
 use uccl_device::cuda::{DeviceBuffer, Direction, Priority, Stream};
@@ -18,7 +18,7 @@ use super::{
 /// Bytes of a transfer that work on the stream touches, at most: its first ones.
 const HEAD: usize = 4 << 10;
 
-/// A stream, and what work on it needs.
+/// A stream, and the memory that work on it needs.
 pub(crate) struct Ordered {
     stream: Stream,
     gpu: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// For `slots` buffers on a GPU whose first pieces are `piece_len` long.
+    /// For `slots` buffers on a GPU, the first pieces of which are `piece_len` long.
     pub(crate) fn new(gpu: u32, op: OpKind, slots: usize, piece_len: usize) -> Result<Self> {
         let context = place::context(gpu)?;
         let head_len = piece_len.min(HEAD);
@@ -39,13 +39,13 @@ impl Ordered {
         Ok(Self { stream, gpu, heads, head_len, sends: op != OpKind::Read })
     }
 
-    /// What transfers are posted behind, and held for.
+    /// The stream that transfers are posted behind, and that waits for them.
     pub(crate) fn stream(&self) -> CudaStream {
-        // SAFETY: the stream lives as long as this, and the calls that it is given to end before.
+        // SAFETY: the stream lives as long as this, and the calls that get it end before.
         unsafe { CudaStream::new(self.gpu, self.stream.handle()) }
     }
 
-    /// The work before the transfer of a slot whose first piece is at `piece`.
+    /// The work before the transfer of a slot with its first piece at `piece`.
     pub(crate) fn before(&self, slot: usize, piece: usize) -> Result<()> {
         match self.sends {
             true => self.copy(piece as u64, self.head(slot)),
@@ -61,7 +61,7 @@ impl Ordered {
         }
     }
 
-    /// Takes the bytes to send from a slot that was filled, and leaves it without them.
+    /// Moves the bytes to send from a filled slot into `heads`, and poisons them in the slot.
     pub(crate) fn keep(&self, slot: usize, piece: usize) -> Result<()> {
         if self.sends {
             self.copy(self.head(slot), piece as u64)?;
@@ -70,7 +70,8 @@ impl Ordered {
         self.finish()
     }
 
-    /// What the stream saw too early of a slot that was read, if anything. The slot itself has been looked at.
+    /// The first byte that the stream copied before it arrived, if any, in a slot that was read.
+    /// The slot itself has been checked.
     pub(crate) fn check(&self, slot: usize, piece: usize) -> Result<Option<String>> {
         if self.sends {
             return Ok(None);
@@ -90,8 +91,9 @@ impl Ordered {
     }
 
     fn copy(&self, to: u64, from: u64) -> Result<()> {
-        // SAFETY: memory of this GPU, of a slot and of `heads`, which live until the stream is idle (see the
-        // Drop of those who have slots); transfers touch the slot in the order of the stream.
+        // SAFETY: memory of this GPU, of a slot and of `heads`, both of which live until the stream
+        // is idle (see the Drop of the owner of the slots); transfers touch the slot in the order
+        // of the stream.
         Ok(unsafe { self.stream.copy(to, from, self.head_len, Direction::DeviceToDevice) }?)
     }
 
@@ -103,7 +105,8 @@ impl Ordered {
     fn on_host(&self, from: u64) -> Result<HostBuffer> {
         let copy = HostBuffer::heap(self.head_len)?;
         let (to, len) = (copy.address() as u64, self.head_len);
-        // SAFETY: as long as this, the host's is this function's own, and the wait is before its end.
+        // SAFETY: both ranges are `len` bytes long; the host's is this function's own, and the wait
+        // ends before it is freed.
         unsafe { self.stream.copy(to, from, len, Direction::DeviceToHost) }?;
         self.finish()?;
         Ok(copy)

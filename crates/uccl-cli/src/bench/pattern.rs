@@ -1,4 +1,4 @@
-//! What memory is filled with, so that a byte that is not where it belongs is noticed.
+//! The pattern that fills memory, so that a misplaced byte is noticed.
 
 /// The pattern's eight bytes number `index`: different at each place and for each seed.
 fn word(seed: u64, index: u64) -> [u8; 8] {

@@ -26,11 +26,11 @@ pub(crate) struct Peer {
     pub(crate) host: String,
     /// The GPU that it uses, if it uses one.
     pub(crate) gpu: u32,
-    /// What serves, if this process started it.
+    /// The server, if this process started it.
     started: Option<Started>,
 }
 
-/// Who serves on this host.
+/// A server on this host.
 pub(super) enum Started {
     /// Another process.
     Process(Child),
@@ -95,7 +95,7 @@ impl Drop for Peer {
             }
             Some(Started::Thread { thread, socket }) => {
                 let _ = socket.shutdown(Shutdown::Both);
-                // What went wrong there was answered, or shows as the end of the channel.
+                // The server has answered with its error, or the channel's end shows it.
                 let _ = thread.take().map(JoinHandle::join);
             }
             None => {}

@@ -8,7 +8,7 @@ pub(crate) struct Pieces {
     stride: usize,
 }
 
-/// Space between iovs, and what each starts at a multiple of.
+/// The least space between iovs, and the alignment of each.
 const GAP: usize = 64;
 
 impl Pieces {

@@ -35,7 +35,7 @@ impl Place {
         }
     }
 
-    /// The GPU that it takes to have such memory.
+    /// The GPU that such memory is on, or is locked through.
     pub(crate) fn gpu(self) -> Option<u32> {
         match self {
             Self::Heap | Self::Alloc => None,
@@ -71,7 +71,7 @@ impl Places {
     }
 }
 
-/// The context of a GPU of this process; the error says what is missing.
+/// The context of a GPU of this process; the error names the missing part.
 pub(crate) fn context(ordinal: u32) -> Result<&'static Context> {
     let gpus = Gpus::get();
     if let Some(reason) = gpus.why_none() {

@@ -1,4 +1,4 @@
-//! What is asked for, and the points that follow from it.
+//! The command's arguments, and the points that follow from them.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) enum Preset {
     KvSweep,
 }
 
-/// What a preset says; what nobody has asked for otherwise.
+/// Default values of a preset; options on the command line override them.
 struct Choices {
     op: &'static [OpKind],
     size: Option<Size>,
@@ -50,7 +50,7 @@ impl Preset {
     }
 }
 
-/// What else there is to measure.
+/// Measurements other than transfers.
 #[derive(Subcommand, Debug)]
 pub(crate) enum What {
     Ep(EpArgs),
@@ -72,7 +72,7 @@ pub(crate) struct BenchArgs {
     /// A well-known measurement; other options that are given override its own
     #[arg(long, value_enum)]
     pub(crate) preset: Option<Preset>,
-    /// What to measure [default: write,read,send,notif]
+    /// Operations to measure [default: write,read,send,notif]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) op: Vec<OpKind>,
     /// Bytes of an iov: sizes (64, 4K, 1M) and ranges (1M..64M by factors of 4, 1K..1M:2 by factors
@@ -101,10 +101,10 @@ pub(crate) struct BenchArgs {
     /// Where pageable host memory comes from; several give rows side by side
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap")]
     pub(crate) memory: Vec<Memory>,
-    /// Whose memory this side's buffers are
+    /// Kind of memory of this side's buffers
     #[arg(long, value_enum, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
-    /// Whose memory the other side's buffers are [default: as --device]
+    /// Kind of memory of the other side's buffers [default: as --device]
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) peer_device: Option<DeviceKind>,
     /// The GPU of this side, as its driver counts: of its buffers, or that pinned ones are made for
@@ -114,9 +114,10 @@ pub(crate) struct BenchArgs {
     /// same number]
     #[arg(long, value_name = "N")]
     pub(crate) peer_gpu: Option<u32>,
-    /// Post transfers behind a CUDA stream, which waits for them: each follows a small piece of work there,
-    /// and the next work follows it, --inflight of them ahead of the host. GB/s is then what such a
-    /// pipeline moves, latency the time of one step of it. Needs --device gpu; leaves notif out
+    /// Post transfers behind a CUDA stream, which waits for them: each follows a small piece of
+    /// work there, and the next work follows it, --inflight of them ahead of the host. GB/s is then
+    /// the rate of such a pipeline, latency the time of one step of it. Needs --device gpu; leaves
+    /// notif out
     #[arg(long, conflicts_with = "limits")]
     pub(crate) stream: bool,
     /// Look at every byte that arrives in a last, untimed round of each point
@@ -145,8 +146,8 @@ pub(crate) struct BenchArgs {
     /// Measure this machine's limits alone
     #[arg(long)]
     pub(crate) limits: bool,
-    /// Serve a benchmark on another host: anybody who reaches this address may make this process use
-    /// memory and CPU, unless UCCL_P2P_PSK is set [default address: 0.0.0.0:28190]
+    /// Serve a benchmark on another host: any process that reaches this address may make this one
+    /// use memory and CPU, unless UCCL_P2P_PSK is set [default address: 0.0.0.0:28190]
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0.0.0.0:28190",
           conflicts_with_all = ["connect", "limits", "raw", "json", "csv", "plot"])]
     pub(crate) listen: Option<String>,
@@ -175,7 +176,7 @@ const MAX_NOTIF: u64 = 64 << 20;
 const SWEEP_MAX_NOTIF: u64 = 1 << 20;
 
 impl BenchArgs {
-    /// With what the preset says wherever nothing else was said.
+    /// Fills options that were not given with the preset's values.
     pub(crate) fn with_preset(mut self) -> Self {
         let preset = self.preset.map_or(PLAIN, Preset::choices);
         if self.op.is_empty() {
@@ -233,7 +234,7 @@ impl BenchArgs {
         Ok(())
     }
 
-    /// The sizes of transfers with so many iovs.
+    /// The sizes of transfers with `iovs` iovs.
     pub(crate) fn sizes(&self, iovs: u32) -> Vec<Size> {
         match self.size.is_empty() {
             false => SizeRange::flatten(&self.size),
@@ -263,7 +264,8 @@ impl BenchArgs {
         [self.device, self.peer_device()].iter().any(|device| *device != DeviceKind::Cpu)
     }
 
-    /// The GPU of the other side, where `gpus` is how many this side sees of the same host's, if it is one.
+    /// The GPU of the other side. `gpus`: how many GPUs this side sees, if both sides are on one
+    /// host.
     pub(crate) fn peer_gpu(&self, gpus: Option<u32>) -> u32 {
         self.peer_gpu.unwrap_or_else(|| match gpus {
             Some(count) if self.gpu + 1 < count => self.gpu + 1,
@@ -299,7 +301,7 @@ impl BenchArgs {
         points
     }
 
-    /// Transfers' worth of memory.
+    /// Buffers that transfers take turns with.
     pub(crate) fn slots(&self) -> usize {
         let inflight = self.inflight();
         self.buffers.map_or(inflight, |buffers| inflight.min(buffers as usize))

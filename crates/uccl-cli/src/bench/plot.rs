@@ -84,7 +84,8 @@ fn series(rows: &[Row]) -> Vec<Series> {
     all
 }
 
-/// The parts of a line that are no higher than `top`. What is beyond, the library would draw along the edge.
+/// The parts of a line that are no higher than `top`. The library would draw higher points along
+/// the edge.
 fn below(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
     let mut line = points[..1].to_vec();
     for pair in points.windows(2) {
@@ -163,7 +164,7 @@ fn chart(page: &Page<'_>, series: &[Series], title: &str) -> Result<()> {
     Ok(())
 }
 
-/// Beside the chart, where it hides nothing.
+/// Draws the legend beside the chart, where it hides nothing.
 fn legend(page: &Page<'_>, series: &[Series]) -> Result<()> {
     for (index, series) in series.iter().enumerate() {
         let look = Look::of(index, series);
@@ -201,7 +202,7 @@ impl Look {
     }
 }
 
-/// A marker's, around the place that it marks.
+/// The corners of a marker, around its point.
 fn corners(index: usize) -> &'static [(i32, i32)] {
     const MARKERS: [&[(i32, i32)]; 4] = [
         &[(-4, -4), (4, -4), (4, 4), (-4, 4)],

@@ -12,15 +12,15 @@ use uccl_device::Topology;
 
 use super::stats::Latency;
 
-/// Whether the bytes that arrived were looked at.
+/// Whether the bytes that arrived were checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verified {
-    /// They are not those that were sent.
+    /// Some bytes differ from the sent ones, or bytes beside them were touched.
     No,
-    /// Nobody looked.
+    /// The bytes were not checked.
     Skipped,
-    /// They are those that were sent, and no others were touched.
+    /// The bytes are the sent ones, and no others were touched.
     Yes,
 }
 
@@ -34,17 +34,17 @@ impl Verified {
     }
 }
 
-/// What one point measured.
+/// The measurement of one point.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     /// `write`, `read`, `send`, `notif`, or the name of a limit.
     pub(crate) op: String,
-    /// What the bytes went through; `raw` for a limit.
+    /// The path of the bytes; `raw` for a limit.
     pub(crate) path: String,
-    /// How the table and the plot name the path, beside others.
+    /// The path's name in the table and the plot, beside others.
     #[serde(skip)]
     pub(crate) path_label: String,
-    /// What --transport said; none for a limit.
+    /// The value of --transport; none for a limit.
     pub(crate) transport: Option<String>,
     /// This side's: `heap`, `alloc`, `pinned:0` or `gpu:0`; none for a limit of host memory.
     pub(crate) memory: Option<String>,
@@ -66,9 +66,9 @@ pub(crate) struct Row {
     pub(crate) gb_per_s: Option<f64>,
     /// Time of one transfer with nothing else outstanding.
     pub(crate) latency_us: Option<Latency>,
-    /// Whether the bytes were looked at.
+    /// Whether the bytes were checked.
     pub(crate) verified: Verified,
-    /// What else there is to know: the congestion control, why a number is missing.
+    /// Further facts: the congestion control, why a number is missing.
     pub(crate) note: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl Row {
         self.path == RAW
     }
 
-    /// What the table and the plot call it.
+    /// The operation's name in the table and the plot.
     pub(crate) fn op_label(&self) -> String {
         match self.direction.as_deref() {
             Some("bi") => format!("{} bi", self.op),
@@ -110,7 +110,7 @@ impl Row {
 
 const RAW: &str = "raw";
 
-/// All that one run says.
+/// The report of one run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     /// This program's version.
@@ -133,7 +133,7 @@ pub(crate) struct GpuNames {
     pub(crate) other: Option<String>,
 }
 
-/// What of a machine explains its numbers.
+/// The properties of a machine that explain its numbers.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     hostname: Option<String>,

@@ -19,17 +19,17 @@ use super::{
 /// Rates are the median of this many batches.
 const BATCHES: u32 = 5;
 
-/// Fewer have no middle.
+/// The fewest batches with a meaningful median.
 const FEWEST_BATCHES: u32 = 3;
 
-/// No batch has more transfers.
+/// The most transfers of a batch.
 const MAX_COUNT: u64 = 10_000_000;
 
 /// Two endpoints with a connection between them.
 pub(crate) struct Session<'a> {
     peer: &'a mut Peer,
     side: Side,
-    /// What the two sides' GPUs are called.
+    /// Names of the two sides' GPUs.
     pub(crate) gpus: GpuNames,
     transport: TransportKind,
     duration: Duration,
@@ -94,7 +94,7 @@ impl<'a> Session<'a> {
         self.peer.gpu
     }
 
-    /// Ends it on both sides.
+    /// Closes the session on both sides.
     pub(crate) fn close(self) -> Result<()> {
         self.peer.channel.order(&Request::Close)
     }
@@ -165,7 +165,7 @@ impl<'a> Session<'a> {
         Ok(prepared)
     }
 
-    /// A phase of so many outstanding transfers; its count is still to be found.
+    /// A phase with `inflight` outstanding transfers; `batches` sets its count.
     fn phase(&self, point: &Point, inflight: usize) -> Phase {
         let ping_pong = point.op.goes_back_and_forth();
         Phase { count: 1, inflight, slots: inflight.min(self.slots), ping_pong, seed: None }
@@ -196,8 +196,8 @@ impl<'a> Session<'a> {
         Ok(all)
     }
 
-    /// How many transfers take about `time`. Its runs warm up what the batches use; the first, of which much may be
-    /// made anew, says nothing.
+    /// The number of transfers that take about `time`. Its runs warm up the memory and paths of the
+    /// batches; the time of the first is ignored, because it may include set-up.
     fn calibrate(&mut self, prepared: &mut Prepared, phase: Phase, time: Duration) -> Result<u64> {
         let least = phase.inflight as u64;
         let mut count = least;
@@ -212,7 +212,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs a phase on both sides; what it took is what it took the slower of them.
+    /// Runs a phase on both sides; the elapsed time is the slower side's.
     fn go(&mut self, prepared: &mut Prepared, phase: &Phase) -> Result<(Duration, Latencies)> {
         let together = prepared.needs_both();
         if together {
@@ -229,7 +229,7 @@ impl<'a> Session<'a> {
         }
         let finished = self.peer.channel.reply();
         let elapsed = started.elapsed();
-        // Both may have failed because one did; this side's word is told with the other's.
+        // Both may have failed because one did, so the error has the messages of both.
         match (took, finished) {
             (Ok(took), Ok(Reply::Finished { elapsed_ns })) => {
                 let theirs = Duration::from_nanos(elapsed_ns).min(elapsed);
@@ -242,7 +242,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// One round whose every byte is looked at.
+    /// Runs one round and checks every byte.
     fn verify(&mut self, prepared: &mut Prepared) -> Result<(Verified, Option<String>)> {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).context("the system has no random numbers")?;

@@ -36,14 +36,14 @@ impl Peer {
 
 /// Runs as the second process of a benchmark on this host.
 pub(crate) fn serve_parent() -> Result<()> {
-    // Closed pipes end it too, but not while it is stuck.
+    // Closed pipes end this process too, but not while it is stuck.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot be tied to the parent")?;
     let reader = io::stdin().as_fd().try_clone_to_owned()?;
     let writer = io::stdout().as_fd().try_clone_to_owned()?;
     serve(Channel::new(reader, writer))
 }
 
-/// Serves whoever started this.
+/// Serves the process at the other end of the channel.
 fn serve(mut channel: Channel) -> Result<()> {
     greet(&mut channel, Role::Serve, None)?;
     Server::new(channel, None).serve()
@@ -81,7 +81,7 @@ fn serve_one(stream: TcpStream, psk: Option<&[u8]>) -> Result<String> {
     Ok(host)
 }
 
-/// What the serving side holds between requests. Memory of a point goes before its endpoint does.
+/// The state of the serving side between requests. Memory of a point goes before its endpoint does.
 struct Server {
     prepared: Option<Prepared>,
     side: Option<Side>,

@@ -93,7 +93,7 @@ impl Listening {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // What memory this leaves to peers is told to its owners, who ask when they let go of it.
+        // Memory that peers may still write shows in `deregister`, which the Drop of `Slots` calls.
         let _ = self.endpoint.close();
     }
 }
@@ -103,7 +103,7 @@ struct Slots {
     endpoint: Endpoint,
     pieces: Pieces,
     slots: Vec<Slot>,
-    /// What its transfers keep the order of, if they do.
+    /// The stream that its transfers keep the order of, if there is one.
     ordered: Option<Ordered>,
 }
 
@@ -111,9 +111,9 @@ struct Slot {
     buffer: Buffer,
     mr: MrId,
     iovs: Vec<Iov>,
-    /// What of the peer's memory it meets; empty for two-sided operations.
+    /// Adverts of the peer's memory that it is copied to or from; empty for two-sided operations.
     adverts: Vec<Advert>,
-    /// Where a word for signals is, if the point has any.
+    /// The word for signals, if the point has any.
     word: Option<Iov>,
     /// The peer's word.
     signal: Option<Signal>,
@@ -180,7 +180,7 @@ impl Slots {
         for slot in &mut self.slots {
             slot.adverts = adverts.by_ref().take(slot.iovs.len()).collect();
             let word = slot.word.and_then(|_| adverts.next());
-            // What the word holds already: nothing but the pieces may change.
+            // The word already holds this value: nothing but the pieces may change.
             let change = Change::Set(u64::from_ne_bytes([POISON; WORD]));
             let signal = |advert| Signal { advert, change, strong: false };
             slot.signal = word.map(signal);
@@ -223,7 +223,8 @@ impl Drop for Slots {
         // A stream that failed has ended its work too.
         let _ = self.ordered.as_ref().map(Ordered::finish);
         for slot in self.slots.drain(..) {
-            // What may still be written to stays. A region that is unknown has ended with its endpoint.
+            // A buffer that peers may still write to is leaked. A region that is unknown has ended
+            // with its endpoint.
             match self.endpoint.deregister(slot.mr) {
                 Ok(()) | Err(Error::UnknownRegion(_)) => {}
                 Err(_) => std::mem::forget(slot.buffer),
@@ -236,16 +237,16 @@ impl Drop for Slots {
 pub(crate) struct Prepared {
     point: Point,
     role: Role,
-    /// What this side's own transfers use.
+    /// Memory of this side's own transfers.
     active: Option<Slots>,
-    /// What the other side's transfers use.
+    /// Memory that the other side's transfers use.
     passive: Option<Slots>,
     payload: Bytes,
     /// Transfers of earlier phases, the same number on both sides.
     rounds: u64,
 }
 
-/// Whether a side posts transfers, or has them done to it, or both.
+/// Whether a side posts transfers, or is the target of the other side's, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Roles {
     active: bool,
@@ -262,7 +263,7 @@ impl Roles {
     }
 }
 
-/// What a phase took here.
+/// Times of a phase on this side.
 pub(crate) struct Took {
     pub(crate) elapsed: Duration,
     pub(crate) latencies: Latencies,
@@ -300,7 +301,7 @@ impl Prepared {
         matches!(self.point.op, OpKind::Notif | OpKind::Send)
     }
 
-    /// What the other side needs for its transfers.
+    /// Adverts for the other side's transfers.
     pub(crate) fn adverts(&self) -> Result<Vec<WireAdvert>> {
         match (&self.passive, self.point.op) {
             (Some(slots), op) if op.is_one_sided() => slots.advertise(),
@@ -308,7 +309,7 @@ impl Prepared {
         }
     }
 
-    /// What the other side offers for this side's transfers.
+    /// Takes the other side's adverts for this side's transfers.
     pub(crate) fn meet(&mut self, adverts: Vec<WireAdvert>) -> Result<()> {
         match (&mut self.active, self.point.op) {
             (Some(slots), op) if op.is_one_sided() => slots.meet(adverts),
@@ -335,7 +336,7 @@ impl Prepared {
         destinations.iter_mut().try_for_each(Slots::poison)
     }
 
-    /// What is wrong with destination memory, if anything is.
+    /// Checks destination memory; returns a description of the first fault.
     pub(crate) fn check(&self, seed: u64) -> Result<Option<String>> {
         let destinations = match self.point.op {
             OpKind::Read => &self.active,
@@ -453,7 +454,7 @@ impl Prepared {
     }
 }
 
-/// What every notification of a phase must be.
+/// The expected length and pattern of each notification of a phase.
 struct Expected {
     len: usize,
     seed: Option<u64>,

@@ -1,4 +1,4 @@
-//! From samples to the numbers of a row.
+//! Statistics of samples, for the numbers of a row.
 
 use std::time::Duration;
 

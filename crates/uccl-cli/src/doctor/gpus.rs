@@ -1,4 +1,4 @@
-//! What keeps GPUs from being used, or from being used well.
+//! Findings on GPUs: reasons why they cannot be used, or are slow.
 
 use uccl_device::{
     GpuVendor, NearNic, NicKind, NicState, Place, Topology,
@@ -9,7 +9,7 @@ use super::{Finding, Level};
 use crate::{gpus::Gpus, matrix::label};
 
 const CUDA: &str = "libcuda.so.1";
-/// The oldest CUDA whose drivers take the kernels.
+/// The oldest CUDA with drivers that take the kernels.
 const OLDEST: (u32, u32) = (12, 1);
 const UPDATE: &str = "update the NVIDIA driver to 530 or later (CUDA 12.1)";
 const UNUSED: &str = "GPU memory cannot be used";
@@ -73,7 +73,7 @@ fn driver(topology: &Topology, gpus: &Gpus) -> Finding {
     }
 }
 
-/// What a driver that does not start commonly lacks, by its error (`CUresult`).
+/// The common cause of a driver's failure to start, by its error (`CUresult`).
 fn cure(failure: &Failure, version: i32) -> String {
     let common = match failure.code {
         34 => {
@@ -114,14 +114,14 @@ fn cure(failure: &Failure, version: i32) -> String {
     }
 }
 
-/// Whether `CUDA_VISIBLE_DEVICES` means what it says.
+/// Finds an entry of `CUDA_VISIBLE_DEVICES` that names no GPU.
 fn visible(topology: &Topology, gpus: &Gpus) -> Option<Finding> {
     const ABOUT: &str = "CUDA_VISIBLE_DEVICES";
     const REMEDY: &str =
         "unset it, or name GPUs as nvidia-smi -L does: by number from 0, or by UUID";
     let mask = gpus.mask.as_deref()?;
     let all = nvidia(topology);
-    // A driver that cannot run at all says nothing about the list.
+    // A driver that cannot run at all does not check the list.
     let ran = match &gpus.unusable {
         None => true,
         Some(Unusable::Refused { failure, .. }) => failure.code == 100,
@@ -176,7 +176,7 @@ fn peers(gpus: &Gpus) -> Option<Finding> {
     }
 }
 
-/// Which GPUs are near to nobody knows which CPUs.
+/// Finds GPUs with an unknown NUMA node.
 fn nodes(topology: &Topology, gpus: &Gpus) -> Option<Finding> {
     const ABOUT: &str = "GPU NUMA nodes";
     let all = topology.machine_gpus(&gpus.visible);
@@ -234,7 +234,7 @@ fn nics(topology: &Topology, gpus: &Gpus) -> Option<Finding> {
     }
 }
 
-/// The nearest NIC that is down, if none that is up is as near; and what is used instead.
+/// The nearest NIC that is down, if no NIC that is up is as near; and the NIC in use instead.
 fn nearer_and_down(nics: &[NearNic]) -> Option<(&NearNic, Option<&NearNic>)> {
     let used = nics.iter().find(|nic| nic.state == NicState::Up);
     let on_bus = |nic: &&NearNic| nic.state == NicState::Down && nic.pci.is_some();
@@ -334,7 +334,7 @@ mod tests {
         let cut = masked(two(GpuLink::Nvlink), "1,9,0", 1);
         assert!(cut.level == Level::Slow && cut.seen.contains("\"9\""), "{cut:?}");
         assert_eq!(masked(two(GpuLink::Nvlink), "1,0", 2).level, Level::Fine);
-        // Nothing can be told where nothing ran, and nothing needs to be where nothing is set.
+        // Without a driver that ran there is no finding, and without a list none is needed.
         let other = Gpus { mask: Some("7".into()), ..refusing(802) };
         assert_eq!(find(&examine(&machine.read(), &other), "CUDA_VISIBLE_DEVICES"), None);
     }

@@ -1,4 +1,4 @@
-//! What this host gives the process: memory, processors, files.
+//! Findings on this host: memory, processors, files.
 
 use super::{Facts, Finding, Level, SHARED_RING};
 

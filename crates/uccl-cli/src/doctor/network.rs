@@ -1,4 +1,4 @@
-//! What TCP needs.
+//! Findings on TCP.
 
 use super::{Facts, Finding, Level};
 use crate::{paths::fastest, probe::Cubic};

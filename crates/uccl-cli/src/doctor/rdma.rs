@@ -1,4 +1,4 @@
-//! What keeps RDMA devices from being used, or from being used well.
+//! Findings on RDMA devices: reasons why they cannot be used, or are slow.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ const FABRIC: &str = "libfabric.so.1";
 const OVER_TCP: &str = "other hosts are reached over TCP";
 const UNUSABLE: &str = "the RDMA devices cannot be used";
 
-/// What the topology does not tell.
+/// Facts beside the topology.
 pub(super) struct Facts {
     /// Bytes that this process may lock; none for no limit.
     pub(super) locked_bytes: Option<u64>,
@@ -25,7 +25,8 @@ pub(super) struct Facts {
     pub(super) has_fabric: bool,
     /// Files of the libraries that know one kind of device each: `libmlx5.so.1`, `librxe-rdmav34.so`.
     pub(super) providers: Vec<String>,
-    /// Whether a program may open devices: the first of /dev/infiniband/uverbs*, or what the kernel says.
+    /// Whether a program may open devices: the first of /dev/infiniband/uverbs*, or the kernel's
+    /// error.
     pub(super) device_file: Result<String, NoDeviceFile>,
     pub(super) peer_memory: PeerMemory,
 }
@@ -37,7 +38,7 @@ pub(super) enum NoDeviceFile {
     Refused(String, String),
 }
 
-/// What the kernel offers for NICs to reach GPU memory by themselves.
+/// The kernel's support for NICs that reach GPU memory by themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PeerMemory {
     /// The module nvidia-peermem is loaded.

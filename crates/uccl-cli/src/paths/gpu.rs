@@ -20,7 +20,7 @@ pub(crate) struct GpuPaths {
 }
 
 impl GpuPaths {
-    /// What each is called, in the order in which they are shown.
+    /// The paths with their names, in the order of the output.
     pub(crate) fn named(&self) -> [(&'static str, &Path); 4] {
         [
             ("GPU to GPU, same host", &self.same_host),
@@ -57,7 +57,7 @@ impl GpuPaths {
 const REACHED: &str = "NICs reach GPU memory by dma-buf or nvidia-peermem";
 const STAGED: &str = "staged through pinned memory";
 
-/// Where the host's own memory goes over TCP, so does a GPU's; whether there is shared memory decides.
+/// A GPU's path is TCP where the host's own memory takes TCP; else it depends on shared memory.
 fn gpu_to_gpu(gpus: &Gpus, host: &Paths) -> Path {
     let alloc = &host.same_host_alloc;
     match alloc.name {

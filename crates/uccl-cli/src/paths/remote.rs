@@ -9,7 +9,7 @@ use crate::{
     units::gbits,
 };
 
-/// What the settings leave of it.
+/// The best path to another host that the settings allow.
 pub(super) fn other_host(topology: &Topology, rdma: &Rdma, config: &Config) -> Path {
     match config.transport {
         Transport::Local => {
@@ -46,7 +46,7 @@ fn best(topology: &Topology, rdma: &Rdma, config: &Config) -> Path {
     }
 }
 
-/// With nothing to fall back on.
+/// The path through the devices that the setting demands, without a fallback.
 fn forced_devices(rdma: &Rdma, config: &Config, transport: Transport) -> Path {
     let found = match transport {
         Transport::Verbs => verbs(rdma, config),

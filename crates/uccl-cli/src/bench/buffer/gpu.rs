@@ -1,4 +1,4 @@
-//! A GPU's memory of a point. The CPU cannot touch it: what is filled and looked at is a copy on the host.
+//! A GPU's memory of a point. The CPU cannot touch it: a copy on the host is filled and checked.
 
 use anyhow::{Context as _, Result};
 use uccl_device::cuda::{Context, DeviceBuffer, Direction, Priority, Stream};
@@ -47,7 +47,8 @@ impl GpuBuffer {
         Ok(arrived.check(pieces, seed))
     }
 
-    /// Copies the whole between its memory and host memory that is as long and that nobody else touches.
+    /// Copies all of its memory to or from host memory that is as long and that nobody else
+    /// touches.
     fn copy(&self, to: u64, from: u64, direction: Direction) -> Result<()> {
         // SAFETY: both are as long as this buffer, the host's is the caller's own and lives until after the
         // wait; no transfer runs now.

@@ -12,7 +12,7 @@ use crate::bench::{
     place,
 };
 
-/// What destination memory holds before bytes arrive, and between iovs afterwards.
+/// The byte that fills destination memory before data arrives, and stays between iovs.
 pub(crate) const POISON: u8 = 0xa5;
 
 const PAGE: usize = 4096;
@@ -73,7 +73,8 @@ impl HostBuffer {
 
     /// Its bytes, of a buffer that nobody else touches any more.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: ptr and len are one initialised allocation (it began zeroed), and whoever asks has waited.
+        // SAFETY: ptr and len are one initialised allocation (it began zeroed), and the caller has
+        // waited for all transfers.
         unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
     }
 
@@ -93,7 +94,8 @@ impl HostBuffer {
         }
     }
 
-    /// What is wrong with memory that was poisoned and then written to, if anything is.
+    /// Checks memory that was poisoned and then written to; returns a description of the first
+    /// fault.
     pub(crate) fn check(&self, pieces: &Pieces, seed: u64) -> Option<String> {
         // SAFETY: as in fill; only read here.
         let bytes = unsafe { std::slice::from_raw_parts(self.ptr, self.len) };

@@ -14,7 +14,7 @@ pub(super) enum Work {
     LowLatencyFp8,
     LowLatency,
     LowLatencyCombine,
-    /// Of rows in memory that ranks of this node read where it is.
+    /// A combine of rows in memory that ranks of this node read in place.
     LowLatencyCombineInPlace,
     Elastic,
     ElasticCombine,
@@ -25,16 +25,16 @@ pub(super) enum Work {
 /// Rows of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Counted {
-    /// Those that experts read or write.
+    /// Rows that experts read or write.
     pub(super) all: usize,
-    /// Those of them that are other ranks'.
+    /// The part of these that belongs to other ranks.
     pub(super) foreign: usize,
     /// Rows that cross to other nodes.
     pub(super) across: usize,
 }
 
 impl Work {
-    /// In the order of a round: a combine takes what the last dispatch before it gave.
+    /// The calls in the order of a round: a combine takes the rows of the last dispatch before it.
     pub(super) const ALL: [Self; 8] = [
         Self::LowLatencyFp8,
         Self::LowLatency,
@@ -65,7 +65,7 @@ impl Work {
         combines.contains(&self)
     }
 
-    /// Whether tokens go by relays, where there are any.
+    /// Whether tokens may travel through relays, where there are any.
     pub(super) fn may_relay(self) -> bool {
         matches!(self, Self::Elastic | Self::ElasticCombine) || self.is_normal()
     }
@@ -75,7 +75,7 @@ impl Work {
         matches!(self, Self::Normal | Self::NormalCombine)
     }
 
-    /// What a combine sends back of a token, and how its sum is made.
+    /// The rows that a combine sends back of a token, and the order of their sum.
     pub(super) fn sends(self, weights: &[f32]) -> (Sends, Sums, Option<Order>) {
         match self {
             Self::NormalCombine => (Sends::Row, Sums::ByRank, Some(Order::ByRank)),

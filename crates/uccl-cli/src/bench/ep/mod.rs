@@ -1,4 +1,5 @@
-//! `uccl bench ep`: dispatch and combine between ranks of this host, on one node or kept apart as if on several, each beside a copy of the same bytes.
+//! `uccl bench ep`: dispatch and combine between ranks of this host, on one node or kept apart as
+//! if on several, each beside a copy of the same bytes.
 
 mod kind;
 mod ranks;
@@ -18,10 +19,12 @@ use super::report::{Machine, Sink};
 
 /// Measure dispatch and combine of expert parallelism between ranks of this host.
 ///
-/// All ranks make the same calls; a time is the slowest rank's, from entry to usable output. Bytes are those of rows that
-/// experts read or write: a token counts once for each of its experts (in normal mode for each of their ranks), and the
-/// table says how many of them are other ranks', and how many bytes of rows cross to other nodes. With --nodes ranks reach
-/// those of other nodes over TCP, or what UCCL_P2P_TRANSPORT says. Beside each call every rank copies as many bytes in its own memory. Every call's result is looked at once.
+/// All ranks make the same calls; a time is the slowest rank's, from entry to usable output. Bytes
+/// are those of rows that experts read or write: a token counts once for each of its experts (in
+/// normal mode for each of their ranks), and the table says how many of them are other ranks', and
+/// how many bytes of rows cross to other nodes. With --nodes ranks reach those of other nodes over
+/// TCP, or over the transport that UCCL_P2P_TRANSPORT names. Beside each call every rank copies as
+/// many bytes in its own memory. Every call's result is checked once.
 #[derive(Args, Debug)]
 pub(crate) struct EpArgs {
     #[command(flatten)]
@@ -37,7 +40,7 @@ pub(crate) struct EpArgs {
     json: Option<Sink>,
 }
 
-/// Runs what was asked for. An error if a result is wrong.
+/// Runs the benchmark of the arguments. An error if a result is wrong.
 pub(crate) fn run(args: &EpArgs) -> Result<()> {
     args.shape.check()?;
     let progress = ProgressBar::new_spinner();

@@ -16,9 +16,9 @@ use super::{
     work,
 };
 
-/// What starts a rank as a process.
+/// The hidden subcommand of a rank's process.
 pub(crate) const RANK_SUBCOMMAND: &str = "bench-ep-rank";
-/// A message of a rank is no longer: a card, or the times of its rounds.
+/// The longest message of a rank: a card, or the times of its rounds.
 const LONGEST: usize = 1 << 26;
 
 impl Ranks {
@@ -32,7 +32,7 @@ impl Ranks {
                 lock()[rank] = mine;
                 all_gave.wait();
                 let all = lock().iter().cloned().map(Some).collect();
-                // Nobody gives again before all have taken.
+                // A rank writes its next card only after all ranks have read these.
                 all_gave.wait();
                 Ok(all)
             };
@@ -74,7 +74,7 @@ impl Ranks {
     }
 }
 
-/// What a rank's process says.
+/// A message of a rank's process.
 #[derive(Serialize, Deserialize)]
 enum Message {
     Gives(Vec<u8>),
@@ -82,7 +82,7 @@ enum Message {
     Failed(String),
 }
 
-/// A rank's process. It ends with this.
+/// A rank's process, killed when this is dropped.
 struct Rank {
     process: Child,
     stdin: ChildStdin,
@@ -115,7 +115,7 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // It has said all that it had to say, or is of no use any more; an error says that it has ended.
+        // The rank has sent its result, or is of no use any more; an error means that it has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -136,7 +136,7 @@ fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a rank's process does: its part, with the process that started it as the exchange.
+/// Serves one rank in this process. Its parent carries the exchange among ranks.
 pub(crate) fn serve_rank() -> Result<()> {
     let (mut stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
     let (rank, ranks): (usize, Ranks) = serde_json::from_slice(&read_message(&mut stdin)?)?;

@@ -11,7 +11,7 @@ use crate::bench::{
     stats::{Latencies, Latency},
 };
 
-/// All that one run says.
+/// The report of one run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     version: &'static str,
@@ -24,24 +24,24 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 struct Row {
     call: String,
-    /// Of a rank, the mean of all.
+    /// Bytes of a rank's rows, the mean of all ranks.
     bytes: f64,
-    /// Those of other ranks.
+    /// The part of `bytes` that belongs to other ranks.
     foreign_bytes: f64,
-    /// Of rows that cross to other nodes.
+    /// Bytes of rows that cross to other nodes.
     across_bytes: f64,
     /// The slowest rank's time.
     latency_us: Latency,
-    /// `bytes` by the median.
+    /// `bytes` divided by the median latency.
     gb_per_s: f64,
     /// The slowest rank's time for a copy of as many bytes.
     copy_us: Latency,
-    /// The copy's median by the call's.
+    /// The copy's median divided by the call's.
     of_copy: f64,
 }
 
 impl Report {
-    /// From what each rank measured.
+    /// Makes the report from each rank's measurements.
     pub(crate) fn of(shape: Shape, machine: Machine, all: &[Vec<Timed>]) -> Result<Self> {
         let calls = all.first().map_or(0, Vec::len);
         let rows = (0..calls).map(|call| {
@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// Of each round the slowest rank's time.
+/// The latency of rounds: each counts with its slowest rank's time.
 fn slowest(ranks: &[&Timed], of: impl Fn(&Timed) -> &[Duration]) -> Option<Latency> {
     let mut latencies = Latencies::new();
     let rounds = ranks.iter().map(|timed| of(timed).len()).min()?;

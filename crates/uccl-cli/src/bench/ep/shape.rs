@@ -1,4 +1,4 @@
-//! What is measured: how many ranks, tokens, channels, choices and experts.
+//! The shape of a measurement: the numbers of ranks, tokens, channels, choices and experts.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -10,7 +10,7 @@ pub(crate) struct Shape {
     /// Ranks of this host.
     #[arg(long, default_value_t = 2)]
     pub(crate) ranks: usize,
-    /// Nodes that they are kept apart on, as many ranks on each.
+    /// Nodes that the ranks are spread over, as many ranks on each.
     #[arg(long, default_value_t = 1)]
     pub(crate) nodes: usize,
     /// Tokens of each rank.
@@ -69,7 +69,7 @@ impl Shape {
         self.ranks * self.num_tokens
     }
 
-    /// What a rank's tokens choose: for each, different experts. The same each time.
+    /// The experts that a rank's tokens choose: for each token, different ones. The same each time.
     pub(crate) fn choices(&self, rank: usize) -> Vec<i32> {
         let mut random = fastrand::Rng::with_seed(rank as u64);
         let mut experts: Vec<_> = (0..self.num_experts as i32).collect();

@@ -1,4 +1,4 @@
-//! What ranks are asked to do, and what they measured.
+//! The task of a group of ranks, and their measurements.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ pub(crate) struct Ranks {
     pub(crate) rounds: u32,
 }
 
-/// What a rank measured of one kind of call.
+/// A rank's times of one kind of call.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Timed {
-    /// What was called.
+    /// The name of the call.
     pub(crate) name: String,
     /// Bytes of the rows that experts read or write.
     pub(crate) bytes: u64,
-    /// Those of them that are other ranks'.
+    /// The part of these that belongs to other ranks.
     pub(crate) foreign: u64,
     /// Bytes of rows that cross to other nodes.
     pub(crate) across: u64,

@@ -1,4 +1,4 @@
-//! What one rank does in each round: every kind of call, and beside each a copy of as many bytes.
+//! One rank's rounds: every kind of call, and beside each a copy of as many bytes.
 
 use std::{
     sync::Arc,
@@ -96,7 +96,7 @@ pub(crate) fn measure(
     Ok(all)
 }
 
-/// How nodes of this host reach each other: not by its memory, unless the environment says so.
+/// The network between nodes of this host: TCP, unless the environment names a transport.
 fn network() -> Result<uccl_p2p::Config> {
     let network = uccl_p2p::Config::from_env()?;
     Ok(match network.transport {
@@ -105,7 +105,8 @@ fn network() -> Result<uccl_p2p::Config> {
     })
 }
 
-/// Keeps a rank on a CPU of its own, if there are enough: two that wait for each other on one CPU measure the scheduler.
+/// Keeps a rank on a CPU of its own, if there are enough: two that wait for each other on one CPU
+/// measure the scheduler.
 fn pin(rank: usize, ranks: usize) -> Result<()> {
     let allowed: Vec<_> = allowed_cpus().iter().flat_map(CpuList::iter).collect();
     if ranks <= allowed.len() {
@@ -125,7 +126,7 @@ fn pool(shape: Shape) -> usize {
     2 * (areas.place(num_tokens) + row.place(num_tokens))
 }
 
-/// Memory that calls use again in each round.
+/// Memory that all rounds share.
 struct Memory {
     rows: Vec<u16>,
     /// The same rows, where peers read them.
@@ -153,10 +154,11 @@ impl Memory {
         })
     }
 
-    /// Copies the rows to where peers read them. The combine before has ended, so nobody does.
+    /// Copies the rows to where peers read them. The combine before has ended, so no peer reads
+    /// them now.
     fn fill_block(&mut self) {
         let to = self.block.as_ptr().cast::<u16>();
-        // SAFETY: the block has as many bytes, and is nobody else's now.
+        // SAFETY: the block has as many bytes, and only this rank uses it now.
         unsafe { to.copy_from_nonoverlapping(self.rows.as_ptr(), self.rows.len()) };
     }
 
@@ -170,11 +172,11 @@ impl Memory {
 struct Rank {
     shape: Shape,
     group: Arc<Group>,
-    /// Of no token.
+    /// The routing of no tokens, for `meet`.
     meet: Arc<Routing>,
-    /// Of this rank's tokens.
+    /// The routing of this rank's tokens.
     flat: Arc<Routing>,
-    /// The same by relays, where the group has any.
+    /// The same through relays, where the group has any.
     relayed: Arc<Routing>,
     choices: Vec<i32>,
     /// Every rank's tokens.
@@ -197,7 +199,7 @@ impl Rank {
         }
     }
 
-    /// Waits until all ranks are here: a dispatch of nothing.
+    /// Waits until all ranks are here, by a dispatch without tokens.
     fn meet(&self) -> Result<()> {
         let nothing = Tokens {
             rows: std::ptr::null(),
@@ -208,7 +210,7 @@ impl Rank {
             stays: true,
         };
         let routing = Arc::clone(&self.meet);
-        // SAFETY: there is no token, and no row of one.
+        // SAFETY: there is no token, so there is no row.
         unsafe {
             let dispatch =
                 Dispatch::begin(&self.group, routing, nothing, Room::Tokens(0), &mut never)?;
@@ -252,7 +254,8 @@ impl Rank {
             true => Room::Bytes(self.group.pool_len() / 2 / 64 * 64),
             false => Room::Tokens(self.shape.num_tokens),
         };
-        // SAFETY: `x` has a row for each token and `ones` a weight for each choice, and both stay.
+        // SAFETY: `x` has a row for each token and `ones` a weight for each choice, and both
+        // outlive the call.
         let mut dispatch =
             unsafe { Dispatch::begin(&self.group, routing, tokens, room, &mut never)? };
         let counts = dispatch.counts(&mut never)?;
@@ -264,7 +267,7 @@ impl Rank {
         };
         let mut outputs = outputs(&mut memory.rows, work.payload(hidden));
         if work == Work::LowLatencyFp8 {
-            // As the rows of one scale are contiguous.
+            // Column-major scales: words of one index lie side by side for all rows of an expert.
             let words = Scales::Exact.words(hidden);
             let words = (memory.scales.as_mut_ptr(), (words - 1) * most);
             let (words, expert_stride) = words;
@@ -300,7 +303,8 @@ impl Rank {
             bias: [None, None],
             weights: None,
         };
-        // SAFETY: rows are those of the dispatch before, and stay; there is a row of sums for each token.
+        // SAFETY: the rows are those of the dispatch before, and outlive the call; there is a row
+        // of sums for each token.
         unsafe {
             let combine = Combine::begin(handle, results, &mut never)?;
             combine.finish(combined, &mut never)?;

@@ -54,7 +54,7 @@ enum Memory {
 impl Memory {
     fn new(place: Place, len: usize) -> Result<Self> {
         Ok(match place {
-            // What peers could map is no different to a GPU.
+            // Memory that peers could map is no different to a GPU.
             Place::Heap | Place::Alloc => Self::Host(HostBuffer::heap(len)?),
             Place::Gpu(gpu) => {
                 let context = place::context(gpu)?;
@@ -112,13 +112,14 @@ impl Copy<'_> {
             (Memory::Host(_), _) => Direction::DeviceToHost,
         };
         let (to, from, len) = (self.to.address(), self.from.address(), usize::try_from(size.0)?);
-        // SAFETY: both buffers are at least as long as the largest size, and of the kinds that the direction
-        // says: two hosts are refused before. They outlive this, whose end waits for the stream. Copies of
-        // one stream follow each other, and nobody else touches this memory.
+        // SAFETY: both buffers are at least as long as the largest size, and of the kinds that the
+        // direction names: two hosts are refused before. They outlive `self`, the Drop of which
+        // waits for the stream. Copies of one stream follow each other, and nobody else touches
+        // this memory.
         Ok(unsafe { self.stream.copy(to, from, len, direction) }?)
     }
 
-    /// One after the other without a wait between them.
+    /// Measures copies one after the other, without a wait between them.
     fn queued(&self, op: &str, size: Size, time: Duration) -> Result<Row> {
         let (gb_per_s, count) = rate_of(size.0, time, |count| {
             let started = Instant::now();
@@ -131,7 +132,7 @@ impl Copy<'_> {
         Ok(Row { gb_per_s, count, ..Row::limit(op, size.0) })
     }
 
-    /// Each waited for.
+    /// Measures copies with a wait after each.
     fn waited(&self, op: &str, size: Size, time: Duration) -> Result<Row> {
         sized(op, size, time, || {
             self.enqueue(size)?;

@@ -1,7 +1,7 @@
-//! What this machine can do at best, measured without the engine in the same run: the ceilings that
-//! transfers are compared with.
+//! The limits of this machine, measured without the engine in the same run: the ceilings for
+//! transfers.
 //!
-//! | row | what it is |
+//! | row | measurement |
 //! | --- | --- |
 //! | `memcpy` | one thread copies between two buffers of its own, over and over |
 //! | `vm-read`, `vm-write` | `process_vm_readv` and `process_vm_writev` on another process's memory |
@@ -36,8 +36,8 @@ use super::{
     stats::{Latencies, gb_per_s, median},
 };
 
-/// Does the other side's part. `lead` is the leading side's address, or nothing if it is this process's
-/// parent: only a parent may name file descriptors and be told addresses.
+/// Does the other side's part. `lead` is the leading side's address, or nothing if it is this
+/// process's parent: only a parent may name file descriptors and receive addresses.
 pub(crate) fn serve(
     request: &LimitRequest,
     channel: &mut Channel,
@@ -63,8 +63,7 @@ fn sizes(args: &BenchArgs) -> Vec<Size> {
     }
 }
 
-/// Whether the limits are a GPU's copies: within one host, and if there is a GPU between whose memory and
-/// the other side's bytes move.
+/// Whether the limits are a GPU's copies: within one host, and if a GPU is on one side.
 fn of_gpus(args: &BenchArgs) -> bool {
     let gpu = [args.device, args.peer_device()].contains(&DeviceKind::Gpu);
     gpu && args.connect.is_none()
@@ -117,7 +116,7 @@ fn rate(
     })
 }
 
-/// As [`rate`], of a batch of so many calls that says how long it took.
+/// As [`rate`], for a batch of calls that returns its own time.
 fn rate_of(
     bytes: u64,
     time: Duration,

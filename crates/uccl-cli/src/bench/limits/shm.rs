@@ -20,7 +20,7 @@ use crate::bench::control::{Request, unexpected};
 const PAGE: usize = 4096;
 const WORDS: usize = 8;
 
-/// 64 bytes of message, and the line that says which message it is.
+/// 64 bytes of message, and the cache line with its number.
 #[repr(C, align(128))]
 struct Mailbox {
     message: [AtomicU64; WORDS],
@@ -39,10 +39,10 @@ struct Boxes {
 
 const _: () = assert!(size_of::<Boxes>() <= PAGE);
 
-/// The turn after the last.
+/// The number that ends the exchange.
 const OVER: u64 = u64::MAX;
 
-/// A page of zeros or of what the other side left there.
+/// A shared page, zeroed when it is new.
 struct Page(NonNull<Boxes>);
 
 impl Page {

@@ -39,7 +39,7 @@ pub(super) fn serve_echo(channel: &mut Channel, lead: Option<IpAddr>) -> Result<
     Ok(Reply::Done)
 }
 
-/// Listens at any port, says which, and takes the leading side's connection.
+/// Listens at any port, sends the port number, and takes the leading side's connection.
 fn accept(channel: &mut Channel, lead: Option<IpAddr>) -> Result<TcpStream> {
     let any: IpAddr = match lead {
         None => Ipv4Addr::LOCALHOST.into(),
@@ -52,7 +52,7 @@ fn accept(channel: &mut Channel, lead: Option<IpAddr>) -> Result<TcpStream> {
     let deadline = Instant::now() + MEET;
     while Instant::now() < deadline {
         match listener.accept() {
-            // Others may knock at an open port.
+            // Strangers may connect to an open port.
             Ok((_, from)) if lead.is_some_and(|lead| lead != from.ip()) => {}
             Ok((stream, _)) => {
                 stream.set_nonblocking(false)?;
