@@ -23,7 +23,7 @@ static ALLOCATED: PeakAlloc = PeakAlloc;
 
 /// Most bytes of a frame.
 const MAX_FRAME_LEN: usize = 4096;
-/// What a thread may take on top of what it began with: some frames, and what is read from them.
+/// The most memory that a thread may take beyond its start: some frames, and the parsers' results.
 const MAX_GROWTH_BYTES: usize = 1 << 20;
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     if tally.panics == 0 && bounded { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the parsers did.
+/// Counts of the parsers' results.
 #[derive(Default)]
 struct Tally {
     taken: [u64; PARSERS.len()],

@@ -8,7 +8,7 @@
 //! | 12 | u32 | 0 |
 //! | 16 | 4 x u64 | bit i, counted from the lowest bit of the first word: number largest - 1 - i has come |
 //!
-//! All numbers are little endian. Packet numbers wrap; what they mean is for `uccl-tran` to say.
+//! All numbers are little endian. Packet numbers wrap; `uccl-tran` defines their meaning.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::cursor::{Reader, Truncated};
 
 /// Bytes of an acknowledgement.
 pub const ACK_LEN: usize = 48;
-/// Numbers before the largest that an acknowledgement tells of.
+/// The span of an acknowledgement: packet numbers before the largest.
 pub const ACK_SPAN: u32 = 256;
 
 const MAGIC: u32 = 0x5543_4b00;
@@ -55,14 +55,14 @@ pub enum AckError {
 }
 
 impl Ack {
-    /// Whether it says that the packet `back` numbers before the largest has come.
+    /// Whether the packet `back` numbers before the largest has come, by this acknowledgement.
     #[must_use]
     pub fn has(&self, back: u32) -> bool {
         let Some(bit) = back.checked_sub(1) else { return true };
         self.before.get(bit as usize / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
     }
 
-    /// How far back the earliest packet is that it says has come.
+    /// How far before the largest the earliest packet is that has come, by this acknowledgement.
     #[must_use]
     pub fn reach(&self) -> u32 {
         let words = [4, 3, 2, 1].into_iter().zip(self.before.into_iter().rev());

@@ -1,8 +1,8 @@
-//! The advert: what lets a peer touch a region one-sidedly.
+//! The advert: a peer's right and means to access a region one-sidedly.
 //!
 //! Callers carry it as 64 bytes laid out like UCCL's `FifoItem`, so that programs which patch the
-//! address and the size in place (to reach a part of what was advertised) keep working. All numbers
-//! are little endian.
+//! address and the size in place (to reach a part of the advertised range) keep working. All
+//! numbers are little endian.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |
@@ -29,7 +29,8 @@ const VERSION: u8 = 1;
 /// In the 32-bit size field: the 64-bit length counts.
 const SIZE_IS_64_BIT: u32 = u32::MAX;
 
-/// What lets a peer touch `len` bytes at `addr`. The key is good for all of the region that they lie in.
+/// Lets a peer access `len` bytes at `addr`. The key is good for all of the region that they lie
+/// in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Advert {
     /// Address in the owner's process.
@@ -107,7 +108,7 @@ impl Advert {
         out
     }
 
-    /// Reads an advert, whose address and 32-bit size a caller may have patched to a part of the
+    /// Reads an advert. A caller may have patched its address and 32-bit size to a part of the
     /// region.
     ///
     /// The 32-bit size is the length unless it is `u32::MAX`; then the 64-bit length counts. Whether

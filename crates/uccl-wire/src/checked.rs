@@ -1,5 +1,4 @@
-//! What protects the frames of a lane with checksums: CRC-32C over header, descriptors and payload, in
-//! the trailer.
+//! Checksums of a lane's frames: CRC-32C over header, descriptors and payload, in the trailer.
 //!
 //! A byte that is wrong must do no harm before it is noticed, so the checksum at the end of a frame is not
 //! enough. The magic of a checked header is mixed with the header's own checksum: one that is damaged is no
@@ -30,7 +29,7 @@ pub fn unseal(bytes: &[u8; HEADER_LEN]) -> Result<Header, FrameError> {
     }
 }
 
-/// Mixes the magic with the checksum of all that is not magic; twice is not at all.
+/// Mixes the magic with the checksum of the other bytes; a second mix restores it.
 fn mix(mut bytes: [u8; HEADER_LEN]) -> [u8; HEADER_LEN] {
     let mut rest = bytes;
     rest[MAGIC].fill(0);
@@ -50,7 +49,7 @@ impl Default for Crc {
 }
 
 impl Crc {
-    /// That of no bytes.
+    /// The checksum of no bytes.
     pub fn new() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
@@ -60,14 +59,14 @@ impl Crc {
         self.0.update(bytes);
     }
 
-    /// The trailer that goes here.
+    /// The trailer to send at this point.
     pub fn trailer(this: Option<&Self>, status: Status) -> Trailer {
         let value = this.map_or(0, |crc| crc.0.finalize() as u32);
         // Filler must not pass for data if only its status is damaged.
         Trailer { crc: if status == Status::Ok { value } else { !value }, status }
     }
 
-    /// Whether this trailer belongs here.
+    /// Whether this trailer is right at this point.
     pub fn admits(this: Option<&Self>, trailer: &Trailer) -> bool {
         this.is_none() || *trailer == Self::trailer(this, trailer.status)
     }
@@ -79,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// A trailer says that what came is filler by its status, which is one bit from that of data.
+    /// The status in a trailer marks filler; it differs by one bit from the status of data.
     #[test]
     fn filler_whose_status_is_damaged_is_no_data() {
         let mut crc = Crc::new();

@@ -44,7 +44,7 @@ pub enum DescsError {
     /// A count or length is beyond its limit.
     #[error("{what}: {got} is more than the {max} allowed")]
     TooMany {
-        /// What is counted.
+        /// The counted items.
         what: &'static str,
         /// The count.
         got: u64,
@@ -143,7 +143,7 @@ pub fn encode_descs(descs: &[XferDesc]) -> Result<Vec<u8>, DescsError> {
     Ok(out)
 }
 
-/// Reads a list of descriptors. Takes memory in proportion to the bytes, whatever they announce.
+/// Reads a list of descriptors. Takes memory in proportion to the bytes, not to counts in them.
 ///
 /// # Errors
 /// A limit is passed, the bytes end too early, or some are left.
@@ -263,7 +263,7 @@ mod tests {
         let count = (MAX_DESCS as u64).to_le_bytes();
         let refused = DescsError::CountBeyondBytes { count: MAX_DESCS as u64, have: 0 };
         assert_eq!(decode_descs(&count), Err(refused));
-        // One descriptor whose keys, then whose IPC info, announce more than is there.
+        // One descriptor announces more keys, then more IPC info, than the bytes hold.
         let keys = |n: u64| [1, 0, 0, n].map(u64::to_le_bytes).concat();
         assert!(matches!(
             decode_descs(&[keys(u64::MAX), vec![0; 8]].concat()),

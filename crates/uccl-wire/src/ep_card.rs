@@ -1,4 +1,4 @@
-//! What a rank of a group of experts tells the others, so that they find its window.
+//! The card of a rank in an expert-parallel group: other ranks find its window by it.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |
@@ -69,7 +69,7 @@ pub struct EpCard {
 pub struct EpEndpoint {
     /// Where the rank's endpoint listens.
     pub addr: SocketAddr,
-    /// The number that tells the endpoint from all others.
+    /// The endpoint's random number, different for each endpoint.
     pub instance: u64,
     /// All of the window.
     pub window: Advert,
@@ -88,9 +88,9 @@ pub enum EpCardError {
     /// The rank is none of the group's.
     #[error("a card of rank {rank} of {ranks}")]
     NoSuchRank {
-        /// The rank it says.
+        /// The rank in the card.
         rank: u32,
-        /// The ranks it says there are.
+        /// The number of ranks in the card.
         ranks: u32,
     },
     /// The window's advert is none.

@@ -1,4 +1,4 @@
-//! What a rank whose window is a GPU's memory tells the others of its group.
+//! The card of a rank with its window in GPU memory, for the other ranks of its group.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |
@@ -14,7 +14,7 @@
 //! | 140 | u32 | its process, as its host numbers it |
 //! | 144 | u64 | when that process was started, in ticks since the host was |
 //!
-//! All numbers are little endian. Who has the handle can write to the window.
+//! All numbers are little endian. A process that has the handle can write to the window.
 
 use crate::ep_card::{EpCardError, HOST_LEN};
 
@@ -40,7 +40,7 @@ pub struct EpGpuCard {
     pub process: u64,
     /// The boot id of its kernel.
     pub host: [u8; HOST_LEN],
-    /// What other processes open the window by.
+    /// The handle by which other processes open the window.
     pub handle: [u8; 64],
     /// Its process's number.
     pub pid: u32,

@@ -1,11 +1,11 @@
-//! Frames: what runs over a byte pipe between two lanes once they have shaken hands.
+//! Frames: the units of the byte stream between two lanes after their handshake.
 //!
 //! A frame is a 32-byte header, `descs` descriptors of 24 bytes, `len` bytes of payload and, for
 //! frames with payload, an 8-byte trailer. All integers are little endian. Lanes with checksums seal
 //! their headers and put another trailer behind the descriptors: see [`crate::checked`].
 //!
-//! The last frame of a write may carry a signal. Its flags say what happens to the word, `aux` is the value, and one
-//! more descriptor, which `descs` does not count, names the word.
+//! The last frame of a write may carry a signal. Its flags name the change of the word, `aux` is
+//! the value, and one more descriptor, which `descs` does not count, names the word.
 //!
 //! ```text
 //! 0     1      2      4      8     16     24     32
@@ -22,7 +22,7 @@ pub const HEADER_LEN: usize = 32;
 pub const DESC_LEN: usize = 24;
 /// Bytes of a trailer.
 pub const TRAILER_LEN: usize = 8;
-/// Most descriptors of a frame: what one vectored system call takes.
+/// Most descriptors of a frame: as many as one vectored system call takes.
 pub const MAX_DESCS: usize = 1024;
 /// Longest payload of a frame. Longer operations are several frames, so that a cancel need not wait
 /// for more than this and other frames get their turn.
@@ -41,7 +41,7 @@ const SIGNAL: u8 = 1 << 2;
 /// The signal adds to its word; without this flag it sets the word.
 const ADD: u8 = 1 << 3;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -63,7 +63,7 @@ pub enum Kind {
     Pong = 8,
     /// Asks for the `aux` bytes that the descriptors name.
     Read = 2,
-    /// The read named `op` is wanted no more: what is left of its data is one empty frame, the last.
+    /// The read named `op` is cancelled: one empty frame, the last, replaces the rest of its data.
     Stop = 11,
     /// Data for the memory that the descriptors name.
     Write = 1,
@@ -93,7 +93,7 @@ impl Kind {
     }
 }
 
-/// How an operation ended, as frames say it.
+/// How an operation ended, by its code in frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Status {
@@ -162,9 +162,9 @@ pub enum FrameError {
     /// The descriptors do not add up to the payload.
     #[error("descriptors of {descs} bytes for {len} bytes of data")]
     Sum {
-        /// What the descriptors add up to.
+        /// The sum of the descriptors' lengths.
         descs: u64,
-        /// What the header says.
+        /// The length in the header.
         len: u64,
     },
 }
@@ -172,7 +172,7 @@ pub enum FrameError {
 /// The start of every frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What it is.
+    /// The frame's kind.
     pub kind: Kind,
     /// This frame is the last of its operation.
     pub last: bool,
@@ -184,9 +184,10 @@ pub struct Header {
     pub op: u64,
     /// Bytes of payload.
     pub len: u64,
-    /// Depends on the kind. Zero if there is a signal, whose value takes the place.
+    /// Its meaning depends on the kind. Zero if there is a signal, because its value takes the
+    /// place.
     pub aux: u64,
-    /// What happens to a word of the receiver's when all bytes of the write are there.
+    /// The change of a word of the receiver's once all bytes of the write are there.
     pub signal: Option<Change>,
 }
 
@@ -215,7 +216,7 @@ impl Header {
         out
     }
 
-    /// Reads a header and checks it against what its kind allows.
+    /// Reads a header and checks it against the rules of its kind.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, FrameError> {
         let magic = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         if magic != MAGIC {
@@ -354,7 +355,7 @@ pub fn decode_descs(
 /// The end of a frame with payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trailer {
-    /// CRC-32C of header, descriptors and payload, if the header says so.
+    /// CRC-32C of header, descriptors and payload, if the header's flag `checked` is set.
     pub crc: u32,
     /// Anything but ok means that the payload is filler: its source went away while it was sent.
     pub status: Status,
@@ -451,7 +452,7 @@ mod tests {
             decode_descs(&header, &bytes, &mut out),
             Err(FrameError::Sum { descs: 8, len: 9 })
         );
-        // Neither less nor more, for a read as well, whose length is elsewhere.
+        // Neither less nor more. The same holds for a read, which has its length in `aux`.
         for (said, sound) in [(7, false), (8, true), (9, false)] {
             for header in [
                 Header { len: said, ..header },
@@ -481,7 +482,7 @@ mod tests {
                 }
             }
         }
-        // Flags that say nothing.
+        // Flags without a meaning.
         let mut bytes = Header::bare(Kind::Write, 1, 0).encode();
         for change in [ADD, 1 << 4, SIGNAL | 1 << 7] {
             bytes[1] = LAST | change;
@@ -537,7 +538,7 @@ mod tests {
             let want = known.ok_or(FrameError::Status(status.into()));
             assert_eq!(Header::decode(&header.encode()), want);
         }
-        // Not by its lowest byte alone.
+        // The whole number counts, not its lowest byte alone.
         for status in [256, 1 << 32, u64::MAX] {
             let header = Header::bare(Kind::Ack, 1, status);
             assert_eq!(Header::decode(&header.encode()), Err(FrameError::Status(status)));

@@ -26,10 +26,10 @@ use crate::{
 /// A parser under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Parser {
-    /// What it reads.
+    /// The name of its layout.
     pub name: &'static str,
-    /// Reads the bytes; whether it took them for valid. Panics where what was read is not written
-    /// back as it was read.
+    /// Reads the bytes; whether it took them for valid. Panics where encoding the result does not
+    /// give the same bytes.
     pub takes: fn(&[u8]) -> bool,
 }
 
@@ -365,7 +365,7 @@ fn metadata_text(bytes: &[u8]) -> bool {
     true
 }
 
-/// What has no header is all message; then nothing is said of the bytes.
+/// A payload without a header is all message; then the test makes no other claim.
 fn named(bytes: &[u8]) -> bool {
     let read = Named::decode(bytes);
     let has_header = read.name.len() + read.message.len() < bytes.len();
@@ -441,7 +441,7 @@ impl Transcript {
         }
     }
 
-    /// Both ends before each message that comes to them, and what comes before it taken.
+    /// Both ends before each message that comes to them, after they have taken the earlier ones.
     fn ends(&self) -> Vec<Handshake> {
         let mut ends = Vec::new();
         for (role, messages) in

@@ -1,8 +1,8 @@
-//! GPU offers: how a process tells another one of its host where its GPU memory can be opened.
+//! GPU offers: a process offers GPU memory for other processes of its host to open.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |
-//! | 0 | u32 | id: what regions in this memory refer to |
+//! | 0 | u32 | id, to which regions in this memory refer |
 //! | 4 | u32 | number of pieces that travel as file descriptors; 0: the handle names all of it |
 //! | 8 | 16 B | UUID of the GPU |
 //! | 24 | u64 | where the memory starts in its owner's process |
@@ -16,13 +16,13 @@ use crate::cursor::{Reader, Truncated};
 
 /// Bytes before the lengths of the pieces.
 const HEAD_LEN: usize = 104;
-/// Most pieces of an offer: what one message can carry as descriptors, with some to spare.
+/// Most pieces of an offer: one message can carry as many descriptors, with some to spare.
 pub const MAX_OFFER_PIECES: usize = 64;
 
 /// GPU memory that peers of the same host can open.
 #[derive(Clone, PartialEq, Eq)]
 pub struct GpuOffer {
-    /// What regions in this memory refer to.
+    /// The id to which regions in this memory refer.
     pub id: u32,
     /// UUID of the GPU.
     pub gpu: [u8; 16],
@@ -43,7 +43,7 @@ pub enum Means {
     Handle([u8; 64]),
 }
 
-/// Who has a handle can write to the memory: it is as secret as the memory's contents.
+/// A process that has a handle can write to the memory: it is as secret as the memory's contents.
 impl std::fmt::Debug for GpuOffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { id, base, len, .. } = self;

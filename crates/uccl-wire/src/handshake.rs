@@ -13,18 +13,18 @@
 //!                                ◀──────────  HELLO
 //! ```
 //!
-//! Either end may say REFUSE {code, text} instead, and does so before it gives up on a peer. A proof is
-//! HMAC-SHA256 under the pre-shared key of a label for the role and the bodies of both PRELUDEs, the
-//! connector's first. The
-//! connector proves first: an acceptor shows nothing derived from its key, and nothing of itself, to a peer
-//! that does not know the key.
+//! Either end may send REFUSE {code, text} instead, and does so before it gives up on a peer. A
+//! proof is HMAC-SHA256 under the pre-shared key of a label for the role and the bodies of both
+//! PRELUDEs, the connector's first. The connector proves first: an acceptor shows nothing derived
+//! from its key, and nothing of itself, to a peer that does not know the key.
 //!
-//! With a key, the two ends also share a key for this stream alone: HMAC-SHA256 under the pre-shared key of
-//! another label and both PRELUDEs. Under it, each HELLO ends with a code over the connector's HELLO, and over
-//! the acceptor's if it is that one's; and all that follows the handshake goes in [records](crate::record),
-//! and [`Handshake::take_keys`] gives the keys of these. So a relay on the path can change nothing. The
-//! connector's HELLO names the endpoint that it means, if it knows: another one, to which a relay may lead,
-//! refuses. Nothing is encrypted.
+//! With a key, the two ends also share a key for this stream alone: HMAC-SHA256 under the
+//! pre-shared key of another label and both PRELUDEs. Under it, each HELLO ends with a code over
+//! the connector's HELLO, and in the acceptor's HELLO over that one too; all bytes after the
+//! handshake travel in [records](crate::record), and [`Handshake::take_keys`] gives the keys of
+//! these. So a relay on the path can change nothing. The connector's HELLO names the endpoint that
+//! it means, if it knows: another endpoint, to which a relay may lead, refuses. Nothing is
+//! encrypted.
 //!
 //! # Example
 //! ```
@@ -86,24 +86,24 @@ pub enum Role {
 pub enum Progress {
     /// All bytes were taken; more must come.
     NeedMore,
-    /// Acceptor only: the peer has said who it is. Answer with [`Handshake::reply`], which ends the
+    /// Acceptor only: the peer has sent its hello. Answer with [`Handshake::reply`], which ends the
     /// handshake, or with [`Handshake::refuse`].
     PeerHello {
-        /// Who the peer is.
+        /// The peer's hello.
         peer: Box<Hello>,
         /// How many of the bytes just fed were taken; the rest follows the handshake.
         consumed: usize,
     },
     /// Connector only: the handshake is over.
     Done {
-        /// Who the peer is.
+        /// The peer's hello.
         peer: Box<Hello>,
         /// How many of the bytes just fed were taken; the rest follows the handshake.
         consumed: usize,
     },
 }
 
-/// Why a handshake failed. Send [`Handshake::pending_output`] all the same: it tells the peer.
+/// Why a handshake failed. Send [`Handshake::pending_output`] all the same: it informs the peer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -126,7 +126,7 @@ pub enum HandshakeError {
     UnexpectedMessage {
         /// The kind that came.
         got: u8,
-        /// What was due.
+        /// The expected message.
         want: &'static str,
     },
     /// A message has a length that its kind does not have.
@@ -137,7 +137,7 @@ pub enum HandshakeError {
         /// Its length in bytes.
         len: usize,
     },
-    /// Both ends play the same role, or the peer sends back what it was sent: a stream that is
+    /// Both ends play the same role, or the peer sends back our own bytes: a stream that is
     /// connected to itself does that.
     #[error("the peer is a mirror: it plays our role, or repeats our nonce")]
     Mirror,
@@ -170,7 +170,7 @@ pub enum HandshakeError {
     /// The call does not fit the state: a reply without a hello, or bytes after the end.
     #[error("{call} is not possible now: {state}")]
     WrongState {
-        /// What was called.
+        /// The call.
         call: &'static str,
         /// Where the handshake stands.
         state: &'static str,
@@ -178,7 +178,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What the peer is told, if it is told anything.
+    /// The refusal to send to the peer, if one is due.
     fn refusal(&self) -> Option<Refusal> {
         let (code, text) = match self {
             Self::Foreign { .. } => (RefuseCode::Foreign, "this is a UCCL P2P endpoint".into()),
@@ -207,11 +207,11 @@ impl HandshakeError {
     }
 }
 
-/// What is due next.
+/// The message that is due next.
 #[derive(Clone)]
 enum State {
     Prelude,
-    /// `answer` is what we prove in turn, once the peer has.
+    /// `answer` is our own proof, sent once the peer's is right.
     Proof {
         want: [u8; PROOF_LEN],
         answer: Option<[u8; PROOF_LEN]>,
@@ -222,7 +222,7 @@ enum State {
     Failed(HandshakeError),
 }
 
-/// One end of a handshake. See the [module](self) for how it goes.
+/// One end of a handshake. The [module](self) has the sequence of messages.
 pub struct Handshake {
     role: Role,
     psk: Option<Psk>,
@@ -348,7 +348,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Gives up on the peer and tells it why, at any time before the end.
+    /// Gives up on the peer and sends it the reason, at any time before the end.
     pub fn refuse(&mut self, refusal: Refusal) {
         if !matches!(self.state, State::Done | State::Failed(_)) {
             self.fail(HandshakeError::RefusedByUs(refusal));
@@ -497,7 +497,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// The peer may know who we are: the connector says so, the acceptor listens.
+    /// The peer may know our identity now: the connector sends its hello, the acceptor waits for
+    /// one.
     fn greet(&mut self) {
         if self.role == Role::Connector {
             let mut hello = self.hello.clone();
@@ -513,7 +514,7 @@ impl Handshake {
         self.output.extend(message(kind, body));
     }
 
-    /// Gives up for good, and tells the peer if it should know.
+    /// Gives up for good, and sends the peer a refusal if one is due.
     fn fail(&mut self, error: HandshakeError) -> HandshakeError {
         if let Some(refusal) = error.refusal() {
             self.send(Kind::Refuse, &refusal.encode());
@@ -556,7 +557,7 @@ impl State {
     }
 }
 
-/// What a REFUSE body says. Its length has been checked with its header.
+/// The error of a REFUSE body. Its length has been checked with its header.
 fn refused(body: &[u8]) -> HandshakeError {
     match Refusal::decode(body) {
         Some(Refusal { code, text }) => HandshakeError::Refused { code, text },

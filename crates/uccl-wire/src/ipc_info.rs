@@ -3,7 +3,7 @@
 //! | offset | type | field |
 //! | --- | --- | --- |
 //! | 0 | 64 B | handle: the [advert](crate::advert) |
-//! | 64 | u64 | offset into what the handle names |
+//! | 64 | u64 | offset into the handle's range |
 //! | 72 | u64 | size in bytes |
 //! | 80 | u32 | operation |
 //! | 84 | u8 | 1 where the memory is the host's |
@@ -23,12 +23,12 @@ pub const IPC_INFO_LEN: usize = 104;
 /// Bytes of the form that the C API carries.
 pub const IPC_INFO_C_LEN: usize = 128;
 
-/// What lets a peer on the same host touch memory.
+/// Lets a peer on the same host access memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpcInfo {
     /// Names the memory: an encoded advert.
     pub handle: [u8; ADVERT_LEN],
-    /// Where the range starts, in bytes from the start of what the handle names.
+    /// Where the range starts, in bytes from the start of the handle's range.
     pub offset: u64,
     /// Length of the range in bytes.
     pub size: u64,
@@ -36,9 +36,9 @@ pub struct IpcInfo {
     pub op: u32,
     /// Whether the memory is the host's. Not in the C form, where it reads as the sign of `gpu_idx`.
     pub is_host: bool,
-    /// Index of the GPU whose memory it is; -1 for the host's.
+    /// Index of the GPU that the memory is on; -1 for the host's.
     pub gpu_idx: i32,
-    /// Address of what the handle names in the owner's process. Not in the C form.
+    /// Address of the handle's range in the owner's process. Not in the C form.
     pub direct_addr: u64,
 }
 
@@ -55,20 +55,20 @@ pub enum IpcInfoError {
     /// A flag is neither 0 nor 1.
     #[error("the host flag of IPC info is {got}, not 0 or 1")]
     NotABool {
-        /// What it is.
+        /// The flag's value.
         got: u8,
     },
     /// The handle is not an advert.
     #[error("the handle of IPC info: {0}")]
     Handle(#[from] AdvertError),
-    /// The range is not inside what the handle names.
+    /// The range is not inside the handle's range.
     #[error("{size} bytes at offset {offset} do not fit the {advertised} bytes advertised")]
     OutsideAdvert {
         /// Start of the range in bytes.
         offset: u64,
         /// Length of the range in bytes.
         size: u64,
-        /// Length of what the handle names, in bytes.
+        /// Length of the handle's range, in bytes.
         advertised: u64,
     },
 }
@@ -130,8 +130,8 @@ impl IpcInfo {
         out
     }
 
-    /// Reads either form; padding is ignored. What the C form lacks is 0 (and `is_host` as told by a
-    /// negative `gpu_idx`).
+    /// Reads either form; padding is ignored. Fields that the C form lacks are 0 (and `is_host` is
+    /// derived from a negative `gpu_idx`).
     ///
     /// # Errors
     /// The length is neither form's, or the host flag is no flag. The handle is read by

@@ -1,7 +1,7 @@
 //! Every byte layout that leaves a process. No I/O, no unsafe; hostile bytes return an error.
 //!
-//! Encoders return bytes, decoders take them; what a decoder allocates is bounded by a documented limit
-//! and by the length of what it was given, never by a number in it.
+//! Encoders return bytes, decoders take them; a documented limit and the input's length bound a
+//! decoder's allocations, never a number in the input.
 #![forbid(unsafe_code)]
 
 pub mod ack;

@@ -1,4 +1,4 @@
-//! What peers tell each other to move memory through libfabric: where a channel's end is, and keys.
+//! Addresses of channel ends and keys of memory that peers exchange to use libfabric.
 //!
 //! An address:
 //!
@@ -41,7 +41,7 @@ pub const MAX_PROVIDER: usize = 64;
 pub const MAX_NAME: usize = 512;
 /// Longest key, in bytes.
 pub const MAX_KEY: usize = 128;
-/// Longest raw key, without what precedes it.
+/// Longest raw key, without its tag and base.
 pub const MAX_RAW_KEY: usize = MAX_KEY - 9;
 
 /// Where a channel's end is.
@@ -59,7 +59,7 @@ pub struct FabricAddress<'a> {
     pub probe_key: &'a [u8],
 }
 
-/// What names registered memory to a peer's device.
+/// The name of registered memory for a peer's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FabricKey<'a> {
     /// A number that requests carry as it is.
@@ -130,8 +130,8 @@ impl<'a> FabricAddress<'a> {
     /// Reads an address.
     ///
     /// # Errors
-    /// When the bytes are not one. Nothing is said of the endpoint's name: that is for the provider's
-    /// user to check.
+    /// The bytes are not an address. The endpoint's name is not checked: that is for the provider's
+    /// user.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, FabricError> {
         let mut reader = Reader::new(bytes);
         let magic = reader.u32_le()?;

@@ -1,4 +1,4 @@
-//! Messages: what two engines say to each other over the first lane of their connection.
+//! Messages: the engines' protocol over the first lane of their connection.
 //!
 //! The first byte is the kind, the second the flag [`MORE`]; a message longer than a lane takes is
 //! cut into fragments that all but the last carry the flag. Integers are little endian.
@@ -7,7 +7,7 @@ use crate::{frame::Status, signal::Change};
 
 /// Set on every fragment of a message but the last.
 pub const MORE: u8 = 1;
-/// Longest message when put together: what describes the most iovs of one send.
+/// Longest message when put together: enough to describe the most iovs of one send.
 pub const MAX_ASSEMBLED: usize = 4 << 20;
 /// Most iovs of one send or receive.
 pub const MAX_IOVS: usize = 65_536;
@@ -22,7 +22,7 @@ pub const MAX_ASKED_PIECES: usize = 256 << 10;
 /// Bytes before the body of every message: kind, flags and padding.
 pub const PREFIX_LEN: usize = 8;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Tag {
@@ -30,7 +30,7 @@ pub enum Tag {
     Answer = 10,
     /// The owner of memory is asked to copy to or from it.
     Ask = 9,
-    /// Who asked wants it no more.
+    /// The asker cancels its ask.
     AskCancel = 11,
     /// Sent data that travels with its message.
     Eager = 1,
@@ -38,7 +38,7 @@ pub enum Tag {
     Fin = 3,
     /// A lane of the connection is of no more use.
     LaneDown = 8,
-    /// What one end of a link has to say to the other.
+    /// A note from one end of a link to the other.
     Link = 12,
     /// A notification that travels with its message.
     Notif = 5,
@@ -48,11 +48,11 @@ pub enum Tag {
     NotifRts = 6,
     /// Sent data to be read from the sender's memory.
     Rts = 2,
-    /// The sender wants its send back.
+    /// The sender cancels its send.
     SendCancel = 4,
     /// A word of the receiver's memory is to be changed.
     Signal = 13,
-    /// What became of a signal.
+    /// The result of a signal.
     SignalAck = 14,
 }
 
@@ -102,7 +102,7 @@ pub enum MessageError {
     /// A notification longer than they may be.
     #[error("a notification of {0} bytes is longer than {MAX_NOTIF}")]
     Notif(u64),
-    /// A lane whose number no lane has.
+    /// A lane number that no lane has.
     #[error("there is no lane {0}")]
     Lane(u64),
     /// A verdict that this version does not know.
@@ -124,7 +124,7 @@ pub enum Verdict {
     Received,
     /// It was longer than the receive that it met.
     Truncated {
-        /// What the receive could take, in bytes.
+        /// The length of the receive, in bytes.
         capacity: u64,
     },
 }
@@ -144,7 +144,7 @@ pub struct Source {
 
 const SOURCE_LEN: usize = 28;
 
-/// What the owner is to do with the memory that it is asked about.
+/// The direction of the copy that the owner is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// Copy from its memory into the asker's.
@@ -153,7 +153,8 @@ pub enum Direction {
     ToOwner,
 }
 
-/// A piece of the owner's memory and as long a piece of the asker's, which are to be copied one to the other.
+/// A piece of the owner's memory and one of the asker's, of the same length, to be copied one to
+/// the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AskPiece {
     /// The owner's.
@@ -164,7 +165,7 @@ pub struct AskPiece {
     pub len: u64,
 }
 
-/// Where a piece of memory is, and what proves the right to touch it.
+/// The address of a piece of memory, and the key that proves the right to touch it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Address in its owner's process.
@@ -183,11 +184,11 @@ const ASK_PIECE_LEN: usize = 8 + 2 * PLACE_LEN;
 pub enum Answer {
     /// All was copied.
     Copied,
-    /// The asker wanted it no more: nothing of it moves, but some may have been copied.
+    /// The asker cancelled it: its data moves no more, but some may have been copied.
     Cancelled,
-    /// The owner cannot do it, and does nothing (more) about it: the asker had better do it himself.
+    /// The owner cannot make the copy, and stops trying: the asker had better make it itself.
     Declined,
-    /// The memory is not the asker's to touch.
+    /// The asker may not touch the memory.
     Refused(Status),
 }
 
@@ -207,10 +208,10 @@ pub enum Message<'a> {
         id: u64,
         /// Which way.
         direction: Direction,
-        /// What.
+        /// The pieces to copy.
         pieces: AskPieces<'a>,
     },
-    /// The asker wants it no more. It is answered all the same.
+    /// The asker cancels the ask. It is answered all the same.
     AskCancel {
         /// The ask.
         id: u64,
@@ -231,24 +232,25 @@ pub enum Message<'a> {
         /// Its end.
         verdict: Verdict,
     },
-    /// The sender's end of a lane is dead: nothing that was sent on it lands in the sender's memory any
-    /// more. Whoever hears this for the first time ends his own end, and says so too.
+    /// The sender's end of a lane is dead: nothing that was sent on it lands in the sender's memory
+    /// any more. A receiver that hears this for the first time ends its own end, and sends the same
+    /// message.
     LaneDown {
         /// Which lane, counted from the one that carries messages, which is 0.
         lane: u16,
     },
-    /// What one end of a lane has to say to the other, for the link to make sense of.
+    /// A note from one end of a lane to the other, for the link to read.
     Link {
         /// Which lane, counted from the one that carries messages, which is 0.
         lane: u16,
-        /// What it says.
+        /// The note's bytes.
         note: &'a [u8],
     },
     /// A notification.
     Notif {
         /// Numbers the notification.
         id: u64,
-        /// What it says.
+        /// The notification's bytes.
         payload: &'a [u8],
     },
     /// A notification arrived.
@@ -272,7 +274,7 @@ pub enum Message<'a> {
         /// One piece an iov.
         sources: Sources<'a>,
     },
-    /// The sender wants its send back.
+    /// The sender cancels its send.
     SendCancel {
         /// The send.
         seq: u64,
@@ -283,10 +285,10 @@ pub enum Message<'a> {
         id: u64,
         /// Where the word is.
         word: Place,
-        /// What is done to it.
+        /// The change.
         change: Change,
     },
-    /// What became of a signal.
+    /// The result of a signal.
     SignalAck {
         /// The signal.
         id: u64,
@@ -322,7 +324,7 @@ impl Sources<'_> {
 pub struct AskPieces<'a>(&'a [[u8; ASK_PIECE_LEN]]);
 
 impl AskPieces<'_> {
-    /// One after the other.
+    /// The pieces, one after the other.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = AskPiece> {
         self.0.iter().map(AskPiece::decode)
     }
@@ -401,7 +403,7 @@ pub fn fin(seq: u64, verdict: Verdict, out: &mut Vec<u8>) {
     out.extend_from_slice(&u64::to_le_bytes(capacity));
 }
 
-/// The sender wants its send back.
+/// The sender cancels its send.
 pub fn send_cancel(seq: u64, out: &mut Vec<u8>) {
     start(Tag::SendCancel, seq, out);
 }
@@ -434,7 +436,7 @@ pub fn answer(id: u64, answer: Answer, out: &mut Vec<u8>) {
     out.extend_from_slice(&[code, status as u8]);
 }
 
-/// Who asked wants it no more.
+/// The asker cancels its ask.
 pub fn ask_cancel(id: u64, out: &mut Vec<u8>) {
     start(Tag::AskCancel, id, out);
 }
@@ -444,7 +446,7 @@ pub fn lane_down(lane: u16, out: &mut Vec<u8>) {
     start(Tag::LaneDown, lane.into(), out);
 }
 
-/// The head of what one end of a lane has to say to the other; that follows.
+/// The head of a note from one end of a lane to the other; the note follows.
 pub fn link_head(lane: u16, out: &mut Vec<u8>) {
     start(Tag::Link, lane.into(), out);
 }
@@ -478,7 +480,7 @@ pub fn signal(id: u64, word: Place, change: Change, out: &mut Vec<u8>) {
     word.encode_to(out);
 }
 
-/// What became of a signal.
+/// The result of a signal.
 pub fn signal_ack(id: u64, status: Status, out: &mut Vec<u8>) {
     start(Tag::SignalAck, id, out);
     out.push(status as u8);
@@ -756,7 +758,7 @@ mod tests {
         assert_eq!(Message::decode(&out), Err(wrong));
     }
 
-    /// Who takes the data apart goes by the lengths.
+    /// A receiver splits the data by the lengths.
     #[test]
     fn the_lengths_of_an_eager_message_are_its_datas() {
         let of = |lens: &[u32], data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Endpoint metadata: what one process hands to another, by any way it likes, so that it can connect.
+//! Endpoint metadata: one process hands it to another, by any way it likes, so that it can connect.
 //!
 //! | form | bytes | length |
 //! | --- | --- | --- |
@@ -40,7 +40,7 @@ pub enum Device {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetadataError {
-    /// The bytes have the length of no form, or what is where the PCI address should be is none.
+    /// The bytes have the length of no form, or the part for the PCI address is not one.
     #[error("{len} bytes are no endpoint metadata")]
     Unrecognised {
         /// Bytes given.
@@ -55,13 +55,13 @@ pub enum MetadataError {
     /// Not a PCI address.
     #[error("{bdf:?} is not a PCI address, such as 0000:4a:00.0")]
     Bdf {
-        /// What was given in its place, at most its first 32 characters.
+        /// The text in its place, at most its first 32 characters.
         bdf: String,
     },
     /// The text is not `ip:port?device`.
     #[error("{text:?} is not an endpoint's address, such as 10.0.0.1:28100?0000:4a:00.0")]
     Text {
-        /// What was given, at most its first 80 characters.
+        /// The text, at most its first 80 characters.
         text: String,
     },
 }
@@ -161,8 +161,8 @@ impl Device {
     }
 }
 
-/// Whether this is `domain:bus:device.function` in hex. Domains have four digits, behind a VMD
-/// controller five, and in what NVIDIA's tools print eight.
+/// Whether this is `domain:bus:device.function` in hex. Domains have four digits, five behind a VMD
+/// controller, and eight in the output of NVIDIA's tools.
 fn is_bdf(text: &str) -> bool {
     let Some((domain, rest)) = text.split_once(':') else { return false };
     let Some((bus, rest)) = rest.split_once(':') else { return false };

@@ -38,7 +38,8 @@ impl<'a> Named<'a> {
         Some(out)
     }
 
-    /// Reads a payload. What has no such header, or lengths that are not its own, is all message.
+    /// Reads a payload. Without such a header, or with lengths that do not match, it is all
+    /// message.
     pub fn decode(payload: &'a [u8]) -> Self {
         Self::with_header(payload).unwrap_or(Self { name: &[], message: payload })
     }

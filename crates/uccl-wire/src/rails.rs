@@ -1,5 +1,5 @@
-//! What two ends of a multipath link say to each other: which rails they have, how a channel over a pair of
-//! them is made and ends, and the keys of memory.
+//! Notes between two ends of a multipath link: their rails, the start and end of a channel over a
+//! pair of rails, and the keys of memory.
 //!
 //! These notes travel inside [`Message::Link`](crate::message::Message::Link), in order and without loss. A
 //! *path* is a pair of rails, one of each end, numbered by the end that connected; an *attempt* numbers the
@@ -23,13 +23,13 @@ pub const MAX_REASON: usize = 512;
 /// Most pieces that pass through a landing chunk together.
 pub const MAX_STAGED: usize = 128;
 
-/// What a [`Note::Ask`] calls its hearer's landing area: locked host memory cut into chunks, through which the asker
-/// reaches what no rail takes. No region has such a slot.
+/// The region by which a [`Note::Ask`] names its hearer's landing area: locked host memory cut into
+/// chunks, through which the asker reaches memory that no rail reaches. No region has such a slot.
 pub const LANDING: RegionId = RegionId { slot: u32::MAX, key: 0 };
 /// Bytes of a chunk of a landing area.
 pub const LANDING_CHUNK: usize = 512 << 10;
 
-/// A rail as the peer is told of it.
+/// A rail as it is described to the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RailOffer {
     /// Its name, for people.
@@ -40,7 +40,7 @@ pub struct RailOffer {
     pub network: String,
 }
 
-/// Which channel is meant.
+/// Names a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PathId {
     /// The path.
@@ -49,7 +49,7 @@ pub struct PathId {
     pub attempt: u32,
 }
 
-/// Which region is meant.
+/// Names a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RegionId {
     /// Its slot in its owner's table.
@@ -58,18 +58,18 @@ pub struct RegionId {
     pub key: u64,
 }
 
-/// How a peer reaches a region over one path.
+/// A peer's means to reach a region over one path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathKey {
     /// Over which channel.
     pub id: PathId,
-    /// What the region's first byte is called there.
+    /// The address of the region's first byte there.
     pub base: u64,
-    /// What names it there.
+    /// The region's key there.
     pub key: Vec<u8>,
 }
 
-/// What a peer may do with a region, and how.
+/// A peer's rights to a region, and the paths to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Address of the region's first byte in its owner's process.
@@ -100,7 +100,8 @@ pub struct StagedPiece {
 /// One of these notes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Note {
-    /// The rails of its sender. The connecting end says it first, and is answered with the same.
+    /// The rails of its sender. The connecting end sends it first, and the other answers with its
+    /// own.
     Offer(Vec<RailOffer>),
     /// The connecting end has made its end of a channel.
     Open {
@@ -127,31 +128,32 @@ pub enum Note {
     },
     /// The channel works: it may be posted to.
     Ready(PathId),
-    /// The sender's end of the channel is gone: nothing that is sent on it lands in the sender's memory any
-    /// more. It is answered in kind.
+    /// The sender's end of the channel is gone: nothing that is sent on it lands in the sender's
+    /// memory any more. The answer is the same note.
     Down(PathId),
     /// The connecting end has tried every path once.
     Settled,
-    /// How can this region be reached?
+    /// Asks for the rights and paths to a region.
     Ask(RegionId),
-    /// So.
+    /// Grants a region: its range, rights and paths.
     Grant(RegionId, Grant),
-    /// Not at all.
+    /// Denies a region, with the reason.
     Deny(RegionId, Status),
-    /// The region ends. It is answered when the hearer has nothing on its way there any more.
+    /// The region ends. The hearer answers with [`Note::Released`] once it has no operation there
+    /// any more.
     Revoke(RegionId),
-    /// Nothing is on its way there any more.
+    /// The sender of this note has no operation on the region any more.
     Released(RegionId),
     /// Copy between these pieces and the start of a chunk of your landing area, one behind the other.
     Stage {
-        /// Which chunk. It is the sender's until it is told of the end.
+        /// Which chunk. It is the sender's until the note of its end arrives.
         chunk: u16,
         /// From the chunk to the pieces; else from the pieces to the chunk.
         write: bool,
         /// At most [`MAX_STAGED`].
         pieces: Vec<StagedPiece>,
     },
-    /// That has ended so.
+    /// The copy of a chunk has ended.
     Staged {
         /// Which chunk.
         chunk: u16,
@@ -166,7 +168,7 @@ pub enum NoteError {
     /// It ends early.
     #[error(transparent)]
     Truncated(#[from] Truncated),
-    /// It goes on after its end.
+    /// It has bytes after its end.
     #[error("{0} bytes follow the end")]
     Trailing(usize),
     /// A kind that this version does not know.
@@ -175,7 +177,7 @@ pub enum NoteError {
     /// More of something than there may be.
     #[error("{count} {what} are more than {most}")]
     TooMany {
-        /// Of what.
+        /// The counted items.
         what: &'static str,
         /// How many.
         count: usize,
@@ -412,7 +414,7 @@ fn put_region(region: RegionId, out: &mut Vec<u8>) {
 }
 
 fn put_u16(number: usize, out: &mut Vec<u8>) {
-    // What is counted here is bounded far below.
+    // The callers' counts are bounded far below.
     out.extend_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
 }
 

@@ -28,7 +28,7 @@ pub const MAX_RECORD: usize = HEAD_LEN + MAX_CONTENT + TAG_LEN;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// There is none of this length.
+    /// No record has this length.
     #[error("a record of {0} bytes, and there are 1 to {MAX_CONTENT}")]
     Length(u32),
     /// The peer has not sent it, or not in its turn.
@@ -108,7 +108,8 @@ impl Opener {
         Self { key, number: 0 }
     }
 
-    /// How long the record is that begins with these bytes; `None` where they are too few to say.
+    /// The length of the record that begins with these bytes; `None` where they are too few to have
+    /// it.
     ///
     /// # Errors
     /// There is no such record.
@@ -124,7 +125,7 @@ impl Opener {
     /// The content of a whole record, which must be the next one.
     ///
     /// # Errors
-    /// It is none, or another.
+    /// The bytes are no record, or not the next one.
     pub fn open<'a>(&mut self, record: &'a [u8]) -> Result<&'a [u8], RecordError> {
         if Self::len(record)? != Some(record.len()) {
             return Err(RecordError::Forged);
@@ -153,7 +154,7 @@ impl fmt::Debug for Opener {
     }
 }
 
-/// Both ends of one direction under a key that everybody knows, for tests.
+/// Both ends of one direction under a key that is public, for tests.
 #[doc(hidden)]
 pub fn for_tests(key: u8) -> (Sealer, Opener) {
     let key = StreamKey::new(&[key; 32]);

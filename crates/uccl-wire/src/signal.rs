@@ -1,9 +1,9 @@
-//! What a signal does to a word of its owner's memory.
+//! The change that a signal makes to a word of its owner's memory.
 
 /// Bytes of the word that a signal changes. It is aligned to as many.
 pub const SIGNAL_LEN: u64 = 8;
 
-/// What a signal does to a word: a little-endian integer of [`SIGNAL_LEN`] bytes.
+/// The change of a word: a little-endian integer of [`SIGNAL_LEN`] bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// The word becomes this.
@@ -13,7 +13,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// What becomes of a word.
+    /// The word's value after the change.
     #[must_use]
     pub fn of(self, word: u64) -> u64 {
         match self {

@@ -1,4 +1,4 @@
-//! The address of a verbs channel: what one end of a set of queue pairs must know of the other.
+//! The address of a verbs channel: one end of a set of queue pairs, as the other end needs it.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |
@@ -31,7 +31,7 @@ const VERSION: u8 = 1;
 /// Queue pairs and packets are numbered with 24 bits.
 const MAX_24_BIT: u32 = 0xff_ffff;
 
-/// What a port is part of.
+/// The network that a port belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LinkLayer {
     /// An InfiniBand subnet: peers are named by LID.
@@ -52,7 +52,7 @@ pub struct QueuePair {
 /// One end of a verbs channel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VerbsAddress {
-    /// What the port is part of.
+    /// The network that the port belongs to.
     pub link_layer: LinkLayer,
     /// The longest packet of its port: 1 for 256 bytes, to 5 for 4096.
     pub mtu: u8,
@@ -91,7 +91,7 @@ pub enum VerbsAddressError {
     Field {
         /// Which field.
         field: &'static str,
-        /// What it says.
+        /// The field's value.
         value: u32,
     },
     /// No port has this GID.
@@ -127,8 +127,8 @@ impl VerbsAddress {
     /// Reads an address.
     ///
     /// # Errors
-    /// When the bytes are not one. Every field is then known to have a value that a device takes; whether
-    /// such a port exists is for the network to say.
+    /// The bytes are not an address. Every field of a result has a value that a device takes; only
+    /// the network shows whether such a port exists.
     pub fn decode(bytes: &[u8]) -> Result<Self, VerbsAddressError> {
         let mut reader = Reader::new(bytes);
         let magic = reader.u32_le()?;

@@ -19,7 +19,7 @@ pub(super) const PRELUDE_LEN: usize = NONCE_LEN + 4;
 const FLAG_HAS_PSK: u32 = 1 << 0;
 const FLAG_IS_ACCEPTOR: u32 = 1 << 1;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Prelude,
@@ -94,7 +94,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A PRELUDE: what each end says first.
+/// A PRELUDE: the first message of each end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prelude {
     pub(super) nonce: [u8; NONCE_LEN],

@@ -1,4 +1,4 @@
-//! What the two ends tell each other about themselves.
+//! The hello: each end's description of itself.
 //!
 //! A fixed block of little-endian numbers, then fields as (u16 tag, u16 length, bytes). A reader
 //! skips tags it does not know, so later versions can add fields.
@@ -22,11 +22,12 @@ const TAG_HOSTNAME: u16 = 3;
 const TAG_CMA_PROBE: u16 = 4;
 const TAG_MEANT: u16 = 5;
 
-/// What one end says of itself. All of it is the peer's word: nothing here is proven, except, where
-/// a pre-shared key is set, that a peer which knows it has said all this on this stream.
+/// The description that one end sends of itself. All of it is the peer's claim: nothing here is
+/// proven, except, where a pre-shared key is set, that a peer which knows it has sent all this on
+/// this stream.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hello {
-    /// What the stream is for. The acceptor repeats the connector's.
+    /// The purpose of the stream. The acceptor repeats the connector's.
     pub kind: HelloKind,
     /// Random number of the endpoint: a restarted one has another.
     pub instance: u64,
@@ -36,7 +37,7 @@ pub struct Hello {
     /// Names the connection; the acceptor makes it, the connector quotes it in
     /// [`HelloKind::JoinLane`]. 0 in the connector's hello.
     pub token: u128,
-    /// What the sender can do.
+    /// The features that the sender supports.
     pub features: Features,
     /// The host and namespaces the sender runs in.
     pub host: HostIdentity,
@@ -62,7 +63,7 @@ pub struct Hello {
     pub cma_probe: Option<CmaProbe>,
 }
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HelloKind {
     /// The first lane of a new connection.
@@ -77,7 +78,7 @@ pub enum HelloKind {
     },
 }
 
-/// What an endpoint can do, as a set of bits. Bits that a reader does not know are kept.
+/// An endpoint's features, as a set of bits. Bits that a reader does not know are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Features(pub u64);
 
@@ -90,7 +91,7 @@ impl Features {
     pub const CMA: Self = Self(1 << 2);
     /// Memory can be shared with same-host peers by passing descriptors.
     pub const SHARED_MEMORY: Self = Self(1 << 3);
-    /// The endpoint may have devices that move memory one-sidedly, and will tell which.
+    /// The endpoint may have devices that move memory one-sidedly, and will list them.
     pub const RAILS: Self = Self(1 << 4);
     /// Peers on this host are to use named pipes.
     pub const FIFO: Self = Self(1 << 5);
@@ -101,7 +102,7 @@ impl Features {
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
-    /// The bits set in both: what the two ends can do together.
+    /// The bits set in both: the features that the two ends share.
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -129,7 +130,7 @@ pub enum ChecksumPref {
     Off,
 }
 
-/// Tells whether two processes share a kernel, and which of its namespaces.
+/// Shows whether two processes share a kernel, and which of its namespaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct HostIdentity {
     /// The kernel's boot id; all zero where it could not be read.
@@ -144,12 +145,13 @@ pub struct HostIdentity {
     pub mnt_ns: u64,
 }
 
-/// Sixteen random bytes in the sender's memory, and where: who reads them there can read the rest.
+/// Sixteen random bytes in the sender's memory, and their address: a process that reads them there
+/// can read the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CmaProbe {
     /// Their address in the sender's process.
     pub addr: u64,
-    /// What the peer finds there if it can read this process's memory.
+    /// The bytes that the peer finds there if it can read this process's memory.
     pub nonce: [u8; 16],
 }
 

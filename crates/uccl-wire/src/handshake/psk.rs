@@ -14,8 +14,8 @@ pub(super) const PROOF_LEN: usize = 32;
 
 /// A secret that both ends of a connection were given.
 ///
-/// Holds the key schedule of HMAC-SHA256, not the secret's bytes. Take at least 16 random bytes: who
-/// poses as an acceptor can test guesses at leisure against the proof it is shown.
+/// Holds the key schedule of HMAC-SHA256, not the secret's bytes. Take at least 16 random bytes: an
+/// attacker that poses as an acceptor can test guesses at leisure against the proof it is shown.
 #[derive(Clone)]
 pub struct Psk(Hmac<Sha256>);
 
@@ -37,8 +37,9 @@ impl Psk {
         Hmac::new_from_slice(secret).map(Self).map_err(|_| EmptyPsk)
     }
 
-    /// What `role` sends to prove that it knows the secret, in a handshake that began with these two
-    /// PRELUDE bodies. The role is part of it, so that a proof sent back to its maker proves nothing.
+    /// The proof of `role` that it knows the secret, in a handshake that began with these two
+    /// PRELUDE bodies. The role is part of it, so that a proof sent back to its maker proves
+    /// nothing.
     pub(super) fn proof(&self, role: Role, connector: &[u8], acceptor: &[u8]) -> [u8; PROOF_LEN] {
         let label = match role {
             Role::Connector => b"uccl connector proof",
@@ -47,8 +48,8 @@ impl Psk {
         self.mac(label, connector, acceptor)
     }
 
-    /// The key of the stream whose handshake began with these two PRELUDE bodies. Both ends have put random
-    /// bytes into them, so no two streams have the same.
+    /// The key of the stream with a handshake that began with these two PRELUDE bodies. Both ends
+    /// have put random bytes into them, so no two streams have the same.
     pub(super) fn session(&self, connector: &[u8], acceptor: &[u8]) -> Session {
         Session(StreamKey::new(&self.mac(b"uccl connection key\0", connector, acceptor)))
     }
@@ -62,7 +63,7 @@ impl Psk {
         mac.finalize().into_bytes().into()
     }
 
-    /// Whether `got` is `want`, in a time that says nothing about where they differ.
+    /// Whether `got` is `want`, in a time that does not depend on where they differ.
     pub(super) fn matches(want: &[u8; PROOF_LEN], got: &[u8]) -> bool {
         want[..].ct_eq(got).into()
     }
@@ -71,7 +72,7 @@ impl Psk {
 /// The purpose of a code.
 type Label = [u8; 20];
 
-/// The key that both ends of one stream have, and nobody else.
+/// The key that only the two ends of one stream have.
 #[derive(Clone)]
 pub(super) struct Session(StreamKey);
 
@@ -86,8 +87,8 @@ pub struct SessionKeys {
 }
 
 impl Session {
-    /// The code behind `role`'s hello: a code over the connector's hello, and over the acceptor's if it is
-    /// that one's.
+    /// The code behind `role`'s hello. It is over the connector's hello, and behind the acceptor's
+    /// hello over that one too.
     pub(super) fn hello_tag(
         &self,
         role: Role,

@@ -1,4 +1,4 @@
-//! Why an end does not want the other.
+//! Refusals: one end's reason not to join the other.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ pub(super) const MAX_REFUSE_LEN: usize = 2 + MAX_TEXT_LEN;
 /// Most bytes of a refusal's text; longer ones are cut.
 const MAX_TEXT_LEN: usize = 512;
 
-/// Why an end does not want the other, as it says so on the wire.
+/// Why an end refuses the other: a code for programs and a text for people.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text} ({code})")]
 pub struct Refusal {
@@ -110,7 +110,7 @@ impl Refusal {
         out
     }
 
-    /// Reads a REFUSE body; `None` where it has no code. What is not printable is replaced, because
+    /// Reads a REFUSE body; `None` where it has no code. Control characters are replaced, because
     /// texts reach logs and terminals.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let (code, text) = body.split_first_chunk::<2>()?;

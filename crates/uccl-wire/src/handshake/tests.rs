@@ -25,7 +25,7 @@ fn hello(instance: u64) -> Hello {
     Hello { instance, hostname: "node".into(), ..Hello::default() }
 }
 
-/// What an end has come to.
+/// The state of an end after the bytes it was given.
 #[derive(Clone, PartialEq, Debug)]
 enum Fate {
     Waiting,
@@ -34,7 +34,7 @@ enum Fate {
 }
 
 /// Delivers `bytes` in pieces of the lengths given (then all the rest); the acceptor answers with
-/// `hello(2)`. What became of the end, and the bytes that were not the handshake's.
+/// `hello(2)`. Returns the state of the end, and the bytes that were not the handshake's.
 fn deliver<'a>(end: &mut Handshake, mut bytes: &'a [u8], pieces: &[usize]) -> (Fate, &'a [u8]) {
     let mut pieces = pieces.iter().copied();
     loop {
@@ -54,13 +54,14 @@ fn deliver<'a>(end: &mut Handshake, mut bytes: &'a [u8], pieces: &[usize]) -> (F
     }
 }
 
-/// Lets two ends talk until neither has more to say: what became of the connector and the acceptor.
+/// Lets two ends talk until neither has more to send. Returns the connector's and the acceptor's
+/// state.
 fn run(c: &mut Handshake, a: &mut Handshake, pieces: &[usize]) -> (Fate, Fate) {
     run_tampered(c, a, pieces, |_, _, _| {})
 }
 
-/// The same, with someone on the path who may change the bytes of each step: `tamper(step, whether they
-/// go to the acceptor, bytes)`.
+/// The same, with an attacker on the path that may change the bytes of each step: `tamper(step,
+/// whether they go to the acceptor, bytes)`.
 fn run_tampered(
     c: &mut Handshake,
     a: &mut Handshake,
@@ -203,7 +204,7 @@ proptest! {
         prop_assert!(c.is_done() && a.is_done());
     }
 
-    /// What follows the handshake on the stream is left alone, wherever the pieces end.
+    /// Bytes that follow the handshake on the stream are left alone, wherever the pieces end.
     #[test]
     fn what_follows_is_left(
         psk in psks(), tail in vec(any::<u8>(), 1..50), pieces in vec(0usize..70, 0..20),
@@ -226,8 +227,8 @@ proptest! {
         }
     }
 
-    /// Mutated messages at every point: however they are split, the same becomes of both ends, they say
-    /// the same, and no more is kept than one message.
+    /// Mutated messages at every point: however they are split, both ends reach the same state and
+    /// send the same bytes, and an end keeps no more than one message.
     #[test]
     fn splits_do_not_matter(
         psk in psks(),
@@ -255,7 +256,7 @@ proptest! {
         }
     }
 
-    /// Under a key, no change to a message goes through.
+    /// Under a key, a changed message is refused.
     #[test]
     fn changed_messages_fail(
         to_acceptor: bool, step in 0usize..3, at: prop::sample::Index, bit in 0u8..8,
@@ -386,7 +387,8 @@ fn versions_are_told_apart_by_both_ends() {
     assert_eq!(text, told);
 }
 
-/// The release before knew no codes behind hellos: it is told so, and not taken for a forger.
+/// The release before has no codes behind hellos: it gets the versions as a reason, and does not
+/// count as a forger.
 #[test]
 fn the_version_before_is_refused_with_words() {
     for psk in [None, Some(SECRET)] {
@@ -402,7 +404,7 @@ fn the_version_before_is_refused_with_words() {
     }
 }
 
-/// A relay between two ends with the key can say nothing of its own, also behind the proofs.
+/// A relay between two ends with the key cannot insert messages of its own, also behind the proofs.
 #[test]
 fn a_hello_of_another_handshake_is_forged() {
     let (to_a, to_c) = transcript(Some(SECRET));
@@ -412,7 +414,7 @@ fn a_hello_of_another_handshake_is_forged() {
         deliver(&mut a, &c.pending_output(), &[]);
         deliver(&mut c, &a.pending_output(), &[]);
     }
-    // In place of the hello that the connector has said by now.
+    // In place of the hello that the connector has already sent.
     assert_eq!(deliver(&mut a, &to_a[2], &[]).0, Fate::Failed(HandshakeError::Forged));
     assert_eq!(deliver(&mut c, &to_c[2], &[]).0, Fate::Failed(HandshakeError::Forged));
     let plain = message(Kind::Hello, &hello(2).encode().unwrap());
@@ -456,7 +458,8 @@ fn both_ends_have_keys_that_nobody_else_has() {
     assert_eq!(a.opener.open(&from_c).unwrap(), b"c");
 }
 
-/// Someone without the key who lets both ends of it, or one end twice, answer each other's challenge.
+/// An attacker without the key lets both ends of it, or one end twice, answer each other's
+/// challenge.
 #[test]
 fn a_reflected_proof_proves_nothing() {
     let mut c = connector(Some(SECRET));
@@ -494,7 +497,7 @@ fn a_mirror_is_recognised() {
     }
 }
 
-/// What a hello says does not matter, and is not read, before the key is proven.
+/// A hello's contents do not matter, and are not read, before the key is proven.
 #[test]
 fn no_hello_is_read_before_the_proof() {
     let (_, mut a) = ends_at(Some(SECRET), 1);
