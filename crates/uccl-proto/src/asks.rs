@@ -6,13 +6,13 @@ use uccl_wire::message::{
 
 use crate::{Violation, numbered::Numbered};
 
-/// After so many declined asks in a row, the peer is not asked any more.
+/// The peer gets no more asks after this many declined ones in a row.
 const PATIENCE: u32 = 8;
 
 struct Ask<A> {
     handle: A,
     pieces: usize,
-    /// Whether the peer has been told that we do not want it any more.
+    /// Whether we have sent the peer a cancel.
     is_withdrawn: bool,
 }
 
@@ -31,7 +31,7 @@ impl<A> Default for Asks<A> {
 }
 
 impl<A> Asks<A> {
-    /// Whether the peer may be asked for so many more pieces.
+    /// Whether the peer may be asked for `pieces` more pieces.
     pub fn admits(&self, pieces: usize) -> bool {
         pieces <= MAX_ASK_PIECES
             && self.open.len() < MAX_ASKS
@@ -156,7 +156,7 @@ mod tests {
             hear(&mut asks, Answer::Declined);
         }
         assert!(asks.admits(1), "it has copied meanwhile");
-        // Neither tells whether the peer is willing.
+        // Neither answer shows whether the peer is willing.
         hear(&mut asks, Answer::Cancelled);
         hear(&mut asks, Answer::Refused(Status::UnknownKey));
         assert!(asks.admits(1));

@@ -53,10 +53,10 @@ impl Arrived {
     }
 }
 
-/// What happened to a send that the peer wants back.
+/// The state of a send when the peer's cancel arrives.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Withdrawn<R> {
-    /// No receive had met it. The answer says that it was cancelled.
+    /// No receive had met it. The answer reports it as cancelled.
     Unmet,
     /// A receive is fetching it; that has to end.
     Fetching(R),
@@ -110,7 +110,8 @@ impl<R: Clone> Incoming<R> {
         Ok(None)
     }
 
-    /// Handles a send whose data has to be fetched. Returns the receive that fetches it, if there is one.
+    /// Handles a send with data to be fetched. Returns the receive that fetches it, if there is
+    /// one.
     pub(crate) fn rendezvous(
         &mut self,
         seq: u64,
@@ -155,7 +156,7 @@ impl<R: Clone> Incoming<R> {
         self.posted.remove(at)
     }
 
-    /// Handles the peer's wish to have a send back.
+    /// Handles the peer's cancel of a send.
     pub(crate) fn cancelled(&mut self, seq: u64, out: &mut Vec<u8>) -> Withdrawn<R> {
         if let Some(at) = self.arrived.iter().position(|arrived| arrived.seq() == seq) {
             if let Some(arrived) = self.arrived.remove(at) {
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!((inbox.bytes, inbox.pieces), (0, 0));
     }
 
-    /// An honest peer knows what was agreed and keeps to it.
+    /// An honest peer keeps to the agreed limits.
     #[test]
     fn what_no_receive_has_met_is_bounded_in_bytes() {
         let mut inbox = Inbox::default();

@@ -16,7 +16,7 @@ pub struct Lanes<O> {
     is_closed: bool,
 }
 
-/// What is known of a lane that is lost.
+/// The state of a lost lane.
 struct Fate<O> {
     /// When our end died; `None` while it lives.
     dead_since_ms: Option<u64>,
@@ -42,13 +42,13 @@ impl<O> Fate<O> {
         self.dead_since_ms.is_some() && self.is_peer_dead
     }
 
-    /// If both ends are dead: the operations, which can be posted again now.
+    /// If both ends are dead: the operations, which can be posted once more now.
     fn settle(&mut self) -> Option<Vec<O>> {
         self.is_settled().then(|| std::mem::take(&mut self.orphans))
     }
 }
 
-/// What to do with an operation whose lane is lost.
+/// The next step of an operation on a lost lane.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Orphan<O> {
     /// It ends, because its connection does.

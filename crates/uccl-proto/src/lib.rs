@@ -1,9 +1,10 @@
-//! The protocol of a connection: what its two ends say to each other, and what follows from it.
+//! The protocol of a connection: the messages between its two ends, and their consequences.
 //!
-//! A [`Session`] is one end. It is plain data: it does no I/O, takes no lock, reads no clock, starts no thread and
-//! touches nobody's memory. Its driver tells it what has happened (a call, a message, the end of an operation, the
-//! time), writes the messages that it encodes to the first lane *in the order in which it encodes them*, and does what
-//! its answers ask for. So a test can run both ends in one thread, in virtual time, under any schedule.
+//! A [`Session`] is one end. It is plain data: it does no I/O, takes no lock, reads no clock,
+//! starts no thread and touches no user's memory. Its driver passes it each event (a call, a
+//! message, the end of an operation, the time), writes the messages that it encodes to the first
+//! lane *in the order in which it encodes them*, and acts on the events that it returns. So a test
+//! can run both ends in one thread, in virtual time, under any schedule.
 //!
 //! ```text
 //!   sender                                receiver
@@ -15,7 +16,7 @@
 //!     |<------ Fin 2, Received --------------| incoming.finish(2)
 //! ```
 //!
-//! | part | what it knows |
+//! | part | state |
 //! | --- | --- |
 //! | [`outgoing`] | sends and notifications that the peer has not answered, and how much of them the peer has to keep |
 //! | [`incoming`] | receives that wait for sends, sends that wait for receives: the two meet in order |
@@ -45,7 +46,8 @@ pub use self::session::{Event, Session};
 
 use uccl_wire::message::{MAX_ASSEMBLED, MessageError};
 
-/// The types of what the driver keeps for each item of a session. The session hands them back and never looks inside.
+/// The types of the driver's handles, one kind for each item of a session. The session hands them
+/// back and never looks inside.
 pub trait Handles {
     /// A send of ours, until the peer has answered it.
     type Send;
@@ -63,7 +65,7 @@ pub trait Handles {
     type Operation;
 }
 
-/// The list of what the peer has not answered is full.
+/// The list of unanswered items is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is full: {limit}")]
 pub struct Full {
@@ -92,7 +94,7 @@ pub enum Violation {
     /// More sends that no receive has met than was agreed.
     #[error("more unanswered sends than agreed")]
     Sends,
-    /// More notifications that nobody has taken than was agreed.
+    /// More undelivered notifications than was agreed.
     #[error("more unanswered notifications than agreed")]
     Notifs,
     /// More asks that we have not answered than was agreed.

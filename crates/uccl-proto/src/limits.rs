@@ -1,8 +1,8 @@
 //! How much one end keeps for the other, as agreed between the two.
 
-/// Longest send or notification whose data is in the message, in bytes.
+/// Longest send or notification with its data in the message, in bytes.
 pub const EAGER_MAX: usize = 32 << 10;
-/// Most iovs of a send whose data is in the message.
+/// Most iovs of a send with its data in the message.
 pub const EAGER_IOVS: usize = 1024;
 /// Most unanswered bytes that were sent inside messages. A sender counts sends and notifications together; a receiver
 /// allows as much for each of the two.

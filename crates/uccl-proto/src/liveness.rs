@@ -10,7 +10,7 @@ const LOOKS: u32 = 5;
 /// many.
 const LOOKS_A_TIMEOUT: u64 = 20;
 
-/// What is known of each lane of a connection.
+/// The signs of life of each lane of a connection.
 pub struct Liveness {
     watches: SmallVec<[Watch; 1]>,
 }
@@ -35,7 +35,7 @@ impl Liveness {
     }
 }
 
-/// What is known of a lane's signs of life.
+/// The signs of life of one lane.
 #[derive(Default)]
 struct Watch {
     /// Since when something waits for it.
@@ -53,7 +53,7 @@ pub enum Look {
     Fine,
     /// Ask it for a sign of life.
     Ping,
-    /// It has been silent for so many milliseconds.
+    /// It has been silent for this many milliseconds.
     Silent(u64),
 }
 

@@ -15,10 +15,10 @@ enum Waiting {
     There(Source),
 }
 
-/// What to do with the oldest notification that has not been delivered.
+/// The next step for the oldest notification that has not been delivered.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Deliver it, after its answer has been sent: whoever receives it may close the connection at once.
+    /// Deliver it, after its answer has been sent: its receiver may close the connection at once.
     Deliver(Vec<u8>),
     /// Fetch its payload.
     Fetch {
@@ -49,7 +49,7 @@ impl Notifications {
         Ok(())
     }
 
-    /// Adds a notification whose payload has to be fetched.
+    /// Adds a notification with a payload to be fetched.
     pub(crate) fn announced(&mut self, id: u64, source: Source) -> Result<(), Violation> {
         self.push(id, Waiting::There(source))
     }
@@ -62,7 +62,7 @@ impl Notifications {
         Ok(())
     }
 
-    /// What to do next. If that is a delivery, encodes the answer.
+    /// Returns the next step. If that is a delivery, encodes the answer.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Next {
         let Some((id, waiting)) = self.queue.front_mut() else { return Next::Nothing };
         let id = *id;
@@ -78,8 +78,8 @@ impl Notifications {
         }
     }
 
-    /// Notes that a payload has been fetched (`is_here`), or cannot be fetched. Encodes the answer, after which the
-    /// notification is delivered or dropped. False if nobody waits for it.
+    /// Notes that a payload has been fetched (`is_here`), or cannot be fetched. Encodes the answer,
+    /// after which the notification is delivered or dropped. False if it is not being fetched.
     pub fn fetched(&mut self, id: u64, is_here: bool, out: &mut Vec<u8>) -> bool {
         let is_first = self
             .queue

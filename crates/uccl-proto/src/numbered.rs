@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// A queue whose entries are found by their number.
+/// A queue with entries that are found by their number.
 pub(crate) struct Numbered<T> {
     /// The number of the first entry.
     first: u64,

@@ -25,7 +25,7 @@ struct Sent<T> {
     handle: T,
     eager: usize,
     pieces: usize,
-    /// We have told the peer that we want it back.
+    /// We have sent the peer a cancel.
     is_withdrawn: bool,
 }
 
@@ -52,7 +52,8 @@ impl<H: Handles> Default for Outgoing<H> {
 }
 
 impl<H: Handles> Outgoing<H> {
-    /// How to send so many bytes in so many iovs. `is_readable`: the memory can be copied into a message.
+    /// How to send `len` bytes in `iovs` iovs. `is_readable`: the memory can be copied into a
+    /// message.
     ///
     /// # Errors
     /// The peer has to keep too many iovs already.
@@ -98,10 +99,11 @@ impl<H: Handles> Outgoing<H> {
         seq
     }
 
-    /// How to send a notification of so many bytes.
+    /// How to send a notification of `len` bytes.
     ///
     /// # Errors
-    /// Too many notifications are unanswered. Those that nobody here waits for any more count as well.
+    /// Too many notifications are unanswered. Those that no caller waits for any more count as
+    /// well.
     pub fn admit_notif(&self, len: usize) -> Result<Way, Full> {
         if self.notifs.len() >= MAX_WAITING {
             let what = "the list of notifications that the peer has not taken in";
@@ -119,7 +121,7 @@ impl<H: Handles> Outgoing<H> {
         id
     }
 
-    /// Encodes a notification whose payload the peer fetches. Returns its number.
+    /// Encodes a notification with a payload that the peer fetches. Returns its number.
     pub fn rendezvous_notif(&mut self, source: Source, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_rts(id, source, out);
@@ -127,8 +129,9 @@ impl<H: Handles> Outgoing<H> {
         id
     }
 
-    /// Encodes that we want a send back. The peer still answers it. False, and nothing, if we have said so, if the peer
-    /// has answered already, or if no send has this number.
+    /// Encodes the cancel of a send. The peer still answers it. Returns false and encodes nothing
+    /// if the send has been cancelled before, if the peer has answered already, or if no send has
+    /// this number.
     pub fn cancel_send(&mut self, seq: u64, out: &mut Vec<u8>) -> bool {
         let Some(sent) = self.sends.get_mut(seq) else { return false };
         if std::mem::replace(&mut sent.is_withdrawn, true) {

@@ -43,7 +43,7 @@ pub struct Session<H: Handles> {
     is_closed: bool,
 }
 
-/// What a message of the peer asks the driver to do.
+/// The driver's next step after a message of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'m, H: Handles> {
     /// Nothing.
@@ -107,7 +107,7 @@ pub enum Event<'m, H: Handles> {
     AskEnded {
         /// The ask.
         ask: H::Ask,
-        /// What it says.
+        /// The peer's answer.
         answer: Answer,
     },
     /// The peer asks for a copy: make it, and answer ([`Asked::ended`], [`Asked::answer`]).
@@ -116,7 +116,7 @@ pub enum Event<'m, H: Handles> {
         id: u64,
         /// In which direction.
         direction: Direction,
-        /// What to copy.
+        /// The pieces to copy.
         pieces: AskPieces<'m>,
     },
     /// The peer does not want a copy any more: end it.
@@ -137,7 +137,7 @@ pub enum Event<'m, H: Handles> {
     },
 }
 
-/// What was unfinished when the connection ended.
+/// The unfinished items of a connection that ended.
 pub struct Closed<H: Handles> {
     /// Sends that were not answered.
     pub sends: Vec<H::Send>,
@@ -152,7 +152,7 @@ pub struct Closed<H: Handles> {
 }
 
 impl<H: Handles> Session<H> {
-    /// For a connection with so many lanes.
+    /// A session for a connection with `lanes` lanes.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
         Self {
@@ -246,7 +246,7 @@ impl<H: Handles> Session<H> {
         self.is_closed
     }
 
-    /// Ends the session with its connection. Returns what the peer may still be using.
+    /// Ends the session with its connection. Returns the items that the peer may still be using.
     pub fn close(&mut self) -> Closed<H> {
         self.is_closed = true;
         let (sends, notifs) = self.outgoing.close();

@@ -1,5 +1,5 @@
-//! One end: a session, and a driver that does what it asks for. The driver has no memory to move: what it would do takes
-//! some time and is remembered.
+//! One end: a session and its driver. The driver has no memory to move: each of its actions takes
+//! some time and is recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,11 +33,11 @@ pub(crate) struct Send {
 
 /// A receive of ours.
 pub(crate) struct Receive {
-    /// What each iov takes, in bytes.
+    /// The room of each iov, in bytes.
     pub(crate) room: Vec<u32>,
     pub(crate) met: Option<u64>,
     pub(crate) ended: Option<Verdict>,
-    /// The peer wants back what is being fetched.
+    /// The peer has cancelled the send that is being fetched.
     pub(crate) is_fenced: bool,
 }
 
@@ -58,14 +58,14 @@ pub(crate) struct Operation {
     pub(crate) lane: usize,
     /// How often it was posted.
     pub(crate) attempts: u32,
-    /// Its lane has told that it died.
+    /// Its lane has reported its death.
     pub(crate) is_orphan: bool,
     pub(crate) has_ended: bool,
-    /// What is to be told of its end at the peer.
+    /// The signal to send at the operation's end, if it carries one.
     pub(crate) signal: Option<Signal>,
 }
 
-/// A signal that an operation carries: its number goes to the peer, and something is added to a word there.
+/// A signal that an operation carries: its number goes to the peer, and a word there is added to.
 pub(crate) struct Signal {
     pub(crate) is_applied: bool,
     pub(crate) answer: Option<Status>,
@@ -74,7 +74,7 @@ pub(crate) struct Signal {
 /// Words of each end that signals add to.
 pub(crate) const WORDS: usize = 4;
 
-/// What becomes of our end of a lane.
+/// The state of our end of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LaneState {
     Alive,
@@ -160,7 +160,7 @@ impl End {
         self.keys.remove(&id);
     }
 
-    /// Begins a receive; what it met, if a send was there.
+    /// Begins a receive. Returns the send that it met, if one was there.
     pub(crate) fn receive(&mut self, room: Vec<u32>) -> Option<(u64, Arrived)> {
         let id = self.receives.len() as u64;
         self.receives.push(Receive { room, met: None, ended: None, is_fenced: false });
@@ -176,7 +176,7 @@ impl End {
         assert_eq!((receive.met.replace(seq), receive.ended), (None, None));
     }
 
-    /// What the driver finds when it compares a send with the receive that it met.
+    /// The driver's verdict on a send and the receive that it met.
     pub(crate) fn verdict(&self, receive: u64, lens: &[u64]) -> Verdict {
         let room = &self.receives[receive as usize].room;
         if room.len() != lens.len() {
@@ -249,7 +249,7 @@ impl End {
         rng.choice(alive).unwrap_or(0)
     }
 
-    /// An operation's lane is dead here; whether it is to be posted again now.
+    /// Marks an operation as an orphan: its lane is dead here. Returns whether to post it now.
     pub(crate) fn orphaned(&mut self, id: u64) -> bool {
         let operation = &mut self.operations[id as usize];
         assert!(!std::mem::replace(&mut operation.is_orphan, true), "it is told once");

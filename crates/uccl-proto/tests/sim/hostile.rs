@@ -1,4 +1,4 @@
-//! A peer that says anything.
+//! A peer that sends arbitrary messages.
 
 use fastrand::Rng;
 use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::Arrived, notifications::Next};
@@ -16,7 +16,7 @@ use crate::end::{Copy, End, Operation, Signal};
 /// Messages a seed, if the connection lives for so long.
 const MESSAGES: u64 = 150;
 
-/// One schedule; says how many steps it took.
+/// Runs one schedule. Returns its number of steps.
 pub(crate) fn run(seed: u64) -> u64 {
     let mut rng = Rng::with_seed(seed);
     let mut victim = End::new(rng.usize(1..4));
@@ -24,7 +24,7 @@ pub(crate) fn run(seed: u64) -> u64 {
         begin(&mut victim, &mut rng);
         let bytes = message(&victim, &mut rng, step);
         if let Err(why) = hear(&mut victim, &mut rng, &bytes) {
-            // Every reason can be told.
+            // Every reason has a text.
             assert!(!why.to_string().is_empty());
             let closed = victim.session.close();
             let open = victim.sends.iter().filter(|send| send.ended.is_none()).count();
@@ -84,7 +84,7 @@ fn hear(victim: &mut End, rng: &mut Rng, bytes: &[u8]) -> Result<(), Violation> 
             assert_eq!(victim.asks[ask as usize].replace(answer), None, "ask {ask} ends twice");
         }
         Event::Signal { id, .. } => {
-            // A victim that does not answer is one whose memory is busy.
+            // A victim that does not answer stands for one with busy memory.
             assert_eq!(id, victim.signals_heard + 1, "out of turn, or twice");
             victim.signals_heard = id;
             if rng.bool() {
@@ -114,14 +114,14 @@ fn place(rng: &mut Rng) -> Place {
     Place { addr: rng.u64(..), key: rng.u64(..), slot: rng.u32(..4) }
 }
 
-/// The number of something that is open, or now and then of anything.
+/// The number of an open item, or now and then any number.
 fn number(open: impl Iterator<Item = u64>, rng: &mut Rng) -> u64 {
     let open: Vec<_> = open.collect();
     let any = rng.u64(..20);
     if rng.u8(..) < 4 { any } else { rng.choice(open).unwrap_or(any) }
 }
 
-/// Something that can be read, mostly, about things that there are, mostly.
+/// Encodes a message: mostly well-formed, and mostly about an item that exists.
 fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let sends = victim.sends.iter().filter(|send| send.ended.is_none()).map(|send| send.seq);
@@ -131,7 +131,7 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         operation.signal.as_ref().is_some_and(|signal| signal.answer.is_none())
     };
     let signals = (1..).zip(&victim.operations).filter(|(_, operation)| is_open(operation));
-    // What nothing open could answer is not answered, mostly.
+    // Mostly, an answer to an item that is not open is replaced by a note to the first lane.
     let mut kind = rng.u8(..16);
     let id = match kind {
         2 => number(sends, rng),

@@ -1,7 +1,7 @@
 //! Both ends of a connection in one thread and in virtual time, under random schedules.
 //!
-//! A seed is a schedule, and says it all: `UCCL_SIM_SEED=7 cargo test -p uccl-proto --test sim` runs one again,
-//! `UCCL_SIM_SEEDS=1000000` says how many are run. `--nocapture` shows how many steps a second that was.
+//! A seed fixes a whole schedule: `UCCL_SIM_SEED=7 cargo test -p uccl-proto --test sim` repeats
+//! one, `UCCL_SIM_SEEDS=1000000` sets the number of seeds. `--nocapture` shows the steps a second.
 
 mod end;
 mod hostile;
@@ -15,7 +15,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
 
-/// Runs seeds, each of which says how many steps it took.
+/// Runs seeds, each of which returns its number of steps.
 fn run(what: &str, seeds: u64, one: impl Fn(u64) -> u64) {
     if let Some(seed) = number("UCCL_SIM_SEED") {
         println!("{what}: {} steps", one(seed));
@@ -31,7 +31,7 @@ fn run(what: &str, seeds: u64, one: impl Fn(u64) -> u64) {
     println!("{what}: {seeds} seeds, {steps} steps, {rate:.0} a second");
 }
 
-/// Says which seed it was that failed.
+/// Prints the seed that failed.
 struct Said(u64);
 
 impl Drop for Said {

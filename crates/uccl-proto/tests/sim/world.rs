@@ -1,4 +1,4 @@
-//! Two ends, what is on its way between them, and a schedule.
+//! Two ends, the messages between them, and a schedule.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -19,10 +19,10 @@ use uccl_wire::{
 
 use crate::end::{Copy, End, LaneState, Operation, Signal, WORDS, bytes_of};
 
-/// Steps in which something new is begun.
+/// Steps that begin a new item.
 const BEGINNINGS: u32 = 200;
 const TIMEOUT_MS: u64 = 1000;
-/// Longer than any of this takes nothing, there and back.
+/// The longest time of one event.
 const SLOWEST_MS: u64 = 20;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,7 +37,7 @@ enum Happening {
     Copied { at: usize, id: u64 },
     /// An attempt at an operation reaches the peer, if the lane is alive.
     Lands { of: usize, operation: u64, attempt: u32 },
-    /// A lane is killed by whoever makes progress.
+    /// A lane is killed by a thread that makes progress.
     EndLane { at: usize, lane: usize },
     /// A user takes notifications.
     Take { at: usize },
@@ -74,7 +74,7 @@ pub(crate) struct World {
     queue: BinaryHeap<Reverse<(u64, u64, Happening)>>,
     /// When the last message to each end arrives: the first lane keeps their order.
     last_due: [u64; 2],
-    /// What may go wrong in this world.
+    /// The faults of this world: lost lanes, cancels, revoked regions.
     loses_lanes: bool,
     cancels: bool,
     revokes: bool,
@@ -100,12 +100,12 @@ impl World {
         }
     }
 
-    /// Runs the schedule to its end, and says how many steps it took.
+    /// Runs the schedule to its end. Returns its number of steps.
     pub(crate) fn run(mut self) -> u64 {
         let mut begun = 0;
         let beginnings = if self.is_heavy { 5 * BEGINNINGS } else { BEGINNINGS };
         while begun < beginnings {
-            // Bursts, and time for what was begun.
+            // Begins items in bursts, with time between them.
             if self.queue.is_empty() || self.rng.u8(..) < 110 {
                 self.begin();
                 begun += 1;
@@ -115,7 +115,7 @@ impl World {
             self.look();
             self.steps += 1;
         }
-        // What can end does by itself; the rest when it is called off.
+        // Items that can end do so by themselves; the rest when they are cancelled.
         self.settle();
         self.check_meetings();
         self.call_all_off();
@@ -141,7 +141,7 @@ impl World {
         self.queue.push(Reverse((due, self.steps, happening)));
     }
 
-    /// Puts a message on its way from one end, if it is one.
+    /// Sends a message from one end, unless it is empty.
     fn say(&mut self, from: usize, bytes: Vec<u8>) {
         if bytes.is_empty() {
             return;
@@ -162,7 +162,7 @@ impl World {
             Happening::Fetched { at, receive, key, verdict: found } => {
                 assert!(self.ends[1 - at].keys.contains(&key), "the key ended before its use");
                 let is_fenced = self.ends[at].receives[receive as usize].is_fenced;
-                // What was called off may have come all the same.
+                // Cancelled data may have come all the same.
                 let is_cut = is_fenced && self.rng.bool();
                 let found = if is_cut { Verdict::Cancelled } else { verdict(found) };
                 let answer = self.ends[at].received(receive, found);
@@ -186,7 +186,7 @@ impl World {
         true
     }
 
-    /// Begins something.
+    /// Begins a random item, or a random fault.
     fn begin(&mut self) {
         let at = self.rng.usize(..2);
         match self.rng.u8(..20) {
@@ -227,7 +227,7 @@ impl World {
     }
 
     fn begin_receive(&mut self, at: usize) {
-        // Mostly as much as is sent, at most.
+        // Mostly room for the longest iov of a send.
         let iovs = self.rng.usize(..3);
         let room = if self.rng.u8(..) < 30 { self.rng.u32(..40) } else { 64 << 10 };
         match self.ends[at].receive(vec![room; iovs]) {
@@ -260,7 +260,7 @@ impl World {
         self.later(Happening::Fetched { at, receive, key, verdict });
     }
 
-    /// The send of an end that went under this number.
+    /// The send that an end numbered `seq`.
     fn sent_as(&self, end: usize, seq: u64) -> u64 {
         let sends = &self.ends[end].sends;
         sends.iter().position(|send| send.seq == seq).expect("it was sent") as u64
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// A user takes what has been delivered, which lets in what had to wait.
+    /// A user takes delivered notifications, which makes room for waiting ones.
     fn take(&mut self, at: usize) {
         loop {
             let mut out = Vec::new();
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// The next notification has been delivered, or was found not to be had.
+    /// Counts a notification as delivered, or as dropped without its payload.
     fn deliver(&mut self, at: usize, _is_here: bool) {
         let id = self.ends[at].delivered;
         assert_eq!(self.ends[1 - at].notifs[id as usize].ended, None, "told before it was so");
@@ -360,7 +360,7 @@ impl World {
         self.post(of, id);
     }
 
-    /// Posts an operation, for the first time or again.
+    /// Posts an operation, for the first time or once more.
     fn post(&mut self, of: usize, id: u64) {
         let lane = self.ends[of].living(&mut self.rng);
         let operation = &mut self.ends[of].operations[id as usize];
@@ -381,14 +381,15 @@ impl World {
         if !is_latest {
             return;
         }
-        // It lands: our end is told, unless that is dead or has been told otherwise.
+        // It lands: our end hears of it, unless that end is dead or has made the operation an
+        // orphan.
         if self.ends[of].lanes[lane] != LaneState::Dead && !is_orphan {
             let signal = self.ends[of].operation_ended(id);
             self.say(of, signal);
         }
     }
 
-    /// An end notes that a lane is of no more use; whoever makes progress kills it.
+    /// An end notes that a lane is of no more use; a thread that makes progress kills it.
     fn lose_lane(&mut self, at: usize, lane: usize) {
         if self.ends[at].lanes[lane] == LaneState::Alive && lane > 0 {
             self.ends[at].lanes[lane] = LaneState::Lost;
@@ -411,7 +412,7 @@ impl World {
         assert_eq!(self.ends[at].lanes[lane], LaneState::Lost);
         self.ends[at].lanes[lane] = LaneState::Dead;
         let mut on_lane = self.on_lane(at, lane);
-        // Some end with the kill, some are told a moment later.
+        // Some operations end with the kill, others are reported a moment later.
         let late = on_lane.split_off(self.rng.usize(..=on_lane.len()));
         self.orphan(at, on_lane);
         let (mut out, now) = (Vec::new(), self.now);
@@ -470,7 +471,7 @@ impl World {
                 assert_eq!(status == Status::Ok, is_applied, "signal {signal}");
                 self.ends[to].signal_ended(signal, status);
             }
-            // A user who is slow lets them wait.
+            // A slow user lets them wait.
             Event::Notified if !self.is_heavy && self.rng.bool() => self.take(to),
             Event::Notified if !self.is_heavy => self.later(Happening::Take { at: to }),
             Event::Notified => {}
@@ -500,7 +501,7 @@ impl World {
         let (seq, is_wanted_back) = (send.seq, send.is_wanted_back);
         let mut receives = self.ends[1 - at].receives.iter();
         let receive = receives.find(|receive| receive.met == Some(seq));
-        // The same is told on both sides; where there was no receive, somebody wanted the send back.
+        // Both sides get the same verdict; where there was no receive, the sender had cancelled.
         match receive {
             Some(receive) => assert_eq!(receive.ended, Some(verdict), "send {id}"),
             None => assert!(verdict == Verdict::Cancelled && is_wanted_back, "send {id}"),
@@ -526,7 +527,7 @@ impl World {
         self.say(at, out);
     }
 
-    /// Each word is the sum of the signals that were applied to it, as their sender was told.
+    /// Each word is the sum of the signals that were applied to it, and each signal was answered.
     fn check_words(&self) {
         for at in 0..2 {
             let mut words = [0; WORDS];
@@ -555,7 +556,7 @@ impl World {
         self.later(Happening::Copied { at, id });
     }
 
-    /// A user calls something off.
+    /// A user cancels a random item.
     fn call_off(&mut self, at: usize) {
         match self.rng.u8(..3) {
             0 if !self.ends[at].sends.is_empty() => {
@@ -660,7 +661,7 @@ impl World {
         }
     }
 
-    /// Whoever ends a connection gets back what was not answered.
+    /// Closing a session returns its unanswered items.
     fn close(&mut self) {
         for _ in 0..40 {
             self.begin();
@@ -680,7 +681,7 @@ impl World {
             assert_eq!(closed.asks, open.map(|(id, _)| id as u64).collect::<Vec<_>>());
             assert!(end.session.is_closed());
         }
-        // What is still on its way comes to nothing.
+        // Messages that are still under way have no effect.
         for Reverse((_, _, happening)) in std::mem::take(&mut self.queue) {
             if let Happening::Message { to, bytes } = happening {
                 let message = Message::decode(&bytes).expect("an honest peer's");
