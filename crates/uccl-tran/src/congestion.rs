@@ -12,9 +12,9 @@ use crate::{ParamsError, rtt::Rtt};
 pub struct Congestion {
     /// The window at the start, in bytes.
     pub start_bytes: u64,
-    /// It never shrinks below this,
+    /// The least size of the window, in bytes.
     pub floor_bytes: u64,
-    /// nor grows beyond this.
+    /// The largest size of the window, in bytes.
     pub ceiling_bytes: u64,
     /// This many messages may always be under way, however long they are.
     pub floor_messages: u32,
@@ -25,7 +25,8 @@ pub struct Congestion {
     pub target: Duration,
     /// The largest fraction of the window that one round trip takes away, 0 to 1.
     pub max_decrease: f64,
-    /// The fraction that a round trip with losses takes away, 0 to 1; 0 if losses say nothing about queues.
+    /// The fraction that a round trip with losses takes away, 0 to 1; 0 if losses are no sign of
+    /// queues.
     pub loss_decrease: f64,
 }
 
@@ -94,8 +95,8 @@ impl Window {
         self.params.floor_messages
     }
 
-    /// Adapts to `bytes` having landed, after `delay` if that was measured. `full` says whether the window was the
-    /// limit.
+    /// Adapts to `bytes` having landed, after `delay` if that was measured. `full` means that the
+    /// window was the limit.
     pub(crate) fn landed(
         &mut self,
         now: Instant,

@@ -16,9 +16,9 @@ pub struct Params {
     pub reorder: u32,
     /// The immediate of the first message.
     pub first: u32,
-    /// The receiver acknowledges after this many messages,
+    /// The number of messages after which the receiver acknowledges.
     pub ack_every: u32,
-    /// or this long after the first message that it has not acknowledged.
+    /// The longest time from a message to its acknowledgement by the receiver.
     pub ack_delay: Duration,
     /// The round trip that is assumed before one has been measured.
     pub initial_rtt: Duration,
@@ -28,7 +28,7 @@ pub struct Params {
     pub max_probe: Duration,
     /// The silence after which the path is given up.
     pub dead_after: Duration,
-    /// Limits the bytes under way. With `None`, only `window` limits what is under way.
+    /// Limits the bytes under way. With `None`, `window` is the only limit.
     pub congestion: Option<Congestion>,
 }
 
@@ -67,7 +67,7 @@ pub enum ParamsError {
     /// A parameter is 0, so nothing could ever be sent or acknowledged.
     #[error("{0} must not be 0")]
     Zero(&'static str),
-    /// A range whose end is before its start.
+    /// The end of a range is before its start.
     #[error("{0} is below {1}")]
     Below(&'static str, &'static str),
     /// Not a fraction between 0 and 1.

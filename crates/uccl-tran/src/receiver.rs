@@ -6,25 +6,26 @@ use uccl_wire::ack::{ACK_SPAN, Ack};
 
 use crate::{Params, ParamsError};
 
-/// How far a number may be ahead of the last acknowledged one: a window, what may be reordered, and two rounds of
-/// probes.
+/// The furthest that a number may be ahead of the last acknowledged one: a window, the allowed
+/// reordering, and two rounds of probes.
 const LEAD: u32 = 2 * ACK_SPAN;
 
-/// What the receiver makes of a number that has arrived.
+/// The result of a number that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// It arrives for the first time.
     New,
     /// It is a probe that has come before.
     Duplicate,
-    /// It is before the first number, so nobody sent it. It does not count.
+    /// It is before the first number, so the sender cannot have sent it. It does not count.
     TooOld,
     /// It is further ahead than a sender with these parameters can be. It does not count.
     TooNew,
 }
 
-/// The path does not keep the order that the protocol relies on. This shows only afterwards: a message may have landed
-/// whose end had been reported already. The path must not be used any more, nor any other over the same network.
+/// The path does not keep the order that the protocol relies on. This shows only afterwards: a
+/// message may have landed after its end was reported. The path must not be used any more, nor any
+/// other over the same network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutOfOrder {
@@ -171,7 +172,7 @@ impl Receiver {
             return Ok(Verdict::Duplicate);
         }
         if back > u64::from(allowed) {
-            // The sender may have been told that this message never lands.
+            // The sender may have reported this message as lost for good.
             return Err(late);
         }
         *word |= mask;

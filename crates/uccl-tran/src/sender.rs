@@ -25,7 +25,7 @@ pub struct PacketNumber(pub u32);
 pub enum Event {
     /// The item has landed, and nothing of it is under way any more.
     Delivered(u64),
-    /// The item has not landed and never will. It may be sent again.
+    /// The item has not landed and never will. It may be sent once more.
     Lost(u64),
     /// Post an empty write with this immediate, now.
     Probe(PacketNumber),
@@ -144,13 +144,13 @@ impl Sender {
         if self.flight.messages() == 0 {
             (self.quiet_since, self.heard_at, self.silences) = (now, now, 0);
         }
-        // This message, as the last one, does what a probe would do.
+        // This message, as the last one, serves as a probe.
         self.probing = None;
         let number = self.flight.push(Sent { at: now, item, bytes, state: State::Message });
         Ok(self.wire(number))
     }
 
-    /// Handles an acknowledgement. One that says nothing new changes nothing.
+    /// Handles an acknowledgement. One without news changes nothing.
     ///
     /// # Errors
     /// When it covers numbers that were not sent, or the path was given up. Then it has changed nothing.

@@ -1,5 +1,5 @@
-//! What the congestion window gives on paths that queue, in virtual time: how much of the link is used, how long
-//! the queue gets, and whether two senders share.
+//! The congestion window on paths that queue, in virtual time: use of the link, length of the
+//! queue, and fairness between two senders.
 
 mod sim;
 
@@ -10,13 +10,13 @@ use uccl_tran::{Congestion, Params};
 
 const US: Duration = Duration::from_micros(1);
 
-/// What the second half of a run gave.
+/// Figures of the second half of a run.
 struct Use {
     /// Part of the link's bandwidth that delivered items.
     link: f64,
     /// The longest wait in its queue.
     wait: Duration,
-    /// What the least lucky sender had, of an equal share.
+    /// The smallest sender's part of an equal share.
     fair: f64,
 }
 

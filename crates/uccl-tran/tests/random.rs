@@ -16,7 +16,7 @@ fn params(rng: &mut Rng, reorder: u32) -> Params {
     Params {
         window: rng.u32(1..=256 - reorder),
         reorder,
-        // Often so that numbers wrap soon.
+        // Half of the runs begin near the end, so that numbers wrap soon.
         first: if rng.bool() { rng.u32(..) } else { u32::MAX - rng.u32(..100) },
         ack_every: rng.u32(1..20),
         ack_delay: rng.u32(0..200) * US,
@@ -62,7 +62,7 @@ fn every_item_is_delivered_once() {
         let flow = &world.flows[0];
         let tally = flow.tally;
         assert_eq!((tally.delivered, flow.dead_at), (300, None), "{tally:?}");
-        // Nothing is sent again that was not lost.
+        // Only lost items are posted twice.
         assert_eq!(tally.posted, tally.delivered + tally.dropped, "{tally:?}");
     });
 }
@@ -101,7 +101,7 @@ fn a_dead_path_is_noticed_in_time() {
     });
 }
 
-/// Timeouts that fire for nothing cost an empty message each; they stay few.
+/// Timeouts that fire needlessly cost an empty message each; they are few.
 #[test]
 fn a_sound_path_is_hardly_probed() {
     each_seed(200, |seed| {
@@ -118,7 +118,8 @@ fn a_sound_path_is_hardly_probed() {
     });
 }
 
-/// One that lands after its end was told is noticed when it does, so it is at most one.
+/// A message that lands after its end was reported is noticed when it lands, so there is at most
+/// one.
 #[test]
 fn a_path_that_does_not_keep_order_is_given_up_at_once() {
     const ITEMS: u64 = 2000;

@@ -23,9 +23,9 @@ pub(super) enum State {
     Landed,
     /// A message that never lands and is still to be reported.
     Lost,
-    /// A probe under way,
+    /// A probe under way that was sent once.
     Probe,
-    /// one that was sent more than once.
+    /// A probe under way that was sent more than once.
     ProbeAgain,
     /// Ended, and reported if it was a message.
     Over,
@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// What an acknowledgement settled.
+/// The messages that an acknowledgement settled.
 #[derive(Default)]
 pub(super) struct Landed {
     pub(super) any: bool,
@@ -153,7 +153,7 @@ impl Flight {
         })
     }
 
-    /// Records all numbers that an acknowledgement says have come.
+    /// Records all numbers that have come according to an acknowledgement.
     pub(super) fn land(&mut self, largest: u64, ack: &Ack) -> Landed {
         let mut landed = Landed::default();
         for number in self.settled.max(self.first)..=largest {
@@ -178,8 +178,8 @@ impl Flight {
         landed
     }
 
-    /// Records as lost what is more than `reorder` before the largest acknowledged number and has not come. Returns how
-    /// many messages were lost.
+    /// Records as lost each number more than `reorder` before the largest acknowledged one that has
+    /// not come. Returns the number of lost messages.
     pub(super) fn lose_before(&mut self, reorder: u32) -> u32 {
         let settled = self.acked.saturating_sub(u64::from(reorder) + 1);
         let (mut messages, mut bytes) = (0, 0);
@@ -227,8 +227,8 @@ impl Flight {
         event
     }
 
-    /// Drops the numbers at the front that need no more reports. Probes ask about messages; when no messages are under
-    /// way, nobody waits for the answers to probes, so these are dropped too.
+    /// Drops the numbers at the front that need no more reports. Probes ask about messages; without
+    /// messages under way their answers are of no use, so they are dropped too.
     fn forget(&mut self) {
         let idle = self.messages == 0;
         while self.get(self.first).is_some_and(|sent| match sent.state {

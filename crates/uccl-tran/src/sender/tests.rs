@@ -100,7 +100,7 @@ fn a_probe_settles_what_came_before_it() {
     assert_eq!(events(&mut sender, now), [Event::Delivered(0), Event::Lost(1)]);
     assert_eq!((sender.next_timeout(), sender.in_flight()), (None, 0));
     assert!((sender.loss_rate() - 0.5).abs() < 1e-9);
-    // Sent again, under a number of its own.
+    // A second attempt has a number of its own.
     assert_eq!(sender.send(now, 1, 1000), Ok(PacketNumber(3u32.wrapping_add(FIRST))));
 }
 
@@ -155,7 +155,8 @@ fn a_closed_window_lets_some_messages_through() {
 }
 
 proptest! {
-    /// Any acknowledgement of what was not sent is refused and changes nothing; none panics.
+    /// An acknowledgement of numbers that were not sent is refused and changes nothing; none
+    /// panics.
     #[test]
     fn hostile_acknowledgements_change_nothing(
         sent in 0u64..100,

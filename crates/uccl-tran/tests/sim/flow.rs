@@ -1,4 +1,4 @@
-//! A sender and a receiver, and the model of what they may do.
+//! A sender and a receiver, and the model of their allowed behaviour.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use uccl_tran::{Ack, Event, OutOfOrder, PacketNumber, Params, Receiver, Sender, 
 
 use super::{Happening, Link};
 
-/// What a sender is asked to send.
+/// The items that a sender sends.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) items: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Load {
     pub(crate) flushes: bool,
 }
 
-/// What was counted.
+/// Counts of events.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Tally {
     pub(crate) delivered: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Flow {
     /// Items and the numbers under which they were posted.
     on_their_way: BTreeSet<(u64, u32)>,
     landed: BTreeSet<u64>,
-    /// The number under which an item was posted last, and those whose end was told.
+    /// The number of each item's last posting, and the numbers with a reported end.
     numbers: BTreeMap<u64, u32>,
     told: BTreeSet<u32>,
     /// The path lets some messages be overtaken by more than it should.
@@ -56,7 +56,7 @@ pub(crate) struct Flow {
     pub(crate) dead_at: Option<Instant>,
     /// The path has shown that it does not keep order.
     pub(crate) broken: Option<OutOfOrder>,
-    /// What landed after its end was told: how often.
+    /// How many messages landed after their end was reported.
     pub(crate) late: u64,
     pub(crate) tally: Tally,
 }
@@ -131,7 +131,7 @@ impl Flow {
         }
     }
 
-    /// Does all that is to be done now.
+    /// Handles events, sends, acknowledges, and sets the timer.
     pub(crate) fn act(
         &mut self,
         now: Instant,
@@ -167,7 +167,7 @@ impl Flow {
         self.wake(now, out);
     }
 
-    /// Has a timer set, unless one rings early enough.
+    /// Sets a timer, unless one fires early enough.
     fn wake(&mut self, now: Instant, out: &mut Vec<(Instant, Happening)>) {
         let timeouts = [self.sender.next_timeout(), self.receiver.next_timeout()];
         let Some(at) = timeouts.into_iter().flatten().min() else { return };
@@ -185,7 +185,7 @@ impl Flow {
         self.tally.delivered_bytes += bytes;
     }
 
-    /// The end of an item's last posting is told: it must not be on its way any more.
+    /// The end of an item's last posting is reported: it must not be on its way any more.
     fn told(&mut self, item: u64) {
         let mut left = self.on_their_way.range((item, 0)..=(item, u32::MAX));
         assert!(left.next().is_none() || self.holds_up, "{item} may still land");
@@ -244,7 +244,7 @@ impl Flow {
     ) {
         let (at, lands) = link.carry(now, item.map_or(0, |(_, bytes)| bytes), rng);
         let posted = self.through.len();
-        // Not before what it must not overtake.
+        // It goes through no earlier than the messages that it must not overtake.
         let behind = posted.checked_sub(self.params.reorder as usize + 1);
         let at = behind.map_or(at, |behind| at.max(self.through[behind]));
         self.through.push(self.through.last().map_or(at, |last| at.max(*last)));

@@ -1,4 +1,4 @@
-//! The link: one queue for all that share it, and what is wrong with it.
+//! The link: one queue for all paths that share it, and its faults.
 
 use std::{
     ops::Range,
@@ -7,27 +7,29 @@ use std::{
 
 use fastrand::Rng;
 
-/// What a path is like.
+/// The properties of a path.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) bytes_per_second: f64,
     /// Time from end to end, each way.
     pub(crate) delay: Duration,
-    /// Up to so much is added, each way.
+    /// The most time that is added, each way.
     pub(crate) jitter: Duration,
-    /// Bytes that queue before the link; what comes when it is full is dropped.
+    /// Bytes that queue before the link; messages that meet a full queue are dropped.
     pub(crate) queue_bytes: f64,
-    /// Part of the messages that are dropped,
+    /// Part of the messages that are dropped.
     pub(crate) loss: f64,
-    /// and of the packets of 4 KiB that they consist of.
+    /// Part of the packets of 4 KiB that are dropped; their messages are lost with them.
     pub(crate) packet_loss: f64,
     /// By how many numbers messages overtake each other.
     pub(crate) reorder: u32,
-    /// Part of the messages that are held up, by no more than so long, and overtaken by whatever comes meanwhile.
+    /// Part of the messages that are held up, for at most `held_for`, while later ones overtake
+    /// them.
     pub(crate) held: f64,
     pub(crate) held_for: Duration,
-    /// Part of the acknowledgements that are dropped, and that come twice.
+    /// Part of the acknowledgements that are dropped.
     pub(crate) ack_loss: f64,
+    /// Part of the acknowledgements that come twice.
     pub(crate) ack_repeats: f64,
     /// Times since the start in which nothing gets through.
     pub(crate) holes: Vec<Range<Duration>>,
@@ -56,7 +58,7 @@ impl Default for Path {
 pub(crate) struct Link {
     pub(crate) path: Path,
     start: Instant,
-    /// When the link has sent what it was given.
+    /// The time when the link has sent all queued bytes.
     free_at: Instant,
     /// The longest time that something waited.
     pub(crate) longest_wait: Duration,
@@ -75,7 +77,7 @@ impl Link {
         let survives = (1.0 - self.path.loss) * (1.0 - self.path.packet_loss).powi(packets);
         let lands = queued <= self.path.queue_bytes && rng.f64() < survives && !self.in_hole(now);
         if queued <= self.path.queue_bytes {
-            // 64 bytes of headers, whatever the length.
+            // 64 bytes of headers for a message of any length.
             let takes = (bytes + 64) as f64 / self.path.bytes_per_second;
             self.free_at = now + waits + Duration::from_secs_f64(takes);
             self.longest_wait = self.longest_wait.max(waits);

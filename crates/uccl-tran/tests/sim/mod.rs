@@ -1,6 +1,7 @@
 //! Senders and receivers joined by a link that queues, delays, loses and reorders, in virtual time.
 //!
-//! The model knows what is on its way and where every message lands, and fails the test as soon as a promise is broken.
+//! The model knows each message under way and where it lands, and fails the test as soon as a
+//! promise is broken.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 mod flow;
@@ -17,18 +18,18 @@ pub(crate) use flow::{Flow, Load};
 pub(crate) use link::{Link, Path};
 use uccl_tran::Params;
 
-/// What happens at some time.
+/// An event in virtual time.
 #[derive(Clone, Debug)]
 pub(crate) enum Happening {
     /// A message has gone through: it lands, or it does not.
     Message { number: u32, item: Option<u64>, lands: bool },
     /// An acknowledgement arrives.
     Ack(Vec<u8>),
-    /// Someone's time has come.
+    /// A sender's or receiver's timer fires.
     Timer,
 }
 
-/// All that is simulated.
+/// The simulation: flows over one link.
 pub(crate) struct World {
     pub(crate) now: Instant,
     pub(crate) start: Instant,
@@ -59,7 +60,7 @@ impl World {
         self.flows.push(Flow::new(params, load, self.start));
     }
 
-    /// Goes on until every flow has ended, or until `limit`.
+    /// Runs until every flow has ended, or until `limit`.
     pub(crate) fn run(&mut self, limit: Duration) {
         for flow in 0..self.flows.len() {
             self.settle(flow);
@@ -81,7 +82,7 @@ impl World {
         }
     }
 
-    /// Has a flow do all that it wants to do now.
+    /// Runs all of a flow's actions that are due now.
     fn settle(&mut self, at: usize) {
         let (now, flow) = (self.now, &mut self.flows[at]);
         let mut happenings = Vec::new();
@@ -114,8 +115,8 @@ impl Ord for Entry {
     }
 }
 
-/// Runs a test with seed after seed and names the one that fails. `UCCL_CHAOS_SEED` names one, `UCCL_CHAOS_RUNS` says
-/// how many.
+/// Runs a test with seed after seed and names the one that fails. `UCCL_CHAOS_SEED` names one,
+/// `UCCL_CHAOS_RUNS` sets their number.
 pub(crate) fn each_seed(runs: u64, test: impl Fn(u64)) {
     struct Name(u64);
     impl Drop for Name {
