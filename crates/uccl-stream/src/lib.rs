@@ -1,8 +1,9 @@
 //! The stream lane: one-sided operations, messages and fences over any byte pipe.
 //!
-//! Each side owns its memory. A write names regions of the receiver by key, and the receiver checks key, bounds and
-//! rights before it puts a byte there, again for every piece it receives. The frames of a lane are handled in order,
-//! so the answer to a fence means that everything before the fence has landed or has been dropped.
+//! Each side owns its memory. A write names regions of the receiver by key, and the receiver checks
+//! key, bounds and rights before it puts a byte there, and repeats the check for every piece it
+//! receives. The frames of a lane are handled in order, so the answer to a fence means that
+//! everything before the fence has landed or has been dropped.
 
 mod crc;
 mod ops;
@@ -51,7 +52,7 @@ pub struct StreamOptions {
     pub regions: Arc<RegionTable>,
     /// Whether data that we send carries a checksum.
     pub checksum: bool,
-    /// Who copies between GPU memory and the memory that the pipe reaches.
+    /// The copier between GPU memory and the memory that the pipe reaches.
     pub copy_by: CopyBy,
 }
 
@@ -129,7 +130,7 @@ impl<P: Pipe> StreamLane<P> {
         self.is_deaf.store(true, SeqCst);
     }
 
-    /// Sends what can be sent.
+    /// Sends as much as the pipe takes. Returns whether anything was sent.
     fn flush(&self, tx: &mut MutexGuard<'_, Tx<P::Tx>>) -> bool {
         if self.is_deaf.load(SeqCst) {
             return false;
@@ -181,7 +182,7 @@ impl<P: Pipe> StreamLane<P> {
         Ok(moved)
     }
 
-    /// Sums up the load; says whether operations that had to wait can be begun now.
+    /// Sums up the load; returns whether operations that had to wait can be begun now.
     fn count_load(&self) -> bool {
         let mut ops = self.ops.lock();
         self.load.store(ops.bytes + ops.len() as u64, Relaxed);
@@ -197,7 +198,7 @@ impl<P: Pipe> StreamLane<P> {
             return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
         };
         let mut tx = self.tx.lock();
-        // Under the lock: a kill takes it too, and ends what it finds.
+        // Under the lock: a kill takes it too, and ends the operations that it finds.
         self.alive()?;
         let mut ops = self.ops.lock();
         let name = ops.insert(&op);
@@ -281,7 +282,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     fn cancel(&self, name: OpName) {
-        // Under this lock nothing is being received, so a read that is discarded stays discarded.
+        // No data is received under this lock, so a read that is discarded cannot take data any
+        // more.
         let mut rx = self.rx.lock();
         let mut tx = self.tx.lock();
         let mut ops = self.ops.lock();
@@ -355,7 +357,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
         // Nothing is received while swamped. Room in the pipe ends that, so wait for room.
         let swamped = self.swamped.load(SeqCst);
         let unsent = swamped || self.unsent.load(SeqCst);
-        // Arm the receiving half first: it may consume a wake-up that would have told of room.
+        // Arm the receiving half first: it may consume a wake-up that announces room.
         let rx_ready = !swamped && self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
         let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
         !tx_ready && !rx_ready
@@ -374,7 +376,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
         let mut tx = self.tx.lock();
         let ended = [tx.clear(), rx.reset()].into_iter().collect::<Result<(), _>>();
         drop((rx, tx));
-        // An operation whose memory a GPU may still use must not be tried again over another lane.
+        // An operation on memory that a GPU may still use must not be tried again over another
+        // lane.
         self.fail_all(&ended.map_or_else(OpError::from, |()| OpError::LaneDown));
     }
 }
@@ -463,7 +466,7 @@ fn remote_of(desc: &Desc) -> RemoteSpan {
     RemoteSpan { addr: desc.addr, len: desc.len, key: desc.key, slot: desc.slot }
 }
 
-/// The completion of an operation whose poster has been told already.
+/// The completion of an operation that has been reported to its poster already.
 struct Nobody;
 
 impl uccl_fabric::lane::Completion for Nobody {

@@ -15,11 +15,11 @@ pub(super) struct InFlight {
     pub(super) kind: OpKind,
     pub(super) len: u64,
     pub(super) done: Arc<dyn Completion>,
-    /// Where a read's data goes, while no frame is filling it.
+    /// The destination of a read's data, while no frame is filling it.
     pub(super) target: Option<ReadTarget>,
-    /// It was cancelled: its poster and the peer have been told, but data may still come.
+    /// It was cancelled: its poster and the peer know, but data may still come.
     pub(super) is_disowned: bool,
-    /// If set, the operation ends with this error, whatever the peer says.
+    /// If set, the operation ends with this error instead of the peer's answer.
     pub(super) doomed: Option<OpError>,
     /// How much has been sent. The peer cannot rightly answer before all of it has been.
     pub(super) sent: Sent,
@@ -34,12 +34,12 @@ pub(super) enum Sent {
     All,
 }
 
-/// Where a read's data goes.
+/// The destination of a read's data.
 pub(super) struct ReadTarget {
     pub(super) spans: Spans,
     /// The GPU, if only that GPU reaches it.
     pub(super) device: Option<u32>,
-    /// Where the data goes that has not arrived.
+    /// The destination of the data that has not arrived.
     pub(super) rest: Stretch,
     /// Bytes that have arrived.
     pub(super) received: u64,

@@ -22,7 +22,7 @@ pub(crate) struct Own {
     pub(crate) device: Option<u32>,
     /// The signal that travels with the last frame of a write.
     pub(crate) word: Option<Word>,
-    /// What has not been sent, here and at the peer: a read may have more pieces there.
+    /// The unsent parts here and at the peer: a read may have more pieces there.
     pub(crate) ours: Stretch,
     pub(crate) theirs: Stretch,
     pub(crate) left: u64,
@@ -74,10 +74,10 @@ pub(crate) struct Reply {
     pub(crate) pieces: Vec<Desc>,
     /// Some of it is GPU memory.
     pub(crate) is_fetched: bool,
-    /// What has not been sent.
+    /// The unsent part.
     pub(crate) rest: Stretch,
     pub(crate) left: u64,
-    /// The peer wants no more of it.
+    /// The peer has stopped its read.
     pub(crate) is_stopped: bool,
 }
 
@@ -95,7 +95,7 @@ impl Reply {
     }
 }
 
-/// A data frame whose header and descriptors have been written.
+/// A data frame with its header and descriptors written.
 pub(crate) struct Frame {
     pub(crate) len: usize,
     /// The checksum of the header and descriptors.

@@ -45,7 +45,7 @@ const PIECES: usize = 256;
 /// The most bytes that one pump receives, so that a fast peer leaves time for others.
 const PUMP_BUDGET: usize = 1 << 20;
 
-/// What the receiving half hands to the sending half.
+/// The frames and data that the receiving half has the sending half send.
 #[derive(Default)]
 pub(super) struct Answers {
     /// Frames that are only a header.
@@ -66,13 +66,13 @@ impl Answers {
     }
 }
 
-/// What the receiving half needs from its lane.
+/// The parts of the lane that the receiving half uses.
 pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
     pub(super) sink: &'a dyn MessageSink,
-    /// Waits until a thread that is sending has recorded what it has sent. Must not be called with the operations
-    /// locked.
+    /// Waits until a thread that is sending has recorded the sent bytes. Must not be called with
+    /// the operations locked.
     pub(super) settle: &'a dyn Fn(),
     /// Must be set when a copy to a region starts, before the table's lock is released.
     pub(super) copying: &'a AtomicBool,
@@ -110,7 +110,8 @@ pub(super) struct Rx<P> {
     descs: Vec<Desc>,
     /// The signal of the current frame.
     word: Option<Word>,
-    /// Where the payload goes that has not been placed: in the memory of the descriptors, or of the read.
+    /// The destination of the payload that has not been placed: memory of the descriptors, or of
+    /// the read.
     rest: Stretch,
     write: Option<Incoming>,
     read: Option<(OpName, ReadTarget)>,
@@ -118,7 +119,7 @@ pub(super) struct Rx<P> {
     filling: Option<Filling>,
     /// Data on its way to GPUs, in the order in which it came.
     uploader: Staging<Upload>,
-    /// The GPU that some or all of the payload goes to.
+    /// The GPU that is the destination of some or all of the payload.
     device: Option<u32>,
     /// Nothing more can be done before copies by GPUs have ended.
     stalled: bool,
@@ -184,7 +185,7 @@ impl<P: PipeRx> Rx<P> {
         self.uploader.clear(PATIENCE)
     }
 
-    /// Receives what the pipe has. True if there was anything.
+    /// Receives the bytes that the pipe has. True if there were any.
     pub(super) fn pump(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
         let mut taken = 0;
         let landed = self.land(around);
@@ -199,7 +200,7 @@ impl<P: PipeRx> Rx<P> {
             taken += got;
             while self.step(around)? {}
             if got < wanted {
-                // The pipe is most likely empty, and asking again costs a system call.
+                // The pipe is most likely empty, and another look costs a system call.
                 break;
             }
         }
@@ -232,7 +233,8 @@ impl<P: PipeRx> Rx<P> {
         self.receive_into(false)
     }
 
-    /// Lists the memory that the rest of this write's payload goes to, as far as the regions allow.
+    /// Lists the destination memory of the rest of this write's payload, as far as the regions
+    /// allow.
     fn aim_at_regions(&mut self, regions: &uccl_fabric::region::Locked<'_>) {
         if !self.write_ok() {
             return;
@@ -272,8 +274,9 @@ impl<P: PipeRx> Rx<P> {
             let spot = &mut self.staging[self.end..self.end + ahead];
             self.iov.push(Span { addr: spot.as_mut_ptr() as usize, len: ahead });
         }
-        // SAFETY: the pieces are of our staging buffer; of regions checked under the lock that the caller holds; or
-        // of a read, whose memory stays valid until it has ended, and ending it takes the lock that the caller holds.
+        // SAFETY: the pieces are of our staging buffer; of regions checked under the lock that the
+        // caller holds; or of a read, the memory of which stays valid until it has ended, and
+        // ending it takes the lock that the caller holds.
         let got = match unsafe { self.pipe.recv(&self.iov) } {
             Ok(None) => return Ok(None),
             Ok(Some(0)) => return Err(LaneError::Ended),
@@ -282,7 +285,7 @@ impl<P: PipeRx> Rx<P> {
                 self.fault();
                 return Ok(Some((1, 1)));
             }
-            // No accident of one lane: somebody is at work on the connection.
+            // No accident of one lane: an attacker interferes with the connection.
             Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(protocol(e)),
             Err(e) => return Err(e.into()),
         };

@@ -1,4 +1,4 @@
-//! A pipe whose bytes are protected by [records](uccl_wire::record), over another pipe.
+//! A pipe with its bytes protected by [records](uccl_wire::record), over another pipe.
 //!
 //! Received bytes go to their place only when their record has been checked, so they pass through a buffer here. Bytes to
 //! send do as well: memory may change while it is sent, and a code must be over the bytes that go out.
@@ -136,7 +136,8 @@ impl<R: PipeRx> SealedRx<R> {
         let mut moved = 0;
         for span in rest.take_parts(spans, self.opened.len()) {
             let from = &self.buffer[self.opened.start + moved..][..span.len];
-            // SAFETY: writable, as the caller promises; `from` has so many bytes, and lies in a buffer of our own.
+            // SAFETY: writable, as the caller promises; `from` has `span.len` bytes, and lies in a
+            // buffer of our own.
             unsafe { ptr::copy_nonoverlapping(from.as_ptr(), span.addr as *mut u8, span.len) };
             moved += span.len;
         }

@@ -176,7 +176,7 @@ impl Pipe for TcpPipe {
     }
 
     fn cut(&self) {
-        // Resets at once and drops what is queued; a shutdown would send all of that first.
+        // Resets at once and drops queued bytes; a shutdown would send all of them first.
         let reset = rustix::net::connect_unspec(&*self.0).map_err(io::Error::from);
         if let Err(e) = reset.or_else(|_| self.0.shutdown(Shutdown::Both)) {
             tracing::trace!("cutting a socket that is gone already: {e}");

@@ -35,7 +35,7 @@ const CHECKED_STEP: usize = 256 << 10;
 const CHECKED_AHEAD: usize = 64 << 10;
 /// Short frames queue up to this many bytes; later operations wait where a cancel finds them.
 const CONTROL_LIMIT: usize = 256 << 10;
-/// Pieces of payload given to the pipe at a time: what one vectored system call takes.
+/// Pieces of payload given to the pipe at a time: the most that one vectored system call takes.
 const PIECES: usize = 1024;
 /// Bytes of short frames gathered for one send.
 const GATHERED: usize = 64 << 10;
@@ -78,7 +78,7 @@ pub(super) struct Tx<P> {
     answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
-    /// The frames whose data GPUs are copying, in the order in which they will be sent.
+    /// The frames with data that GPUs are copying, in the order in which they will be sent.
     fetching: Staging<Fetched>,
     /// Buffers of fetched frames that were sent.
     heads: Vec<Vec<u8>>,
@@ -95,7 +95,7 @@ pub(super) struct Tx<P> {
     blocked: bool,
 }
 
-/// What the sending half needs from its lane.
+/// The parts of the lane that the sending half uses.
 pub(super) struct TxSurroundings<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
@@ -139,8 +139,9 @@ impl<P: PipeTx> Tx<P> {
             || self.pipe.is_holding()
     }
 
-    /// Whether so many answers wait that we receive nothing more from the peer. A peer that follows the protocol
-    /// never gets there, because it limits its operations under way; otherwise two peers could wait for each other.
+    /// Whether the waiting answers are too many to receive more from the peer. A peer that follows
+    /// the protocol never gets there, because it limits its operations under way; otherwise two
+    /// peers could wait for each other.
     pub(super) fn swamped(&self) -> bool {
         self.replies.len() > MAX_REPLIES || self.answer_bytes > MAX_ANSWER_BYTES
     }
@@ -291,7 +292,7 @@ impl<P: PipeTx> Tx<P> {
         self.fetching.clear(PATIENCE)
     }
 
-    /// Sends what the pipe takes. True if anything was sent.
+    /// Sends as much as the pipe takes. True if anything was sent.
     pub(super) fn flush(&mut self, around: &TxSurroundings<'_>) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
@@ -313,7 +314,7 @@ impl<P: PipeTx> Tx<P> {
         Ok(sent > 0 || held && !self.pipe.is_holding())
     }
 
-    /// Makes the frame whose start is in [`Self::head`] the next one to be sent.
+    /// Makes the frame that starts in [`Self::head`] the next one to be sent.
     fn start(&mut self, frame: Frame, chunk: Option<Chunk>) {
         let Frame { len: payload_len, mut crc, turn } = frame;
         let guarded = !turn.is_own() && chunk.is_none();
@@ -376,8 +377,8 @@ impl<P: PipeTx> Tx<P> {
         self.send_or_poison(around.ops)
     }
 
-    /// Sends from the current frame. If its memory is not mapped any more, what is left of it becomes filler, and its
-    /// operation fails.
+    /// Sends from the current frame. If its memory is not mapped any more, the rest of it becomes
+    /// filler, and its operation fails.
     fn send_or_poison(&mut self, ops: &Mutex<Ops>) -> io::Result<usize> {
         let is_poisoned = self.current.as_ref().is_some_and(|now| now.status != Status::Ok);
         match self.send_current(ops) {

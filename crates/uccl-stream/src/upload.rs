@@ -12,7 +12,7 @@ use uccl_wire::frame::Status;
 
 use super::ops::ReadTarget;
 
-/// What received data belongs to.
+/// The operation that received data belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
     /// A write of the peer's.
@@ -31,7 +31,7 @@ pub(super) enum End {
     Cancelled,
 }
 
-/// What is done when all copies before it have landed.
+/// The step to take when all copies before it have landed.
 pub(super) struct Upload {
     pub(super) purpose: Purpose,
     /// `None`: more of its operation follows.
@@ -43,12 +43,12 @@ pub(super) struct Filling {
     pub(super) chunk: Chunk,
     /// Bytes in the chunk.
     pub(super) len: usize,
-    /// What of its operation's memory follows, from the place of the first byte on.
+    /// The rest of its operation's memory, from the place of the first byte on.
     pub(super) rest: Stretch,
 }
 
 impl Filling {
-    /// Where the next bytes go.
+    /// The free part of the chunk.
     pub(super) fn room(&self) -> Span {
         Span { addr: self.chunk.addr() + self.len, len: CHUNK - self.len }
     }

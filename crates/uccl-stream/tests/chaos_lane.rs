@@ -29,7 +29,7 @@ fn pair_with(seed: u64, faults: LaneFaults) -> Pair {
     Pair { lane: ChaosLane::new(a.lane, seed, faults), inbox: a.inbox, peer }
 }
 
-/// What ended, in order, by number.
+/// Ended operations, in order, by number.
 type Ended = Arc<Mutex<Vec<(usize, OpResult)>>>;
 
 struct Numbered(usize, Ended);
@@ -46,7 +46,7 @@ impl Pair {
         Ok(moved | self.peer.progress()?)
     }
 
-    /// Posts writes of a patch of its own each; those that failed at once are in what ended already.
+    /// Posts writes of a patch of its own each; those that failed at once are in `ended` already.
     fn write_all(&self, rng: &mut Rng, count: usize, ended: &Ended) -> Vec<(Patch, Patch)> {
         let mut patches = Vec::new();
         for i in 0..count {

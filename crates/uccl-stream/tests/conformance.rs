@@ -1,4 +1,4 @@
-//! What every link must do, over TCP, over pipes that misbehave, and over lanes that do.
+//! The conformance tests of links: over TCP, over pipes with faults, and over lanes with faults.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;

@@ -1,4 +1,4 @@
-//! What ends early on a stream lane: writes whose region goes, what a fence waits for, reads that nobody wants any more.
+//! Early ends on a stream lane: revoked regions, fences that wait, cancelled reads.
 
 mod support;
 
@@ -20,7 +20,7 @@ use support::{
     stage::{Stage, stage, stage_with_gpu},
 };
 
-/// What the peer says to begin a write of one piece.
+/// The bytes by which a peer begins a write of one piece.
 fn write(to: &RemoteSpan, op: u64) -> Vec<u8> {
     let header = Header { last: true, descs: 1, len: to.len, ..Header::bare(Kind::Write, op, 0) };
     let mut bytes = header.encode().to_vec();
@@ -32,7 +32,7 @@ fn trailer() -> [u8; TRAILER_LEN] {
     Trailer { crc: 0, status: Status::Ok }.encode()
 }
 
-/// The answers that the lane has sent, which are all that it has to say.
+/// The answers that the lane has sent. It must have sent nothing else.
 fn answers(stage: &mut Stage) -> Vec<(u64, Status)> {
     let (frames, rest) = {
         let bytes = stage.hear();
@@ -44,11 +44,12 @@ fn answers(stage: &mut Stage) -> Vec<(u64, Status)> {
     headers.map(|header| (header.op, header.status())).collect()
 }
 
-/// A write is checked again for each stretch that comes, also where its bytes go straight from the pipe to the memory.
+/// A write is checked for each stretch that comes, also where its bytes go straight from the pipe
+/// to the memory.
 #[test]
 fn a_write_that_has_begun_stops_where_its_region_goes() {
     const LEN: usize = 200_000;
-    // What is left is received straight into place, or by way of the lane's own buffer.
+    // The rest is received straight into place, or by way of the lane's own buffer.
     for left in [LEN / 2, 100] {
         let mut stage = stage(2 * LEN);
         let dest = Patch::new(&mut Rng::with_seed(1), &[LEN]);
@@ -70,7 +71,7 @@ fn a_write_that_has_begun_stops_where_its_region_goes() {
     }
 }
 
-/// What has left may still land, and what is in the midst of a frame is still sent from the memory.
+/// Frames that have left may still land, and a frame in progress is still sent from the memory.
 #[test]
 fn a_write_that_was_cut_ends_when_the_peer_has_answered_its_fence() {
     const LEN: usize = 3 * MAX_PAYLOAD as usize;
@@ -82,7 +83,7 @@ fn a_write_that_was_cut_ends_when_the_peer_has_answered_its_fence() {
     let name = stage.side.post(OpKind::Write, source.spans(), far, &done).expect("alive");
     stage.side.lane.cancel(name);
     assert_eq!(done.result(), None, "a frame of it is being sent");
-    // That frame goes out to its end, and a fence behind it.
+    // That frame is sent to its end, and a fence behind it.
     let mut said = Vec::new();
     let first = HEADER_LEN + DESC_LEN + MAX_PAYLOAD as usize + TRAILER_LEN;
     while said.len() < first + HEADER_LEN {
@@ -100,7 +101,7 @@ fn a_write_that_was_cut_ends_when_the_peer_has_answered_its_fence() {
     assert_eq!(done.result(), Some(Err(OpError::Cancelled)));
 }
 
-/// A fence tells that nothing lands any more: not before what was received for a GPU has been copied.
+/// The answer to a fence means that nothing lands any more: it waits for copies to a GPU.
 #[test]
 fn a_fence_waits_for_copies() {
     const LEN: usize = 50_000;
@@ -137,7 +138,7 @@ fn a_fence_waits_for_copies() {
     assert!(dest.pieces_of(&fenced).iter().all(|byte| *byte == 0xAB), "all landed before");
 }
 
-/// A read of ours into a GPU's memory, half of which has come and is copied late.
+/// A read of ours into a GPU's memory: half of the data has come and is copied late.
 fn half_read(dest: &Patch) -> (Stage, OpName, Arc<Done>) {
     let len = dest.spans()[0].len;
     let late = GpuFaults { delay_polls: 1000, seed: 3, ..GpuFaults::default() };
@@ -169,7 +170,7 @@ fn end_of(stage: &Stage, done: &Done, dest: &Patch) -> Option<OpResult> {
     done.result()
 }
 
-/// Who cancels does not wait for a GPU.
+/// A cancel does not wait for a GPU.
 #[test]
 fn a_cancelled_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
     let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
@@ -199,7 +200,8 @@ fn a_kill_waits_for_late_copies_and_ends_a_cancelled_read() {
     assert_eq!(dest.pieces_of(&done.held())[..25_000], [0xAB; 25_000]);
 }
 
-/// The peer sends no more of it than the frame that is on its way, and the lane is free for others.
+/// The peer sends no more of the read than the frame that is on its way, and the lane is free for
+/// others.
 #[test]
 fn a_read_that_is_cancelled_is_not_sent_to_its_end() {
     const LEN: usize = 32 << 20;
@@ -232,7 +234,8 @@ fn a_read_that_is_cancelled_is_not_sent_to_its_end() {
         })
         .expect("alive");
         assert_eq!(second.result(), Some(Ok(())));
-        // A round moves what the pipe holds, at most: the whole of it would have taken far more.
+        // A round moves at most the pipe's capacity: all of the read would have taken far more
+        // rounds.
         let sent = rounds * PIPE_BYTES;
         assert!(sent < LEN / 2, "{sent} bytes were sent before the next read had its data");
         assert!(dest.now() == held);
@@ -241,7 +244,7 @@ fn a_read_that_is_cancelled_is_not_sent_to_its_end() {
     }
 }
 
-/// A piece may be longer than one descriptor can say.
+/// A piece may be longer than one descriptor can name.
 #[test]
 fn a_read_of_a_tebibyte_is_asked_for_in_pieces() {
     const LEN: u64 = 1 << 40;

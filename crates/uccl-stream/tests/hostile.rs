@@ -19,7 +19,7 @@ use support::{
     stage::{Stage, stage},
 };
 
-/// Somewhere in the peer that does not exist.
+/// Memory of the peer that does not exist.
 fn elsewhere(len: u64) -> RemoteSpan {
     RemoteSpan { addr: 4096, len, key: 1, slot: 0 }
 }
@@ -173,7 +173,7 @@ impl Sealed {
     }
 }
 
-/// What the lane has said, which is one answer.
+/// The lane's only output: one answer.
 fn answer(stage: &mut Stage) -> (u64, Status) {
     while stage.side.progress().expect("no violation") {}
     let said = stage.hear();
@@ -182,7 +182,7 @@ fn answer(stage: &mut Stage) -> (u64, Status) {
     (header.op, header.status())
 }
 
-/// In the lane's own buffer, or where it belongs already.
+/// Lengths that are received in the lane's own buffer, or straight into place.
 const LENS: [usize; 2] = [3000, 100_000];
 
 #[test]
@@ -267,7 +267,7 @@ fn nothing_is_touched_where_a_damaged_descriptor_points() {
     let mut stage = stage(10_000);
     let region = stage.side.register(patch.whole(), Rights::ALL);
     let all = patch.remote(&region)[0];
-    // In its midst, so that what is near it is in the region as well.
+    // In the region's middle, so that memory near it is in the region as well.
     let desc = Desc { addr: all.addr + 512, len: 64, key: all.key, slot: all.slot };
     let write = Header { len: desc.len, ..Header::bare(Kind::Write, 7, 0) };
     let read = Header::bare(Kind::Read, 7, desc.len);
@@ -348,7 +348,7 @@ fn a_peer_that_asks_and_never_listens_is_made_to_wait() {
         }
         assert!(said < 32 << 20, "{kind:?}: {said} bytes were taken without an answer leaving");
         assert!(stage.side.lane.arm(), "it sleeps until there is room");
-        // It goes on when the peer listens.
+        // It continues when the peer reads.
         while !stage.hear().is_empty() {
             stage.side.progress().expect("alive");
         }

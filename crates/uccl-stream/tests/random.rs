@@ -1,4 +1,4 @@
-//! Random operations in both directions over pipes with random faults, against what must be true of both
+//! Random operations in both directions over pipes with random faults, checked against both
 //! memories.
 
 mod support;
@@ -16,7 +16,7 @@ use uccl_wire::frame::{MAX_DESCS, Status};
 
 use support::{Done, Patch, Side, run_until, sides_with_gpus};
 
-/// An operation and everything that is known of it.
+/// An operation with its memory and its result.
 struct Job {
     by: usize,
     kind: OpKind,
@@ -28,14 +28,14 @@ struct Job {
     name: OpName,
     done: Arc<Done>,
     cancelled: bool,
-    /// What the destination held when the region's revocation returned.
+    /// Contents of the destination when the region's revocation returned.
     revoked: Option<Vec<u8>>,
 }
 
-/// How a run goes.
+/// The options of a run.
 struct Plan {
     steps: usize,
-    /// Some operations name what they may not touch.
+    /// Some operations name memory that they may not touch.
     refusals: bool,
     cancels: bool,
     revokes: bool,
@@ -45,7 +45,7 @@ struct World {
     rng: Rng,
     sides: [Side; 2],
     jobs: Vec<Job>,
-    /// So that slow pipes are done in time.
+    /// The longest transfer, so that slow pipes are done in time.
     longest: usize,
     sent: [Vec<Vec<u8>>; 2],
 }
@@ -228,7 +228,7 @@ impl World {
             self.step(plan)?;
         }
         run_until(&self.sides, || self.all_done())?;
-        // What would come late comes now.
+        // Late data would come now.
         for _ in 0..50 {
             self.sides[0].progress()?;
             self.sides[1].progress()?;
@@ -240,7 +240,7 @@ impl World {
         self.sides.iter().for_each(|side| side.lane.kill());
     }
 
-    /// What holds whatever happened.
+    /// Checks the properties that hold under all faults.
     fn check_always(&self) {
         for job in &self.jobs {
             let result = job.done.result().expect("every operation ends");
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// What holds when nothing was corrupted and the lane lives.
+    /// Checks the results that hold when nothing was corrupted and the lane lives.
     fn check_results(&self) {
         for job in &self.jobs {
             let result = job.done.result().expect("every operation ends");
@@ -430,7 +430,7 @@ fn threads_may_share_a_lane() {
     });
 }
 
-/// Lets the others go home, even after a panic.
+/// Counts a thread as finished, even after a panic, so that the others can end.
 struct Leave<'a>(&'a AtomicUsize);
 
 impl Drop for Leave<'_> {

@@ -81,7 +81,7 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// The peer asks for data.
+    /// Begins the peer's read: queues a reply.
     fn asked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
         match self.locate_all(Access::Read, around) {
             Err(e) => {
@@ -159,7 +159,7 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
-/// Where the memory is that a frame's descriptors name.
+/// The places of the memory that a frame's descriptors name.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Targets {
     /// A GPU that some of the memory is on.

@@ -35,7 +35,7 @@ impl<P: PipeRx> Rx<P> {
         self.uploader.touches(slot)
     }
 
-    /// Ends operations whose data has landed. True if any data has.
+    /// Ends operations after their data has landed. True if any data has.
     pub(super) fn land(&mut self, around: &Surroundings<'_>) -> bool {
         let mut any = false;
         while let Some(Ended { what, result }) = self.uploader.ended() {
@@ -95,12 +95,12 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Where the memory is that a write is for.
+    /// The places of a write's destination memory.
     pub(super) fn targets(&self, around: &Surroundings<'_>) -> Result<Targets, AccessError> {
         self.locate_all(Access::Write, around)
     }
 
-    /// Where the memory is that the descriptors name.
+    /// The places of the memory that the descriptors name.
     pub(super) fn locate_all(
         &self,
         access: Access,
@@ -117,7 +117,8 @@ impl<P: PipeRx> Rx<P> {
         Ok(targets)
     }
 
-    /// The GPU that the payload of the current frame goes to, unless the payload is discarded.
+    /// The GPU that is the destination of the current frame's payload, unless the payload is
+    /// discarded.
     pub(super) fn device_wanting_data(&self) -> Option<u32> {
         let wanted = match self.header.kind {
             Kind::Write => self.write_ok(),
@@ -142,8 +143,8 @@ impl<P: PipeRx> Rx<P> {
         Ok(counts)
     }
 
-    /// Where the next payload goes. `None`: copies must end first, or no chunk could be had, and the operation has
-    /// failed.
+    /// The room for the next payload. `None`: copies must end first, or no chunk could be had, and
+    /// the operation has failed.
     pub(super) fn room_for(&mut self, device: u32) -> Option<Span> {
         if self.filling.is_none() {
             if self.uploader.is_full() {
@@ -222,7 +223,7 @@ impl<P: PipeRx> Rx<P> {
         Ok(())
     }
 
-    /// Fails the current operation, whose data cannot be copied.
+    /// Fails the current operation: its data cannot be copied.
     fn fail_upload(&mut self, e: GpuError) {
         match &mut self.read {
             Some((_, target)) if self.header.kind == Kind::Data => {
@@ -236,7 +237,7 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
-/// Ends a read of ours, none of whose data is being copied any more.
+/// Ends a read of ours after all copies of its data have ended.
 fn end_read(name: OpName, end: End, around: &Surroundings<'_>) {
     let mut ops = around.ops.lock();
     if let End::Data(target) = end {

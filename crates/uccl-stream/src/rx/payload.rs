@@ -157,8 +157,8 @@ impl<P: PipeRx> Rx<P> {
         Ok(())
     }
 
-    /// Ends a write of the peer's, all of whose bytes are visible here if its status is good: changes the word of its
-    /// signal, and answers.
+    /// Ends a write of the peer's: changes the word of its signal, and answers. If the status is
+    /// good, all its bytes are visible here.
     pub(super) fn end_write(
         &mut self,
         op: u64,
@@ -231,6 +231,6 @@ fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<()
 /// The span must be writable, and as long as `bytes`.
 pub(super) unsafe fn fill(to: Span, bytes: &[u8]) {
     debug_assert_eq!(to.len, bytes.len());
-    // SAFETY: as the caller promises; our staging buffer is nobody else's.
+    // SAFETY: as the caller promises; our staging buffer is ours alone.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
 }

@@ -1,4 +1,4 @@
-//! What happens at the peer of a TCP lane that is killed.
+//! The peer of a TCP lane that is killed.
 
 use std::{
     io::Read,
@@ -48,7 +48,7 @@ fn bytes_of_a_failed_write_do_not_leave_the_send_queue() {
     let remote = RemoteSpan { addr: 4096, len: LEN as u64, key: 1, slot: 0 };
     let seen = stuck_write(&a, &mut from, remote);
     let unsent = loop {
-        // The kernel there has received what was sent, and its window is closed.
+        // The kernel there has received all sent bytes, and its window is closed.
         let queued = [libc::TIOCOUTQ, SIOCOUTQNSD].map(|what| ask(&socket, what));
         if queued[0] == queued[1] && queued[0] > 0 {
             break queued[0];
@@ -83,7 +83,7 @@ fn what_came_before_a_reset_does_not_land_after_it() {
         let (_, seen) = a.post(OpKind::Write, span(&mut from), remote);
         if begun {
             let first = to.as_ptr();
-            // SAFETY: the buffer lives, and the lane of this thread is what writes to it.
+            // SAFETY: the buffer lives, and only the lane, on this thread, writes to it.
             while unsafe { first.read_volatile() } == 0xEE {
                 a.progress().expect("a lives");
                 b.progress().expect("b lives");
@@ -113,7 +113,7 @@ fn a_goodbye_is_heard_behind_a_reset() {
     assert_eq!(*b.inbox.0.lock(), [b"the last word".to_vec()]);
 }
 
-/// A lane that can send nothing any more must still receive what was sent before.
+/// A lane that cannot send any more must still receive earlier frames of the peer.
 #[test]
 fn a_goodbye_is_heard_by_who_is_sending() {
     let (a, b) = pair(false);
@@ -131,8 +131,8 @@ fn a_goodbye_is_heard_by_who_is_sending() {
     assert_eq!(*seen.0.lock(), Some(Err(OpError::LaneDown)));
 }
 
-/// A pipe that is cut when told, and still carries bytes: rings in shared memory do that while one thread cuts them
-/// and another is receiving.
+/// A pipe that is cut by a flag, and still carries bytes: rings in shared memory do that while one
+/// thread cuts them and another is receiving.
 struct Leaking(TcpPipe);
 
 struct LeakingRx {

@@ -52,7 +52,7 @@ fn the_rest_of_a_record_is_held_while_the_socket_is_full() {
     let sent = unsafe { tx.send(&[span(&mut bytes)]) }.expect("sent");
     assert!(sent < bytes.len() && sent.is_multiple_of(MAX_CONTENT));
     assert!(tx.is_holding(), "the rest of a record is nowhere");
-    // The memory of bytes that were taken is the caller's again.
+    // The caller may reuse the memory of bytes that were taken.
     let want = bytes[..sent].to_vec();
     bytes.fill(0);
     let mut got = vec![0; sent];

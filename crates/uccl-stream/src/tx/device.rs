@@ -1,4 +1,4 @@
-//! Sends data from GPU memory, in frames of at most a chunk each, whose data is copied ahead.
+//! Sends data from GPU memory, in frames of at most a chunk each; the data is copied ahead.
 
 use std::{mem, sync::atomic::Ordering::SeqCst};
 
@@ -18,7 +18,7 @@ use crate::{
     remote_of,
 };
 
-/// A frame whose data is being copied.
+/// A frame with data that is being copied.
 pub(super) struct Fetched {
     head: Vec<u8>,
     frame: Frame,

@@ -96,8 +96,8 @@ impl<P: PipeTx> Tx<P> {
         }
     }
 
-    /// Cuts a frame of at most so many bytes from the first of our operations: writes its start, and lists the memory
-    /// of its data.
+    /// Cuts a frame of at most `most` bytes from the first of our operations: writes its start, and
+    /// lists the memory of its data.
     pub(super) fn cut_write(&mut self, most: u64) -> Option<Frame> {
         let own = self.own.front_mut()?;
         self.head.clear();
@@ -141,8 +141,8 @@ impl<P: PipeTx> Tx<P> {
         true
     }
 
-    /// Cuts a frame of at most so many bytes from the first of the peer's reads: writes its start, and lists the
-    /// memory of its data.
+    /// Cuts a frame of at most `most` bytes from the first of the peer's reads: writes its start,
+    /// and lists the memory of its data.
     pub(super) fn cut_reply(&mut self, most: u64) -> Option<Frame> {
         let reply = self.replies.front_mut()?;
         let len = reply.left.min(most) as usize;
@@ -170,8 +170,8 @@ impl<P: PipeTx> Tx<P> {
     }
 }
 
-/// Appends a header and its descriptors: those of the data, and that of the signal's word. The caller must add what
-/// follows to the returned checksum.
+/// Appends a header and its descriptors: those of the data, and that of the signal's word. The
+/// caller must add all bytes after them to the returned checksum.
 pub(super) fn push_head(
     out: &mut Vec<u8>,
     header: &Header,

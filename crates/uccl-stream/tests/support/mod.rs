@@ -1,4 +1,4 @@
-//! Two stream lanes over a chaos pipe, and memory whose every byte is watched.
+//! Two stream lanes over a chaos pipe, and memory with every byte watched.
 #![allow(dead_code, reason = "no test file uses all of it")]
 
 pub(crate) mod stage;
@@ -88,7 +88,7 @@ pub(crate) fn sides(seed: u64, a_to_b: Faults, b_to_a: Faults, checksum: [bool; 
     sides_with_gpus(seed, [a_to_b, b_to_a], checksum, Default::default())
 }
 
-/// The same, with copies to and from GPUs that misbehave as told.
+/// The same, with copies to and from GPUs that have these faults.
 pub(crate) fn sides_with_gpus(
     seed: u64,
     [a_to_b, b_to_a]: [Faults; 2],
@@ -128,10 +128,10 @@ fn sleep(sides: &[Side; 2]) {
     assert!(poll(&mut fds, Some(&wait)).expect("polled") > 0, "asleep for ever");
 }
 
-/// Memory for one operation: pieces, with bytes between them that nobody may touch.
+/// Memory for one operation: pieces, with bytes between them that must not change.
 pub(crate) struct Patch {
     bytes: Box<[u8]>,
-    /// What it held at first.
+    /// Its contents at first.
     pub(crate) before: Vec<u8>,
     pieces: Vec<Range<usize>>,
 }
@@ -169,7 +169,7 @@ impl Patch {
         self.spans().into_iter().map(named).collect()
     }
 
-    /// What it holds, links and all.
+    /// Its contents now.
     pub(crate) fn now(&self) -> Vec<u8> {
         copy_of(self.whole())
     }
@@ -202,7 +202,7 @@ pub(crate) fn copy_of(span: Span) -> Vec<u8> {
     out
 }
 
-/// Remembers how an operation ended, and what its destination held then.
+/// Records an operation's result, and its destination's contents at that moment.
 pub(crate) struct Done {
     watched: Span,
     end: Mutex<Option<(OpResult, Vec<u8>)>>,
@@ -217,7 +217,7 @@ impl Done {
         self.end.lock().as_ref().map(|end| end.0.clone())
     }
 
-    /// What the destination held when the operation ended.
+    /// Contents of the destination when the operation ended.
     pub(crate) fn held(&self) -> Vec<u8> {
         self.end.lock().as_ref().expect("it has ended").1.clone()
     }

@@ -1,4 +1,4 @@
-//! A lane whose peer is raw bytes.
+//! A lane with raw bytes for a peer.
 
 use uccl_chaos::{ChaosEnd, Faults, GpuFaults, pair};
 use uccl_fabric::lane::LaneError;
@@ -17,7 +17,7 @@ pub(crate) fn stage(capacity_bytes: usize) -> Stage {
     stage_with_gpu(capacity_bytes, GpuFaults::default())
 }
 
-/// With copies to and from GPUs that misbehave as told.
+/// With copies to and from GPUs that have these faults.
 pub(crate) fn stage_with_gpu(capacity_bytes: usize, gpu: GpuFaults) -> Stage {
     let faults = Faults { capacity_bytes, ..Faults::default() };
     let (a, peer) = pair(0, faults).expect("a pair");
@@ -25,14 +25,14 @@ pub(crate) fn stage_with_gpu(capacity_bytes: usize, gpu: GpuFaults) -> Stage {
 }
 
 impl Stage {
-    /// What the peer says, as far as there is room.
+    /// Sends bytes of the peer, as far as there is room.
     pub(crate) fn say(&mut self, bytes: &[u8]) -> usize {
         let span = Span { addr: bytes.as_ptr() as usize, len: bytes.len() };
         // SAFETY: a slice that is borrowed meanwhile.
         unsafe { self.peer.1.send(&[span]) }.unwrap_or(0)
     }
 
-    /// Reads what the lane has sent.
+    /// Reads the bytes that the lane has sent.
     pub(crate) fn hear(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         let mut some = vec![0u8; 64 << 10];
