@@ -93,8 +93,8 @@ impl Listed<'_> {
     /// Opens it.
     ///
     /// # Errors
-    /// [`RailError::Unavailable`] if this process may not open it, or its file is missing. The message says how to mend
-    /// that.
+    /// [`RailError::Unavailable`] if this process may not open it, or its file is missing. The
+    /// message names the remedy.
     pub(super) fn open(&self) -> Result<Arc<Context>, RailError> {
         let (verbs, name) = (self.list.verbs, self.name());
         // SAFETY: the device is in a list that lives.
@@ -160,7 +160,7 @@ impl Context {
         set_nonblocking(fd).map_err(|errno| RailError::os("fcntl on the device's events", errno))
     }
 
-    /// What the device can do.
+    /// The device's attributes.
     pub(super) fn query_device(&self) -> Result<DeviceAttr, RailError> {
         self.ask_device().map_err(|errno| self.error("ibv_query_device", errno))
     }
@@ -198,7 +198,8 @@ impl Context {
                 event::PORT_ACTIVE => tracing::info!(device = self.name, "a port came up"),
                 other => tracing::debug!(device = self.name, event = other, "event"),
             }
-            // SAFETY: taken above and acknowledged once, so that what it is about can be destroyed.
+            // SAFETY: taken above and acknowledged once, so that the object of the event can be
+            // destroyed.
             unsafe { (self.verbs.ack_async_event)(&raw mut taken) };
         }
     }

@@ -87,7 +87,8 @@ impl Port {
 /// Lists the devices, with the present state of their ports. A device that cannot be opened is listed with the reason.
 ///
 /// # Errors
-/// [`RailError::Unavailable`] if libibverbs or the kernel's support is missing. The message says how to mend that.
+/// [`RailError::Unavailable`] if libibverbs or the kernel's support is missing. The message names
+/// the remedy.
 pub fn list(library: Option<&str>) -> Result<Vec<Device>, RailError> {
     let list = DeviceList::get(Verbs::load(library)?)?;
     Ok(list.iter().map(|listed| Opened::open(&listed).device).collect())
@@ -177,7 +178,7 @@ fn pkeys_of(folder: &Path) -> Vec<u16> {
 /// The index of the partition key to use: the one asked for, unless that place is empty. Then it is the first key of a
 /// full member, or else the first of any.
 pub(super) fn pkey_index(asked: u16, table: &[u16]) -> u16 {
-    // The lower bits name the partition, and the highest says that the port is a full member.
+    // The lower bits name the partition, and the highest is set if the port is a full member.
     let is_key = |key: &u16| key & 0x7fff != 0;
     if table.get(usize::from(asked)).is_none_or(is_key) {
         return asked;

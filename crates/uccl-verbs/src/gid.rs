@@ -33,7 +33,7 @@ pub(super) enum Link {
 }
 
 impl Link {
-    /// As the kernel lists network interfaces in this folder.
+    /// Looks up the interface in this folder, in which the kernel lists network interfaces.
     pub(super) fn of(gid: &RdmaGid, interfaces: &Path) -> Self {
         let Some(name) = &gid.interface else { return Self::Usable };
         match fs::read_to_string(interfaces.join(name).join("operstate")) {
@@ -46,8 +46,9 @@ impl Link {
     }
 }
 
-/// The GIDs with which a peer may be reached, the best first: the one asked for, or else all. Where the first does not
-/// reach a peer, another may: the table shows neither routes nor what switches let through.
+/// The GIDs with which a peer may be reached, the best first: the requested one, or else all. Where
+/// the first does not reach a peer, another may: the table shows neither routes nor the rules of
+/// switches.
 ///
 /// # Errors
 /// When the port does not have the GID asked for, or has none at all.
@@ -79,8 +80,9 @@ pub(super) fn candidates(
     }
 }
 
-/// The candidate with which to answer a peer of this address: of the same kind of address, and of a network that has the
-/// peer in it, as far as there are such. `is_near` says whether the network of one of our addresses contains another.
+/// The candidate with which to answer a peer of this address: of the same kind of address, and of a
+/// network that has the peer in it, as far as there are such. `is_near` tests whether the network
+/// of one of our addresses contains another.
 pub(super) fn towards(
     candidates: &[RdmaGid],
     peer: Ipv6Addr,

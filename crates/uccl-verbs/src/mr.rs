@@ -34,7 +34,7 @@ unsafe impl Sync for Mr {}
 /// How memory may be reached.
 #[derive(Clone, Copy)]
 pub(super) struct Reach {
-    /// What peers may do. Our own requests may read and write.
+    /// The peers' rights. Our own requests may read and write.
     pub(super) rights: Rights,
     /// The device's writes may overtake each other on the PCI bus.
     pub(super) relaxed: bool,
@@ -67,8 +67,8 @@ impl Mr {
         let (verbs, addr) = (pd.verbs(), std::ptr::with_exposed_provenance_mut(span.addr));
         let raw = match (reach.relaxed, verbs.reg_mr_iova2) {
             (true, Some(reg_mr_iova2)) => {
-                // SAFETY: the domain lives. The kernel checks that the memory exists; whoever registers it promises
-                // that it stays.
+                // SAFETY: the domain lives. The kernel checks that the memory exists; the caller
+                // that registers it keeps it mapped.
                 unsafe { reg_mr_iova2(pd.raw(), addr, span.len, span.addr as u64, reach.flags()) }
             }
             _ => {
@@ -112,8 +112,8 @@ impl Mr {
         self.rkey
     }
 
-    /// Deregisters the memory. Does nothing if that has been done. If the device is gone, this succeeds whatever the
-    /// device returns, as it reaches nothing any more.
+    /// Deregisters the memory. Does nothing if that has been done. If the device is gone, this
+    /// succeeds with any result of the device, as it reaches nothing any more.
     ///
     /// # Errors
     /// When the device did not deregister it, and may still reach the memory.

@@ -41,12 +41,12 @@ unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
 
-/// What a queue pair promises.
+/// The service of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Service {
     /// RC: the device retransmits.
     Reliable,
-    /// UC: lost packets are not sent again, and nobody is told.
+    /// UC: lost packets are not sent again, and neither end learns of it.
     Unreliable,
 }
 
@@ -274,8 +274,8 @@ fn empty_attr(state: u32) -> QpAttr {
     attr
 }
 
-/// The route of packets to the peer. InfiniBand needs the global header only to leave the subnet, or where the port says
-/// so.
+/// The route of packets to the peer. InfiniBand needs the global header only to leave the subnet,
+/// or where the port requires it.
 fn route(path: &Path, peer: &VerbsAddress) -> abi::AhAttr {
     let global = match path.link_layer {
         LinkLayer::Ethernet => true,

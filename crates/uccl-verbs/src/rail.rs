@@ -31,12 +31,12 @@ use super::{
 /// A port of an RDMA device: InfiniBand or RoCE.
 pub struct VerbsRail {
     info: RailInfo,
-    /// Of the device as it was opened last.
+    /// The domain of the device as it was opened last.
     pd: RwLock<Arc<Pd>>,
     verbs: &'static Verbs,
-    /// When a lost device was last looked for.
+    /// The time of the last search for a lost device.
     looked_for: Mutex<Option<Instant>>,
-    /// As the port was when it was opened.
+    /// The port's parameters at the time when it was opened.
     shape: Shape,
     device: Device,
     gid_index: Option<u8>,
@@ -49,8 +49,8 @@ pub struct VerbsRail {
 /// Opens the devices that the settings name, or all that have an active port.
 ///
 /// # Errors
-/// [`RailError::Unavailable`], saying what is missing, if no device can be used or a setting is outside its range. If
-/// only some of the named devices cannot be used, that is logged.
+/// [`RailError::Unavailable`] with the missing part if no device can be used, or with the setting
+/// that is outside its range. If only some of the named devices cannot be used, that is logged.
 pub fn open(settings: &VerbsSettings) -> Result<Vec<VerbsRail>, RailError> {
     settings.validate().map_err(|error| RailError::Unavailable(error.to_string()))?;
     let verbs = Verbs::load(settings.library.as_deref())?;
@@ -245,8 +245,8 @@ impl VerbsRail {
         Some(port(&self.device, self.shape.path.port, &attr))
     }
 
-    /// Makes a channel with the best GID but so many. If `answers`, the peer's address is known when it is connected,
-    /// and may call for another GID.
+    /// Makes a channel with the best GID after `failed` others. If `answers`, the peer's address is
+    /// known when it is connected, and may call for another GID.
     fn channel(&self, failed: u32, answers: bool) -> Result<Box<dyn Channel>, RailError> {
         self.context().take_events();
         self.context().check_gone()?;
@@ -276,7 +276,7 @@ impl VerbsRail {
         Arc::clone(self.pd().context())
     }
 
-    /// Opens the device of this name anew, if there is one with the port.
+    /// Opens the device of this name once more, if there is one with the port.
     fn open_again(&self) -> Result<Arc<Pd>, RailError> {
         let list = DeviceList::get(self.verbs)?;
         let listed = list.iter().find(|listed| listed.name() == self.device.name);
@@ -296,22 +296,22 @@ fn link_of(gid: &RdmaGid) -> gid::Link {
     gid::Link::of(gid, std::path::Path::new("/sys/class/net"))
 }
 
-/// How often a device that was lost is looked for.
+/// The time between two searches for a lost device.
 const LOOK_FOR_LOST: Duration = Duration::from_secs(1);
 
 /// Most bytes of a request. Its length has 32 bits, and devices take up to 1 or 2 GiB.
 const MAX_REQUEST: u64 = 1 << 30;
 
-/// A number of reads, limited to what the device allows. If it allows none, the result is 1, and the device refuses
-/// that.
+/// A number of reads, limited to the device's maximum. If that is 0, the result is 1, and the
+/// device refuses it.
 fn at_most(wanted: u8, device: i32) -> u8 {
     wanted.min(device.clamp(1, 255) as u8)
 }
 
-/// What a channel's queue pairs need of their device.
+/// The queue pairs of a channel and the completions that they need.
 struct Room {
     queue_pairs: u32,
-    /// Completions of the unreliable queue pair that goes with each of them; 0 if there is none.
+    /// Completions of the unreliable queue pair beside each of them; 0 if there is none.
     of_uc: u32,
 }
 
@@ -324,7 +324,8 @@ fn depth_of_each(wanted: u32, room: &Room, attr: &DeviceAttr) -> u32 {
     (wanted / room.queue_pairs).min(places).max(1)
 }
 
-/// Most bytes in flight: what the link carries in 100 us, a long round trip, but at least 8 chunks and at least 4 MiB.
+/// Most bytes in flight: as many as the link carries in 100 us, a long round trip, but at least 8
+/// chunks and at least 4 MiB.
 fn window(chunk_bytes: u64, speed_mbps: Option<u64>) -> u64 {
     (chunk_bytes * 8).max(4 << 20).max(speed_mbps.unwrap_or(0) * 100 / 8)
 }

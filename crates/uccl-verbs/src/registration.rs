@@ -19,7 +19,7 @@ pub(super) const READABLE: u64 = 1 << 32;
 
 /// Memory that a device reaches.
 pub(super) struct VerbsRegistration {
-    /// `None` for memory of no bytes, which devices do not take and nobody reaches.
+    /// `None` for memory of no bytes: devices refuse it, and no peer needs it.
     mr: Option<Mr>,
     base: u64,
     is_readable: bool,
@@ -114,8 +114,8 @@ fn memlock_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// What to do when memory cannot be locked for lack of room. Privileged processes may exceed the limit, so the limit
-/// may be the driver's own.
+/// The remedy when memory cannot be locked for lack of room. Privileged processes may exceed the
+/// limit, so the limit may be the driver's own.
 fn no_room(limit: Option<u64>) -> String {
     let smaller = "smaller regions may do (recent soft-RoCE takes up to 1 GiB in one)";
     match limit {

@@ -59,11 +59,11 @@ impl FromStr for DeviceName {
 /// memory must not conclude from one byte that the bytes before it have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RelaxedOrdering {
-    /// They may not.
+    /// The writes may not overtake each other.
     Never,
-    /// They may; a library that cannot ask for it is refused.
+    /// The writes may overtake each other; a library that cannot ask for it is refused.
     Always,
-    /// They may, if the library can ask for it.
+    /// The writes may overtake each other, if the library can ask for it.
     Auto,
 }
 
@@ -82,19 +82,19 @@ pub struct VerbsSettings {
     pub service_level: u8,
     /// Traffic class: over RoCE v2 the byte of the IP header with DSCP and ECN.
     pub traffic_class: u8,
-    /// RDMA reads that a queue pair may have under way, 1 to 128; cut to what the device takes.
+    /// RDMA reads that a queue pair may have under way, 1 to 128; cut to the device's maximum.
     pub max_rd_atomic: u8,
-    /// RDMA reads that a queue pair answers at a time, 1 to 128; cut to what the device takes.
+    /// RDMA reads that a queue pair answers at a time, 1 to 128; cut to the device's maximum.
     pub max_dest_rd_atomic: u8,
     /// Whether the device retransmits (RC); else writes go over UC and are acknowledged by us.
     pub rc_mode: bool,
-    /// Queue pairs of a channel, 1 to 16; `None`: 4 on a NIC, 1 on a device made of software.
+    /// Queue pairs of a channel, 1 to 16; `None`: 4 on a NIC, 1 on a software device.
     pub queue_pairs: Option<u8>,
-    /// Requests in flight of a channel, 16 to 16384; cut to what the device takes.
+    /// Requests in flight of a channel, 16 to 16384; cut to the device's maximum.
     pub depth: u32,
     /// How long the device waits for an acknowledgement: 4.096 us times 2 to the power of this, 1 to 31.
     pub timeout: u8,
-    /// How often the device sends again, 0 to 7.
+    /// How often the device retransmits, 0 to 7.
     pub retries: u8,
     /// The length of the parts that requests are cut into, in KiB, 4 to 1048576.
     pub chunk_kib: u32,

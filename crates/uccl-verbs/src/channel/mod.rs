@@ -69,7 +69,7 @@ pub(super) struct VerbsChannel {
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
-    /// The GIDs that the peer may be answered with.
+    /// GIDs with which to answer the peer.
     others: Vec<RdmaGid>,
     trust: Arc<Trust>,
     address: Vec<u8>,
@@ -180,7 +180,8 @@ impl VerbsChannel {
         self.fault.get_or_insert(why);
     }
 
-    /// Checks the device's events. A device that is removed completes no request; only an event says that it is gone.
+    /// Checks the device's events. A device that is removed completes no request; only an event
+    /// reports its removal.
     fn hear_device(&mut self) -> Result<(), RailError> {
         self.pd.context().take_events();
         self.pd.context().check_gone().inspect_err(|gone| {
@@ -289,7 +290,7 @@ impl VerbsChannel {
         self.post_stubborn()
     }
 
-    /// Posts the pieces that were lost again and again to reliable queue pairs.
+    /// Posts the pieces that were lost repeatedly to reliable queue pairs.
     fn post_stubborn(&mut self) -> Result<(), RailError> {
         while let Some((item, write)) = self.unreliable.as_ref().and_then(Unreliable::next_stubborn)
         {
@@ -299,8 +300,8 @@ impl VerbsChannel {
                 unreliable.took_stubborn();
             }
         }
-        // SAFETY: each is a piece of a write that has not ended, and whoever posted the write promised that its memory
-        // stays valid until then.
+        // SAFETY: each is a piece of a write that has not ended, and the poster of the write
+        // promised that its memory stays valid until then.
         unsafe { self.ring() }
     }
 
@@ -350,8 +351,8 @@ impl VerbsChannel {
                 (What::Piece(_) | What::Unreliable, _) => {}
             }
         });
-        // The error that caused a flush comes before it or, with soft-RoCE, a little later. It says more than the
-        // flush, so wait for it.
+        // The error that caused a flush comes before it or, with soft-RoCE, a little later. It has
+        // more information than the flush, so wait for it.
         let cause_may_follow = wc.status == wc_status::WR_FLUSH_ERR && !queue.is_empty();
         if !known && failure.is_none() {
             self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
@@ -415,8 +416,9 @@ impl Drop for VerbsChannel {
             return;
         }
         for queue in &self.queues {
-            // Soft-RoCE keeps sending unanswered packets again, and destroying a queue pair waits for that; stopping it
-            // first ends it. If stopping fails, the device has ended the queue pair already.
+            // Soft-RoCE retransmits unanswered packets, and destroying a queue pair waits for that;
+            // stopping it first ends the retransmission. If stopping fails, the device has ended
+            // the queue pair already.
             let _ = queue.qp().stop();
         }
     }

@@ -37,14 +37,15 @@ pub(super) struct Outstanding {
     bytes: u64,
 }
 
-/// What a request belongs to.
+/// The owner of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     /// A request from the channel's user, with this tag.
     Own(u64),
-    /// A piece of a write, which was lost too often over unreliable queue pairs.
+    /// A piece of a write that was lost too often over unreliable queue pairs.
     Piece(u64),
-    /// A message, acknowledgement or probe on an unreliable queue pair. Its completion does not say that it arrived.
+    /// A message, acknowledgement or probe on an unreliable queue pair. Its completion does not
+    /// mean that it arrived.
     Unreliable,
 }
 

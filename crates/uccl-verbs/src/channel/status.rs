@@ -1,4 +1,4 @@
-//! What the status of a completion means.
+//! The meaning of a completion's status.
 
 use uccl_fabric::rail::RequestError;
 
@@ -18,7 +18,7 @@ const LOC_ACCESS_ERR: u32 = 8;
 /// A malformed request, or (older soft-RoCE) one that names unknown memory. Ours are well formed.
 const LOC_QP_OP_ERR: u32 = 2;
 
-/// Classifies a completion whose status is an error.
+/// Classifies a completion with an error.
 pub(super) fn classify(wc: &Wc) -> Failure {
     match wc.status {
         status::REM_ACCESS_ERR => Failure::Request(RequestError::Access),
@@ -35,7 +35,7 @@ pub(super) fn classify(wc: &Wc) -> Failure {
     }
 }
 
-/// An explanation for users, where libibverbs's own words do not say enough.
+/// An explanation for users, where libibverbs's own words are not enough.
 pub(super) fn hint(wc: &Wc) -> &'static str {
     match wc.status {
         status::RETRY_EXC_ERR => {

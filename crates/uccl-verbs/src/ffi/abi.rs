@@ -231,7 +231,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// `struct ibv_send_wr`, of whose unions only what RDMA uses is named.
+/// `struct ibv_send_wr`. Of its unions, only the parts that RDMA uses have names.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct SendWr {

@@ -32,8 +32,8 @@ macro_rules! entry_points {
         impl $library {
             fn find_all(library: &'static ::libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
-                    // If a symbol has several versions, this finds the newest. That is the one whose layouts we know:
-                    // version 1.1 or later.
+                    // If a symbol has several versions, this finds the newest: version 1.1 or
+                    // later, the layouts of which we know.
                     // SAFETY: the type is that of the function in the public header.
                     $( $name: unsafe { library.get($symbol.as_bytes()) }
                         .map(|symbol| *symbol).map_err(|_| $symbol)?, )*

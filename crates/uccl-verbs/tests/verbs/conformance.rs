@@ -1,4 +1,4 @@
-//! What every link must do, over real devices.
+//! The conformance tests of links, over real devices.
 
 use std::sync::Arc;
 

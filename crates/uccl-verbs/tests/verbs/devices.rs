@@ -1,4 +1,4 @@
-//! What is said of the devices there are.
+//! The properties of devices, and the messages where there are none.
 
 use std::env;
 
@@ -70,7 +70,7 @@ fn devices_that_are_not_there_are_named() {
     assert!(refusal(settings).contains("service level"));
 }
 
-/// Runs everywhere: a machine without RDMA says so, and how that is mended.
+/// Runs everywhere: a machine without RDMA gets a message with the remedy.
 #[test]
 fn a_machine_without_rdma_says_what_it_lacks() {
     let settings =

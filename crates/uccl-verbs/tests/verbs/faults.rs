@@ -1,4 +1,4 @@
-//! What fails is told, and nothing is touched that must not be.
+//! Failures are reported, and memory beside the request's is not touched.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use uccl_wire::verbs::VerbsAddress;
 
 use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, impatient, request};
 
-/// Some that succeed, then one that is wrong: it is told with its reason, and the channel is dead.
+/// Some requests succeed, then one is wrong: it fails with its reason, and the channel is dead.
 fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
     for (name, settings) in all_kinds_of_channels() {
         let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
@@ -57,7 +57,7 @@ fn a_range_outside_the_region_is_refused() {
     refused(|request| request.remote_addr = u64::MAX - 100, &RequestError::Access);
 }
 
-/// NICs say which request it was; soft-RoCE only flushes all of them.
+/// NICs report the request that failed; soft-RoCE only flushes all of them.
 #[test]
 fn local_memory_that_the_device_does_not_know_ends_the_channel() {
     let Some(rails) = Rails::shared() else { return };
@@ -139,7 +139,7 @@ fn a_channel_that_is_not_joined_takes_nothing() {
     alone.poll(&mut Vec::new()).expect("it is not dead either");
 }
 
-/// When the drop has returned, what was on its way does not land any more.
+/// When the drop has returned, requests in flight do not land any more.
 #[test]
 fn a_drop_ends_what_is_in_flight() {
     let Some(rails) = Rails::shared() else { return };
@@ -174,7 +174,7 @@ fn set_link(name: &str, state: &str) {
     ip(&format!("link set {name} {state}"));
 }
 
-/// The kernel says of such a peer what it says of a device that was removed.
+/// The kernel reports such a peer in the same way as a device that was removed.
 #[test]
 fn a_peer_that_cannot_be_joined_harms_no_other_channel() {
     if env::var_os("RDMA_VM_RANK").is_none() {
@@ -263,13 +263,13 @@ impl Delay {
         String::from_utf8_lossy(&run.stdout).into_owned()
     }
 
-    /// From now on packets wait for so long.
+    /// Delays packets by `time` from now on.
     fn of(time: &str) -> Self {
         Self::tc(&format!("qdisc add dev {} root netem delay {time}", Self::LINK));
         Self
     }
 
-    /// From now on packets do not wait, and overtake those that do.
+    /// Later packets do not wait, and overtake those that do.
     fn end_for_later_ones(&self) {
         Self::tc(&format!("qdisc change dev {} root netem delay 0ms", Self::LINK));
     }
@@ -286,7 +286,8 @@ impl Drop for Delay {
     }
 }
 
-/// A message that comes after those behind it may be one that was taken for lost: its write was sent again and has ended.
+/// A message that arrives after later ones may have been taken for lost: its write was sent again
+/// and has ended.
 #[test]
 fn a_network_that_keeps_no_order_is_not_trusted_again() {
     let _alone = CABLE_TO_CUT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -332,7 +333,7 @@ fn a_network_that_keeps_no_order_is_not_trusted_again() {
     assert!(ours.bytes == theirs.bytes);
 }
 
-/// Held by whoever does something to the second cable.
+/// Held by a test while it cuts or delays the second cable.
 static CABLE_TO_CUT: Mutex<()> = Mutex::new(());
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -366,7 +367,7 @@ fn a_cable_that_is_cut_and_joined_again_is_noticed() {
     until("both ports are up", || rails.a.is_up() && rails.b.is_up());
     let mut last = None;
     until("a new channel works", || {
-        // The neighbour is forgotten when a link goes down, and found again by asking.
+        // The neighbour is forgotten when a link goes down, and found anew by a request.
         let mut pair = rails.joined();
         let result = pair.probes().and_then(|()| pair.run(&[write]).1);
         last = Some(format!("{result:?}"));

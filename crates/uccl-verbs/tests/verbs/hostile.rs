@@ -9,7 +9,7 @@ use uccl_verbs::VerbsSettings;
 
 use crate::support::{Cable, Rails};
 
-/// Whatever the bytes say, the channel refuses or is joined with nobody, and the device lives.
+/// With arbitrary bytes the channel refuses or is joined with no peer, and the device lives.
 #[test]
 fn no_address_harms_a_channel() {
     let settings = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };

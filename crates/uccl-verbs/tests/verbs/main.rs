@@ -1,4 +1,4 @@
-//! Channels over real RDMA devices: whatever is there, soft-RoCE in a guest for one.
+//! Channels over the RDMA devices of the machine, for example soft-RoCE in a guest.
 //!
 //! Tests of faults cut cables and are for a network that loses nothing else: soft-RoCE now and then forgets
 //! a read that was refused if the refusal is lost. The others hold with packets lost as well.

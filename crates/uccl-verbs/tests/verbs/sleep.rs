@@ -84,7 +84,7 @@ fn sleep_both(pair: &mut Pair) {
     assert!(woken > 0 || due < Duration::from_secs(60), "nobody is woken");
 }
 
-/// A poller that saw the end itself leaves the event behind; that wakes nobody later.
+/// A poller that saw the end itself leaves the event behind; that must not wake a later sleeper.
 #[test]
 fn what_was_polled_wakes_no_later_sleeper() {
     let Some(rails) = Rails::shared() else { return };

@@ -15,10 +15,11 @@ use uccl_fabric::{
 use uccl_verbs as verbs;
 use uccl_verbs::{VerbsRail, VerbsSettings};
 
-/// Far away: nothing here takes so long unless it hangs.
+/// A time that no test takes unless it hangs.
 const FAR: Duration = Duration::from_secs(120);
 
-/// Which joined pair of devices a test works on. Faults have one to themselves where there are two.
+/// The pair of devices that a test uses. Tests of faults have one to themselves where there are
+/// two.
 #[derive(Clone, Copy)]
 pub(crate) enum Cable {
     Shared,
@@ -32,7 +33,7 @@ pub(crate) struct Rails {
 }
 
 impl Rails {
-    /// Opens them; says why not, where there are none.
+    /// Opens them; prints the reason where there are none.
     pub(crate) fn open(cable: Cable, settings: &VerbsSettings) -> Option<Self> {
         let named = |variable: &str| {
             let names = env::var(variable).ok()?;
@@ -61,14 +62,14 @@ impl Rails {
     pub(crate) fn joined(&self) -> Pair {
         let mut a = self.a.open().expect("a channel");
         let mut b = self.b.open().expect("a channel");
-        // As a lane does it: the other end answers with its own address when it has been told ours.
+        // As a lane does it: the other end gets our address and answers with its own.
         b.connect(a.address()).expect("joined");
         a.connect(b.address()).expect("joined");
         Pair { a, b }
     }
 }
 
-/// What differs between channels.
+/// The kinds of channels: number and service of queue pairs.
 pub(crate) fn all_kinds_of_channels() -> Vec<(&'static str, VerbsSettings)> {
     let of = |queue_pairs, rc_mode| VerbsSettings {
         queue_pairs: Some(queue_pairs),
@@ -88,9 +89,9 @@ pub(crate) fn impatient() -> VerbsSettings {
     VerbsSettings { timeout: 10, retries: 3, ..VerbsSettings::default() }
 }
 
-/// Bytes that a device knows.
+/// Memory that is registered with a device.
 pub(crate) struct Memory {
-    // Before the bytes, which it reaches.
+    // Declared before the bytes, so that it ends before they are freed.
     pub(crate) registration: Box<dyn Registration>,
     pub(crate) bytes: Vec<u8>,
 }
@@ -143,8 +144,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Posts all of these at `a`, and sees both ends through until they have ended. Requests that were not
-    /// heard of when the channel died are left out.
+    /// Posts all of these at `a`, and polls both ends until they have ended. Requests without a
+    /// result when the channel died are left out.
     pub(crate) fn run(&mut self, requests: &[Request]) -> (Vec<Ended>, Result<(), RailError>) {
         let (mut ended, mut posted) = (Vec::new(), 0);
         let began = Instant::now();
@@ -159,7 +160,8 @@ impl Pair {
             }
             let (done, of, first) = (ended.len(), requests.len(), &requests[0]);
             assert!(began.elapsed() < FAR, "{done} of {of} ended: {:?}", first.kind);
-            // In a user-mode kernel threads of a process, and what the kernel does for them, take turns.
+            // In a user-mode kernel, threads of a process take turns with the kernel's work for
+            // them.
             thread::yield_now();
         }
         (ended, Ok(()))
@@ -167,7 +169,7 @@ impl Pair {
 
     fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
         let mut of_b = Vec::new();
-        // The other end may be dead as well; what counts is what this one says.
+        // The other end may be dead as well; only the result of this one counts.
         let _ = self.b.poll(&mut of_b);
         self.a.poll(ended)
     }
@@ -186,7 +188,7 @@ impl Pair {
         }
     }
 
-    /// Polls `a` until it dies; what ended before, and why it died.
+    /// Polls `a` until it dies. Returns the requests that ended before, and the error.
     pub(crate) fn until_dead(&mut self) -> (Vec<Ended>, RailError) {
         let (mut ended, began) = (Vec::new(), Instant::now());
         loop {

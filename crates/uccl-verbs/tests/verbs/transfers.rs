@@ -1,4 +1,4 @@
-//! What is moved arrives, whole and nowhere else.
+//! Transfers arrive whole, and in their place only.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use uccl_wire::verbs::VerbsAddress;
 
 use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, request};
 
-/// Lengths around what is inline, a packet and a chunk.
+/// Lengths around those of inline data, a packet and a chunk.
 const LENGTHS: &[usize] = &[
     0,
     1,
@@ -31,7 +31,7 @@ const LENGTHS: &[usize] = &[
     (1 << 20) + 3,
 ];
 
-/// As a lane cuts it.
+/// Cuts a transfer into requests as a lane does.
 fn in_chunks(
     kind: OpKind,
     pair: &mut Pair,
@@ -50,7 +50,7 @@ fn in_chunks(
     }
 }
 
-/// What takes a while.
+/// A length that takes a while.
 const MUCH: usize = 64 << 20;
 
 fn moves_exactly(rails: &Rails, pair: &mut Pair, kind: OpKind, len: usize) {
@@ -128,7 +128,7 @@ fn uc_is_used_where_it_is_asked_for() {
     assert!(ours.bytes == theirs.bytes);
 }
 
-/// A peer that has no queue pairs for it is written to the reliable way.
+/// Writes go over reliable queue pairs where the peer has no unreliable ones.
 #[test]
 fn ends_that_disagree_about_uc_work() {
     let uc = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };
@@ -168,7 +168,7 @@ fn many_short_requests_arrive() {
                 assert!(piece == &sent[start..start + len], "{what}: {piece:02x?}");
                 assert!(hole.iter().all(|&byte| byte == 0), "{what}, beyond it: {hole:02x?}");
             }
-            // What is read must come.
+            // The next reads must bring these bytes back.
             ours.bytes.fill(0);
         }
     }
@@ -193,7 +193,7 @@ fn short_pieces_in_two_pages_arrive() {
                     Write => &mut ours.bytes,
                     Read => &mut theirs.bytes,
                 });
-                // What goes before keeps the device from sending the piece while it is posted.
+                // The request before it keeps the device from sending the piece while it is posted.
                 let requests = [0..PAGE / 2, range.clone()].map(|range| {
                     request(
                         kind,
@@ -211,7 +211,7 @@ fn short_pieces_in_two_pages_arrive() {
     }
 }
 
-/// No more is taken than there is room for, and the rest when there is room again.
+/// A full channel takes no more requests; it takes the rest once there is room.
 #[test]
 fn a_full_channel_takes_no_more() {
     let settings = VerbsSettings { queue_pairs: Some(2), depth: 32, ..VerbsSettings::default() };

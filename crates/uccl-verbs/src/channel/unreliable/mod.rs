@@ -1,12 +1,13 @@
 //! Writes over unreliable queue pairs (UC), made reliable by `uccl-tran`.
 //!
-//! Each path is a UC queue pair with packet numbers of its own. A write is cut into messages. Each message is an RDMA
-//! WRITE whose immediate is its packet number. The peer acknowledges by short SENDs on the same queue pair. Messages
-//! and acknowledgements use up receives, which are posted again at once. A lost message is sent again, over any path
-//! and perhaps as several shorter ones.
+//! Each path is a UC queue pair with packet numbers of its own. A write is cut into messages. Each
+//! message is an RDMA WRITE with its packet number as the immediate. The peer acknowledges by short
+//! SENDs on the same queue pair. Messages and acknowledgements use up receives, which are replaced
+//! at once. A lost message is sent again, over any path and perhaps as several shorter ones.
 //!
-//! A peer's device drops a message that it refuses without saying so, as if the message was lost. So a piece that was
-//! lost many times goes over a reliable queue pair, which delivers it or reports why not.
+//! A peer's device drops a message that it refuses without a report, as if the message was lost. So
+//! a piece that was lost many times goes over a reliable queue pair, which delivers it or reports
+//! the reason.
 
 mod cut;
 mod path;
@@ -223,7 +224,8 @@ impl Unreliable {
         let Some(writing) = self.writing.get_mut(piece.writing) else { return };
         writing.open -= 1;
         let is_whole = writing.open == 0 && writing.cut == writing.request.local.len;
-        // After a failure the channel is dead, so the write's other pieces are not looked at again.
+        // After a failure the channel is dead, so the write's other pieces need no further
+        // handling.
         if is_whole || result.is_err() {
             ended.push(Ended { tag: writing.request.tag, result });
             self.writing.remove(piece.writing);

@@ -170,8 +170,9 @@ impl UcPath {
                 self.queue.make_as(What::Unreliable, wr_opcode::SEND, 0, &send);
             }
         }
-        // SAFETY: an acknowledgement's bytes are copied into its request. A message is a piece of a write and ends
-        // before it does; whoever posted the write promised that its memory stays valid until then.
+        // SAFETY: an acknowledgement's bytes are copied into its request. A message is a piece of a
+        // write and ends before it does; the poster of the write promised that its memory stays
+        // valid until then.
         unsafe { self.queue.ring() }
     }
 

@@ -19,7 +19,7 @@ pub(in super::super) const RECEIVE: u64 = 1 << 63;
 /// acknowledgements.
 pub(in super::super) const RECEIVES: u32 = 512;
 
-/// How many receives are posted again at a time.
+/// The number of receives in one batch.
 const REPOST: usize = 32;
 
 /// Bytes of each receive: room for an acknowledgement, in a cache line of its own.
@@ -74,7 +74,7 @@ impl Receives {
         bytes.try_into().ok()
     }
 
-    /// Posts receives that have ended again: all of them, or only full batches of [`REPOST`].
+    /// Posts ended receives once more: all of them, or only full batches of [`REPOST`].
     pub(super) fn post(&mut self, qp: &Qp, all: bool) -> Result<(), RailError> {
         while self.free.len() >= REPOST || (all && !self.free.is_empty()) {
             let count = self.free.len().min(REPOST);

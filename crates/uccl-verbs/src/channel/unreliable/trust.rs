@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use uccl_fabric::rail::RailError;
 
-/// Whether a rail that was told to use such queue pairs can use them.
+/// Whether a rail that is configured for such queue pairs can use them.
 pub(crate) struct Trust {
     rail: String,
     is_given_up: AtomicBool,
@@ -56,7 +56,7 @@ fn is_lasting(why: &RailError) -> bool {
         RailError::Os { errno, .. } => {
             matches!(*errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPROTONOSUPPORT)
         }
-        // The device's queue pairs of this kind cannot do what we need.
+        // The device's queue pairs of this kind lack a capability that we need.
         RailError::Provider { .. } => true,
         _ => false,
     }
