@@ -1,8 +1,10 @@
-//! What this machine's GPUs do at best: copies by the copy engine and by the kernels, at every size and for
-//! vectors, from one GPU to another (or within one, where there is one), and to and from the host.
+//! The best that this machine's GPUs do: copies by the copy engine and by the kernels, at every
+//! size and for vectors, from one GPU to another (or within one, where there is one), and to and
+//! from the host.
 //!
-//! One command, one table for each question: `gpu_limits [ROUNDS]`. In each round every way is timed once,
-//! one after the other, so that what disturbs the machine disturbs all of them; the numbers are medians.
+//! One command, one table for each question: `gpu_limits [ROUNDS]`. In each round every way is
+//! timed once, one after the other, so that a disturbance of the machine reaches all of them; the
+//! numbers are medians.
 
 use std::{cell::RefCell, error::Error, rc::Rc, time::Instant};
 
@@ -15,7 +17,7 @@ use uccl_device::cuda::{
 type Run = Box<dyn FnMut() -> Result<(), GpuError>>;
 type Shared = Rc<RefCell<Launcher>>;
 
-/// One way of doing something.
+/// One way to do a task.
 struct Way {
     name: String,
     run: Run,
@@ -53,7 +55,7 @@ fn figures(seconds: f64, bytes: usize) -> String {
     format!("{:9.1} us {rate:6.1}", seconds * 1e6)
 }
 
-/// What a copy goes between, and who does it.
+/// The two ends of a copy, and the context that makes it.
 struct Route {
     name: String,
     context: &'static Context,
@@ -257,7 +259,7 @@ fn vectors(route: &Route, tools: &Tools, rounds: usize) -> Result<(), Box<dyn Er
         let pieces = scattered(route, count, len, skew);
         let mut ways: Vec<_> =
             [1, 2, 4].map(|n| tools.engine(n, pieces.clone(), route.direction)).into();
-        // What is between a GPU and pinned memory is not what the batch is for.
+        // The driver's batch is not meant for copies between a GPU and pinned memory.
         ways.extend(tools.batch(&pieces));
         if len >= 1 << 20 {
             ways.extend([10, 15, 20, 25, 30].map(|n| tools.mixed(n, &pieces, route.direction)));
@@ -286,7 +288,7 @@ fn vectors(route: &Route, tools: &Tools, rounds: usize) -> Result<(), Box<dyn Er
     Ok(())
 }
 
-/// What calls cost that move nothing.
+/// The costs of calls that move no data.
 fn calls(context: &'static Context, tools: &Tools, address: u64) -> Result<(), Box<dyn Error>> {
     println!("\n## Calls (mean of 10,000, nanoseconds)\n");
     let stream = tools.streams[0].clone();

@@ -1,4 +1,4 @@
-//! Prints what the kernels' structs must be, in C++, for `cargo xtask kernels --check`.
+//! Prints the required layouts of the kernels' structs, in C++, for `cargo xtask kernels --check`.
 
 fn main() {
     print!("{}", uccl_device::cuda::gather::layout_assertions());

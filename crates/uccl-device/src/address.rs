@@ -10,8 +10,9 @@ use crate::{
 };
 
 impl Topology {
-    /// Among the addresses at which others reach this host as well as at `ip`, the one whose NIC is nearest to `place`.
-    /// It is `ip` itself if there are no others, or if none is known to be nearer.
+    /// Among the addresses at which others reach this host as well as at `ip`, the one with the NIC
+    /// nearest to `place`. It is `ip` itself if there are no others, or if none is known to be
+    /// nearer.
     ///
     /// "As well" means: the address is on another physical interface that is up, and either in the same network as
     /// `ip`, or both interfaces have a default route with the same metric. IPv6 routes are not known here.

@@ -6,8 +6,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::cpu::CpuList;
 
-/// The CPUs that the calling thread may run on. `None` if the kernel does not say, as on machines with more than 1024
-/// CPUs, for which a set has no room.
+/// The CPUs that the calling thread may run on. `None` if the kernel does not report them, as on
+/// machines with more than 1024 CPUs, for which a set has no room.
 pub fn allowed_cpus() -> Option<CpuList> {
     let set = sched_getaffinity(None).ok()?;
     Some((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())

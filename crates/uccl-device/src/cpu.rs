@@ -107,7 +107,7 @@ impl Cpus {
         let mut cores = BTreeSet::new();
         for cpu in online.iter() {
             let topology = folder.join(format!("cpu{cpu}/topology"));
-            // The kernel says -1 if it does not know.
+            // The kernel reports -1 for an unknown value.
             let package: Option<u32> = source.value(topology.join("physical_package_id"));
             let core: Option<u32> = source.value(topology.join("core_id"));
             sockets.extend(package);

@@ -35,9 +35,9 @@ pub struct Gpu {
     pub driver: Option<String>,
     /// The NUMA node it is attached to.
     pub numa_node: Option<u32>,
-    /// Its UUID, the same in every process, if NVIDIA's kernel driver tells it.
+    /// Its UUID, the same in every process, if NVIDIA's kernel driver reports it.
     pub uuid: Option<GpuUuid>,
-    /// The vendor's name for the model, if NVIDIA's kernel driver tells it.
+    /// The vendor's name for the model, if NVIDIA's kernel driver reports it.
     pub model: Option<String>,
     /// Whether NVIDIA's kernel driver lists it in this process. In a container the bus shows all GPUs of the machine,
     /// but the driver lists only those that the container was given.

@@ -8,8 +8,8 @@ use crate::source::Source;
 
 /// Identifies the boot of a kernel that a process runs on, and the process's namespaces.
 ///
-/// Two processes with the same boot id run on the same kernel, in whatever containers. The namespaces decide whether
-/// they can reach each other's memory or sockets.
+/// Two processes with the same boot id run on the same kernel, even in different containers. The
+/// namespaces decide whether they can reach each other's memory or sockets.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct HostIdentity {

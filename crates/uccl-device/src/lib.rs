@@ -1,8 +1,8 @@
-//! What this machine has: memory kinds, CPUs, NUMA nodes, NICs, RDMA devices and GPUs.
+//! The parts of this machine: memory kinds, CPUs, NUMA nodes, NICs, RDMA devices and GPUs.
 //!
-//! [`Topology::read`] reads `/sys` and `/proc` below a root that the caller names, so that a tree of files can stand in
-//! for a machine. A fact that the kernel does not tell is `None`, never an error: a container that hides half of sysfs
-//! is still a machine that can move bytes.
+//! [`Topology::read`] reads `/sys` and `/proc` below a root that the caller names, so that a tree
+//! of files can stand in for a machine. A fact that the kernel does not report is `None`, never an
+//! error: a container that hides half of sysfs is still a machine that can move bytes.
 //!
 //! Nothing here needs a driver, a library or a device. CUDA's driver is looked for at run time ([`cuda`]); without it,
 //! only a GPU's PCI entry is known.

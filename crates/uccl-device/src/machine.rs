@@ -1,4 +1,4 @@
-//! The machine's GPUs, combined from what the bus and the driver show.
+//! The machine's GPUs, combined from the bus and the driver.
 
 use std::env;
 
@@ -33,8 +33,8 @@ impl DeviceOrder {
     }
 }
 
-/// A GPU of the machine: its PCI address, what the driver reports about it if this process sees it, and what is near
-/// it.
+/// A GPU of the machine: its PCI address, the driver's report about it if this process sees it, and
+/// the devices near it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct MachineGpu {
@@ -42,9 +42,9 @@ pub struct MachineGpu {
     pub pci: PciAddress,
     /// Its number in this process, if this process sees it.
     pub ordinal: Option<u32>,
-    /// Its UUID, the same in every process, if the driver tells it.
+    /// Its UUID, the same in every process, if the driver reports it.
     pub uuid: Option<GpuUuid>,
-    /// The vendor's name for the model, if the driver tells it.
+    /// The vendor's name for the model, if the driver reports it.
     pub name: Option<String>,
     /// All of its memory, in bytes, if this process sees it.
     pub memory_bytes: Option<usize>,
@@ -54,7 +54,7 @@ pub struct MachineGpu {
     pub links: Vec<Option<GpuLink>>,
     /// The NUMA node that it is attached to. On a machine with a single node, it is that node.
     pub numa_node: Option<u32>,
-    /// The CPUs near it; empty if the kernel does not say.
+    /// The CPUs near it; empty if the kernel does not report them.
     pub cpus: CpuList,
     /// RDMA devices, in the order in which it should use them.
     pub rdma: Vec<NearNic>,
@@ -98,7 +98,8 @@ impl Topology {
 
     /// The GPUs that CUDA would number in a process, in CUDA's order. The driver is not asked.
     ///
-    /// `None` if that cannot be told: with several models of GPUs, only CUDA knows which is the fastest.
+    /// `None` if the order is unknown: with several models of GPUs, only CUDA knows which is the
+    /// fastest.
     pub fn cuda_order(&self, visible: &VisibleDevices, order: DeviceOrder) -> Option<Vec<&Gpu>> {
         let nvidia = || self.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia);
         // A container may be given some of a machine's GPUs, while its bus shows all.
@@ -113,8 +114,8 @@ impl Topology {
         Some(places.into_iter().filter_map(|place| machine.get(place).copied()).collect())
     }
 
-    /// The PCI address of the GPU with this ordinal in this process. The driver is asked only if someone in this
-    /// process uses it already; otherwise the answer comes from the bus and the environment.
+    /// The PCI address of the GPU with this ordinal in this process. The driver is asked only if
+    /// this process uses it already; otherwise the answer comes from the bus and the environment.
     pub fn gpu_address(&self, ordinal: u32) -> Option<PciAddress> {
         if let Some(gpus) = Gpus::in_use() {
             return gpus.device(ordinal).ok().map(|device| device.pci());

@@ -6,7 +6,8 @@ use serde::{Serialize, Serializer};
 
 use crate::error::ParseMemoryKindError;
 
-/// The kind of a piece of memory, which decides who can access it and how it is copied.
+/// The kind of a piece of memory: the kind decides which devices can access it and how it is
+/// copied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -28,7 +29,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// The ordinal of the device whose memory it is; managed memory counts as its device's.
+    /// The ordinal of the device that the memory is on; managed memory counts as its device's.
     pub fn device(self) -> Option<u32> {
         match self {
             Self::Cuda { device } | Self::Managed { device } => Some(device),

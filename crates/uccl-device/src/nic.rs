@@ -48,9 +48,9 @@ pub enum NicKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NicState {
-    /// A device whose link is up.
+    /// A device with its link up.
     Up,
-    /// Software whose link is up: a bridge, a veth, soft-RoCE.
+    /// A software interface with its link up: a bridge, a veth, soft-RoCE.
     Virtual,
     /// Its link is down.
     Down,
@@ -70,11 +70,11 @@ pub struct NearNic {
     pub distance: Option<PciDistance>,
     /// Whether it can be used.
     pub state: NicState,
-    /// Its speed in Mbit/s, if the kernel tells it.
+    /// Its speed in Mbit/s, if the kernel reports it.
     pub speed_mbps: Option<u32>,
 }
 
-/// A NIC whose distance is not computed yet.
+/// A NIC without its distance, which is computed later.
 struct Nic<'a> {
     name: &'a str,
     kind: NicKind,
@@ -269,7 +269,7 @@ impl Topology {
         }
     }
 
-    /// The distance between two NUMA nodes; 0 if the kernel does not say.
+    /// The distance between two NUMA nodes; 0 if the kernel does not report it.
     fn node_distance(&self, from: u32, to: u32) -> u32 {
         let Some(node) = self.numa_nodes.iter().find(|node| node.id == from) else { return 0 };
         let place = self.numa_nodes.iter().position(|node| node.id == to);

@@ -51,7 +51,7 @@ impl NodeMemory {
         let mapped_bytes =
             mapped_bytes.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: the kernel chooses an address that nobody uses.
+        // SAFETY: the kernel chooses an unused address.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, rights, flags)? };
         let start = NonNull::new(start.cast::<u8>())
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -91,8 +91,8 @@ impl NodeMemory {
         let node = node as usize;
         let Some(word) = mask.get_mut(node / BITS) else { return false };
         *word = 1 << (node % BITS);
-        // SAFETY: the mapping is this one, and the mask has as many bits as is said (the kernel takes one
-        // for itself).
+        // SAFETY: the mapping is this one, and the mask has as many bits as the call names (the
+        // kernel takes one for itself).
         let code = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -133,7 +133,7 @@ impl Drop for NodeMemory {
     }
 }
 
-/// The NUMA nodes of the running machine; empty if the kernel does not say.
+/// The NUMA nodes of the running machine; empty if the kernel does not report them.
 pub fn online_nodes() -> CpuList {
     Source::new("/".as_ref()).value("sys/devices/system/node/online").unwrap_or_default()
 }
@@ -143,8 +143,8 @@ fn cpus_of(node: u32) -> CpuList {
     nodes.into_iter().find(|known| known.id == node).map(|node| node.cpus).unwrap_or_default()
 }
 
-/// The NUMA node of the page at an address of this process. `None` if the page does not exist or was never touched, or
-/// if the kernel does not tell. Touches nothing.
+/// The NUMA node of the page at an address of this process. `None` if the page does not exist or
+/// was never touched, or if the kernel does not report it. Touches nothing.
 pub fn node_at(address: usize) -> Option<u32> {
     let page = (address & !(page_size() - 1)) as *const c_void;
     let mut status: c_int = -1;

@@ -119,7 +119,8 @@ impl PciTree {
         Self { devices }
     }
 
-    /// The NUMA node of a device. `None` if there is no such device, or if the kernel does not know (it says -1).
+    /// The NUMA node of a device. `None` if there is no such device, or if the kernel does not know
+    /// (it reports -1).
     pub(crate) fn numa_node(&self, address: PciAddress) -> Option<u32> {
         self.devices.get(&address)?.numa_node
     }
@@ -128,8 +129,8 @@ impl PciTree {
         self.devices.keys().copied()
     }
 
-    /// `one_node` says that the machine has a single NUMA node, so that a node that the kernel does
-    /// not name can only be that one.
+    /// `one_node`: the machine has a single NUMA node, so that a node that the kernel does not name
+    /// can only be that one.
     pub(crate) fn distance(
         &self,
         a: PciAddress,

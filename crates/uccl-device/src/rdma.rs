@@ -1,4 +1,4 @@
-//! RDMA devices: what `/sys/class/infiniband` lists (InfiniBand, RoCE, EFA).
+//! RDMA devices, as `/sys/class/infiniband` lists them (InfiniBand, RoCE, EFA).
 
 use std::{fmt, net::Ipv6Addr, path::Path};
 
@@ -41,8 +41,8 @@ pub struct RdmaPort {
     pub link_layer: Option<String>,
     /// Its addresses, by index. Unused entries of the table are left out.
     pub gids: Vec<RdmaGid>,
-    /// The largest payload of a packet, in bytes, that the port's network interface allows. Over InfiniBand the subnet
-    /// decides, and sysfs does not tell.
+    /// The largest payload of a packet, in bytes, that the port's network interface allows. Over
+    /// InfiniBand the subnet decides, and sysfs does not show it.
     pub mtu_bytes: Option<u32>,
 }
 
@@ -153,7 +153,7 @@ impl RdmaDevice {
 
 impl RdmaPort {
     fn read(source: &Source, folder: &Path, number: u32) -> Self {
-        // The files say, for example, "4: ACTIVE" and "100 Gb/sec (4X EDR)".
+        // The files hold, for example, "4: ACTIVE" and "100 Gb/sec (4X EDR)".
         let state = source.text(folder.join("state"));
         let rate = source.text(folder.join("rate"));
         let gids = RdmaGid::read_all(source, folder);

@@ -50,8 +50,8 @@ impl Topology {
         Self::read(Path::new("/"))
     }
 
-    /// Reads the machine whose `/sys`, `/proc` and `/dev/shm` lie below `root`. A fact whose file is missing is
-    /// unknown.
+    /// Reads the machine from `/sys`, `/proc` and `/dev/shm` below `root`. A fact without its file
+    /// is unknown.
     ///
     /// # Errors
     /// [`Error::Root`] if `root` cannot be listed.

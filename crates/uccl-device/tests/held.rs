@@ -1,5 +1,5 @@
-//! A stream that waits for the host holds up nothing of ours: on a driver that is none, whose calls block as the real
-//! one's do.
+//! A stream that waits for the host holds up no work of ours: on a fake driver with calls that
+//! block as the real one's do.
 
 mod fake_driver;
 
@@ -23,7 +23,7 @@ fn context() -> &'static Context {
     Gpus::get().device(0).expect("a GPU").context().expect("its context")
 }
 
-/// Fails if something does not end.
+/// Fails if `run` does not end in time.
 fn ends<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(run()));
@@ -61,7 +61,7 @@ fn what_other_devices_wrote_is_flushed_for_gpus_that_need_it() {
     assert_eq!(fake.flushes() - before, 1, "once, for the one that is used and needs it");
     let stream = Stream::new(context, Priority::Normal).expect("a stream");
     let memory = DeviceBuffer::new(context, 4096).expect("memory");
-    // Its word is there already.
+    // The word has reached the value already.
     stream.wait_for_word(memory.address(), 0).expect("it waits");
     assert_eq!(fake.flushes() - before, 2);
     ends("the stream", move || stream.synchronize().expect("it goes on"));
@@ -112,7 +112,7 @@ fn no_kernel_is_loaded_while_a_stream_waits() {
     ends("the stream", move || stream.synchronize().expect("it goes on"));
 }
 
-/// Who makes a stream wait does so after what is being given back, and not in the middle of it.
+/// A new hold begins after the reaper's current call, and not in the middle of it.
 #[test]
 fn memory_goes_back_between_two_holds() {
     let context = context();

@@ -10,7 +10,7 @@ use super::{
     stream::Stream,
 };
 
-/// The kinds of memory that a copy goes from and to. Managed memory counts as the device's.
+/// The kinds of memory of a copy's source and destination. Managed memory counts as the device's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// From a device to the same or another one. The stream's device must be able to reach both.
@@ -40,8 +40,9 @@ impl Stream {
     /// [`GpuError::Driver`] if the driver refuses, for example because it does not know an address.
     ///
     /// # Safety
-    /// Both ranges must be memory of the kinds that the direction names, and stay so until the copy has ended, as an
-    /// event or the stream tells. Until then nothing else may write to them or read the destination.
+    /// Both ranges must be memory of the kinds that the direction names, and stay so until the copy
+    /// has ended, as an event or the stream shows. Until then nothing else may write to them or
+    /// read the destination.
     pub unsafe fn copy(
         &self,
         destination: u64,

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{pci::PciAddress, source::Source};
 
-/// A GPU's compute capability, which says what code it can execute: 9.0 for Hopper.
+/// A GPU's compute capability, which defines the code that it can execute: 9.0 for Hopper.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Capability {
     /// The number before the point.
@@ -124,7 +124,7 @@ impl Device {
         self.pci
     }
 
-    /// The NUMA node that it is attached to; `None` if the kernel does not say.
+    /// The NUMA node that it is attached to; `None` if the kernel does not report it.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
@@ -134,7 +134,7 @@ impl Device {
         self.capability
     }
 
-    /// Whether what other devices write to its memory has to be flushed before the GPU is told of it
+    /// Whether other devices' writes to its memory have to be flushed before the GPU learns of them
     /// ([`flush_writes`](super::flush_writes)): it may see their writes in another order.
     pub fn needs_flush(&self) -> bool {
         self.needs_flush
@@ -173,7 +173,7 @@ impl Device {
     /// Whether it can reach the other's memory once peer access is enabled.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver does not say.
+    /// [`GpuError::Driver`] if the driver does not answer.
     pub fn can_access(&self, other: &Self) -> Result<bool, GpuError> {
         let mut can = 0;
         // SAFETY: the pointer is to a live integer, and both are devices that the driver named.
@@ -186,7 +186,7 @@ impl Device {
     /// How it reaches the other's memory.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver does not say.
+    /// [`GpuError::Driver`] if the driver does not answer.
     pub fn link_to(&self, other: &Self) -> Result<GpuLink, GpuError> {
         if self.id == other.id {
             return Ok(GpuLink::Itself);
@@ -203,8 +203,9 @@ impl Device {
         Ok(if atomics != 0 { GpuLink::Nvlink } else { GpuLink::Pcie })
     }
 
-    /// Its primary context. The first call retains it and loads the copy kernels. That takes some hundred milliseconds
-    /// and some hundred MiB of the GPU's memory, unless someone in the process has retained it already.
+    /// Its primary context. The first call retains it and loads the copy kernels. That takes some
+    /// hundred milliseconds and some hundred MiB of the GPU's memory, unless other code of the
+    /// process has retained it already.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, for example because the GPU has too little memory left.
@@ -224,7 +225,7 @@ impl Device {
         Ok(self.context.get_or_init(|| context))
     }
 
-    /// Whether anyone in this process has retained its primary context.
+    /// Whether any code of this process has retained its primary context.
     pub(crate) fn is_active(&self) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both pointers are to live integers, and the device is one that the driver named.
@@ -290,7 +291,7 @@ impl Query {
         Ok(GpuUuid(uuid.0))
     }
 
-    /// A GPU is function 0 of its device; the driver does not say which function it is.
+    /// A GPU is function 0 of its device; the driver does not report the function.
     fn pci(&self) -> Result<PciAddress, GpuError> {
         Ok(PciAddress {
             domain: self.attribute(device_attribute::PCI_DOMAIN)?,

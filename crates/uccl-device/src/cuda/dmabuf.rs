@@ -11,8 +11,9 @@ use super::{
 
 /// A file that stands for a range of a GPU's memory, in whole pages.
 ///
-/// It keeps the physical memory from being reused, but does not prevent the owner from freeing it. So whoever registers
-/// the file with a device must end that registration before the memory is freed.
+/// It keeps the physical memory from being reused, but does not prevent the owner from freeing it.
+/// So a caller that registers the file with a device must end that registration before the memory
+/// is freed.
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The file.
@@ -48,7 +49,7 @@ impl DmaBuf {
         let code = unsafe { export(place, base, len, RANGE_HANDLE_DMA_BUF, 0) };
         context
             .check(code, format_args!("making a dma-buf of {len_bytes} bytes at {address:#x}"))?;
-        // SAFETY: a new descriptor that is nobody else's.
+        // SAFETY: a new descriptor without another owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, offset })
     }
 }

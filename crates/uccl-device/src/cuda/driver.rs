@@ -235,11 +235,11 @@ impl Driver {
     /// Loads the first of `libraries` that can be loaded, and initialises the driver.
     ///
     /// # Errors
-    /// Why there is none that can be used.
+    /// The reason why no driver can be used.
     pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, Unusable> {
         let mut reasons = Vec::new();
         for name in libraries {
-            // SAFETY: the vendor's driver, whose initialisers may run in any process.
+            // SAFETY: the vendor's driver; its initialisers may run in any process.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
                     let library_name = || (*name).to_owned();
@@ -297,7 +297,7 @@ impl Driver {
         Err(GpuError::of(self.failure(code), doing))
     }
 
-    /// An optional entry, or the error that says it is missing.
+    /// An optional entry, or the error that reports it as missing.
     pub(crate) fn need<F: Copy>(entry: Option<F>, name: &'static str) -> Result<F, GpuError> {
         entry.ok_or(GpuError::Missing { entry: name })
     }

@@ -37,12 +37,12 @@ pub enum Unusable {
     /// The driver's library does not exist or cannot be loaded. The text is the loader's message.
     #[error("{0}")]
     NoLibrary(String),
-    /// The library is older than what is needed, or not a driver's.
+    /// The library is too old, or not a driver's.
     #[error("{library} cannot be used: {reason}")]
     Incomplete {
         /// The library's name.
         library: String,
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
     /// The library was loaded, but the driver does not start.
@@ -52,7 +52,8 @@ pub enum Unusable {
         library: String,
         /// The driver's error.
         failure: Failure,
-        /// The CUDA version that it supports, as 1000 * major + 10 * minor; 0 if it does not say.
+        /// The CUDA version that it supports, as 1000 * major + 10 * minor; 0 if it does not report
+        /// it.
         version: i32,
     },
     /// The driver has started, but does not list its GPUs.
@@ -70,7 +71,7 @@ pub enum GpuError {
     /// No driver, or none that works.
     #[error("no GPU can be used: {reason}")]
     Unavailable {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// This process sees no GPU with this ordinal.
@@ -84,16 +85,16 @@ pub enum GpuError {
     /// The driver refused.
     #[error("{doing}: {failure}")]
     Driver {
-        /// What was being done.
+        /// The action that failed.
         doing: String,
         /// The driver's error.
         failure: Failure,
     },
-    /// The driver refused because the context is lost. From then on every call on that GPU fails in this process. The
-    /// cause is some earlier work, by anyone in the process.
+    /// The driver refused because the context is lost. From then on every call on that GPU fails in
+    /// this process. The cause is some earlier work, by any code of the process.
     #[error("{doing}: {failure}; this process has lost the GPU's context and must be restarted")]
     Poisoned {
-        /// What was being done.
+        /// The action that failed.
         doing: String,
         /// The driver's error.
         failure: Failure,
@@ -117,7 +118,7 @@ pub enum GpuError {
     NoPeerAccess {
         /// The ordinal of the GPU that is to reach the memory.
         from: u32,
-        /// The ordinal of the GPU whose memory it is.
+        /// The ordinal of the GPU that the memory is on.
         to: u32,
     },
     /// Every descriptor slot is in use by a launch that has not ended.
@@ -137,7 +138,7 @@ pub enum GpuError {
     /// Something other than a driver call failed.
     #[error("{doing}: {reason}")]
     System {
-        /// What was being done.
+        /// The action that failed.
         doing: String,
         /// Why it failed.
         reason: String,
@@ -145,7 +146,7 @@ pub enum GpuError {
 }
 
 impl GpuError {
-    /// The error for a driver's code, with what was being done.
+    /// The error for a driver's code and the action that failed.
     pub(crate) fn of(failure: Failure, doing: fmt::Arguments<'_>) -> Self {
         let doing = doing.to_string();
         match failure.is_sticky() {

@@ -1,4 +1,4 @@
-//! What the driver reports about the GPUs that this process sees, as plain values.
+//! The driver's report about the GPUs that this process sees, as plain values.
 
 use serde::{Serialize, Serializer};
 
@@ -27,7 +27,8 @@ pub struct VisibleGpu {
     pub memory_bytes: usize,
     /// Its compute capability.
     pub capability: Capability,
-    /// How it reaches the memory of each GPU that this process sees, by ordinal; `None` if the driver does not say.
+    /// How it reaches the memory of each GPU that this process sees, by ordinal; `None` if the
+    /// driver does not report it.
     pub links: Vec<Option<GpuLink>>,
 }
 

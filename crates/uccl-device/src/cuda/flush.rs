@@ -1,4 +1,4 @@
-//! Writes of other devices to memory of GPUs (GPUDirect): when a GPU may be told of them.
+//! Flushes writes of other devices to memory of GPUs (GPUDirect), before a GPU learns of them.
 
 use super::{device::Context, driver::Driver, error::GpuError, gpus::Gpus};
 
@@ -7,11 +7,12 @@ const CURRENT_CONTEXT: i32 = 0;
 /// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER`.
 const TO_OWNER: i32 = 100;
 
-/// Makes what other devices have written to memory of our GPUs visible to these GPUs. Does nothing for GPUs that see such writes in
-/// order anyway (Hopper and later on most machines), and for those that this process does not use.
+/// Makes other devices' writes to memory of our GPUs visible to these GPUs. Does nothing for GPUs
+/// that see such writes in order anyway (Hopper and later on most machines), and for those that
+/// this process does not use.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 pub fn flush_writes() -> Result<(), GpuError> {
     let Some(gpus) = Gpus::in_use() else { return Ok(()) };
     let mut needing = gpus.devices().iter().filter(|device| device.needs_flush());

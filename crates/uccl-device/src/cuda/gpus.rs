@@ -54,8 +54,9 @@ impl Gpus {
         GPUS.get_or_init(|| Self::look(Vendor::Cuda.libraries()))
     }
 
-    /// Like [`Self::get`], if anyone in this process uses GPUs; else `None`, without starting the driver. If nobody
-    /// uses GPUs, no address is a GPU's; and as the driver is not started, forks can still use GPUs.
+    /// Like [`Self::get`], if any code of this process uses GPUs; else `None`, without starting the
+    /// driver. Where GPUs are not used, no address is a GPU's; and as the driver is not started,
+    /// forks can still use GPUs.
     pub fn in_use() -> Option<&'static Self> {
         (GPUS.get().is_some() || presence::cuda_is_in_use()).then(Self::get)
     }

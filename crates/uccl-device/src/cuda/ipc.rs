@@ -28,7 +28,8 @@ use super::{
 
 /// The 64 bytes that name an allocation to other processes (`CUipcMemHandle`).
 ///
-/// Whoever has the handle can write to the memory, so it is as secret as the memory's contents.
+/// A process that has the handle can write to the memory, so it is as secret as the memory's
+/// contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);
 
@@ -60,7 +61,7 @@ pub struct FdExport {
     pub len_bytes: usize,
 }
 
-/// What another process needs to reach some memory.
+/// The means by which another process reaches some memory.
 #[derive(Debug)]
 pub enum Exported {
     /// A handle to the allocation that contains the memory.
@@ -75,16 +76,16 @@ pub struct Exporter {
     known: Mutex<HashMap<u64, (Allocation, IpcHandle)>>,
 }
 
-/// Most handles that are kept. Asking for one again costs microseconds.
+/// Most handles that are kept. Making one anew costs microseconds.
 const MOST_KNOWN: usize = 4096;
-/// More pieces than any sensible range is made of.
+/// More pieces than any sensible range has.
 const MOST_PIECES: usize = 1 << 16;
 
 impl Exporter {
-    /// Makes what another process needs to reach `len_bytes` at an address.
+    /// Makes the means by which another process reaches `len_bytes` at an address.
     ///
-    /// A handle is asked for once. If the memory was freed and its address given out again, a new handle is made.
-    /// Descriptors are made anew each time, since a descriptor that is kept would keep the memory.
+    /// A handle is made once. If the memory was freed and its address reused, a new handle is made.
+    /// Descriptors are made each time, since a descriptor that is kept would keep the memory.
     ///
     /// # Errors
     /// [`GpuError::NotExportable`] if there is no way, [`GpuError::Driver`] if the driver refuses.
@@ -131,8 +132,9 @@ impl Exporter {
         Ok(LegacyExport { handle, base, len_bytes })
     }
 
-    /// Forgets the handle of the allocation that contains an address, once nobody is to reach it any more. If this is
-    /// not called for freed memory, that is noticed when its address is exported again.
+    /// Forgets the handle of the allocation that contains an address, once no process is to reach
+    /// it any more. Without this call for freed memory, the change is noticed when its address is
+    /// exported again.
     pub fn forget(&self, address: u64) {
         lock(&self.known).retain(|_, (old, _)| address < old.base || end(old) <= address);
     }

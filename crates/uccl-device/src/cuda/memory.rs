@@ -49,7 +49,7 @@ impl DeviceBuffer {
         self.len_bytes
     }
 
-    /// The context of the GPU whose memory it is.
+    /// The context of the GPU that the memory is on.
     pub fn context(&self) -> &'static Context {
         self.context
     }
@@ -135,12 +135,12 @@ pub struct PinnedBuffer {
     len_bytes: usize,
 }
 
-/// Who owns the pages.
+/// The owner of the pages.
 #[derive(Debug)]
 enum Pages {
     /// The driver, which frees them.
     Driver(&'static Context),
-    /// We do. The registration that locks them keeps them.
+    /// This process. The registration that locks the pages keeps them.
     Own { _locked: HostRegistration },
 }
 
@@ -212,7 +212,7 @@ impl PinnedBuffer {
     /// Its bytes.
     ///
     /// # Safety
-    /// No GPU and nobody else may write to it while the slice lives.
+    /// Neither a GPU nor other code may write to it while the slice lives.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: memory of this length, initialised by `new`; the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
@@ -221,7 +221,7 @@ impl PinnedBuffer {
     /// Its bytes.
     ///
     /// # Safety
-    /// No GPU and nobody else may read or write it while the slice lives.
+    /// Neither a GPU nor other code may read or write it while the slice lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: memory of this length, initialised by `new`; the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }

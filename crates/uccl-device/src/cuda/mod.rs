@@ -4,8 +4,9 @@
 //! GPUs, and a reason why. Each GPU has a primary context, the one that the CUDA runtime and so every framework uses.
 //! It is retained on first use and kept until the process ends. No call leaves the caller's current context changed.
 //!
-//! Device addresses are plain numbers here (`u64`), which the CPU never dereferences. Functions that hand such
-//! addresses to the GPU are `unsafe`; their contract says what must stay alive until when.
+//! Device addresses are plain numbers here (`u64`), which the CPU never dereferences. Functions
+//! that hand such addresses to the GPU are `unsafe`; their contract names the memory that must stay
+//! alive, and until when.
 //!
 //! After `fork` the driver does not work in the child: start processes that use GPUs as new programs (`exec`).
 //!

@@ -113,7 +113,8 @@ impl Module {
         let code = unsafe { find(&raw mut raw, self.raw, name.as_ptr()) };
         self.context.check(code, format_args!("looking for the kernel {name:?}"))?;
         if let Some(load) = self.context.driver().function_load {
-            // SAFETY: the driver has just given it. It would load it at the first launch else, and wait for other kernels then.
+            // SAFETY: the driver has just returned this handle. Without the call the driver would
+            // load the kernel at its first launch, and wait for other kernels then.
             let code = unsafe { load(raw) };
             self.context.check(code, format_args!("loading the kernel {name:?}"))?;
         }
@@ -125,7 +126,8 @@ impl Drop for Module {
     fn drop(&mut self) {
         let module = self.raw as usize;
         let unload = move |driver: &Driver| {
-            // SAFETY: loaded by this; whoever launches its kernels promises that the module outlives them.
+            // SAFETY: loaded by this; the launcher of its kernels promises that the module outlives
+            // them.
             unsafe { (driver.module_unload)(module as Handle) }
         };
         reaper::later(self.context, unload, None);
@@ -222,8 +224,9 @@ impl Stream {
         context.check(code, format_args!("launching {} blocks together", grid.blocks))
     }
 
-    /// How many multiprocessors a stream's kernels may have: those of its green context, or of the context, of which a server of several processes may
-    /// give a share. None if the driver cannot tell (before CUDA 12.4).
+    /// How many multiprocessors a stream's kernels may have: those of its green context, or of its
+    /// context (an MPS server may give it a share of the GPU). None if the driver does not report
+    /// it (before CUDA 12.4).
     pub fn multiprocessors(&self) -> Option<u32> {
         let (context, driver) = (self.context(), self.context().driver());
         let _current = context.make_current().ok()?;

@@ -1,4 +1,4 @@
-//! Finds out what kind of memory is at an address.
+//! Finds the kind of memory at an address.
 
 use std::ffi::c_void;
 
@@ -27,11 +27,11 @@ pub struct Allocation {
     pub id: u64,
 }
 
-/// What the driver knows about an address.
+/// The driver's facts about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Pointer {
-    /// What kind of memory it is.
+    /// The memory's kind.
     pub kind: MemoryKind,
     /// The allocation it is part of. `None` for pageable memory, about which the driver knows nothing. If several
     /// pieces of physical memory are mapped side by side, it is the piece at the address.
@@ -54,8 +54,8 @@ impl Pointer {
     };
 }
 
-/// Asks the driver what kind of memory is at an address. If nobody in this process uses a GPU, the answer is pageable
-/// memory.
+/// Asks the driver for the kind of memory at an address. If no code of this process uses a GPU, the
+/// answer is pageable memory.
 ///
 /// The calling thread needs no current context, and its context stays as it is.
 ///
@@ -119,7 +119,7 @@ impl Answers {
         }
     }
 
-    /// Asks with some context current, for drivers that need one, whichever it is.
+    /// Asks with a context current, for drivers that need one. Any context will do.
     fn fill_in_some_context(
         &mut self,
         gpus: &'static Gpus,
@@ -127,7 +127,7 @@ impl Answers {
         address: DevicePtr,
     ) -> Result<Code, GpuError> {
         let Some(device) = gpus.devices().iter().find(|device| device.is_active()) else {
-            // Nobody has used a GPU yet, so no memory can be a GPU's.
+            // No GPU has been used yet, so no memory can be a GPU's.
             self.0 = [0; QUESTIONS.len()];
             return Ok(SUCCESS);
         };

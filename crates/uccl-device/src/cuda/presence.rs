@@ -1,4 +1,4 @@
-//! Tells whether anyone in this process uses CUDA. This is asked at every registration, so it must be fast.
+//! Finds whether any code of this process uses CUDA. Every registration asks, so it must be fast.
 
 use std::{
     ffi::c_void,
@@ -24,13 +24,13 @@ type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
 
 static DRIVER: Awaited<GetCurrent> = Awaited::new();
 
-/// Whether anyone in this process has loaded CUDA's driver and initialised it. This function does neither.
+/// Whether any code of this process has loaded CUDA's driver and initialised it. This function does neither.
 pub(super) fn cuda_is_in_use() -> bool {
     let find = || Vendor::Cuda.libraries().iter().find_map(|name| find_get_current(name));
     let Some(get_current) = DRIVER.get(loads(), find) else { return false };
     let mut current = ptr::null_mut();
-    // SAFETY: the pointer is to a live handle, and the library stays loaded. The call works in any process; where the
-    // driver is not initialised, it returns an error that says so.
+    // SAFETY: the pointer is to a live handle, and the library stays loaded. The call works in any
+    // process; where the driver is not initialised, it returns `NOT_INITIALISED`.
     unsafe { get_current(&raw mut current) != NOT_INITIALISED }
 }
 
@@ -44,8 +44,9 @@ fn find_get_current(library: &str) -> Option<GetCurrent> {
     Some(found)
 }
 
-/// A symbol of a library that others may load. After a vain search, it is not searched for again until another library
-/// has been loaded: the loader would search all its paths for a library that it does not know.
+/// A symbol of a library that other code may load. After a vain search, it is not searched for
+/// again until another library has been loaded: the loader would search all its paths for a library
+/// that it does not know.
 struct Awaited<T> {
     found: OnceLock<T>,
     /// The value of [`loads`] at the last vain search; 0 if there was none.
@@ -74,14 +75,15 @@ impl<T: Copy> Awaited<T> {
     }
 }
 
-/// How many libraries this process has loaded so far, including those unloaded again; 0 if the loader does not tell.
+/// How many libraries this process has loaded so far, including those unloaded since; 0 if the
+/// loader does not report it.
 fn loads() -> u64 {
     unsafe extern "C" fn first(info: *mut dl_phdr_info, size: size_t, loads: *mut c_void) -> c_int {
         if size >= std::mem::offset_of!(dl_phdr_info, dlpi_subs) {
             // SAFETY: the loader's struct, which is long enough to contain the member; and the integer below.
             unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         }
-        // The count is the same for all: one is enough.
+        // The count is the same for all libraries: one is enough.
         1
     }
     let mut loads = 0_u64;

@@ -170,7 +170,7 @@ impl LaunchAttribute {
     pub(crate) const COOPERATIVE: Self = Self { kind: 2, zero: 0, value: 1, rest: [0; 15] };
 }
 
-/// `CUdevResource`, with room for what later drivers add to it.
+/// `CUdevResource`, with room for fields of later drivers.
 #[repr(C)]
 pub(crate) struct DevResource {
     pub(crate) kind: i32,

@@ -1,5 +1,5 @@
-//! The reaper: a thread that makes those driver calls, mostly to free something, for which the driver may have to wait.
-//! Nobody waits for this thread.
+//! The reaper: a thread for driver calls, mostly ones that free resources, for which the driver may
+//! have to wait. A drop does not wait for this thread.
 //!
 //! While a stream waits for the host (`cuStreamWaitValue32`), these calls do not return: `cuMemFree`, `cuMemFreeHost`,
 //! `cuMemHostUnregister`, `cuIpcCloseMemHandle`, `cuModuleLoadDataEx`, `cuModuleUnload` and `cuCtxSynchronize`. While
@@ -92,7 +92,7 @@ pub(crate) fn later(
     let mut state = state();
     state.returns.push_back(Return { context, say: Box::new(say), keep });
     if state.exiting {
-        // The driver frees what is left. Memory that it may still be using is leaked.
+        // The driver frees the rest. Memory that it may still be using is leaked.
         std::mem::forget(state.returns.pop_back());
         return;
     }

@@ -1,5 +1,5 @@
-//! Signals: words of host memory that streams wait for. With them the CPU can let a GPU go on, and neither has to
-//! interrupt the other.
+//! Signals: words of host memory that streams wait for. With them the CPU can let a GPU continue,
+//! and neither has to interrupt the other.
 
 use std::{
     ptr::NonNull,
@@ -14,7 +14,7 @@ use super::{Context, Event, GpuError, PinnedBuffer, Stream, driver::Driver, reap
 /// How many words are allocated at a time, each on a cache line of its own.
 const WORDS: usize = 64;
 const LINE: usize = 64;
-/// The stream goes on once the word is at the value or beyond it, where it may wrap around
+/// The stream continues once the word is at the value or beyond it, where it may wrap around
 /// (`CU_STREAM_WAIT_VALUE_GEQ`).
 const AT_LEAST: u32 = 0;
 
@@ -87,8 +87,8 @@ impl Signal {
     }
 }
 
-/// A stream's wait for a word that somebody else changes. While it is not over, no driver call is made that would have to wait
-/// for the stream.
+/// A stream's wait for a word that another thread or device changes. While this exists, the reaper
+/// makes no driver call that would have to wait for the stream.
 #[derive(Debug)]
 pub struct Passing {
     event: Event,
@@ -122,7 +122,7 @@ impl Passing {
         let known = Known::new();
         stream.wait_for_word(address, at_least)?;
         if let Err(e) = event.record(stream) {
-            // Nobody can tell when the wait is over.
+            // Nothing will show the end of the wait.
             std::mem::forget(known);
             return Err(e);
         }
@@ -136,7 +136,7 @@ impl Passing {
 }
 
 impl Drop for Signal {
-    /// Gives the signal: streams that wait for it go on.
+    /// Gives the signal: streams that wait for it continue.
     fn drop(&mut self) {
         if let Some(word) = self.word.take() {
             word.get().store(self.value, Ordering::Release);

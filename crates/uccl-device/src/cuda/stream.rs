@@ -19,8 +19,9 @@ pub enum Priority {
     High,
 }
 
-/// Whether the streams of a GPU share fewer hardware queues than usual: `CUDA_DEVICE_MAX_CONNECTIONS` is below 8, which the driver
-/// takes if it is not set. What is enqueued behind a wait in the same queue waits too, of whichever stream it is.
+/// Whether the streams of a GPU share fewer hardware queues than usual:
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is set below 8, the driver's default. Work that is enqueued behind
+/// a wait in the same queue waits too, even if it is on another stream.
 pub fn has_few_queues() -> bool {
     static FEW: LazyLock<bool> = LazyLock::new(|| {
         let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -75,8 +76,9 @@ impl Stream {
         Ok(Self { context, raw, owned: true })
     }
 
-    /// Borrows someone else's stream, given by the number that frameworks use (`torch.cuda.Stream.cuda_stream`). 0 is
-    /// the default stream, 1 the legacy and 2 the per-thread default stream.
+    /// Borrows another owner's stream, given by the number that frameworks use
+    /// (`torch.cuda.Stream.cuda_stream`). 0 is the default stream, 1 the legacy and 2 the
+    /// per-thread default stream.
     ///
     /// # Safety
     /// It must be a stream of this context, and outlive the value returned.
@@ -111,7 +113,7 @@ impl Stream {
         const FLUSH: u32 = 1 << 30;
         let wait = self.context.driver().stream_wait_value_64;
         let wait = Driver::need(wait, "cuStreamWaitValue64")?;
-        // Work behind the wait is to see what another device wrote before the word.
+        // Work behind the wait is to see another device's writes before the word.
         let flush = if self.context.device().flushes_in_streams() { FLUSH } else { 0 };
         let _current = self.context.make_current()?;
         // SAFETY: the stream lives; the driver refuses other memory.
@@ -143,7 +145,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// Work that is enqueued goes on.
+    /// Enqueued work continues.
     fn drop(&mut self) {
         if self.owned {
             // SAFETY: made by this, and not used after this.

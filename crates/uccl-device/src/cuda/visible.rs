@@ -1,4 +1,4 @@
-//! `CUDA_VISIBLE_DEVICES`: which of a machine's GPUs a process sees, and in what order.
+//! `CUDA_VISIBLE_DEVICES`: the GPUs of a machine that a process sees, and their order.
 
 use super::uuid::GpuUuid;
 

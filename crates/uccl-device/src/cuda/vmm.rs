@@ -1,8 +1,9 @@
 //! Virtual memory management: physical pieces of memory, and the addresses at which they are mapped.
 //!
-//! `cuMemCreate` and what is built on it (for example torch's `expandable_segments`) make memory that plain IPC handles
-//! cannot name. A piece can be given to another process as a file descriptor if its creator asked for that. Torch's
-//! segments are many such pieces side by side in one range of addresses.
+//! `cuMemCreate` and allocators above it (for example torch's `expandable_segments`) make memory
+//! that plain IPC handles cannot name. A piece can be given to another process as a file descriptor
+//! if its creator asked for that. Torch's segments are many such pieces side by side in one range
+//! of addresses.
 
 use std::{
     ffi::c_void,
@@ -78,7 +79,7 @@ impl Physical {
     /// Whether it was made to be shared as a file descriptor.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver does not say.
+    /// [`GpuError::Driver`] if the driver does not answer.
     pub fn shares_descriptor(&self) -> Result<bool, GpuError> {
         let name = "cuMemGetAllocationPropertiesFromHandle";
         let ask = Driver::need(self.context.driver().vmm_properties, name)?;
@@ -104,7 +105,7 @@ impl Physical {
         // SAFETY: for this type of handle the driver writes a descriptor, an int.
         let code = unsafe { export(place, self.raw, HANDLE_TYPE_FD, 0) };
         self.context.check(code, format_args!("sharing physical memory as a file descriptor"))?;
-        // SAFETY: a new descriptor that is nobody else's.
+        // SAFETY: a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -178,8 +179,8 @@ impl AddressRange {
         self.len_bytes
     }
 
-    /// Maps a whole piece, whose length is `len_bytes`, at an offset. The GPU of this context can then read and write
-    /// it.
+    /// Maps a whole piece of length `len_bytes` at an offset. The GPU of this context can then read
+    /// and write it.
     ///
     /// # Errors
     /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver refuses, for example

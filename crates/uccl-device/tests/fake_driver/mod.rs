@@ -8,7 +8,7 @@ use std::{
     sync::LazyLock,
 };
 
-/// What controls it.
+/// The controls of the fake driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
@@ -41,7 +41,7 @@ pub(crate) struct Emulated {
 
 #[allow(dead_code, reason = "no test needs all of it")]
 impl Fake {
-    /// Whether copies and kernels stay where they are.
+    /// Whether copies and kernels are paused.
     pub(crate) fn pause(self, yes: bool) {
         (self.pause)(c_int::from(yes));
     }
@@ -51,17 +51,17 @@ impl Fake {
         (self.connections)(count);
     }
 
-    /// Whether no memory can be opened by others that is shown to the driver meanwhile.
+    /// Whether memory that is exported meanwhile cannot be opened by other processes.
     pub(crate) fn shut(self, yes: bool) {
         (self.shut)(c_int::from(yes));
     }
 
-    /// How often it was told to flush what other devices wrote.
+    /// How often it was asked to flush other devices' writes.
     pub(crate) fn flushes(self) -> i32 {
         (self.flushes)()
     }
 
-    /// Lets so many kernels, and copies of at most so many bytes, by while all are paused.
+    /// Lets `count` kernels, and copies of at most `most` bytes, by while all are paused.
     pub(crate) fn pass(self, count: i32, most: u64) {
         (self.pass)(count, most);
     }
@@ -76,12 +76,12 @@ impl Fake {
         (self.stalled)()
     }
 
-    /// Takes so many copies more, and refuses those after them; `None`: takes all.
+    /// Takes `count` more copies, and refuses those after them; `None`: takes all.
     pub(crate) fn refuse_after(self, count: Option<i32>) {
         (self.refuse)(count.unwrap_or(-1));
     }
 
-    /// How many bytes streams were told to copy.
+    /// How many bytes streams were asked to copy.
     pub(crate) fn launched(self) -> u64 {
         (self.launched)()
     }
@@ -91,18 +91,19 @@ impl Fake {
         (self.blocked)()
     }
 
-    /// Has a kernel, which lives as long as the process.
+    /// Adds a kernel, which must live as long as the process.
     pub(crate) fn emulate(self, kernel: Emulated) {
         (self.emulate)(kernel);
     }
 
-    /// Lets no more blocks of a launch begin together, as on a stream with so many multiprocessors.
+    /// Lets no more than `blocks` blocks of a launch begin together, as on a stream with few
+    /// multiprocessors.
     pub(crate) fn limit_together(self, blocks: u32) {
         (self.limit_together)(blocks);
     }
 }
 
-/// Loads it, before anything asks for a driver: who asks for one by name then gets this one.
+/// Loads it, before a caller asks for a driver: a search for one by name then finds this one.
 pub(crate) fn load() -> Fake {
     static FAKE: LazyLock<Fake> = LazyLock::new(|| {
         let path = CString::new(build().as_os_str().as_bytes()).expect("a path");

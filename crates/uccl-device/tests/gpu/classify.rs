@@ -1,4 +1,4 @@
-//! Each kind of memory is told for what it is.
+//! Each kind of memory is classified correctly.
 
 use std::{sync::Arc, time::Duration};
 
@@ -59,7 +59,7 @@ fn gpus_all() -> Vec<&'static uccl_device::cuda::Context> {
 fn memory_at_an_old_address_is_another_allocation() {
     let Some(found) = gpus(1) else { return };
     let allocation = || {
-        // Large enough that the driver gives it back, and likely gives out its address again.
+        // Large enough that the driver frees it, and likely reuses its address.
         let buffer = DeviceBuffer::new(found[0], 64 << 20).expect("device memory");
         classify(buffer.address()).expect("an answer").allocation.expect("an allocation")
     };
@@ -108,8 +108,8 @@ fn pieces_side_by_side_are_allocations_of_their_own() {
     assert_ne!(first.allocation.map(|a| a.id), second.allocation.map(|a| a.id));
     assert!(!first.legacy_ipc && !second.legacy_ipc);
     assert!(first.shares_descriptor && !second.shares_descriptor);
-    // Addresses that are reserved and have no memory behind them are no GPU's: some drivers know nothing of
-    // them, others say that they are not mapped.
+    // Addresses that are reserved and have no memory behind them are no GPU's: some drivers do not
+    // know them, others report them as not mapped.
     let hole = at(2 * piece);
     assert!(hole.as_ref().map_or(true, |known| known.kind == MemoryKind::Host), "{hole:?}");
 }

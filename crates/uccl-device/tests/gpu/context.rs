@@ -9,7 +9,7 @@ use crate::support::{assert_same, buffer, download, gpus, pattern, peers, stream
 #[test]
 fn a_context_is_current_only_while_its_guard_lives() {
     let Some(found) = gpus(2) else { return };
-    // Each is seen through what is allocated: memory goes to the current context's GPU.
+    // The current context shows in an allocation: memory comes from its GPU.
     let outer = found[0].make_current().expect("current");
     {
         let _inner = found[1].make_current().expect("current");
@@ -113,7 +113,7 @@ fn what_the_driver_refuses_is_an_error_with_its_name() {
     let error = DeviceBuffer::new(found[0], huge).expect_err("too much").to_string();
     assert!(error.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
     let error = PinnedBuffer::new(found[0], 0).map(|_| ()).expect_err("nothing").to_string();
-    // The driver takes nothing for a success.
+    // The driver itself reports success for 0 bytes.
     assert!(error.contains("locking 0 bytes"), "{error}");
     found[0].probe().expect("nothing is lost");
     let bytes = pattern(4, 1000);

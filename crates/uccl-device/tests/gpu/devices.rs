@@ -1,4 +1,4 @@
-//! What the driver says of each GPU, and the ways from one name to another.
+//! The driver's report on each GPU, and the ways from one name to another.
 
 use uccl_device::{Topology, cuda::Gpus};
 

@@ -7,7 +7,7 @@ use uccl_device::cuda::{
 
 use crate::support::{Peer, assert_same, buffer, download, gpus, pattern, peers, stream, upload};
 
-/// What is in a destination before.
+/// The byte that fills a destination before.
 const POISON: u8 = 0xa5;
 
 /// Memory in one of the places that a kernel reaches.
@@ -93,7 +93,7 @@ impl Plan {
         self.parts.iter().map(piece).collect()
     }
 
-    /// What is in the destination afterwards: everything else is as it was.
+    /// The destination's contents afterwards: the rest is as it was.
     fn expected(&self, source: &[u8]) -> Vec<u8> {
         let mut expected = vec![POISON; self.len];
         for &(to, from, len) in &self.parts {
@@ -280,7 +280,7 @@ fn slots_are_used_again_and_their_lack_is_told() {
         copy(&mut launcher, &through, &[piece(large.address())], options);
         // SAFETY: all buffers live until everything has been waited for.
         unsafe {
-            // Something long before them, so that they are still under way.
+            // Long work before the launches keeps them under way.
             for value in 0..1000_u32 {
                 through.fill(large.address(), value as u8, len).expect("enqueued");
             }
@@ -295,7 +295,7 @@ fn slots_are_used_again_and_their_lack_is_told() {
             copy(&mut launcher, &through, &[piece(large.address())], options);
         }
     }
-    // Nothing at all ends as well.
+    // A launch without pieces ends as well.
     for options in all_options() {
         copy(&mut launcher, &through, &[], options);
         copy(&mut launcher, &through, &[Piece::default(); 5], options);
@@ -312,7 +312,7 @@ fn a_lost_context_is_reported_and_nothing_hangs() {
     peer.finish();
 }
 
-/// In another process, since its context is lost: a copy to where no memory is.
+/// Copies to an address without memory. Runs in another process, as its context is lost then.
 pub(crate) fn poison(peer: &Peer) {
     let context = Gpus::get().device(0).expect("a GPU").context().expect("a context");
     let mut launcher = Launcher::new(context, LauncherConfig::of(context)).expect("kernels");
@@ -320,7 +320,7 @@ pub(crate) fn poison(peer: &Peer) {
     let memory = DeviceBuffer::new(context, 4096).expect("device memory");
     let bad = Piece { destination: 0x10_0000, source: memory.address(), len_bytes: 4096 };
     let options = LaunchOptions { completion: Completion::Flag, ..LaunchOptions::default() };
-    // SAFETY: nothing of this process is harmed: its context is lost, as is wanted.
+    // SAFETY: the copy harms nothing but this process's context, which the test wants lost.
     let launch = unsafe { launcher.launch(&through, &[bad], options) }.expect("enqueued");
     let error = launcher.wait(launch).expect_err("there is no memory");
     assert!(matches!(error, GpuError::Poisoned { .. }), "{error}");

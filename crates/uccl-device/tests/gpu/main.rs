@@ -1,4 +1,4 @@
-//! What needs a GPU. Without one each test says what it lacks, and passes.
+//! Tests that need a GPU. Without one each test names the missing part, and passes.
 //!
 //! The binary runs by itself: `gpu-<hash> --nocapture` on a machine with GPUs and no cargo.
 

@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use uccl_device::cuda::{Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream};
 
-/// The contexts of the first `count` GPUs, or nothing after saying what is lacking.
+/// The contexts of the first `count` GPUs, or nothing after a message about the missing ones.
 pub(crate) fn gpus(count: usize) -> Option<Vec<&'static Context>> {
     let found = Gpus::get();
     if found.devices().len() < count {
@@ -33,7 +33,7 @@ pub(crate) fn gpus(count: usize) -> Option<Vec<&'static Context>> {
     Some(contexts.collect::<Result<_, _>>().expect("each GPU has a context"))
 }
 
-/// Two GPUs that reach each other, or nothing after saying what is lacking.
+/// Two GPUs that reach each other, or nothing after a message about the missing ones.
 pub(crate) fn peers() -> Option<(&'static Context, &'static Context)> {
     let found = gpus(2)?;
     let (a, b) = (found[0], found[1]);
@@ -88,7 +88,7 @@ pub(crate) fn buffer(context: &'static Context, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
-/// Where two differ, which says more than both in full.
+/// The first difference of the two, which is more readable than both in full.
 pub(crate) fn assert_same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let wrong = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
@@ -209,7 +209,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // What is left of a test that failed.
+            // The process may be left from a test that failed.
             let _ = process.kill();
             let _ = process.wait();
         }

@@ -1,4 +1,4 @@
-//! Where GPUs are, beside what the bus says, and memory near to them.
+//! The places of GPUs, beside the bus's report, and memory near to them.
 
 use uccl_device::{
     DeviceOrder, Place, Topology,
@@ -45,7 +45,7 @@ fn the_bus_knows_the_order_of_those_that_are_visible() {
         let said = String::from_utf8(peer.hear()).expect("text");
         peer.finish();
         let (guess, driver) = said.split_once(';').expect("two lists");
-        // Without the driver's list in /proc, UUIDs say nothing.
+        // Without the driver's list in /proc, UUIDs give no order.
         assert!(guess == driver || guess.is_empty() && visible == uuids, "{visible}: {said}");
     }
 }

@@ -16,7 +16,7 @@ use crate::{
 const LEN: usize = (3 << 20) + 4096;
 const PEER: PeerId = PeerId(1);
 
-/// Not a test: what another process runs.
+/// Not a test: the program of the other process.
 #[test]
 #[ignore = "the other process of a test"]
 fn other_process() {
@@ -56,7 +56,7 @@ fn last_gpu() -> u32 {
     Gpus::get().devices().len() as u32 - 1
 }
 
-/// Opens a handle, checks what is there, writes something else, and says so.
+/// Opens a handle, checks the contents, writes others, and reports it.
 fn open(peer: &Peer) {
     let importer = Importer::default();
     let request = peer.hear();
@@ -96,7 +96,7 @@ fn a_handle_opens_the_memory_in_another_process() {
     }
 }
 
-/// Maps descriptors, checks what is there, writes something else, and says so.
+/// Maps descriptors, checks the contents, writes others, and reports it.
 fn map(peer: &Peer) {
     let (request, fds) = peer.receive();
     let (gpu, piece) = request.split_first_chunk::<4>().expect("a GPU");
@@ -217,7 +217,7 @@ fn hold(peer: &Peer) {
     drop(mapping);
     context.probe().expect("nothing is lost");
     peer.say(b"closed");
-    // The new memory at the old address opens, and holds what is in it now.
+    // The new memory at the old address opens, and holds its new contents.
     let mapping = opened(&importer, &peer.hear()).expect("it opens");
     let found = download(context, mapping.address(), LEN);
     assert_same(&found, &pattern(17, LEN), "the new memory");

@@ -123,7 +123,7 @@ impl Machine {
         self.file(nic.join("net").join(name).join("speed"), &mbps.to_string())
     }
 
-    /// What NVIDIA's driver lists of a GPU.
+    /// The entry of NVIDIA's driver for a GPU.
     pub(crate) fn in_driver(&self, pci: &str, uuid: &str) -> &Self {
         let text =
             format!("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\nGPU UUID: \t {uuid}");

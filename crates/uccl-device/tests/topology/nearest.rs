@@ -10,7 +10,7 @@ use uccl_device::{
 use crate::{machine::Machine, pci};
 
 /// Eight GPUs, each with a NIC on its own PCIe switch, four switches a socket, and a slow NIC for
-/// management: what HGX H100 and H200 boxes look like. Names of NICs run against the order of the bus.
+/// management, like HGX H100 and H200 boxes. Names of NICs run against the order of the bus.
 fn hgx() -> Machine {
     let machine = Machine::new();
     machine.numa_node(0, "0-55,112-167", "10 21");
@@ -116,7 +116,7 @@ fn gpus_share_out_nics_that_are_equally_near() {
     assert_eq!(spread(&one_bridge(4, &["d", "c", "b", "a"])), ["d", "c", "b", "a"]);
     assert_eq!(spread(&one_bridge(4, &["a", "b"])), ["a", "b", "a", "b"]);
     assert_eq!(spread(&one_bridge(4, &["a"])), ["a"; 4]);
-    // Two for each: what one GPU begins with the others do not.
+    // Two for each: no two GPUs begin with the same NICs.
     let eight = one_bridge(4, &["a", "b", "c", "d", "e", "f", "g", "h"]);
     assert_eq!(spread(&eight), ["a", "c", "e", "g"]);
     let places = eight.gpus.iter().map(|gpu| Place::Device(gpu.pci));

@@ -1,4 +1,4 @@
-//! Which address of a host others are told, so that its NIC is near to a GPU.
+//! The address of a host that others get, so that its NIC is near to a GPU.
 
 use std::net::IpAddr;
 
@@ -76,7 +76,7 @@ fn what_cannot_be_used_is_not_told() {
     assert_eq!(topology.address_near(far(), FIRST), FIRST);
     let mut topology = machine(&lines, [169, 254, 1, 1]);
     assert_eq!(topology.address_near(far(), FIRST), FIRST);
-    // An address that is on no device of this machine, and IPv6, stay what they are.
+    // An address that is on no device of this machine, and IPv6, remain the same.
     for other in ["192.168.7.7", "fd00::1"] {
         let other = other.parse().expect("an address");
         topology.interfaces[0].addresses.push("fd00::1".parse().expect("an address"));

@@ -131,8 +131,8 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until all work in the context has ended, of everyone in this process. That includes streams that wait for
-    /// the host, even if only the caller can bring about what they wait for.
+    /// Waits until all work in the context has ended, of all code in this process. That includes
+    /// streams that wait for the host, even if only the caller can let them continue.
     ///
     /// # Errors
     /// The error with which that work ended.
@@ -162,7 +162,7 @@ impl Context {
     /// Free and total bytes of the GPU's memory.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver does not say.
+    /// [`GpuError::Driver`] if the driver does not answer.
     pub fn memory_info(&self) -> Result<(usize, usize), GpuError> {
         let _current = self.make_current()?;
         let (mut free, mut total) = (0, 0);
@@ -190,7 +190,7 @@ impl Context {
         }
     }
 
-    /// Runs a call whose failure nobody can be told about, as in a drop.
+    /// Runs a call and ignores its failure: a drop has no caller to report it to.
     pub(crate) fn quietly(&self, run: impl FnOnce(&Driver) -> Code) {
         if let Ok(_current) = self.make_current() {
             let _ = self.check(run(self.driver), format_args!("giving something back"));

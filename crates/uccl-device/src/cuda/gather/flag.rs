@@ -1,4 +1,4 @@
-//! Flags in host memory, by which a launch tells that it has ended.
+//! Flags in host memory, by which a launch reports its end.
 
 use std::sync::{
     Arc,
@@ -10,11 +10,11 @@ use crate::cuda::{device::Context, error::GpuError, memory::PinnedBuffer};
 /// The context is probed once in this many looks at a flag: only the context shows that a kernel died.
 const LOOKS: u32 = 1024;
 
-/// The end of a launch, which anyone may look for. To look costs no call of the driver.
+/// The end of a launch, which any thread may look for. A look costs no call of the driver.
 #[derive(Debug)]
 pub struct Flag {
     context: &'static Context,
-    /// The launcher's, of which a word is the flag.
+    /// The launcher's memory. One of its words is the flag.
     memory: Arc<PinnedBuffer>,
     offset: usize,
     /// Launches that share the flag write ever higher numbers, one after the other.
@@ -38,10 +38,10 @@ impl Flag {
         self.memory.address() + self.offset as u64
     }
 
-    /// Whether the launch has ended. Who reads true sees what it wrote.
+    /// Whether the launch has ended. A thread that reads true sees the launch's writes.
     ///
     /// # Errors
-    /// What it ended with, if the kernel died; not at the first look.
+    /// The launch's error, if the kernel died; the first looks may not find it.
     pub fn is_done(&self) -> Result<bool, GpuError> {
         let word = self.address() as usize as *mut u64;
         // SAFETY: aligned, initialised, and in memory that this keeps. The GPU writes to it whole.

@@ -77,11 +77,12 @@ pub struct LaunchOptions {
     pub completion: Completion,
     /// How the tables reach the GPU.
     pub tables: Tables,
-    /// A word to change when all bytes are there. Who sees the change with acquire order sees the bytes.
+    /// A word to change when all bytes are there. A reader that sees the change with acquire order
+    /// sees the bytes.
     pub word: Option<WordChange>,
 }
 
-/// A launch that was enqueued. [`Launcher::is_done`] tells when it has ended.
+/// A launch that was enqueued. [`Launcher::is_done`] shows its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "the memory must stay as it is until the launch has ended"]
 pub struct Launch {
@@ -103,7 +104,7 @@ pub struct Launcher {
     host: Arc<PinnedBuffer>,
     /// For each slot its counter, cursors and pieces.
     device: DeviceBuffer,
-    /// When the counters are zero; `None` once they are.
+    /// The end of the fill that zeroes the counters; `None` once it has ended.
     filled: Option<Event>,
     slots: Vec<Slot>,
     next: usize,
@@ -184,7 +185,8 @@ impl Launcher {
         let stream = Stream::new(context, Priority::Normal)?;
         // SAFETY: nobody else has it yet, and launches wait for the stream.
         unsafe { stream.fill(device.address(), 0, len) }?;
-        // The CPU does not wait: the fill may stand behind somebody's wait in a hardware queue.
+        // The CPU does not wait: the fill may stand behind another stream's wait in a hardware
+        // queue.
         let filled = Event::new(context)?;
         filled.record(&stream)?;
         let slot = |_| Event::new(context).map(|event| Slot { event, under_way: None });
@@ -268,12 +270,12 @@ impl Launcher {
     /// Whether a launch has ended.
     ///
     /// # Errors
-    /// Whatever it ended with.
+    /// The launch's error.
     pub fn is_done(&mut self, launch: Launch) -> Result<bool, GpuError> {
         let Some(slot) = self.slots.get_mut(launch.slot) else { return Ok(true) };
         let Some((ticket, flag)) = &slot.under_way else { return Ok(true) };
         if *ticket != launch.ticket {
-            // The slot was used again, which happens only after its last launch has ended.
+            // A later launch uses the slot, which happens only after its last launch has ended.
             return Ok(true);
         }
         let done = match flag {
@@ -299,7 +301,7 @@ impl Launcher {
     /// Waits until a launch has ended, by polling without a pause.
     ///
     /// # Errors
-    /// Whatever it ended with.
+    /// The launch's error.
     pub fn wait(&mut self, launch: Launch) -> Result<(), GpuError> {
         while !self.is_done(launch)? {
             std::hint::spin_loop();

@@ -14,7 +14,7 @@ pub struct Piece {
     pub len_bytes: u64,
 }
 
-/// A change to a word of 8 bytes, for whoever watches it: other GPUs and the CPU.
+/// A change to a word of 8 bytes, for its watchers: other GPUs and the CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WordChange {
     /// The word's address, a multiple of 8.
@@ -47,7 +47,7 @@ pub(crate) struct Head {
     pub(crate) counter: u64,
     /// The address of the word that the kernel changes once all is copied; 0 for none.
     pub(crate) word: u64,
-    /// What to set the word to, or to add to it.
+    /// The value to set the word to, or to add to it.
     pub(crate) value: u64,
     /// How many warps have work.
     pub(crate) warps: u32,
