@@ -93,7 +93,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "features",
         group: Group::Lint,
-        about: "clippy of every combination of features",
+        about: "clippy without links, and with each alone",
         run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {

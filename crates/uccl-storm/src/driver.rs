@@ -247,7 +247,7 @@ impl<'a> Storm<'a> {
 
     /// Shows the latest actions of both ends, in order of time.
     fn tell(&mut self, tail: usize) {
-        for end in &self.ends {
+        for end in &mut self.ends {
             end.signal(libc::SIGCONT);
             end.say(&Word::Tell);
         }

@@ -60,9 +60,12 @@ impl Child {
         let _ = self.words.send(word.line());
     }
 
-    pub(super) fn signal(&self, signal: i32) {
-        // SAFETY: a plain system call without pointers. The id is the child's until it is reaped.
-        unsafe { libc::kill(self.process.id() as i32, signal) };
+    pub(super) fn signal(&mut self, signal: i32) {
+        // The id of a child that was reaped may be another process's.
+        if matches!(self.process.try_wait(), Ok(None)) {
+            // SAFETY: a plain system call without pointers. The child was not reaped, so the id is its own.
+            unsafe { libc::kill(self.process.id() as i32, signal) };
+        }
     }
 
     pub(super) fn kill(&mut self) {
