@@ -1,4 +1,4 @@
-"""What this project must hold, in one table: ratios of medians that were measured side by side in one run."""
+"""The bars of this project in one table: ratios of medians, measured side by side in one run."""
 
 import random
 import statistics
@@ -8,10 +8,11 @@ from cases import DEFAULT, KIB, MIB, Case, human, mapped_sizes, plain_sizes, tcp
 from results import Results
 
 OURS = "uccl"
-#: Who measures the machine itself: the referee, and this project's own command where it finds more.
+#: Peers that measure the machine itself: the referee, and this project's command; the better
+#: counts.
 RAW = ("raw", "limits")
 _BOTH = (DEFAULT, "cubic")
-#: With fewer rounds an interval tells nothing.
+#: With fewer rounds than this, an interval has no meaning.
 _FEWEST = 8
 
 Ref = tuple[str, Case]
@@ -37,7 +38,7 @@ class Bar:
     minus: bool = False
 
     def compare(self, ours: float, theirs: float) -> float:
-        """What is held against the limit."""
+        """The ratio, or with `minus` the difference, that `limit` bounds."""
         return ours - theirs if self.minus else ours / theirs
 
     def limit(self) -> str:
@@ -66,7 +67,7 @@ class Verdict:
 
 
 def judge(bar: Bar, results: Results) -> Verdict:
-    """Holds a bar against what was measured."""
+    """Compares one bar with the medians of the run."""
     ours = _best(bar.ours, results)
     theirs = (_sum if bar.summed else _best)(bar.theirs, results) if bar.theirs else None
     sides = ((bar.ours, ours), (bar.theirs, theirs))
@@ -195,7 +196,7 @@ def _local(quick: bool) -> list[Bar]:
 
 def _small() -> list[Bar]:
     send = ((OURS, Case("local", "send", 64, unit="us")),)
-    # The referee's alone: a sum of the better of each would be nobody's measurement.
+    # Both values are the referee's: a sum of two peers' values would be no measurement.
     floor = tuple((RAW[0], Case("raw", op, 64, unit="us")) for op in ("shm_ping", "queue_hop"))
     return [
         Bar(

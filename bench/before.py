@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs this tree beside an earlier commit of it, in turn on this machine: has a change made anything slower?
 
-On one host and over TCP: 64 bytes and 4 KiB as a write, a read, a send and a notification, 64 KiB to 64 MiB as a
-write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gpu`, what `gpu.py` measures of this project's command;
-with `python`, short messages from Python; with `nixl`, what NIXL's callers pay for posting many short pieces.
+On one host and over TCP: 64 bytes and 4 KiB as a write, a read, a send and a notification, 64 KiB
+to 64 MiB as a write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gpu`,
+the cases of `gpu.py` with this project's command; with `python`, short messages from Python; with
+`nixl`, the time of NIXL's callers to post many short pieces.
 
-Where the kernel puts the threads of two processes makes a difference of 10 % and more from one start to the next, of one
-program too. So rounds are many and short, each starts its processes anew, and a row is "unclear" where its interval does
-not tell.
+The kernel's placement of the two processes' threads changes a value by 10 % and more from one start
+to the next, also of one program. So there are many short rounds, each starts its processes anew,
+and a row is "unclear" where the rounds do not suffice.
 """
 
 import argparse
@@ -30,11 +31,12 @@ from peers import Failed, Peer
 from rounds import Bench, names, present, say
 
 BEFORE = "before"
-#: What an earlier commit's speed is held to: less than this of it is a loss, and more may be noise.
+#: The bar: a share of the earlier commit's speed. A smaller share is a loss, a larger one may be
+#: noise.
 KEPT = 0.97
 LINKS = ("local", "tcp")
 SECTIONS = ("host", "gpu", "python", "nixl")
-#: What is measured by the command, and what needs a wheel.
+#: Sections that run the command, and sections that need a wheel.
 BY_COMMAND, BY_WHEEL = {"host", "gpu"}, {"python", "nixl"}
 SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
@@ -108,7 +110,7 @@ def wheel_of(tree: Path, target: Path) -> Path:
 
 
 def build_of(name: str, options: argparse.Namespace) -> Build:
-    """One of the two builds, with the parts that the sections ask for. What is not built yet is built."""
+    """One of the two builds, with the parts of the chosen sections. Builds the missing parts."""
     parts: dict[str, Peer] = {}
     is_ours = name == bars.OURS
     tree = functools.cache(lambda: ROOT if is_ours else tree_of(options.before))
@@ -128,7 +130,7 @@ def build_of(name: str, options: argparse.Namespace) -> Build:
 
 
 def groups(only: set[str]) -> list[list[Case]]:
-    """What is measured: cases that differ only in size together."""
+    """The cases of the chosen sections, in groups that differ only in size."""
     sections = {"host": host, "gpu": gpu, "python": python, "nixl": nixl}
     cases = [case for name in SECTIONS if name in only for case in sections[name]()]
     by_group: dict[Case, list[Case]] = {}

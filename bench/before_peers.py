@@ -13,7 +13,7 @@ from proc import Failed, run
 
 
 class Build(Peer):
-    """One build. Whose call a case is (`Case.by`) says which of its parts is asked."""
+    """One build, with a part for each kind of caller. `Case.by` names the part that measures it."""
 
     def __init__(self, name: str, parts: dict[str, Peer]):
         self.name, self._parts = name, parts
@@ -65,7 +65,7 @@ class Command(Peer):
 
 
 def _memory(case: Case, context: NixlContext) -> list[str]:
-    """The link, and whose memory is on its ends."""
+    """The options for the link and for the memory at its two ends."""
     transport = ["--transport", "local" if case.link == "gpu" else case.link]
     if case.memory in ("any", "host"):
         return transport

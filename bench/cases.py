@@ -1,10 +1,10 @@
-"""What is measured. A case is one thing that every peer is asked to do; a sample is one answer."""
+"""Cases and samples. A case is one thing that every peer is asked to do; a sample is one answer."""
 
 from dataclasses import dataclass, field, replace
 
 KIB, MIB = 1 << 10, 1 << 20
 
-#: The word for "whatever the program or the machine chooses" as congestion control.
+#: Congestion control: the default of the program or of the machine.
 DEFAULT = "default"
 
 
@@ -25,7 +25,7 @@ class Case:
     congestion  for TCP: DEFAULT, or the algorithm that every socket is pinned to
     unit        "GB/s" (1e9 bytes a second), "us" (microseconds: one write acknowledged, or one send or "pingpong" one way) or
                 "ns" (nanoseconds of the caller's time for each iov)
-    by          whose call it is where a peer is asked in several ways: "python" or "nixl"; else its command
+    by          the caller, where a peer has several: "python" or "nixl"; empty for its command
     """
 
     link: str
@@ -65,7 +65,7 @@ class Sample:
 
     case: Case
     value: float
-    #: How it was measured: what was in flight, which congestion control was in force.
+    #: The conditions, such as transfers in flight and the congestion control in force.
     detail: dict[str, object] = field(default_factory=dict)
 
 

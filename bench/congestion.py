@@ -1,4 +1,4 @@
-"""Puts a peer's TCP sockets on one congestion control, and tells which one was in force."""
+"""Puts a peer's TCP sockets on one congestion control, and reports the one that was in force."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ def build() -> str | None:
 
 
 class Pin:
-    """Environment for one run of a peer; afterwards `in_force` says what its sockets ran on."""
+    """The environment of one run of a peer; afterwards `in_force` names its congestion control."""
 
     def __init__(self, choice: str):
         self.choice = choice
@@ -32,7 +32,7 @@ class Pin:
 
     @property
     def env(self) -> dict[str, str]:
-        """What to add to the peer's environment."""
+        """Variables to add to the peer's environment."""
         if not self.choice:
             return {}
         env = {"LD_PRELOAD": str(SHIM), "BENCH_TCP_CONGESTION_LOG": str(self._log)}

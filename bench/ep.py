@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 
 
 def arguments(measured: str) -> argparse.ArgumentParser:
-    """The shape of the calls, for whoever measures this."""
+    """Options for the shape of the calls, shared by the benches."""
     parser = argparse.ArgumentParser(description=measured)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--num-tokens", type=int, default=128)
@@ -34,7 +34,7 @@ def arguments(measured: str) -> argparse.ArgumentParser:
 
 
 def timed(group: Any, call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the slowest rank, and what the call returned here."""
+    """Seconds of the slowest rank, and this rank's result of the call."""
     dist.barrier(group)
     started = time.perf_counter()
     result = call()

@@ -4,9 +4,11 @@
     python3 bench/install.py --wheels DIR --peers uccl-0.1.1        # where there is a network; and this project's wheel
     python3 bench/ep_beside.py --wheels DIR --ranks 2 --num-tokens 4096 --num-sms 24
 
-Each has processes of its own, one for each GPU, and takes its turn in every round, while the others do nothing. The two libraries first show
-that what arrives is what was sent. A call is timed from entry to usable output: alone, from a common start, with what the host takes
-(called), and as one of eight behind each other (queued). Times are of CUDA events, the slowest rank's.
+Each participant has processes of its own, one for each GPU, and takes its turn in every round,
+while the others do nothing. First, the tokens that each of the two libraries receives are compared
+with the sent ones. A call is timed from entry to usable output: alone, from a common start, host
+time included (called), and as one of eight calls queued behind each other (queued). Times are of
+CUDA events, the slowest rank's.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from ep_report import COPY, NCCL, OURS, SYMM, THEIRS, WHAT, Measured, report
 from ep_timing import HOW
 from proc import Failed
 
-#: Seconds until processes must be ready, and that a shape's checks may take, and a measurement.
+#: Seconds until processes must be ready, and limits of a shape's checks and of a measurement.
 START_S, PREPARE_S, MEASURE_S = 120, 120, 60
-#: Seconds without which no shape is begun.
+#: No shape begins with less time left than this, in seconds.
 LEAST_S = 20
-#: By name, as bench/ep_rank.py knows them.
+#: By name: the kind of process in bench/ep_rank.py.
 KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", SYMM: "symm_mem", COPY: "copy"}
-#: Who takes part unless others are named: PyTorch need not have come with NVSHMEM, which it wants for its symmetric memory.
+#: The default participants. Symmetric memory needs NVSHMEM, which not every PyTorch comes with.
 USUAL = (OURS, THEIRS, NCCL, COPY)
-#: Whose wheels they need.
+#: By name: the key in `wheels.WHEELS` of the wheels that it needs.
 PEER = {OURS: "uccl-py", THEIRS: "uccl-0.1.1"}
 
 
@@ -65,7 +67,7 @@ def options() -> argparse.Namespace:
 
 
 def shapes(args: argparse.Namespace) -> list[Shape]:
-    """From the smallest on."""
+    """The shapes, from the fewest tokens on."""
     return [
         Shape(args.ranks, tokens, args.hidden, args.num_topk, args.num_experts) for tokens in sorted(args.num_tokens)
     ]
@@ -77,11 +79,11 @@ class Beside:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._until = args, time.monotonic() + args.max_seconds
         self._groups: dict[str, Group] = {}
-        #: Why those that take no part any more do not.
+        #: By name: the reason for which a participant was dropped.
         self.lost: dict[str, str] = {}
 
     def start(self) -> None:
-        """Starts all processes; who fails takes no part."""
+        """Starts all processes; a participant that fails is dropped."""
         folders: dict[str, Path] = {}
         failures: dict[str, str] = {}
         if self._args.wheels:
@@ -111,7 +113,7 @@ class Beside:
                 measured.told[name] = told[0]
         for number in range(self._args.rounds):
             turns = [(name, what, how) for name in self._groups for what in WHAT[name] for how in HOW]
-            # In the same order who comes after whom would matter.
+            # In a fixed order, the same call would always come before a call and bias it.
             for name, what, how in random.Random(number).sample(turns, len(turns)):
                 self._turn(measured, name, what, how)
             if time.monotonic() > self._until:
@@ -120,7 +122,8 @@ class Beside:
         return measured
 
     def is_over(self) -> bool:
-        """Whether nobody is left, or no time for another shape: what is cut short would look like a failure."""
+        """Whether no participant is left, or no time for another shape: a shape that is cut short
+        would look like a failure."""
         return not self._groups or time.monotonic() > self._until - LEAST_S
 
     def end(self) -> None:
@@ -145,24 +148,25 @@ class Beside:
             return []
 
     def _hellos(self, name: str) -> list[dict[str, Any]]:
-        """What the processes are told first."""
+        """The greetings of a participant's processes."""
         args = self._args
         hello = {
             "kind": KIND[name],
             "most": shapes(args)[-1].as_dict(),
             "sms": max(args.num_sms),
             "with_layout": args.with_layout,
-            # Longer than all the rest, for where nobody ends them.
+            # A process that is not ended by this program ends itself after this time.
             "limit_s": args.max_seconds + START_S,
         }
         return [{**hello, "rank": rank} for rank in range(1 if name == COPY else args.ranks)]
 
     def _limit_s(self, most: float) -> float:
-        """So many seconds, or what is left of the run, but enough to end in."""
+        """``most`` seconds, or the rest of the run if that is less, but at least ten, for a clean
+        end."""
         return max(10.0, min(most, self._until - time.monotonic()))
 
     def _drop(self, name: str, reason: str) -> None:
-        """Goes on without it."""
+        """Ends a participant's processes; the run continues without it."""
         self._groups.pop(name).end()
         self._lose(name, reason)
 
@@ -186,7 +190,7 @@ def main() -> int:
                     say(f"left out: {shape.tokens} tokens with {sms} SMs")
                 else:
                     done.append(run.measure(shape, sms))
-                    # What is known now is known, whatever comes.
+                    # A later shape may fail: this one's results are printed and kept now.
                     print(report(done[-1]), flush=True)
                     write(args, done, run.lost)
     finally:
@@ -197,7 +201,7 @@ def main() -> int:
 
 
 def write(args: argparse.Namespace, done: list[Measured], lost: dict[str, str]) -> None:
-    """Every value, if it is wanted."""
+    """Writes every value to the file of ``--json``, if there is one."""
     if args.json:
         said = {"with_layout": args.with_layout, "failed": lost, "measured": [each.as_dict() for each in done]}
         args.json.write_text(json.dumps(said) + "\n")

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Calls by the host's memory, beside the driver's copies of the bytes that cross it; between nodes, beside the engine's writes of them.
+"""Calls through host memory, beside the driver's copies of the bytes that cross it, and between
+nodes beside the engine's writes of these bytes.
 
     python3 bench/ep_by_host.py --mode few --num-tokens 128
     python3 bench/ep_by_host.py --mode many --num-tokens 4096 --num-sms 24
     python3 bench/ep_by_host.py --mode few --num-tokens 128 --far --rounds 5
 
-Ranks do not reach each other's GPU memory: the windows are in locked memory of the host. Measured as bench/ep_gpu.py does, where the
-options are told. The copies take what a rank sends to others from its GPU to locked memory, and what comes from others back to its
-GPU: one behind the other, as the data of one call goes (copies), and both at once; all ranks at the same time. Rows that a rank keeps are not
-among them, though low latency mode takes those by its own window too; the same with them is told as well.
+Ranks do not reach each other's GPU memory: the windows are in locked memory of the host.
+bench/ep_gpu.py describes the method. The copies move a rank's outgoing bytes from its GPU to locked
+memory, and its incoming bytes back to its GPU: one copy behind the other, like the data of one call
+(copies), and both at once; all ranks at the same time. Rows that a rank keeps are not among them,
+though in low latency mode these pass through its own window; another line has the copies with them.
 
-With --far each rank is on a node of its own (UCCL_EP_NODE), so that proxies carry all by TCP. Beside that: `uccl.p2p` alone writes as many
-bytes over TCP from locked memory to locked memory, to all peers at once, until they are acknowledged. What a call takes beyond that is
-the kernels', the proxies' and PCIe's.
+With --far each rank is on a node of its own (UCCL_EP_NODE), so that proxies carry all data over
+TCP. Beside that, `uccl.p2p` alone writes as many bytes over TCP from locked memory to locked
+memory, to all peers at once, until they are acknowledged. The kernels, the proxies and PCIe take
+the rest of a call's time.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Move(NamedTuple):
 
 
 class Pinned:
-    """Bytes of this GPU for locked memory of the host, and others for the GPU."""
+    """Buffers for copies from this GPU to locked host memory, and back."""
 
     def __init__(self, sent: int, taken: int) -> None:
         self._out = torch.ones(sent, dtype=torch.uint8, device="cuda")
@@ -71,7 +74,8 @@ class Pinned:
 
 
 class Writer:
-    """This rank's endpoint, which writes to those of all other ranks. Making one is collective."""
+    """This rank's endpoint, which writes to those of all other ranks. Its constructor is
+    collective."""
 
     def __init__(self, rank: int, ranks: int, most: int) -> None:
         from uccl import p2p
@@ -82,7 +86,7 @@ class Writer:
         self._endpoint = p2p.Endpoint(rank, bind=LOCALHOST, port=0, transport="tcp")
         self._region = self._good(self._endpoint.reg(self._source.data_ptr(), most * ranks))
         region = self._good(self._endpoint.reg(target.data_ptr(), most * ranks))
-        # Each peer has a part.
+        # Each peer writes to a part of its own.
         adverts = [
             self._good(self._endpoint.advertise(region, target.data_ptr() + peer * most, most)) for peer in range(ranks)
         ]
@@ -95,7 +99,7 @@ class Writer:
             self._connections[other] = self._good(self._endpoint.connect(ip, gpu, port))
 
     def write(self, counts: list[int]) -> None:
-        """So many bytes to each rank. Returns when all are there."""
+        """Writes ``counts[rank]`` bytes to each other rank. Returns when all are acknowledged."""
         start = self._source.data_ptr()
         under_way = [
             self._good(
@@ -116,14 +120,14 @@ class Writer:
 
 
 def locked(count: int) -> torch.Tensor:
-    """Bytes of the host's memory that the GPU reaches."""
+    """Locked memory of the host, which the GPU reaches."""
     return torch.ones(max(count, 1), dtype=torch.uint8, pin_memory=True)
 
 
 class ByHost(Calls):
-    """Calls of a mode, and what moves the same bytes."""
+    """Calls of a mode, beside copies and writes of the same bytes."""
 
-    #: What each call moves: the name of a move.
+    #: By call: the name of its move.
     moving: dict[str, str]
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
@@ -175,7 +179,7 @@ class ByHost(Calls):
     def compared(self, measured: Measured) -> list[Ratio]:
         ratios = []
         for name, what in self.moving.items():
-            # As many bytes, so rates are as times are.
+            # Both move the same bytes, so a ratio of rates is the inverse ratio of times.
             for copies in (IN_TURN, AT_ONCE):
                 bar = BAR if copies == IN_TURN else ""
                 ratios.append(Ratio(f"{name}: rate / {copies}", measured[f"{copies}, {what}"], measured[name], bar))
@@ -186,7 +190,7 @@ class ByHost(Calls):
         return ratios
 
     def _moves(self) -> dict[str, Move]:
-        """By name; a dispatch sends a token once to each of its ranks."""
+        """The moves by name; a dispatch sends a token once to each of its ranks."""
         sent, hidden = rows_between(self.shape), self.args.hidden
         moves = {}
         for what, rows, form in (

@@ -1,4 +1,4 @@
-"""What the benches ask of a library that has DeepEP's normal mode, and whether it does it."""
+"""The benches' interface to a library with DeepEP's normal mode, and a check of its results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ep_inputs import Routed
 
 #: A row's values, with their scales if they are of FP8.
 Tokens = Any
-#: By rank, which tokens go to which ranks, and by expert.
+#: Tokens by rank, the mask of each token's ranks, and tokens by expert.
 Layout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass
 class Arrived:
-    """What a dispatch returns."""
+    """The result of a dispatch."""
 
     tokens: Tokens
     ids: torch.Tensor
@@ -32,44 +32,46 @@ class Engine(ABC):
 
     #: Blocks of a launch.
     sms: int
-    #: Whether rows may stay where they arrive.
+    #: Whether received rows may be views of the communication buffer (zero_copy).
     has_in_place = False
 
     @abstractmethod
     def layout(self, routed: Routed) -> Layout:
-        """Counts tokens."""
+        """Counts the tokens of each rank and of each expert."""
 
     @abstractmethod
     def dispatch(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
-        """Sends tokens, and waits on the host for how many arrive."""
+        """Sends tokens, and waits on the host for the number of received tokens."""
 
     def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
-        """Sends tokens whose rows stay where they arrive, and waits for nothing."""
+        """Sends tokens; received rows are views of the buffer (zero_copy). The host waits for
+        nothing."""
         raise NotImplementedError
 
     def again_in_place(self, x: Tokens, handle: Any) -> Tokens:
-        """The same to where tokens of such a dispatch went."""
+        """Sends tokens with the handle of an earlier zero_copy dispatch, to the same ranks."""
         raise NotImplementedError
 
     @abstractmethod
     def again(self, x: Tokens, handle: Any) -> Tokens:
-        """Sends tokens to where those of an earlier dispatch went."""
+        """Sends tokens with the handle of an earlier dispatch, to the same ranks."""
 
     @abstractmethod
     def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
         """Sends rows back, and sums those of each token."""
 
     def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
-        """Chooses what is fastest for this shape, and tells what; ``agree`` makes the slowest rank's time of this rank's."""
+        """Sets the fastest options for this shape, and describes them. ``agree`` returns the
+        slowest rank's time."""
         return ""
 
     def check(self) -> None:
-        """Raises what went wrong on the GPU."""
+        """Raises an error of this rank's work on the GPU."""
         torch.cuda.synchronize()
 
 
 def calls(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
-    """What is timed, by name."""
+    """The timed calls, by name."""
     known = engine.layout(routed)
     first = engine.dispatch(routed.x, routed, known)
     arrived, handle = first.tokens, first.handle
@@ -87,7 +89,7 @@ def calls(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callab
 
 
 def _in_place(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
-    """The same of rows that stay where they arrive."""
+    """The same calls with zero_copy."""
     known = engine.layout(routed)
     handle = engine.in_place(routed.x, routed, known).handle
 
@@ -102,7 +104,8 @@ def _in_place(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Ca
 
 
 def check_calls(engine: Engine, routed: Routed) -> None:
-    """Raises unless all that arrives is what every rank sent, in order of rank and token, and sums are right to the last bit."""
+    """Raises unless received rows equal the sent ones, in order of rank and token, and sums are
+    right to the last bit."""
     shape, rank, device = routed.shape, routed.rank, str(routed.x.device)
     everyone = [routed if other == rank else Routed(shape, other, device) for other in range(shape.ranks)]
     layout = engine.layout(routed)
@@ -123,7 +126,7 @@ def check_calls(engine: Engine, routed: Routed) -> None:
             rows = tuple(part[used] for part in stayed)
             _same_tokens(f"rows in place, {form}", rows if len(rows) > 1 else rows[0], sent, everyone, rank)
     got = engine.dispatch(routed.integers(), routed, layout)
-    # What a rank makes of a row is its own.
+    # Each rank multiplies its rows by another factor, so a row of a wrong rank changes the sum.
     sums = engine.combine(got.tokens * (rank + 1), got.handle)
     factors = (routed.goes * torch.arange(1, shape.ranks + 1, device=device)).sum(1, keepdim=True)
     _same("sums", sums, (routed.integers() * factors).bfloat16())
@@ -161,5 +164,5 @@ def _same(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """FP8 is not compared as it is."""
+    """FP8 values as bytes, so that they are compared bit by bit."""
     return values.view(torch.uint8) if values.element_size() == 1 else values

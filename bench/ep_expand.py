@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""What rows by expert cost: dispatches of ElasticBuffer with do_expand beside those without, and what writing the more rows takes.
+"""The cost of rows by expert: ElasticBuffer's dispatches with and without do_expand, beside writes
+of the additional rows.
 
     python3 bench/ep_expand.py --ranks 2 --num-tokens 4096 --num-sms 24 0
 
-No dispatch waits for the host (do_cpu_sync=False), so a graph repeats each. Measured as bench/ep_gpu.py does; a dispatch is its layout too.
-Expanded, a token that arrives is written once for each of its experts there, and not once. The more bytes are also written alone: copied
-on this GPU by torch, which reads as many and uses all SMs, and filled, which reads none. Neither is held to the SMs of a dispatch.
+No dispatch waits for the host (do_cpu_sync=False), so a graph repeats each. bench/ep_gpu.py
+describes the method; a dispatch includes its layout. Expanded, a received token is written once for
+each of its local experts instead of once. The additional bytes are also written alone: copied on
+this GPU by torch, which reads as many and uses all SMs, and filled, which reads none. Neither is
+limited to the SMs of a dispatch.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ FORMS = ("bf16", "fp8")
 
 
 class Expanded(Calls):
-    """Dispatches by token and by expert, and what writes the difference."""
+    """Dispatches by token and by expert, and writes of the additional bytes."""
 
     repeats = 4
 
@@ -49,7 +52,7 @@ class Expanded(Calls):
         self.pairs = {form: (made[form], made[form].clone()) for form in FORMS}
 
     def rows_between(self) -> Rows:
-        """One for each rank of a token."""
+        """A row for each rank of a token."""
         return rows_between(self.shape)
 
     def all(self) -> dict[str, Callable[[], Any]]:
@@ -67,7 +70,7 @@ class Expanded(Calls):
         form = name.split(", ")[-1]
         if "difference" in name:
             return self.more[form]
-        # Of NCCL's too, which is as many as are sent and not as arrive.
+        # Received bytes, of NCCL's exchange too.
         return self._rows(name.startswith("expanded")) * row_bytes(form, self.args.hidden)
 
     def told(self) -> list[str]:
@@ -103,7 +106,7 @@ class Expanded(Calls):
         return difference(measured[name], measured[name.replace("expanded", "contiguous")])
 
     def _rows(self, is_expanded: bool) -> int:
-        """Those that arrive here."""
+        """Rows that this rank receives."""
         rows = rows_by_choice(self.shape) if is_expanded else rows_between(self.shape)
         return sum(counts[self.rank] for counts in rows)
 

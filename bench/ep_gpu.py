@@ -3,11 +3,13 @@
 
     python3 bench/ep_gpu.py --ranks 2 --num-tokens 128 --hidden 7168 --num-topk 8 --num-experts 288
 
-Ranks are processes, one for each GPU, or threads of one process that share the only one. All calls take their turn in every round. Times are
-of CUDA events on each rank's stream, the slowest rank's: alone, from a common start, with what the host takes (called), as one of eight
-behind each other (queued), and as one of a graph that repeats it, which is what the kernels take with the waits among them (graph).
-Rows count once for each expert of a token, and GB/s are of all of them, also of those that stay with their rank. Beside them: a copy of
-as many bytes on this GPU, or, between GPUs, NCCL's all_to_all of the same rows, as many from each rank to each, its own too.
+Ranks are processes, one for each GPU, or threads of one process that share the only one. All calls
+take their turn in every round. Times are of CUDA events on each rank's stream, the slowest rank's:
+alone, from a common start, host time included (called); as one of eight calls queued behind each
+other (queued); and as one of a graph that repeats it, which is the time of the kernels with the
+waits among them (graph). Rows count once for each expert of a token, and GB/s are of all of them,
+also of those that stay with their rank. Beside them: a copy of as many bytes on this GPU, or,
+between GPUs, NCCL's all_to_all of the same rows, including the rank's own.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from ep_plain import Rows, exchange
 from ep_table import Line, Ratio, Rounds, ratios, table
 from ep_timing import HOW, QUEUED, times
 
-#: How calls are made.
+#: Ways of calling.
 HOWS = (*HOW, "graph")
-#: By call.
+#: Rounds by call.
 Measured = dict[str, Rounds]
-#: What NCCL's exchange is called, before the form of its rows.
+#: The name of NCCL's exchange, before the form of its rows.
 NCCL = "NCCL all_to_all, "
 #: Seconds that processes wait for each other.
 PATIENCE_S = 60.0
 
 
 class Thread:
-    """A rank in a thread, as a communicator of MPI's is."""
+    """A rank in a thread, with the interface of an MPI communicator."""
 
     def __init__(self, board: list[bytes], barrier: threading.Barrier, rank: int) -> None:
         self._board, self._barrier, self._rank = board, barrier, rank
@@ -64,17 +66,17 @@ class Thread:
 class Calls:
     """A rank's calls, by name."""
 
-    #: Of each in a graph.
+    #: Repetitions of a call in its graph.
     repeats = 20
-    #: Those that wait on the host, which no graph can repeat.
+    #: Calls that wait on the host, which no graph can repeat.
     waiting: tuple[str, ...] = ()
     buffer: Any
-    #: What is copied beside them, and where to.
+    #: Source and target of the copy beside the calls.
     rows: torch.Tensor
     copied: torch.Tensor
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
-        """``ends`` are what a buffer is told of its ranks, and how they reach each other."""
+        """``ends`` are arguments of the buffer: its group of ranks, and the way between them."""
         self.args, self.rank, self.shape = args, rank, shape_of(args)
 
     def rows_between(self) -> Rows:
@@ -95,21 +97,22 @@ class Calls:
         return self.counts()[0] * row_bytes(name.split(", ")[-1], self.args.hidden)
 
     def lines(self, measured: Measured) -> list[Line]:
-        """Of a table."""
+        """The lines of the table."""
         return [Line(name, rounds, self.size(name)) for name, rounds in measured.items()]
 
     def compared(self, measured: Measured) -> list[Ratio]:
-        """What is held against what."""
+        """Ratios of times, with their bars."""
         return []
 
     def told(self) -> list[str]:
-        """What must be known of the calls."""
+        """Facts about the calls, printed above the table."""
         rows, foreign = self.counts()
         return [f"{rows} rows of a rank, {foreign} of them for other ranks"]
 
 
 def of_nccl(measured: Measured, forms: dict[str, str], bar_of: Callable[[str], str] = lambda _: "") -> list[Ratio]:
-    """Times of calls beside NCCL's exchange of rows of a form, where there is one, and what each is held against."""
+    """Ratios of calls' times to NCCL's exchange of rows of the same form, where there is one, with
+    their bars."""
     return [
         Ratio(f"{name}: time / NCCL's", measured[name], measured[NCCL + form], bar_of(name))
         for name, form in forms.items()
@@ -130,7 +133,8 @@ class FewTokens(Calls):
         routed = Routed(self.shape, rank)
         self.x, self.ids, self.weights = routed.x, routed.ids, routed.weights
         self.rows = torch.randn(tokens * args.num_topk, hidden, device="cuda").bfloat16()
-        # The driver loads what divides now, and not while a kernel waits for another rank of this process.
+        # The driver loads the kernel of a division now, and not while another kernel waits for a
+        # rank of this process.
         self.copied = self.rows / 16
         self.made, self.handle = None, None
 
@@ -145,7 +149,7 @@ class FewTokens(Calls):
         return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle, **form)
 
     def rows_between(self) -> Rows:
-        """One for each expert of a token."""
+        """A row for each expert of a token."""
         return rows_by_choice(self.shape)
 
     def all(self) -> dict[str, Callable[[], Any]]:
@@ -162,7 +166,7 @@ class FewTokens(Calls):
         return of_nccl(measured, {"dispatch, fp8": "fp8", "dispatch, bf16": "bf16", "combine": "bf16"}, self.bar_of)
 
     def bar_of(self, name: str) -> str:
-        """What a call is held against."""
+        """The bar of a call."""
         tokens, ranks = self.args.num_tokens, self.args.ranks
         if tokens == 128:
             return f"at most {0.75 if ranks > 4 else 0.65:.2f} in a graph"
@@ -172,7 +176,8 @@ class FewTokens(Calls):
 
 
 def reserve() -> None:
-    """Has torch take memory now: the driver gives none while a kernel waits for another rank of this process."""
+    """Fills torch's cache of memory: the driver gives none while a kernel waits for another rank of
+    this process."""
     kept = [torch.empty(1 << 33, dtype=torch.uint8, device="cuda")]
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(256)]
     del kept
@@ -188,13 +193,13 @@ def measure(calls: Calls, meet: Callable[[], Any], hows: Sequence[str] = HOWS) -
             call()
     torch.cuda.synchronize()
     graphs = captured(calls, all_calls, meet)
-    # Capturing has given back what torch kept.
+    # The capture has released torch's cached memory.
     meet()
     reserve()
     ways = [(name, how) for name in all_calls for how in hows if how != "graph" or name not in calls.waiting]
     measured: Measured = {name: {} for name in all_calls}
     for number in range(calls.args.rounds):
-        # In the same order who comes after whom would matter.
+        # In a fixed order, the same call would always come before a call and bias it.
         for name, how in random.Random(number).sample(ways, len(ways)):
             call, each = (graphs[name].replay, calls.repeats) if how == "graph" else (all_calls[name], 1)
             taken = times("called" if how == "graph" else how, calls.args.calls, call, meet)
@@ -207,7 +212,8 @@ def measure(calls: Calls, meet: Callable[[], Any], hows: Sequence[str] = HOWS) -
 def captured(
     calls: Calls, all_calls: dict[str, Callable[[], Any]], meet: Callable[[], Any]
 ) -> dict[str, torch.cuda.CUDAGraph]:
-    """Graphs of the calls that one can repeat. Ranks capture theirs one after the other: they may share a process."""
+    """Graphs of the calls that do not wait on the host. Ranks capture theirs one after the other:
+    they may share a process."""
     graphs = {}
     for turn in range(calls.args.ranks):
         meet()
@@ -220,7 +226,7 @@ def captured(
 
 
 def slowest(ranks: list[Measured]) -> Measured:
-    """Of each time the slowest rank's."""
+    """The slowest rank's value of each time."""
 
     def rounds(name: str, how: str) -> list[list[float]]:
         return [[max(taken) for taken in zip(*each)] for each in zip(*(rank[name][how] for rank in ranks))]
@@ -229,7 +235,7 @@ def slowest(ranks: list[Measured]) -> Measured:
 
 
 def report(calls: Calls, ranks: list[Measured], how: str) -> None:
-    """A table, and what it comes to; what is told of rows is of the first rank."""
+    """Prints the table and the ratios; the facts about rows are the first rank's."""
     args, measured = calls.args, slowest(ranks)
     print(f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ", end="")
     print(f"top-{args.num_topk}, {args.num_experts} experts")

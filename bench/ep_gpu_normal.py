@@ -3,9 +3,10 @@
 
     python3 bench/ep_gpu_normal.py --ranks 2 --num-tokens 4096 --hidden 7168 --num-topk 8 --num-experts 256 --num-sms 24
 
-Measured as bench/ep_gpu.py does. A dispatch is its layout too. A token's row counts once for each of its ranks, its own among them, though
-only rows for other ranks cross the link. Dispatches that return counts wait for them on the host; those with rows for the worst case do
-not, and a graph repeats them.
+bench/ep_gpu.py describes the method. A dispatch includes its layout. A token's row counts once for
+each of its ranks, its own among them, though only rows for other ranks cross the link. Dispatches
+that return counts wait for them on the host; those with rows for the worst case do not, and a graph
+repeats them.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class ManyTokens(Calls):
         self.stayed: Arrived | None = None
 
     def rows_between(self) -> Rows:
-        """One for each rank of a token."""
+        """A row for each rank of a token."""
         return rows_between(self.shape)
 
     def dispatch(self, x: Tokens, worst: int = 0) -> Arrived:
         return self.engine.dispatch(x, self.routed, self.engine.layout(self.routed), worst)
 
     def in_place(self, x: Tokens) -> Arrived:
-        """With rows that stay where they arrive."""
+        """A dispatch with zero_copy: received rows are views of the buffer."""
         return self.engine.in_place(x, self.routed, self.engine.layout(self.routed))
 
     def all(self) -> dict[str, Callable[[], Any]]:

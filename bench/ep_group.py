@@ -1,4 +1,5 @@
-"""The processes of one of those that bench/ep_beside.py compares: they are asked together, and end together."""
+"""The processes of one participant of bench/ep_beside.py: they are asked together, and end
+together."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ class Group:
     """Processes with the numbers from 0 on."""
 
     def __init__(self, count: int, python: str, env: dict[str, str]) -> None:
-        """Starts them. It takes them some seconds to load what they need, so all groups are started before the first is greeted."""
+        """Starts the processes. Their imports take seconds, so all groups are started before the
+        first is greeted."""
         self._folder = tempfile.TemporaryDirectory(prefix="ep-", dir=_in_memory())
         self._failures: list[str] = []
         self._pool = ThreadPoolExecutor(count)
         self._talks = [Conversation([python, str(BENCH / "ep_rank.py")], env) for _ in range(count)]
 
     def greet(self, hellos: list[dict[str, Any]], limit_s: float) -> None:
-        """Tells each what it is; ``Failed`` unless all are ready within ``limit_s`` seconds."""
+        """Sends each process its greeting; ``Failed`` unless all are ready within ``limit_s``
+        seconds."""
         self._ask_each([{**hello, "folder": self._folder.name} for hello in hellos], limit_s)
 
     def ask(self, message: dict[str, Any], limit_s: float) -> list[Any]:
@@ -33,7 +36,7 @@ class Group:
         return self._ask_each([message] * len(self._talks), limit_s)
 
     def end(self) -> None:
-        """Kills what is left of them."""
+        """Kills the processes."""
         for talk in self._talks:
             talk.end()
         self._pool.shutdown()

@@ -1,4 +1,5 @@
-"""What ranks of expert parallelism send in the benches: drawn from a rank's number, so that every process draws the same."""
+"""Inputs of the benches of expert parallelism: drawn from a rank's number, so that every process
+draws the same."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ GROUP = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a call."""
+    """The shape of a call."""
 
     ranks: int
     tokens: int
@@ -32,7 +33,7 @@ class Shape:
 
 
 def row_bytes(form: str, hidden: int) -> int:
-    """Of a row on its way, with its scales."""
+    """Bytes of a row on its way, with its scales."""
     by_form = {"fp8": hidden + hidden // 32, "nvfp4": hidden // 2 + hidden // 16, "logfmt": hidden // GROUP * 164}
     return by_form.get(form, 2 * hidden)
 
@@ -51,18 +52,19 @@ def ranks_of(shape: Shape, ids: torch.Tensor) -> torch.Tensor:
 
 @cache
 def rows_between(shape: Shape) -> list[list[int]]:
-    """Rows from each rank to each of normal mode, which sends a token once to a rank."""
+    """Rows from each rank to each in normal mode, which sends a token once to a rank."""
     return [ranks_of(shape, choices(shape, rank)).sum(0).tolist() for rank in range(shape.ranks)]
 
 
 def rows_by_choice(shape: Shape) -> list[list[int]]:
-    """Rows from each rank to each of low latency mode, which sends a token once for each of its experts."""
+    """Rows from each rank to each in low latency mode, which sends a token once for each of its
+    experts."""
     owners = [choices(shape, rank).flatten() // shape.local_experts for rank in range(shape.ranks)]
     return [torch.bincount(each, minlength=shape.ranks).tolist() for each in owners]
 
 
 class Routed:
-    """A rank's tokens, and where they go."""
+    """A rank's tokens, and the ranks that each is sent to."""
 
     def __init__(self, shape: Shape, rank: int, device: str = "cuda") -> None:
         self.shape, self.rank = shape, rank
@@ -76,7 +78,7 @@ class Routed:
         self.quantised = self.x.to(torch.float8_e4m3fn), scales.to(device)
 
     def integers(self) -> torch.Tensor:
-        """``[n, H]`` bf16 of small integers: whoever sums them, in whatever order, rounds nothing."""
+        """``[n, H]`` bf16 of small integers: sums of them are exact in any order."""
         tokens, hidden = self.x.shape
         column = torch.arange(hidden, device=self.x.device)
         row = torch.arange(self.rank, self.rank + tokens, device=self.x.device)
@@ -84,5 +86,5 @@ class Routed:
 
 
 def shape_of(args: Any) -> Shape:
-    """What a bench's options say."""
+    """The shape that a bench's options describe."""
     return Shape(args.ranks, args.num_tokens, args.hidden, args.num_topk, args.num_experts)

@@ -1,4 +1,5 @@
-"""Processes of a host that meet: they exchange bytes by files, and start together by spinning on memory that they share."""
+"""A meeting of processes of one host: they exchange bytes through files, and start together by
+spinning on shared memory."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ import struct
 import time
 from pathlib import Path
 
-#: From one rank's word to the next, so that none shares a cache line.
+#: Bytes from one rank's word to the next, so that no two share a cache line.
 STRIDE = 64
 WORD = struct.Struct("=Q")
 
 
 class Meeting:
-    """A rank's place in it; what an MPI communicator is to a buffer."""
+    """A rank's place in the meeting, with the interface of an MPI communicator."""
 
     def __init__(self, folder: Path, rank: int, ranks: int, limit_s: float) -> None:
-        """Ranks share an empty folder, best in memory. Who waits ``limit_s`` seconds for another gives up."""
+        """Ranks share an empty folder, best in memory. A rank gives up after ``limit_s`` seconds of
+        waiting."""
         self._folder, self._rank, self._ranks, self._limit_s = folder, rank, ranks, limit_s
         self._exchanged, self._met = 0, 0
         words = os.open(folder / "words", os.O_RDWR | os.O_CREAT, 0o600)
@@ -32,11 +34,11 @@ class Meeting:
         return self._ranks
 
     def allgather(self, mine: bytes) -> list[bytes]:
-        """What every rank gives, in order of rank."""
+        """The bytes of every rank, in order of rank."""
         self._exchanged += 1
         written = self._folder / f"{self._rank}.part"
         written.write_bytes(mine)
-        # Nobody reads half of it.
+        # A rename is atomic: no rank reads half of the file.
         written.rename(self._name(self._rank))
         return [self._read(self._name(rank)) for rank in range(self._ranks)]
 

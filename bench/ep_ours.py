@@ -12,7 +12,7 @@ from ep_inputs import Routed, Shape
 
 
 def room(most: Shape) -> int:
-    """Bytes of a buffer for two calls of bf16, with what goes with rows."""
+    """Bytes of a buffer for two calls of bf16, including each row's metadata."""
     return 2 * most.ranks * most.tokens * (2 * most.hidden + 1024) + (1 << 20)
 
 
@@ -22,7 +22,7 @@ class Ours(Engine):
     has_in_place = True
 
     def __init__(self, most: Shape, sms: int, **ends: Any) -> None:
-        """With room for calls of ``most`` tokens. ``ends`` say who the ranks are."""
+        """Makes a buffer for calls of the shape ``most``. ``ends`` describe the group of ranks."""
         self.sms = sms
         self.buffer = Buffer(num_nvl_bytes=room(most), device="cuda", timeout=20, **ends)
 
@@ -33,7 +33,7 @@ class Ours(Engine):
     def dispatch(
         self, x: Tokens, routed: Routed, layout: Layout, worst: int = 0, zero_copy: bool = False
     ) -> Arrived:
-        """With ``worst`` there are so many rows, and the host waits for nothing."""
+        """With ``worst`` the result has that many rows, and the host waits for nothing."""
         returned = self.buffer.dispatch(
             x,
             num_tokens_per_rank=layout[0],

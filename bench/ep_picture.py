@@ -1,4 +1,4 @@
-"""Pictures of curves, both of whose axes are logarithmic, as SVG."""
+"""Pictures of curves on two logarithmic axes, as SVG."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 1000, 560, 70, 20, 60, 360
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d6a9f", "#5c4742", "#888888", "#111111")
-#: By how many curves have had the colours.
+#: Dash patterns: the next one begins when all colours are used.
 DASHES = ("", "6 3", "2 3")
 
 
 class Curve(NamedTuple):
-    """Points of a name."""
+    """Points with a name."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
 class Axis:
-    """Where values are, from the power of ``base`` below the smallest to the one above the largest."""
+    """Positions of values, from the power of ``base`` below the smallest to the one above the
+    largest."""
 
     def __init__(self, values: Sequence[float], base: int, begin: float, end: float) -> None:
         self._base, self._begin, self._end = base, begin, end

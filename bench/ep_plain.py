@@ -1,4 +1,5 @@
-"""What expert parallelism is compared with: the same bytes by NCCL, and by the driver's copies from GPU to GPU."""
+"""Baselines of expert parallelism: the same bytes by NCCL, and by the driver's copies from GPU to
+GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from ep_timing import QUEUED
 
 #: Rows from each rank to each.
 Rows = list[list[int]]
-#: What is moved besides what others need, or instead: rows that stay with their rank, and only those of rank 0 for rank 1.
+#: Suffixes of names: with the rows that stay with their rank, and with only rank 0's rows for rank
+#: 1.
 OWN_TOO, ONE_WAY = ", own too", ", one way"
 
 
 def moved(shape: Shape) -> list[tuple[str, Rows, int]]:
-    """What is compared with calls: their names, the rows that they move, and the bytes of a row."""
+    """The baselines: their names, the rows that they move, and the bytes of a row."""
     rows, hidden = rows_between(shape), shape.hidden
     return [
         ("dispatch fp8", rows, row_bytes("fp8", hidden)),
@@ -29,12 +31,12 @@ def moved(shape: Shape) -> list[tuple[str, Rows, int]]:
 
 
 def without_own(rows: Rows) -> Rows:
-    """Those that cross a link."""
+    """Rows that cross a link."""
     return [[0 if to == rank else count for to, count in enumerate(counts)] for rank, counts in enumerate(rows)]
 
 
 def sent_back(rows: Rows) -> Rows:
-    """As a combine sends them."""
+    """Rows of a combine, which sends them back."""
     return [list(counts) for counts in zip(*rows)]
 
 
@@ -47,15 +49,15 @@ def exchange(rows: Rows, rank: int, length: int) -> Callable[[], Any]:
 
 
 class Symmetric:
-    """PyTorch's all_to_all in its symmetric memory, by NVSHMEM: rows of ``length`` bytes, whose numbers only the GPU knows. Making one is
-    collective."""
+    """PyTorch's all_to_all in its symmetric memory, by NVSHMEM: rows of ``length`` bytes, with
+    counts that only the GPU knows. Its constructor is collective."""
 
     def __init__(self, rows: Rows, rank: int, length: int) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
         self._group = dist.distributed_c10d._get_default_group().group_name
         sends, comes = rows[rank], [counts[rank] for counts in rows]
-        # All ranks have as much.
+        # Symmetric tensors have the same size on all ranks.
         most, here = max(map(sum, [*rows, *sent_back(rows), [1]])), torch.device("cuda", rank)
         self._source, self._target = (symmetric.empty(most, length, dtype=torch.uint8, device=here) for _ in range(2))
         self._sends = symmetric.empty(len(rows), dtype=torch.int64, device=here).copy_(torch.tensor(sends))
@@ -113,14 +115,14 @@ class Copies:
 
 
 class Pair:
-    """Bytes of one GPU for another."""
+    """A copy of bytes from one GPU to another."""
 
     def __init__(self, source: int, target: int, count: int) -> None:
         self.source = source
         sent = torch.ones(count, dtype=torch.uint8, device=f"cuda:{source}")
         taken = torch.empty(count, dtype=torch.uint8, device=f"cuda:{target}")
         self._tensors, self._stream = (taken, sent), torch.cuda.Stream(source)
-        # With this torch lets the GPUs reach each other.
+        # With this copy torch lets the GPUs reach each other.
         taken[:1].copy_(sent[:1])
         self._arguments = (taken.data_ptr(), target, sent.data_ptr(), source, count)
         taken.zero_()
@@ -132,11 +134,12 @@ class Pair:
             raise RuntimeError(f"a copy from GPU {source} to GPU {target} brings other bytes")
 
     def begin(self) -> None:
-        """Copies wait for what the source's current stream has."""
+        """Makes the copies wait for the source's current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.source))
 
     def copy(self) -> None:
-        """Not torch's, which would have both GPUs' streams wait for each other before and after."""
+        """Copies by the runtime: torch would make both GPUs' streams wait for each other before and
+        after."""
         taken, target, sent, source, count = self._arguments
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         status = runtime().cudaMemcpyPeerAsync(
@@ -146,7 +149,7 @@ class Pair:
             raise RuntimeError(f"cudaMemcpyPeerAsync from GPU {source} to GPU {target}: error {status}")
 
     def end(self) -> None:
-        """The source's current stream waits for copies."""
+        """Makes the source's current stream wait for the copies."""
         torch.cuda.current_stream(self.source).wait_stream(self._stream)
 
 

@@ -1,4 +1,4 @@
-"""A process of bench/ep_beside.py: one rank of one of those that are compared, or all copies between GPUs.
+"""A process of bench/ep_beside.py: one rank of a participant, or all copies between GPUs.
 
 It reads lines of JSON: a greeting, then `prepare`, which takes a shape, and `measure`, which times a call; it answers each.
 """
@@ -25,7 +25,7 @@ from ep_timing import times
 
 #: Seconds that ranks wait for each other.
 PATIENCE_S = 60.0
-#: Seconds after which a process that has not answered writes down where it is.
+#: A process that has not answered after this many seconds prints its stack.
 HUNG_S = 30.0
 DOUBLE = struct.Struct("=d")
 
@@ -37,20 +37,20 @@ class Rank:
         self.rank, self.most = hello["rank"], Shape(**hello["most"])
         self.sms, self.with_layout = hello["sms"], hello["with_layout"]
         torch.cuda.set_device(self.rank)
-        # The default stream waits for others, and others for it.
+        # The default stream would wait for other streams, and they for it.
         torch.cuda.set_stream(torch.cuda.Stream())
         self.meeting = Meeting(Path(hello["folder"]), self.rank, self.most.ranks, PATIENCE_S)
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def prepare(self, shape: Shape, sms: int) -> str:
-        """Makes ready what is measured, after it has been checked, and tells what must be known of it."""
-        # What the shape before had is not needed beside this one's.
+        """Checks and prepares the calls of a shape; returns facts about them."""
+        # Releases the calls of the shape before: this one needs their memory.
         self._calls = {}
         self._calls, told = self.made(shape, sms)
         return told
 
     def made(self, shape: Shape, sms: int) -> tuple[dict[str, Callable[[], Any]], str]:
-        """Calls of a shape by name, and what must be known of them."""
+        """The calls of a shape by name, and facts about them."""
         raise NotImplementedError
 
     def measure(self, what: str, how: str, count: int) -> list[float]:
@@ -115,7 +115,7 @@ class SymmetricRank(NcclRank):
     def __init__(self, hello: dict[str, Any]) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
-        # Ranks are on one host, and the others do without multicast too.
+        # All ranks are on one host, and the other participants use no multicast either.
         os.environ.update(NVSHMEM_REMOTE_TRANSPORT="none", NVSHMEM_DISABLE_NVLS="1")
         symmetric.set_backend("NVSHMEM")
         super().__init__(hello)
@@ -150,7 +150,7 @@ KINDS: dict[str, type[Rank]] = {
 
 
 def answer(rank: Rank, asked: dict[str, Any]) -> object:
-    """Does what a line asks for."""
+    """Executes one request."""
     faulthandler.dump_traceback_later(HUNG_S)
     try:
         if asked["do"] == "prepare":
@@ -161,12 +161,12 @@ def answer(rank: Rank, asked: dict[str, Any]) -> object:
 
 
 def main() -> None:
-    # What libraries print is not an answer.
+    # Libraries print to stdout: it becomes stderr, and answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     faulthandler.enable()
     hello = json.loads(sys.stdin.readline())
-    # Whatever hangs, in a library too, ends then.
+    # Ends the process, even when a library hangs.
     signal.alarm(hello["limit_s"])
     try:
         rank = KINDS[hello["kind"]](hello)

@@ -11,11 +11,11 @@ from ep_table import Line, Ratio, Rounds, all_of, ratios, table
 from ep_timing import HOW, QUEUED
 
 OURS, THEIRS, NCCL, SYMM, COPY = "uccl-rs", "UCCL-EP", "NCCL", "symm_mem", "copy"
-#: What libraries are asked, and what of that others do.
+#: The calls of the libraries; `MOVED` are the baselines of the others.
 CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
 HANDLE, PLACE = ", handle", ", in place"
 MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
-#: What each does, in the order of a table.
+#: The calls of each participant, in the order of a table.
 WHAT = {
     OURS: (*CALLS, *(what + PLACE for what in CALLS[:3])),
     THEIRS: CALLS,
@@ -26,19 +26,19 @@ WHAT = {
 #: The bars: parts of UCCL-EP's time, and of the rate of copies between GPUs, by bytes that cross.
 OF_THEIRS = {"dispatch bf16": "at most 0.55", "dispatch fp8": "at most 0.60", "combine bf16": "at most 0.55"}
 OF_COPY = "at least 0.85"
-#: Who, and what.
+#: A participant and its call.
 Row = tuple[str, str]
 
 
 @dataclass
 class Measured:
-    """Of one shape and number of SMs."""
+    """Values of one shape and number of SMs."""
 
     shape: Shape
     sms: int
-    #: What those that are compared tell of themselves.
+    #: Facts that participants report about themselves.
     told: dict[str, str] = field(default_factory=dict)
-    #: By row and how calls are made: microseconds of the slowest rank, of each round.
+    #: By row and way of calling: microseconds of the slowest rank, of each round.
     rounds: dict[Row, Rounds] = field(default_factory=dict)
 
     def add(self, row: Row, how: str, taken: list[float]) -> None:
@@ -60,12 +60,12 @@ class Measured:
 
 
 def plain(what: str) -> str:
-    """What others do as well."""
+    """The baseline's name of a call."""
     return what.removesuffix(PLACE).removesuffix(HANDLE)
 
 
 def report(measured: Measured) -> str:
-    """All of one shape, and what it comes to."""
+    """The table and the ratios of one shape."""
     lines = [*_head(measured), "", *table(_lines(measured), HOW), "", *ratios(_ratios(measured), HOW)]
     return "\n".join(lines) + "\n"
 
@@ -87,12 +87,12 @@ def _head(measured: Measured) -> list[str]:
 
 
 def _count(measured: Measured, how: str) -> int:
-    """The most that any row has."""
+    """The largest number of values of a row."""
     return max((len(measured.values(row, how)) for row in measured.rounds), default=0)
 
 
 def _place(row: Row) -> tuple[int, int]:
-    """Of a row in a table."""
+    """The position of a row in the table."""
     who, what = row
     return list(WHAT).index(who), WHAT[who].index(what)
 
@@ -114,7 +114,7 @@ def _ratios(measured: Measured) -> list[Ratio]:
         alike = plain(what)
         for other in (NCCL, SYMM):
             compared.append((f"{what}: time / {other}'s", (OURS, what), (other, alike), ""))
-        # As many bytes, so rates are as times are.
+        # Both move the same bytes, so a ratio of rates is the inverse ratio of times.
         compared.append((f"{what}: rate / copies'", (COPY, alike), (OURS, what), OF_COPY))
     rows = measured.rounds
     return [

@@ -3,9 +3,10 @@
 
     python3 bench/ep_sweep.py --all-ranks 2 4 --sms 8 24 64 128 --max-seconds 300 --svg bench/results/NAME.svg
 
-Medians of the slowest rank, microseconds, of calls that a graph repeats: dispatches of bf16, in normal mode with rows for the worst case,
-and combines. Low latency mode takes the SMs that it wants. All of one number of tokens take their turn in every round; what there is no
-time for is left out. NCCL's all_to_all moves the rows of normal mode, those that stay with their rank too.
+Medians of the slowest rank, microseconds, of calls that a graph repeats: dispatches of bf16, in
+normal mode with rows for the worst case, and combines. Low latency mode chooses its SMs itself. All
+calls of one number of tokens take their turn in every round; larger numbers are left out when the
+time is up. NCCL's all_to_all moves the rows of normal mode, also those that stay with their rank.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from ep_table import all_of
 
 FEW, MANY = "low latency", "normal"
 DISPATCH, COMBINE = "dispatch, bf16", "combine"
-#: Tokens of a rank that low latency mode is measured with.
+#: The most tokens of a rank in low latency mode.
 MOST_FEW = 1024
-#: Microseconds by ranks, what is called, and tokens.
+#: Microseconds by ranks, call and tokens.
 Swept = dict[tuple[int, str], dict[int, float]]
 
 
@@ -71,7 +72,7 @@ class Many(ManyTokens):
 
 
 def rank_of(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """A process: all numbers of tokens that there is time for."""
+    """The process of a rank: measures all numbers of tokens that there is time for."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
     swept: dict[int, Measured] = {}
@@ -91,7 +92,7 @@ def rank_of(rank: int, args: argparse.Namespace, folder: str) -> None:
 
 
 def of_tokens(rank: int, args: argparse.Namespace, tokens: int, folder: str) -> Measured:
-    """Both modes with so many tokens."""
+    """Measures both modes with this number of tokens."""
     measured: Measured = {}
     for kind in (Few, Many):
         if kind is Few and tokens > MOST_FEW:
@@ -105,7 +106,7 @@ def of_tokens(rank: int, args: argparse.Namespace, tokens: int, folder: str) -> 
 
 
 def sweep(args: argparse.Namespace, ranks: int, swept: Swept) -> None:
-    """Adds what so many ranks take."""
+    """Adds the times of calls with this number of ranks."""
     shaped = argparse.Namespace(**{**vars(args), "ranks": ranks})
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_of, (shaped, folder), nprocs=ranks)
@@ -141,7 +142,7 @@ def main() -> None:
         parser.error(f"there are {torch.cuda.device_count()} GPUs")
     swept: Swept = {}
     for nth, ranks in enumerate(counts, 1):
-        # Each number of ranks has its share.
+        # Each number of ranks has its share of the time.
         args.until = began + args.max_seconds * nth / len(counts)
         sweep(args, ranks, swept)
     report(args, swept)

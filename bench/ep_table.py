@@ -1,4 +1,4 @@
-"""Tables of the benches of expert parallelism: how long calls took, by percentiles, and how that compares."""
+"""Tables of the benches of expert parallelism: times of calls, by percentiles, and their ratios."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 from ep_timing import percentile
 
 SHARES = (10, 50, 90, 99)
-#: By how calls are made: microseconds of the slowest rank, of each round.
+#: By way of calling: microseconds of the slowest rank, of each round.
 Rounds = dict[str, list[list[float]]]
 
 
@@ -27,7 +27,7 @@ class Line:
 
 
 class Ratio(NamedTuple):
-    """Of two times, and what it is held against."""
+    """The ratio of two times, and its bar."""
 
     name: str
     over: Rounds

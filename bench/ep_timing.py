@@ -9,7 +9,8 @@ import torch
 
 #: Calls between two events, where they are queued.
 QUEUED = 8
-#: How calls are made: each alone from a common start, with what the host takes, or one behind the other.
+#: Ways of calling: each call alone from a common start, host time included, or one queued behind
+#: the other.
 HOW = ("called", "queued")
 
 
@@ -24,7 +25,8 @@ def elapsed(work: Callable[[], Any]) -> float:
 
 
 def times(how: str, count: int, call: Callable[[], Any], meet: Callable[[], Any]) -> list[float]:
-    """Microseconds of a call, so many times. ``meet`` waits for all ranks. A first call is not counted."""
+    """Microseconds of a call, ``count`` values. ``meet`` waits for all ranks. A first call is not
+    counted."""
     each = 1 if how == "called" else QUEUED
 
     def several() -> None:

@@ -1,7 +1,7 @@
-"""UCCL-EP 0.1.1's normal mode within a host. Its wheel has the binding alone, which takes addresses; this makes the tensors, as the
-Python beside it in its repository does.
+"""UCCL-EP 0.1.1's normal mode within a host. Its wheel has the binding alone, which takes
+addresses; this module makes the tensors, as the Python code in its repository does.
 
-It has a CUDA runtime of its own, whose current device must be set too.
+The wheel has a CUDA runtime of its own: its current device must be set too.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ep_inputs import GROUP, Routed, Shape
 from ep_meeting import Meeting
 from ep_timing import times
 
-#: Rows of a channel's queue, as its own tests have it.
+#: Rows of a channel's queue, as in UCCL-EP's own tests.
 QUEUE = 256
-#: Its defaults of rows that are sent at once, by ranks: of a dispatch and of a combine.
+#: UCCL-EP's default chunks in rows, by ranks: of a dispatch and of a combine.
 CHUNKS = {2: (24, 10), 4: (6, 9), 8: (6, 4)}
-#: What its own tests try, of a dispatch and of a combine.
+#: Chunks in rows that UCCL-EP's own tests try, of a dispatch and of a combine.
 DISPATCH_CHUNKS, COMBINE_CHUNKS = range(4, 33, 2), range(1, 17)
-#: Its number of bf16.
+#: UCCL-EP's code for bf16.
 BF16 = 6
-#: Every size is a multiple of it.
+#: Sizes are multiples of this number of bytes.
 ALIGNMENT = 128
 
 
 @dataclass
 class Handle:
-    """What a combine, and a dispatch to the same places, need of a dispatch."""
+    """State of a dispatch that a combine, or another dispatch to the same places, needs."""
 
     ranks: torch.Tensor
     channels: torch.Tensor
@@ -47,15 +47,15 @@ class Upstream(Engine):
     """``uccl.ep.Buffer`` of the wheel called uccl."""
 
     def __init__(self, most: Shape, sms: int, meeting: Meeting) -> None:
-        """With room for as many ``sms``."""
+        """Makes a buffer for at most ``sms`` SMs."""
         self.sms, self._ranks = sms, most.ranks
         dispatch, combine = CHUNKS.get(most.ranks, (6, 6))
         self._chunks = {"fp8": dispatch, "bf16": dispatch, "combine": combine}
         device, rank = torch.cuda.current_device(), meeting.Get_rank()
         ep.set_device(device)
-        # Nothing is written there, but it wants an address.
+        # Nothing is written there, but the proxies need an address.
         self._nothing = torch.zeros(ALIGNMENT, dtype=torch.uint8, device="cuda")
-        # On one host they carry nothing and are never started, but a buffer is not made without.
+        # On one host proxies carry nothing and are never started, but the buffer needs them.
         self._proxies = [
             ep.Proxy(
                 thread_idx=thread,
@@ -174,7 +174,8 @@ class Upstream(Engine):
         return sums
 
     def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
-        """How many rows are sent at once, as its own tests choose it: by dispatches with a handle, and by combines."""
+        """Chooses chunks as UCCL-EP's own tests do: by dispatches with a handle, and by
+        combines."""
         first = self.dispatch(routed.x, routed, self.layout(routed))
         tried: dict[str, tuple[range, Callable[[], Any]]] = {
             "fp8": (DISPATCH_CHUNKS, lambda: self.again(routed.quantised, first.handle)),
@@ -193,7 +194,7 @@ class Upstream(Engine):
         return ep.Config(self.sms, self._chunks[what], QUEUE, 6, 128)
 
     def _send(self, x: Tokens, handle: Handle, config: Any, **routing: int) -> Tokens:
-        """Enqueues a dispatch, and returns what its rows come to."""
+        """Enqueues a dispatch, and returns the received rows."""
         rows, scales = x if isinstance(x, tuple) else (x, None)
         (tokens, hidden), room = rows.shape, max(handle.arrived, 1)
         received = torch.empty((room, hidden), dtype=rows.dtype, device="cuda")

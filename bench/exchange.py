@@ -1,4 +1,4 @@
-"""Every GPU writes to all others at once: what that reaches of one pair's rate, and beside NCCL's all_to_all.
+"""Rates of writes from every GPU to all others at once, beside one pair's and NCCL's all_to_all.
 
 One process a GPU. In interleaved rounds: one pair alone (GPU 0 to GPU 1), then all to all with the peers in order of their number
 (the worst: all begin with the same one), rotated, and in a random order, then `torch.distributed.all_to_all_single` of the same
@@ -28,7 +28,7 @@ from typing import Any
 
 PATIENCE_S = 120
 ORDERS = ("same", "rotated", "random")
-#: At least this much of one pair's rate; of NCCL's.
+#: The bars: shares of one pair's rate, and of NCCL's.
 OF_A_PAIR, OF_NCCL = 0.85, 1.0
 
 
@@ -55,7 +55,7 @@ class Rank:
         self.ep = p2p.Endpoint(rank if device != "cpu" else 0, bind="127.0.0.1", port=0)
         self.base = addresses[0]
         self.source_mr, self.target_mr = (self.good(self.ep.reg(at, count * size)) for at in addresses)
-        # Where each peer writes to.
+        # Adverts of the parts that the peers write to.
         self.adverts = [
             self.good(self.ep.advertise(self.target_mr, addresses[1] + peer * size, size)) for peer in range(count)
         ]
@@ -104,7 +104,7 @@ class Rank:
 
 
 def run(rank: int, args: Any, size: int, port: int, folder: str | None, pipe: Connection) -> None:
-    """One rank: does what it is told, in step with the others."""
+    """One rank: executes the steps that the pipe brings, together with the others."""
     if folder:
         sys.path.insert(0, folder)
     me = Rank(rank, args.gpus, size, args.device)
@@ -114,7 +114,7 @@ def run(rank: int, args: Any, size: int, port: int, folder: str | None, pipe: Co
     pipe.send("ready")
     while (told := pipe.recv()) is not None:
         what, count, seed = told
-        # Not in the time that is measured.
+        # Orders are drawn before the clock starts.
         orders = [me.peers(what, seed + turn) for turn in range(count)]
         began = time.perf_counter()
         for order in orders:
@@ -145,7 +145,7 @@ def nccl(rank: int, count: int, port: int) -> Any:
 
 
 def step(pipes: list[Connection], what: str, count: int, seed: int) -> float:
-    """How long the slowest rank took for one."""
+    """Seconds of the slowest rank for one exchange."""
     for pipe in pipes:
         pipe.send((what, count, seed))
     return max(receive(pipe) for pipe in pipes) / count
@@ -164,7 +164,7 @@ def free_port() -> int:
 
 
 def gather(args: Any, size: int, folder: str | None) -> tuple[list[Any], list[Connection]]:
-    """Ranks that wait to be told what to do."""
+    """Starts and connects ranks, which then wait for steps from their pipes."""
     context, port = multiprocessing.get_context("spawn"), free_port()
     ends = [context.Pipe() for _ in range(args.gpus)]
     ranks: list[Any] = []
@@ -186,7 +186,7 @@ def measure(args: Any, mib: int) -> list[dict[str, Any]]:
     sets = {"now": gather(args, size, None)}
     if args.before:
         sets["before"] = gather(args, size, args.before)
-    # Which ranks do what.
+    # Pairs of a set of ranks and a step.
     whats = [(ranks, what) for ranks in sets for what in ("pair", *ORDERS)]
     whats += [("now", "nccl")] if args.device != "cpu" else []
     took: dict[tuple[str, str], list[float]] = {what: [] for what in whats}

@@ -1,4 +1,4 @@
-"""How long short writes to one peer take while much goes to another.
+"""Times of short writes to one peer while long writes go to another.
 
 One process is connected to two peers. It times blocking writes of 64 bytes to the first, alone and then while a thread of it
 writes 1 GiB after 1 GiB to the second, and prints percentiles of both. The wheel must be installed, and for GPUs PyTorch:
@@ -29,7 +29,7 @@ def endpoint(link: str) -> p2p.Endpoint:
 
 
 class Memory:
-    """Registered memory, all of it there."""
+    """Registered memory with all its pages present."""
 
     def __init__(self, ep: p2p.Endpoint, size: int, kind: str, gpu: int = 0) -> None:
         if kind == "cuda":
@@ -50,7 +50,7 @@ class Memory:
 
 
 def serve(pipe: Connection, link: str, kind: str, size: int) -> None:
-    """A peer: has memory, and does nothing."""
+    """A peer: registers memory, and is passive."""
     ep = endpoint(link)
     memory = Memory(ep, size, kind, -1)
     ok, advert = ep.advertise(memory.mr, memory.address, size)
@@ -64,7 +64,7 @@ def serve(pipe: Connection, link: str, kind: str, size: int) -> None:
 
 
 class Target:
-    """A peer, and our way of writing to it."""
+    """A peer, with a connection and memory for writes to it."""
 
     def __init__(self, ep: p2p.Endpoint, link: str, kind: str, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -92,7 +92,7 @@ class Target:
 
 
 def times_us(target: Target, seconds: float) -> np.ndarray:
-    """What each write took."""
+    """Microseconds of each write."""
     took = []
     end = time.perf_counter() + seconds
     while (began := time.perf_counter()) < end:
@@ -102,7 +102,7 @@ def times_us(target: Target, seconds: float) -> np.ndarray:
 
 
 class Stream:
-    """Writes to a peer until it is told to stop."""
+    """Writes to a peer until the `with` block ends."""
 
     def __init__(self, target: Target) -> None:
         self.target, self.stopping, self.written = target, threading.Event(), 0
@@ -129,7 +129,8 @@ def percentiles(took: np.ndarray) -> dict[str, float]:
     return {name: round(float(np.percentile(took, q)), 1) for name, q in at.items()}
 
 
-#: Beside much else, the slowest of a hundred takes at most so many times as long as alone, plus what this many bytes take.
+#: The bar for the 99th percentile beside other writes: `TIMES` times that of writes alone, plus the
+#: time of `SLICE` bytes.
 TIMES, SLICE = 3, {"cuda": 32 << 20, "heap": 1 << 20, "alloc": 1 << 20}
 
 

@@ -1,4 +1,4 @@
-"""What is measured of GPU memory, and what this project must hold there."""
+"""Cases and bars of GPU memory."""
 
 from bars import OURS, Bar, Ref
 from cases import KIB, MIB, Case, human
@@ -21,7 +21,7 @@ LARGE, MIDDLE, SMALL = 256 * MIB, 16 * MIB, 4 * KIB
 
 
 def unit(total_bytes: int) -> str:
-    """Short transfers are told by their time, long ones by their rate."""
+    """Short transfers have a time, long ones a rate."""
     return "us" if total_bytes <= 256 * KIB else "GB/s"
 
 
@@ -41,7 +41,7 @@ def _gpu() -> list[Case]:
 
 
 def _vector() -> list[Case]:
-    # What a vector is held against is measured here too, so that `--only vector` stands alone.
+    # Bars compare vectors with these cases, so that `--only vector` stands alone.
     alone = [transfer("write", size) for size in (SMALL, LARGE)]
     return alone + [transfer("write", size, iovs) for iovs, size in VECTORS]
 

@@ -15,7 +15,8 @@ from rounds import Bench, names, present, say
 def parser(
     text: str | None, cases: ModuleType, known: list[str], *, who: str, seconds: float
 ) -> argparse.ArgumentParser:
-    """The options that both have. `who` names what the peers are, `seconds` is how long a value is measured."""
+    """The options of both programs. `who` describes the peers, `seconds` is the default time of a
+    value."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: the peers, this project")
     made.add_argument("--only", metavar="SECTION,...", help=f"sections: {', '.join(cases.SECTIONS)}")
@@ -46,7 +47,7 @@ def gpus(options: argparse.Namespace) -> tuple[int, ...]:
 
 
 def unpacked(options: argparse.Namespace) -> dict[str, Path]:
-    """Each peer's folder, of those whose wheels were given."""
+    """The folders of the peers with wheels, after unpacking."""
     if not options.wheels:
         return {}
     folders, failures = wheels.unpack(options.wheels, options.python)
@@ -58,7 +59,7 @@ def unpacked(options: argparse.Namespace) -> dict[str, Path]:
 def run(options: argparse.Namespace, context: Context, every: list[Peer], cases: ModuleType) -> int:
     """Measures, prints and keeps everything; the exit status."""
     running, said = present(every, options.peers, context)
-    # One case at a time, so that everybody measures it within a few seconds.
+    # One case at a time, so that all peers measure it within a few seconds.
     groups = [[case] for case in cases.plan(set(options.only))]
     bench = Bench(options, context, running, groups)
     try:

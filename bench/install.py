@@ -28,7 +28,7 @@ def _try(what: str, command: list[str], limit_s: int) -> str | None:
 
 
 def install(with_torch: bool) -> dict[str, str]:
-    """Installs what can be installed; returns the reasons of what could not, by name."""
+    """Installs each peer; returns the reasons of failures, by name."""
     failures: dict[str, str] = {}
     WORK.mkdir(exist_ok=True)
     if not PYTHON.exists():

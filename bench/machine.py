@@ -1,4 +1,4 @@
-"""What the machine is, and whether it is quiet enough to measure on."""
+"""Facts about the machine, and a gate that waits until it is quiet."""
 
 import datetime
 import os
@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def facts() -> dict[str, object]:
-    """What has to stand beside every table: the machine, its kernel, the date."""
+    """Facts for the head of every table: the machine, its kernel, the date."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -96,7 +96,7 @@ class Noise:
         self._before = _Clock.now()
 
     def share(self) -> float:
-        """0 to 1. Only what children that have been reaped used counts as ours."""
+        """0 to 1. Of children, only those that have been reaped count as ours."""
         after, before = _Clock.now(), self._before
         total = after.total - before.total
         if total <= 0:
@@ -107,7 +107,7 @@ class Noise:
 
 @dataclass
 class GateLog:
-    """What the gate did over a run."""
+    """Counts of the gate's waits and repetitions over a run."""
 
     waited_s: float = 0.0
     gave_up: int = 0
@@ -133,7 +133,7 @@ class Gate:
         self._budget_s = budget_s
 
     def as_dict(self) -> dict[str, float]:
-        """What it asked for, and what it did."""
+        """Its thresholds and its counts."""
         return {"idle": self.idle, "noise": self.noise, **asdict(self.log)}
 
     def wait(self) -> bool:

@@ -9,7 +9,7 @@ def build(source: Path, target: Path, options: list[str]) -> str | None:
     target.parent.mkdir(exist_ok=True)
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
         return None
-    # Options last: a library is named after what needs it.
+    # Libraries come last: the linker looks in them for symbols that earlier files need.
     command = ["gcc", "-O2", "-Wall", "-o", str(target), str(source), *options]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=60, text=True)

@@ -1,4 +1,4 @@
-"""What is measured of NIXL's backends, and what this project's must hold beside UCX."""
+"""Cases of NIXL's backends, and this project's bars beside UCX."""
 
 from bars import OURS, Bar
 from cases import KIB, MIB, Case, human
@@ -6,7 +6,8 @@ from cases import KIB, MIB, Case, human
 UCX = "ucx"
 SECTIONS = ("dram", "tcp", "post", "vram")
 OPS = ("write", "read")
-#: Host memory: (pieces, length of each). Pieces are never adjacent, so that nobody can merge them.
+#: Host memory: (pieces, length of each). Pieces are never adjacent, so that no backend can merge
+#: them.
 PLAIN = ((1, 64 * KIB), (1, MIB), (1, 16 * MIB), (1, 64 * MIB), (298, 64 * KIB), (298, 256 * KIB))
 #: GPU memory: (pieces, length of each, how many times better than UCX).
 DEVICE = ((298, 1_179_648, 4.0), (64, 4 * KIB, 20.0), (1, 256 * MIB, 2.0))

@@ -1,4 +1,4 @@
-"""NIXL's backends: a pair of agents for each link, which stays for the whole run."""
+"""NIXL's backends: a pair of agents for each link, kept for the whole run."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from nixl_cases import POSTS, UCX
 from peers import Peer
 from proc import Failed, run
 
-#: What makes a backend take a link; nothing where it takes it by itself.
+#: Environment that makes a backend take a link; empty where it takes the link by itself.
 LINKS = {
     UCX: {
         # Without tcp beside them, posix and cma alone have no way to notice a dead peer, and NIXL refuses them.
@@ -22,13 +22,13 @@ LINKS = {
     },
     OURS: {"local": {}, "tcp": {"UCCL_P2P_TRANSPORT": "tcp", "UCCL_P2P_BIND": "127.0.0.1"}, "gpu": {}},
 }
-#: Where the folder for this project's wheel is found among those that were unpacked.
+#: The key of this project's wheel among the unpacked folders.
 WHEEL = "uccl-py"
 
 
 @dataclass
 class NixlContext(GpuContext):
-    """What a measurement of NIXL's backends may need to know besides."""
+    """The context of a measurement of NIXL's backends."""
 
     #: Whether agents have a thread that makes progress.
     progress_thread: bool = False
@@ -90,8 +90,8 @@ class Backend(Peer):
             agents.settings["progress_thread"] = context.progress_thread
 
     def _ask(self, context: NixlContext, code: str, **env: str) -> str:
-        """What NIXL's Python prints."""
-        # This folder has a file of NIXL's name.
+        """The output of NIXL's Python."""
+        # Python must not import bench/nixl.py from the current folder.
         env = {**self.links["local"]._environment(context), "PYTHONSAFEPATH": "1", **env}
         return run([context.python, "-c", code], limit_s=60, env=env).out.strip()
 

@@ -1,4 +1,4 @@
-"""Where the benchmark keeps what it installs and builds; all of it is ignored by git."""
+"""Folders of the benchmark's installed and built files; git ignores all of them."""
 
 from pathlib import Path
 

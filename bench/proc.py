@@ -45,7 +45,7 @@ def _end_group(leader: subprocess.Popen) -> None:
 def why_not(
     command: list[str], limit_s: int, env: dict[str, str] | None = None, folder: Path | None = None
 ) -> str | None:
-    """Runs a command, in a folder, that says on its last line why it fails, if it does; `None` if it does not."""
+    """Runs a command in a folder; returns the last line of its output if it fails, else `None`."""
     env = {**os.environ, **(env or {})}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, cwd=folder)
@@ -94,7 +94,7 @@ class Process:
         return self._child.poll() is None
 
     def end(self) -> None:
-        """Kills what is left of the group and reaps the child."""
+        """Kills the whole group and reaps the child."""
         _end_group(self._child)
 
     def _text(self, file) -> str:
@@ -153,7 +153,7 @@ class Conversation:
         return json.loads(line)
 
     def end(self) -> None:
-        """Kills what is left of the group and reaps the child."""
+        """Kills the whole group and reaps the child."""
         _end_group(self._child)
 
     def _listen(self) -> None:
@@ -186,7 +186,8 @@ def run(
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank (of a Rust panic: what it says), shortened to what a table row can hold."""
+    """The last line that is not blank, or the message of a Rust panic, shortened for a table
+    row."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for at, line in enumerate(lines):
         if "panicked at" in line:
@@ -195,14 +196,15 @@ def last_line(text: str) -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody holds right now."""
+    """A loopback port that is free right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def wait_listening(port: int, process: Process, limit_s: float = 10.0) -> None:
-    """Waits until somebody listens on `port`, read from the kernel's table: connecting would use up an accept."""
+    """Waits until a process listens on `port`, read from the kernel's table: connecting would use
+    up an accept."""
     end = time.monotonic() + limit_s
     wanted = f"{port:04X}"
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What sends and notifications reach of the rate of a write of the same bytes, in one interleaved run.
+"""Rates of sends and notifications beside writes of the same bytes, in one interleaved run.
 
     python bench/ratios.py [--links tcp,local] [--memory heap,alloc]
 """
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 SENDS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 NOTIFS = (MIB, 64 * MIB)
-#: At least this much of a write's rate; of a send's.
+#: The bars: a send's share of a write's rate, and a notification's share of a send's.
 SEND, NOTIF = 0.9, 0.7
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs this project's RDMA, perftest and libfabric's own tool in turn, and holds the project's bars.
 
-Without --devices, and outside a guest, what needs RDMA devices runs in a guest of this machine (tests/guest).
+Without --devices, and outside a guest, sections that need RDMA devices run in a guest of this
+machine (tests/guest).
 """
 
 import argparse
@@ -51,14 +52,14 @@ def arguments() -> argparse.Namespace:
 
 
 def devices(options: argparse.Namespace) -> Rails | None:
-    """Those that were named, or else those of the guest that this is."""
+    """The devices of --devices, or those of the guest that this program runs in."""
     if options.devices:
         return Rails.named(options.devices, options.gid_index)
     return Rails.of_guest_here()
 
 
 def sections_here(options: argparse.Namespace, rails: Rails | None) -> set[str]:
-    """The sections that these devices can measure; why the others are left out is said."""
+    """The sections that these devices can measure; prints the reasons for the others."""
     here, lacking = set(options.only), {}
     if rails is None or (why := rails.absent()):
         lacking = dict.fromkeys(rdma_cases.VERBS_SECTIONS, "no devices here" if rails is None else why)
@@ -74,7 +75,7 @@ def sections_here(options: argparse.Namespace, rails: Rails | None) -> set[str]:
 
 
 def in_guest(options: argparse.Namespace) -> dict | None:
-    """What a guest measured, of the sections that need one."""
+    """A guest's results of the sections that need RDMA devices."""
     wanted = [name for name in rdma_cases.VERBS_SECTIONS if name in options.only]
     peers = [name for name in options.peers if name != rdma_cases.PINGPONG]
     if not wanted or not peers:

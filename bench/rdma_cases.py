@@ -1,24 +1,24 @@
-"""What is measured of RDMA, and what this project must hold beside perftest and libfabric's own tool."""
+"""Cases of RDMA, and this project's bars beside perftest and libfabric's own tool."""
 
 from bars import OURS, Bar
 from cases import KIB, MIB, Case
 from results import Results
 
 PERFTEST, PINGPONG = "perftest", "fi_pingpong"
-#: Those that need RDMA devices, and the one that needs none.
+#: Sections that need RDMA devices, and the one that needs none.
 VERBS_SECTIONS = ("verbs", "latency", "rails", "kv", "loss")
 SECTIONS = (*VERBS_SECTIONS, "libfabric")
 
 #: Links: one rail, two rails, one that loses packets under each kind of queue pair, and libfabric over TCP.
 ONE, TWO, LOSSY_RC, LOSSY_UC, LIBFABRIC = "verbs", "verbs x2", "lossy RC", "lossy UC", "libfabric"
 
-#: As users measure a KV cache's transfer: `uccl bench --preset kv-sweep`.
+#: A transfer of a KV cache, as in `uccl bench --preset kv-sweep`.
 KV_SIZE, KV_IOVS = 1_179_648, (1, 128)
-#: What a second rail brings where the machine's processors can drive it.
+#: The speedup by a second rail where the machine's processors can drive it.
 SECOND_RAIL = 1.5
 
 _ONE_WRITE, _TWO_WRITE = Case(ONE, "write", MIB), Case(TWO, "write", MIB)
-#: The smaller rail's part of what was sent.
+#: The smaller rail's share of the traffic.
 _SHARE = Case(TWO, "share", MIB, unit="share")
 #: Half of a round of writes, both sides watching their memory; and a write until its acknowledgement.
 _LATENCY, _ACKNOWLEDGED = (Case(ONE, op, 8, unit="us") for op in ("pingpong", "write"))
@@ -26,7 +26,7 @@ _LIBFABRIC = Case(LIBFABRIC, "write", MIB)
 
 
 def groups(only: set[str]) -> list[list[Case]]:
-    """The cases of a run, those together that one pair of processes measures."""
+    """The cases of a run, in groups that one pair of processes measures."""
     kinds = {
         "verbs": [[Case(ONE, op, size)] for op in ("write", "read") for size in (64 * KIB, MIB)],
         "latency": [[_LATENCY], [_ACKNOWLEDGED]],
@@ -41,7 +41,8 @@ def groups(only: set[str]) -> list[list[Case]]:
 
 
 def bars(results: Results) -> list[Bar]:
-    """Every bar, in the order it is printed; what a second rail must bring follows from what it can."""
+    """Every bar, in the order it is printed; the bar of a second rail depends on perftest's
+    speedup."""
     few, many = (((OURS, _kv(iovs)),) for iovs in KV_IOVS)
     rc, uc = (((OURS, Case(link, "write", MIB)),) for link in (LOSSY_RC, LOSSY_UC))
     return [
@@ -63,7 +64,8 @@ def _beside(section: str, words: str, case: Case, peer: str, **limit: float) -> 
 
 
 def _second_rail(results: Results) -> Bar:
-    """Two rails against one; that they share evenly, where perftest gets no more from both at once."""
+    """The speedup by a second rail; where perftest gets less than `SECOND_RAIL`, the smaller rail's
+    share."""
     one, two = (results.median(PERFTEST, case) for case in (_ONE_WRITE, _TWO_WRITE))
     if one and two and two < SECOND_RAIL * one:
         words = f"the smaller of two rails' shares (perftest gets {two / one:.2f}x from two at once)"

@@ -1,4 +1,4 @@
-"""The same bench in a guest of this machine that has RDMA devices, and what it measured there."""
+"""The same bench in a guest of this machine that has RDMA devices, and its results."""
 
 import json
 import os
@@ -12,15 +12,16 @@ from paths import BENCH, ROOT
 from proc import Failed
 from results import Results
 
-#: A guest with more processors than its machine makes no progress; with four, nobody waits for one.
+#: A guest with more processors than its machine makes no progress; with four, no process waits for
+#: one.
 _CPUS = max(2, min(4, (os.cpu_count() or 2) // 2))
 _GUEST = ["--rails=2", f"--cpus={_CPUS}"]
-#: What a kernel takes to build, where none is there yet.
+#: Seconds to build a kernel, where there is none yet.
 _BUILD_S = 20 * 60
 
 
 def measure(arguments: list[str], max_minutes: float) -> dict:
-    """Runs `rdma.py` with these arguments in a guest; what it keeps as JSON."""
+    """Runs `rdma.py` with these arguments in a guest; returns its JSON."""
     limit_s = round(60 * max_minutes) + 120
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(scratch) / "rdma.json"
@@ -28,7 +29,7 @@ def measure(arguments: list[str], max_minutes: float) -> dict:
         guest = [sys.executable, "-B", str(ROOT / "tests" / "guest")]
         options = [*_GUEST, f"--timeout={limit_s}", "--scratch", scratch]
         try:
-            # Its progress is told as it comes; its tables are part of those that follow.
+            # The guest's progress is shown as it comes; its tables are part of this run's.
             done = subprocess.run(
                 [*guest, *options, "--", *inside], stdout=subprocess.DEVNULL, timeout=limit_s + _BUILD_S
             )
@@ -40,7 +41,7 @@ def measure(arguments: list[str], max_minutes: float) -> dict:
 
 
 def add(results: Results, document: dict) -> None:
-    """Adds what a guest measured to what was measured here."""
+    """Adds a guest's results to those of this run."""
     for found in document["values"]:
         case = Case(**found["case"])
         for value in found["rounds"]:

@@ -1,4 +1,4 @@
-"""The two ends of each rail, what was sent through them, and packets lost on the way."""
+"""The two ends of each rail, their counters of sent traffic, and packet loss between them."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from proc import Failed, run
 
 _SYSFS = Path("/sys/class/infiniband")
-#: Counters of what a device has sent: of its driver, or of its port. Only compared with each other.
+#: Counters of a device's sent traffic, of its driver or of its port. Only compared with each other.
 _SENT = ("ports/1/hw_counters/sent_pkts", "ports/1/counters/port_xmit_data")
 
 
@@ -21,12 +21,12 @@ class Rails:
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     gid_index: int | None = None
-    #: Whether they are a guest's, whose cables this program may make worse.
+    #: Whether the devices are a guest's: this program may make the guest's cables lose packets.
     of_guest: bool = False
 
     @classmethod
     def of_guest_here(cls) -> "Rails | None":
-        """Those of the guest that this program runs in, if it runs in one."""
+        """The devices of the guest that this program runs in, if it runs in one."""
         ours, theirs = (os.environ.get(name) for name in ("RDMA_VM_DEVS", "RDMA_VM_PEER_DEVS"))
         if not ours or not theirs:
             return None
@@ -45,12 +45,12 @@ class Rails:
         return len(self.ours)
 
     def absent(self) -> str | None:
-        """Why they cannot be used, if they cannot."""
+        """The reason for which the devices cannot be used, if there is one."""
         missing = [name for name in (*self.ours, *self.theirs) if not (_SYSFS / name).exists()]
         return f"no such RDMA device: {', '.join(missing)}" if missing else None
 
     def sent(self) -> list[int]:
-        """What each of our devices has sent so far."""
+        """Counters of the traffic that each of our devices has sent."""
         return [_sent(name) for name in self.ours]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Who measures RDMA: this project, perftest, and libfabric's `fi_pingpong`."""
+"""The peers that measure RDMA: this project, perftest, and libfabric's `fi_pingpong`."""
 
 import math
 import os
@@ -14,16 +14,16 @@ from proc import Failed, Process, free_port, run, wait_listening
 from rdma_cases import KV_SIZE, LIBFABRIC, LOSSY_RC, LOSSY_UC, ONE, PERFTEST, PINGPONG, TWO
 from rdma_links import Rails
 
-#: Transfers in flight while a rate is measured, by everybody who can.
+#: Transfers in flight while a rate is measured, by all peers that can.
 IN_FLIGHT = 4
 PROVIDER = "tcp;ofi_rxm"
-#: What perftest calls MB, in 1e9 bytes.
+#: perftest's MB, in 1e9 bytes.
 _GB_PER_MB = MIB / 1e9
 
 
 @dataclass
 class RdmaContext(Context):
-    """What a measurement of RDMA may need to know besides."""
+    """The context of a measurement of RDMA."""
 
     #: None where there are no devices.
     rails: Rails | None = None
@@ -34,8 +34,8 @@ class RdmaContext(Context):
 class Uccl(Peer):
     """This project: `uccl bench --listen` with one end's devices and `--connect` with the other's.
 
-    Every byte is looked at in a last, untimed round. Latency is measured in two ways: as `ib_write_lat` does
-    (pingpong), and until a write is acknowledged, which is what its caller waits for.
+    Every byte is looked at in a last, untimed round. Latency is measured in two ways: as
+    `ib_write_lat` does (pingpong), and as the caller's wait until a write is acknowledged.
     """
 
     name = OURS
@@ -124,7 +124,7 @@ class Perftest(Peer):
         return None if found else "perftest is not installed (Debian's package perftest)"
 
     def version(self, context: RdmaContext) -> str:
-        # It ends with 1 after that.
+        # It exits with 1 after printing its version.
         with Process(["ib_write_bw", "--version"]) as asked:
             return "perftest " + asked.wait(limit_s=10).out.split()[-1]
 
@@ -157,7 +157,7 @@ class Perftest(Peer):
         return Sample(case, total, {"in_flight": in_flight, "command": " ".join(command)})
 
     def _run(self, command: list[str], rails: range, context: RdmaContext) -> list[float]:
-        """What each rail's program finds, all of them at once."""
+        """The results of the programs of all rails, which run at once."""
         limit_s = 60 + 20 * context.seconds
         gid = [] if context.rails.gid_index is None else ["-x", str(context.rails.gid_index)]
         with ExitStack() as stack:
@@ -195,8 +195,8 @@ def _number(command: list[str], ended) -> float:
 class Pingpong(Peer):
     """`fi_pingpong`: messages go back and forth, one at a time, and its rate counts both directions.
 
-    It sends and receives where this project writes; this project's transfer is told to be complete by
-    the other side, fi_pingpong's by the message that comes back.
+    It sends and receives where this project writes; the other side acknowledges this project's
+    transfer, and the returning message completes fi_pingpong's.
     """
 
     name = PINGPONG

@@ -1,7 +1,8 @@
-"""What it costs to register memory and to give it back.
+"""The cost of registering memory and of deregistering it.
 
-4 KiB of host memory, again and again, each time a part of memory that is registered nowhere else: the time of `reg` and of
-`dereg`, in Python. With --cuda the driver is loaded first. The wheel must be installed:
+Registers 4 KiB of host memory repeatedly, each time memory that is registered nowhere else, and
+measures `reg` and `dereg` in Python. With --cuda the driver is loaded first. The wheel must be
+installed:
 
     python bench/registration.py [--cuda]
 """
@@ -20,7 +21,7 @@ ROUNDS = 9
 
 
 def load_cuda() -> None:
-    """Makes this process one with a GPU's context, as a program that uses GPUs is."""
+    """Makes a GPU's context in this process, as programs that use GPUs do."""
     driver = ctypes.CDLL("libcuda.so.1")
     device, context = ctypes.c_int(), ctypes.c_void_p()
     calls = (

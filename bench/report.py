@@ -1,4 +1,4 @@
-"""Prints what a run measured: a table a group of cases, and the bars."""
+"""Prints a run's results: a table for each group of cases, and the bars."""
 
 from collections import Counter
 
@@ -81,7 +81,7 @@ def _congestion(results: Results, peers: list[str], members: list) -> str:
 
 
 def bar_lines(verdicts: list[Verdict]) -> list[str]:
-    """One row a bar: what | bar | measured | from where to where | ok, NOT, unclear or absent."""
+    """One row for each bar: name | bar | measured | range | ok, NOT, unclear or absent."""
     rows = [["what", "bar", "measured", "range", ""]]
     for verdict in verdicts:
         bar = verdict.bar
@@ -106,7 +106,7 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
 
 
 def failure_lines(results: Results) -> list[str]:
-    """What was tried and failed, with the reason."""
+    """Failed cases, with the reasons."""
     lines = [
         f"{peer}: {case.title()} {human(case.size)}: {reasons[-1]}"
         for (peer, case), reasons in results.failures.items()

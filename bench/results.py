@@ -19,7 +19,7 @@ class Value:
 
 
 class Results:
-    """What was measured, and what failed with which reason."""
+    """Measured values, and failures with their reasons."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, Case], list[Value]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A run: who is there, and rounds of everybody in turn. `run.py` and `gpu.py` share it."""
+"""A run: the present peers, and rounds in which they take turns. `run.py` and `gpu.py` share it."""
 
 import argparse
 import signal
@@ -15,7 +15,8 @@ from results import Results
 
 
 def names(parser: argparse.ArgumentParser, option: str, given: str | None, known) -> list[str]:
-    """What a list option names, all that is known without it; anything unknown ends the program."""
+    """The names in a list option, or all known ones without it; an unknown name ends the
+    program."""
     chosen = given.split(",") if given else list(known)
     unknown = [name for name in chosen if name not in known]
     if unknown:
@@ -31,7 +32,7 @@ def say(text: str) -> None:
 def present(
     every: list[Peer], wanted: list[str], context: Context
 ) -> tuple[list[Peer], dict[str, dict[str, str]]]:
-    """The peers that can run here, and what is to be said of each: its version or why it is absent."""
+    """The peers that can run here, and of every peer its version or the reason for its absence."""
     running, said = [], {}
     for peer in every:
         if peer.name not in wanted:
@@ -78,7 +79,7 @@ class Bench:
         return time.monotonic() - self._start
 
     def run(self) -> None:
-        """All rounds; stopped from outside, it leaves what was measured so far."""
+        """All rounds; when the run is interrupted, the values so far remain."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             self._rounds()
@@ -88,7 +89,7 @@ class Bench:
     def _rounds(self) -> None:
         for number in range(1, self.options.rounds + 1):
             self.context.round = number
-            # Whoever comes first finds another machine than whoever comes second.
+            # The first peer of a round finds the machine in another state than the second.
             in_turn = self.running if number % 2 else self.running[::-1]
             for cases in self._groups:
                 for peer in in_turn:

@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 
 def groups(options: argparse.Namespace) -> list[list[Case]]:
-    """What is measured: cases that differ only in size together."""
+    """The cases of the run, in groups that differ only in size."""
     cases = plan(options.quick, set(options.only))
     return [
         [case for case in cases if case.group == group] for group in dict.fromkeys(c.group for c in cases)
@@ -66,7 +66,7 @@ def groups(options: argparse.Namespace) -> list[list[Case]]:
 
 
 def gate(options: argparse.Namespace) -> machine.Gate:
-    """What keeps other work of the machine out of the values."""
+    """The gate that keeps other work of the machine out of the values."""
     return machine.Gate(
         idle=options.idle,
         wait_s=5.0 if options.quick else 20.0,

@@ -31,12 +31,13 @@ extern "C" __global__ void watch(volatile unsigned long long* data, volatile uns
   seen[1] = *data == value;
 }
 """
-# Seen for longer than this, nothing comes any more.
+# Seconds after which a write counts as lost.
 PATIENCE_S = 30
 
 
 def write(pipe: Connection, gpu: int, change: str) -> None:
-    """The other process: writes when it is told to, and says how long that took."""
+    """The other process: writes each number that the pipe brings, and answers with the time of the
+    write."""
     import torch
 
     source = torch.zeros(1, dtype=torch.int64, device=f"cuda:{gpu}")
@@ -102,7 +103,7 @@ def main() -> None:
     parser.add_argument("--threads", action="store_true", help="both ends in one process")
     options = parser.parse_args()
     for change in ("set", "add"):
-        # The first ones open memory and compile kernels.
+        # The first rounds open memory and compile kernels.
         found = measure(options.rounds + 20, tuple(options.gpus), change, options.threads)[20:]
         columns = zip(("word_after_data_us", "whole_write_us"), zip(*found))
         times = {name: statistics.quantiles(column, n=100) for name, column in columns}

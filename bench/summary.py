@@ -1,4 +1,4 @@
-"""What is kept and printed of a run; all programs that run rounds share it."""
+"""The kept and printed results of a run; all programs that run rounds share it."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ _FILES = ("wheels", "uccl_bin", "before_bin", "wheel", "before_wheel", "python",
 
 
 def gpu_facts() -> list[str]:
-    """The GPUs, their driver and how they are linked, as the vendor's tool tells."""
+    """The GPUs, their driver and their links, as nvidia-smi reports them."""
     lines = []
     for command in (
         ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader"],
@@ -51,7 +51,7 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "revision": vars(options).get("revision") or revision(),
         "machine": {**machine.facts(), "gpus": gpu_facts()},
         "options": {
-            # Where files are says nothing to others.
+            # Folders of files mean nothing on another machine.
             key: Path(str(value)).name if key in _FILES and value else value
             for key, value in vars(options).items()
         },
@@ -68,7 +68,7 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
 
 
 def head_lines(everything: dict) -> list[str]:
-    """The facts that every table needs beside it."""
+    """The facts that stand above every table."""
     facts, options = everything["machine"], everything["options"]
     available = ", ".join(facts["tcp_congestion_available"])
     lines = [

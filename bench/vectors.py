@@ -1,4 +1,4 @@
-"""What calls cost from Python: one short piece, and vectors of many, written as lists and as arrays.
+"""The cost of calls from Python: one short piece, and vectors of many, as lists and as arrays.
 
 Two endpoints of this process, memory of `alloc`, so that the copies themselves cost next to nothing. A
 call over a connection that does not exist is refused by the engine once Python's arguments have been
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def microseconds(call: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Of one call: the median and the best of a few rounds."""
+    """Microseconds of one call: the median and the best of a few rounds."""
     loops = 1
     while True:
         took = timed(call, loops)

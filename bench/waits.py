@@ -1,4 +1,4 @@
-"""How long a short message goes there and back, however both sides wait for it.
+"""The round trip of a short message, for each way in which both sides can wait for it.
 
 Two processes send 64 bytes back and forth over TCP: as notifications, as sends, and as writes that the other side looks for in its
 memory. Each side waits in one of these ways:
@@ -7,8 +7,9 @@ memory. Each side waits in one of these ways:
 - poll: it asks again and again, and never sleeps;
 - sleep: in a blocking call that does not spin (UCCL_P2P_SPIN_US=0), its workers neither.
 
-With --pauses the side that begins rests before some rounds, for a time drawn anew: so the lane changes hands between callers and
-workers all the time. Raw TCP, spinning and blocking, is measured in the same run. The wheel must be installed:
+With --pauses the leading side rests before some rounds, for a time drawn anew: so the lane changes
+hands between callers and workers all the time. Raw TCP, spinning and blocking, is measured in the
+same run. The wheel must be installed:
 
     python bench/waits.py [--ops notif,send,write] [--pauses]
 """
@@ -32,9 +33,10 @@ LINK = "tcp"
 SIZE = 64
 PATIENCE_S = 30
 WAITS = ("call", "poll", "sleep")
-#: Seconds that it rests: nothing, less than a caller spins, about as long, and longer than anybody does.
+#: Pauses in seconds: none, shorter than a caller's spin, about as long, and longer than any spin.
 PAUSES_S = (0, 0, 20e-6, 60e-6, 200e-6, 1e-3)
-#: A mode of milliseconds: this many of the round trips in a histogram's part beyond this time.
+#: A mode of milliseconds: a larger share than `MANY` of the round trips takes longer than
+#: `LONG_US`.
 LONG_US, MANY = 700, 0.01
 
 
@@ -78,7 +80,7 @@ class Ours:
 
     def __init__(self, ep: Any, conn: int, op: str, wait: str, pipe: Connection) -> None:
         self.ep, self.conn, self.op, self.wait, self.number = ep, conn, op, wait, 0
-        #: Whether it waits for a number before it sends that.
+        #: Whether this side answers: it receives a number, and then sends the same one.
         self.answers = False
         self.out, self.come = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
         (_, self.out_mr), (_, self.in_mr) = (ep.reg(b.ctypes.data, SIZE) for b in (self.out, self.come))
@@ -122,7 +124,7 @@ class Ours:
             else:
                 self.check(self.ep.recv(self.conn, self.in_mr, address, SIZE))
         else:
-            # Nobody calls anything: workers place the bytes.
+            # No call receives a write: workers place the bytes.
             last = self.number % 255 + 1 if self.answers else self.number
             rest = 0 if self.wait == "poll" else 5e-6
             self.until(lambda: self.come[SIZE - 1] == last or bool(time.sleep(rest)))

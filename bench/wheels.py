@@ -1,7 +1,7 @@
 """Peers from a folder of wheels, each in a folder of its own: a machine with GPUs often has no network.
 
 python3 bench/install.py --wheels DIR     # where there is one: fetches the peers of the GPU bench
-python3 bench/gpu.py --wheels DIR         # uses what is in DIR, this project's own wheel too; so does bench/ep_beside.py
+python3 bench/gpu.py --wheels DIR         # uses all wheels in DIR; so does bench/ep_beside.py
 """
 
 import fnmatch
@@ -13,10 +13,10 @@ from pathlib import Path
 from paths import WORK
 from proc import why_not
 
-#: By peer: its wheels, as pip names them; and for what is fetched, the packages.
+#: By peer: its wheels, as pip names them, and the packages to fetch.
 WHEELS = {
     "uccl-py": (["uccl_rs-*.whl"], []),
-    # It is linked with CUDA 12's runtime, whatever else the machine has.
+    # It is linked with CUDA 12's runtime, also where the machine has another version.
     "uccl-0.1.1": (
         ["uccl-*.whl", "nvidia_cuda_runtime_cu12-*.whl"],
         ["uccl==0.1.1", "nvidia-cuda-runtime-cu12==12.9.79"],
@@ -26,7 +26,7 @@ WHEELS = {
 }
 #: By peer: Debian's packages with libraries that its wheel is linked to, and machines with GPUs need not have.
 DEBIAN = {"uccl-0.1.1": ["libibverbs1", "libnl-3-200", "libnl-route-3-200"]}
-#: Where in a peer's folder they are unpacked.
+#: The subfolder of a peer's folder for Debian's packages.
 _UNPACKED = "debian"
 #: Peers that use another's folder.
 SHARED = {"nixl-tcp": "nixl"}
@@ -34,7 +34,8 @@ _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 27, 28, 31, 34, 35
 
 
 def fetch(folder: Path, python_version: str, peers: list[str]) -> dict[str, str]:
-    """Fetches these peers' wheels for that version of Python, and Debian's packages; the reasons of what could not be, by peer."""
+    """Fetches the peers' wheels for a version of Python, and Debian's packages; returns the
+    failures by peer."""
     failures = {}
     folder.mkdir(parents=True, exist_ok=True)
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
@@ -96,7 +97,7 @@ def _unpack_debian(folder: Path, packages: list[str], target: Path) -> str | Non
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a process needs that is to find what was unpacked into a folder."""
+    """The environment of a process that uses the packages unpacked into a folder."""
     libraries = {path.parent for pattern in ("nvidia/**/lib", f"{_UNPACKED}/**") for path in folder.glob(f"{pattern}/*.so*")}
     paths = {"PYTHONPATH": [folder], "LD_LIBRARY_PATH": sorted(libraries)}
     return {

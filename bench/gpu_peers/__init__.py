@@ -1,4 +1,4 @@
-"""Those who move GPU memory between two processes of this host."""
+"""The peers that move GPU memory between two processes of this host."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from peers import Context, Peer
 
 @dataclass
 class GpuContext(Context):
-    """What a measurement of GPU memory may need to know besides."""
+    """The context of a measurement of GPU memory."""
 
     #: The GPUs of the side that measures and of the other.
     gpus: tuple[int, int] = (0, 1)

@@ -11,7 +11,7 @@ from proc import Failed, run
 
 from . import GpuContext
 
-#: What one run of the command answers for.
+#: By link and memory of the other side: the sizes of one run of the command.
 _SIZES = {
     ("gpu", "gpu"): SIZES,
     ("gpu", "pinned"): PINNED_SIZES,
@@ -31,7 +31,7 @@ class _Runs(Peer):
         if reason:
             return reason
         try:
-            # The shortest run says what is missing.
+            # The shortest run reports missing requirements.
             self._run(["--device", "gpu", "--op", "write", "--size", "64", "--duration", "1ms"], context, 60)
         except Failed as failed:
             return str(failed)
@@ -109,7 +109,7 @@ class Command(_Runs):
 
 
 class Limits(_Runs):
-    """What the driver's own copies reach, by this project's command: one after the other."""
+    """The driver's own copies, by this project's command: one after the other."""
 
     name = LIMITS
     op = {"write": "put", "read": "get"}

@@ -1,4 +1,4 @@
-"""Those that are called from Python: a pair of processes each, which stays for the whole run."""
+"""Peers that are called from Python: a pair of processes each, kept for the whole run."""
 
 import wheels
 from cases import Case, Sample
@@ -9,10 +9,11 @@ from proc import Conversation, Failed, run
 
 from . import GpuContext
 
-#: The longest transfer with what lies between its pieces, and the longest to or from the host, in bytes.
+#: The longest transfer with the gaps between its pieces, and the longest to or from the host, in
+#: bytes.
 _ROOM = max(*SIZES, *(count * (size + 64) for count, size in VECTORS))
 _HOST_ROOM = max(*SIZES, TCP_SIZE)
-#: By unit, under which name a worker answers.
+#: By unit: the value's name in a worker's answer.
 VALUES = {"GB/s": "gb_s", "us": "us", "ns": "ns"}
 #: How long a pair may take to start: it imports torch and makes two contexts.
 _START_S = 90
@@ -22,12 +23,12 @@ class Pair(Peer):
     """A worker that starts its own other side, and the questions to it."""
 
     script = ""
-    #: What the worker's Python must be able to do.
+    #: A statement that must succeed in the worker's Python.
     needs = ""
     env: dict[str, str] = {}
-    #: What is said to the worker besides, before the first question.
+    #: Additional fields of the worker's greeting.
     settings: dict[str, object] = {}
-    #: After so many ends or silences of its processes it is not started again.
+    #: After this many failures of its processes it is not started again.
     LIVES = 3
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the driver's own copies reach, measured by `raw_gpu.c`, which shares no code with the project."""
+"""The driver's own copies, measured by `raw_gpu.c`, which shares no code with the project."""
 
 import native
 from cases import Case, Sample

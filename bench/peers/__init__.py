@@ -9,7 +9,7 @@ from proc import Failed
 
 @dataclass
 class Context:
-    """What a measurement may need to know."""
+    """The settings of a measurement."""
 
     #: About how long one value is measured, in seconds.
     seconds: float
@@ -33,9 +33,9 @@ class Context:
 class Peer:
     """Something that moves bytes and can be asked how fast."""
 
-    #: How the tables call it.
+    #: The name in the tables.
     name: str = ""
-    #: What has to be installed for it, for the list of versions.
+    #: The Python package to install, for the list of versions.
     distribution: str = ""
 
     def available(self, context: Context) -> str | None:
@@ -47,7 +47,7 @@ class Peer:
         raise NotImplementedError
 
     def covers(self, case: Case) -> bool:
-        """Whether it can do what the case asks."""
+        """Whether it supports the case."""
         raise NotImplementedError
 
     def measure(self, cases: list[Case], context: Context) -> list[Sample]:

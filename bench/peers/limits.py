@@ -8,7 +8,7 @@ from proc import Failed
 from . import Context, Peer
 from .uccl import rows, value, version, why_no_binary
 
-#: What the command calls a raw case, and by how much its number is divided (it times round trips).
+#: By raw case: the command's name of it, and the divisor of its number (it times round trips).
 _NAMES = {
     "tcp_stream": ("tcp-stream", 1),
     "tcp_ping": ("tcp-rtt", 1),

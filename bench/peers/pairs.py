@@ -1,4 +1,4 @@
-"""What the peers with a Python worker share: starting it and reading its answer."""
+"""The common part of the peers with a Python worker: starts it and reads its answer."""
 
 import json
 from dataclasses import asdict

@@ -26,7 +26,7 @@ def why_no_binary(binary: Path) -> str | None:
 
 
 def version(binary: Path) -> str:
-    """What the command calls itself."""
+    """The command's name and version."""
     return run([binary, "--version"], limit_s=10).out.strip()
 
 

@@ -29,7 +29,7 @@ class Target(gpu_pair.Target):
         register(self, memory)
 
     def introduce(self) -> object:
-        # A segment's buffers are read once: they must be there before anybody asks.
+        # The initiator reads a segment's buffers once: they must be registered before.
         self.memory("gpu")
         return f"{HOST}:{self.engine.get_rpc_port()}"
 

@@ -1,8 +1,9 @@
 """Two NIXL agents, one transfer in flight; both sides spin.
 
-Besides what all such workers are told: `backend` (UCX), and `progress_thread` (off). Of a case, `cost` names what is timed
-instead of whole transfers, on the initiator and for each piece: "post" is making a transfer from two lists of
-descriptors and starting it, "post_prepped" the same from lists that were prepared before, "repost" starting it alone.
+In addition to the fields of all such workers, the greeting has `backend` (UCX) and
+`progress_thread` (off). A case's `cost` names the call that is timed instead of whole transfers, on
+the initiator and for each piece: "post" makes a transfer from two lists of descriptors and starts
+it, "post_prepped" does so from prepared lists, "repost" only starts it.
 """
 
 import base64
@@ -20,7 +21,7 @@ KINDS = {"gpu": "VRAM", "pinned": "DRAM", "host": "DRAM"}
 def agent(name: str, hello: dict) -> nixl_agent:
     config = nixl_agent_config(enable_prog_thread=hello.get("progress_thread", False), backends=[])
     made = nixl_agent(name, config)
-    # Named here and not in the configuration, which goes on without a backend that is not there.
+    # Created here, where a missing backend is an error: the configuration ignores it.
     made.create_backend(hello.get("backend", "UCX"))
     return made
 
@@ -39,7 +40,7 @@ class Target(gpu_pair.Target):
         register(self, kind, memory)
 
     def offer(self, case: dict) -> object:
-        # An agent's metadata names what is registered: it is new with every kind of memory.
+        # An agent's metadata names its registered memory: it changes with every kind of memory.
         address = self.memory(case["memory"]).address
         metadata = base64.b64encode(self.agent.get_agent_metadata()).decode()
         return {"agent": metadata, "address": address, "gpu": self.gpu}
@@ -70,7 +71,7 @@ class Initiator(gpu_pair.Initiator):
         return lambda: self.run(self.handle)
 
     def making(self, case: dict, mine, theirs) -> Callable[[], object]:
-        """What makes a transfer of the case."""
+        """A call that makes a transfer of the case."""
         op = case["op"].upper()
         if case.get("cost") != "post_prepped":
             return lambda: self.agent.initialize_xfer(op, mine, theirs, self.name)
@@ -119,5 +120,5 @@ class Initiator(gpu_pair.Initiator):
 
 
 gpu_pair.main(Initiator, Target)
-# The wheel carries its own libnl-route, whose unloading crashes on exit; all answers are out.
+# The wheel's own libnl-route crashes when it is unloaded at exit; all answers are out.
 os._exit(0)

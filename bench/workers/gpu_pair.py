@@ -1,4 +1,5 @@
-"""What the workers with GPU memory share: two processes, their memory, and one measurement after the other.
+"""The common part of the workers with GPU memory: two processes, their memory, and one measurement
+after the other.
 
 The initiator reads lines of JSON from stdin: first `gpus`, `room` and `host_room` (bytes of device and of host
 memory to take), then one measurement a line (`op`, `size`, `iovs`, `memory`, `seconds`), and answers each. It
@@ -17,7 +18,7 @@ import pair
 #: Space between the pieces of a vector, so that they are never adjacent, in bytes.
 GAP = 64
 POISON = 0xA5
-#: How much is filled or looked at at once, in bytes.
+#: Bytes that are filled or compared at once.
 CHUNK = 64 << 20
 
 
@@ -44,13 +45,14 @@ class Memory:
         self.address = self.array.data_ptr()
 
     def write(self, case: dict, seed: int | None) -> None:
-        """Fills the pieces of a case with the pattern of a seed, and what lies between with poison; all without one."""
+        """Fills the pieces of a case with a seed's pattern, and the gaps with poison; without a
+        seed all of it with poison."""
         for start, end in _chunks(case):
             self.array[start:end] = self._wanted(case, start, end, seed)
         self._wait()
 
     def wrong(self, case: dict, seed: int) -> str | None:
-        """What is not as `write` left it on the other side, if anything is."""
+        """The first difference from the bytes of `write` on the other side, if there is one."""
         self._wait()
         for start, end in _chunks(case):
             differs = self.array[start:end] != self._wanted(case, start, end, seed)
@@ -59,7 +61,7 @@ class Memory:
         return None
 
     def _wanted(self, case: dict, start: int, end: int, seed: int | None):
-        """The bytes from `start` to `end`, in memory of the same kind of place."""
+        """The expected bytes from `start` to `end`, in memory of the same kind."""
         if self.kind == "host":
             import numpy as xp
 
@@ -68,7 +70,7 @@ class Memory:
             return xp.where(at % stride(case) < case["size"], data, POISON).astype(byte)
         import torch as xp
 
-        # A GPU makes it, whoever's it is to be.
+        # The GPU computes the pattern, also for pinned memory.
         at = xp.arange(start, end, dtype=xp.int64, device=self.device)
         wanted = xp.where(at % stride(case) < case["size"], _pattern(at, seed), POISON).to(xp.uint8)
         return wanted if self.kind == "gpu" else wanted.cpu()
@@ -81,7 +83,7 @@ class Memory:
 
 
 def _pattern(at, seed: int | None):
-    """A byte for every place, other ones for every seed."""
+    """A byte for every offset, different ones for every seed."""
     return POISON if seed is None else ((at * 2_654_435_761 + seed * 40_503) >> 11) & 0xFF
 
 
@@ -117,11 +119,12 @@ class Side:
         return self._memory[kind]
 
     def made(self, kind: str, memory: Memory) -> None:
-        """Registers memory, if that must be."""
+        """Registers memory, if the library needs that."""
 
 
 class Target(Side):
-    """The side whose memory is written to and read from. It answers what the initiator asks; see `do_...`."""
+    """The passive side: the initiator writes and reads its memory. Methods `do_...` answer
+    requests."""
 
     def __init__(self, hello: dict):
         super().__init__(hello, 1)
@@ -129,10 +132,10 @@ class Target(Side):
         self.busy = False
 
     def introduce(self) -> object:
-        """What the initiator needs in order to connect."""
+        """The address and other data for `Initiator.connect`."""
 
     def offer(self, case: dict) -> object:
-        """What the initiator needs in order to reach the memory of a case."""
+        """The description of a case's memory for `Initiator.prepare`."""
 
     progress: Callable[[], None] | None = None
 
@@ -172,7 +175,7 @@ class Target(Side):
 
 
 def attempt(work: Callable[[], object]) -> dict:
-    """What it returned, or how it failed."""
+    """The result of a call, or its error."""
     try:
         return {"value": work()}
     except Exception as error:
@@ -196,13 +199,13 @@ class Initiator(Side):
         raise NotImplementedError
 
     def finish(self, case: dict) -> None:
-        """Lets go of what `prepare` made."""
+        """Releases the resources that `prepare` made."""
 
     def timed(self, transfer: Callable[[], object], case: dict) -> dict:
         return pair.measure(transfer, case, case["seconds"])
 
     def ask(self, do: str, **told: object) -> object:
-        """What the target says to a question."""
+        """The target's answer to a request."""
         self.other.say({"do": do, **told})
         return self.heard()
 

@@ -1,4 +1,5 @@
-"""This project from Python: two endpoints, blocking calls. Of a "send" the target is in a receive all the time."""
+"""This project from Python: two endpoints, blocking calls. For a "send" the target receives all the
+time."""
 
 import base64
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Target(gpu_pair.Target):
         return [base64.b64encode(advert).decode() for advert in adverts]
 
     def receiving(self, case: dict) -> Callable[[], object]:
-        """One receive of what a case sends, or none."""
+        """A call that receives one send of the case, if it arrives within `TURN_S`."""
         kind = case["memory"]
         place = (self.conn, self.regions[kind], self.memory(kind).address, case["size"])
         return lambda: self.endpoint.recv(*place, timeout=TURN_S)

@@ -21,7 +21,7 @@ class Target(gpu_pair.Target):
         self.endpoint = endpoint(self.gpu)
 
     def introduce(self) -> object:
-        # Registering starts the engine, and with it what others connect to.
+        # The first registration starts the engine, and with it the listener for connections.
         memory = self.memory("gpu")
         self.endpoint.reg(memory.address, memory.array.nbytes)
         return base64.b64encode(self.endpoint.get_metadata()).decode()

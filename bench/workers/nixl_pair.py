@@ -65,5 +65,6 @@ def initiator() -> None:
 
 
 target() if sys.argv[1:] == ["target"] else initiator()
-# The wheel carries its own libnl-route, whose unloading crashes on exit; the answer is out and the agents are gone.
+# The wheel's own libnl-route crashes when it is unloaded at exit; the answer is out and the agents
+# are gone.
 os._exit(0)

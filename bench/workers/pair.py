@@ -1,4 +1,4 @@
-"""What the workers share: a target process, a line of JSON each way, and the clock.
+"""The common part of the workers: a target process, a line of JSON each way, and the clock.
 
 A worker is run by the Python of the benchmark's virtual environment. The initiator reads its orders as one
 JSON object from stdin (`cases`, `seconds`), starts the target, and prints one JSON list of results.
