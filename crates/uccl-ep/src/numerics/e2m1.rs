@@ -4,10 +4,11 @@ const MAX: f32 = 6.0;
 const MAX_BITS: u32 = 7;
 /// One unit in the last place of this is 2^-1, the step between subnormal values.
 const SUBNORMAL_MAGIC: f32 = 4_194_304.0;
-/// What exponents differ by: f32's bias of 127, and 1.
+/// The difference of the exponents' biases: 127 of f32, and 1.
 const REBIAS: u32 = (127 - 1) << 23;
 
-/// The nearest E2M1 in the lower four bits, ties to even. What is larger than 6 becomes 6, and so does a NaN.
+/// The nearest E2M1 in the lower four bits, ties to even. Magnitudes above 6 become 6, and so does
+/// a NaN.
 #[inline(always)]
 #[must_use]
 pub fn from_f32(value: f32) -> u8 {
@@ -31,7 +32,7 @@ mod tests {
     /// The magnitudes, by code.
     const ALL: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-    /// By comparing with all there are; of two as near, the even one.
+    /// Compares with all magnitudes; of two as near, takes the even one.
     fn nearest(value: f32) -> u8 {
         let distance =
             |code: &u8| (f64::from(ALL[*code as usize]) - f64::from(value.abs().min(MAX))).abs();

@@ -11,10 +11,11 @@ const SMALLEST_NORMAL: f32 = 0.015_625;
 /// One unit in the last place of this is 2^-9, the step between subnormal values.
 const SUBNORMAL_MAGIC: f32 = 16_384.0;
 const EXPONENT: u32 = 0x7f80_0000;
-/// What exponents differ by: f32's bias of 127, and 7.
+/// The difference of the exponents' biases: 127 of f32, and 7.
 const REBIAS: u32 = (127 - 7) << 23;
 
-/// The nearest E4M3, ties to even; what is larger than the largest value, infinities too, becomes the largest value.
+/// The nearest E4M3, ties to even. Magnitudes above the largest value, infinities too, become the
+/// largest value.
 #[inline(always)]
 #[must_use]
 pub fn from_f32(value: f32) -> u8 {
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn small_values_become_the_same_in_fewer_steps() {
-        // Half a step behind the largest value, what is even is no value any more.
+        // Beyond half a step above the largest value, the nearest code is a NaN's.
         let end = 464.0f32.to_bits();
         for bits in
             (0..end).step_by(if cfg!(debug_assertions) { 61 } else { 1 }).chain(end - 64..end)

@@ -1,13 +1,16 @@
-//! LogFMT-10: bf16 values as a sign and nine bits of logarithm, for groups of 128 whose magnitudes are all below 1.
+//! LogFMT-10: bf16 values as a sign and nine bits of logarithm, for groups of 128 in which every
+//! magnitude is below 1.
 //!
-//! A packed row is its groups' bounds (the largest and the smallest magnitude of each, two bf16) and then its groups'
-//! values: 160 bytes where they are packed, 256 where they are bf16 as they were. Whether a group is packed follows from its bounds: the largest magnitude
-//! is below 1 and above the smallest. Code 0 is zero; code `c` from 1 to 511 is `2^(low + (c - 1) * step)`, where `high` and `low` are the
-//! base-2 logarithms of the bounds, `low` is at least `high - 32`, and `step` is `(high - low) / 510`. A value becomes the nearest code by
-//! its logarithm; of two as near (to a millionth of a step), the larger.
+//! A packed row is its groups' bounds (the largest and the smallest magnitude of each, two bf16)
+//! and then its groups' values: 160 bytes for a group that is packed, 256 for one of plain bf16.
+//! Whether a group is packed follows from its bounds: the largest magnitude is below 1 and above
+//! the smallest. Code 0 is zero; code `c` from 1 to 511 is `2^(low + (c - 1) * step)`, where `high`
+//! and `low` are the base-2 logarithms of the bounds, `low` is at least `high - 32`, and `step` is
+//! `(high - low) / 510`. A value becomes the nearest code by its logarithm; of two as near (to a
+//! millionth of a step), the larger.
 //!
-//! Every step is one that IEEE 754 defines, and none is a function of a library's, so that kernels make the same bits
-//! (`kernels/ep_logfmt.cuh`).
+//! Every operation is one that IEEE 754 defines, and none is a library's function, so that kernels
+//! make the same bits (`kernels/ep_logfmt.cuh`).
 
 use multiversion::multiversion;
 
@@ -22,13 +25,14 @@ const PLAIN: usize = GROUP * 2;
 const LARGEST_CODE: u16 = 511;
 /// From the smallest code that is not zero to the largest.
 const STEPS: f64 = 510.0;
-/// Half a step, less a millionth: logarithms are rounded, so what lies in the middle of two codes may be found a little below it.
+/// Half a step and a millionth, added before truncation: logarithms are rounded, so that of the
+/// middle of two codes may lie a little below it.
 const HALF: f64 = 0.5 + 1.0 / 1_048_576.0;
-/// How far below the largest magnitude the smallest code is at most, as a power of two.
+/// The largest distance of the smallest code below the largest magnitude, as a power of two.
 const REACH: f64 = 32.0;
 /// 1.0 as bf16; a group with such a magnitude, or a NaN, is not packed.
 const ONE: u16 = 0x3f80;
-/// The least magnitude that has all bits of a bf16.
+/// The smallest normal bf16.
 const SMALLEST_NORMAL: u16 = 0x80;
 
 /// The most bytes that a row of `hidden` values takes.
@@ -72,7 +76,7 @@ const fn fraction_of_log2(at: usize) -> u64 {
 fn log2(magnitude: u16) -> f64 {
     let is_normal = magnitude >= SMALLEST_NORMAL;
     let normal = u32::from(magnitude) << 16;
-    // In units of the smallest.
+    // A subnormal magnitude counts units of the smallest one.
     let subnormal = f32::from(magnitude).to_bits();
     let (bits, bias) = if is_normal { (normal, 127) } else { (subnormal, 127 + 133) };
     let exponent = (bits >> 23).cast_signed() - bias;
@@ -109,13 +113,13 @@ fn exp2(power: f64) -> f64 {
 /// The codes of a group.
 struct Codes {
     low: f64,
-    /// From one to the next.
+    /// The difference of the logarithms of two neighbours.
     step: f64,
     steps_of_one: f64,
 }
 
 impl Codes {
-    /// Those of a group with these bounds, if it is packed.
+    /// The codes of a group with these bounds, if it is packed.
     #[inline(always)]
     fn of(largest: u16, smallest: u16) -> Option<Self> {
         (largest < ONE && smallest < largest).then(|| {
@@ -131,7 +135,7 @@ impl Codes {
     fn encode(&self, bits: u16) -> u16 {
         let magnitude = bits & 0x7fff;
         let steps = (log2(magnitude) - self.low) * self.steps_of_one;
-        // What is below `low` has the smallest code.
+        // A magnitude below `low` has the smallest code.
         let code = if magnitude == 0 { 0 } else { 1 + (steps.max(0.0) + HALF) as u16 };
         (bits >> 15 << 9) | code
     }
@@ -147,7 +151,8 @@ impl Codes {
     }
 }
 
-/// Packs a row, whose length is a multiple of [`GROUP`], into `out`, which has [`max_len`] bytes; returns how many it takes.
+/// Packs a row into `out`, which has [`max_len`] bytes, and returns the number of bytes used. The
+/// row's length is a multiple of [`GROUP`].
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
     let groups = row.as_chunks::<GROUP>().0;
@@ -173,7 +178,7 @@ pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
     len
 }
 
-/// Four values in five bytes at a time.
+/// Packs four values into five bytes at a time.
 #[inline(always)]
 fn pack(group: &[u16; GROUP], codes: &Codes, out: &mut [u8]) -> usize {
     for (four, out) in group.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<5>().0) {
@@ -184,7 +189,8 @@ fn pack(group: &[u16; GROUP], codes: &Codes, out: &mut [u8]) -> usize {
     PACKED
 }
 
-/// Unpacks what [`encode`] packed into `row`. Any bytes are read as some values; where there are too few, the rest is zero.
+/// Unpacks the bytes of [`encode`] into `row`. Any bytes are some values; where bytes are missing,
+/// the rest is zero.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn decode(packed: &[u8], row: &mut [u16]) {
     row.fill(0);
@@ -248,7 +254,8 @@ mod tests {
 
     #[test]
     fn the_middle_of_two_codes_goes_to_the_larger() {
-        // The third power of what the largest is the fourth power of is 382.5 steps above the smallest.
+        // If the largest is the smallest times x^4, the smallest times x^3 is 382.5 of 510 steps
+        // above it.
         for [smallest, largest, value] in
             [[1.0f32, 256.0, 64.0], [1.0, 81.0, 27.0], [81.0, 4096.0, 1536.0]]
         {

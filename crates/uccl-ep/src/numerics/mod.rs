@@ -1,4 +1,4 @@
-//! The number formats that tokens travel in, bit by bit: what the kernels of every device must agree on.
+//! The number formats in which tokens travel. The kernels of every device agree on them bit by bit.
 
 pub mod bf16;
 pub mod e2m1;

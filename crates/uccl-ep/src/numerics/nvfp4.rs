@@ -6,12 +6,12 @@ use super::{bf16, e2m1, e4m3};
 
 /// Channels that share a scale.
 pub const GROUP: usize = 16;
-/// Channels whose scales share a word of four bytes. Rows have a multiple of these.
+/// Channels with their scales in one word of four bytes. A row's length is a multiple of these.
 pub const UNIT: usize = 4 * GROUP;
 /// The largest E2M1.
 const MOST: f32 = 6.0;
 
-/// What a group's values are multiplied by, and the byte of its scale, which is `amax / 6 * global_scale`.
+/// The factor of a group's values, and the byte of its scale, which is `amax / 6 * global_scale`.
 #[inline(always)]
 fn scale_of(amax: f32, global_scale: f32) -> (f32, u8) {
     let byte = e4m3::from_f32(amax / MOST * global_scale);
@@ -21,14 +21,16 @@ fn scale_of(amax: f32, global_scale: f32) -> (f32, u8) {
     (factor, byte)
 }
 
-/// Quantises a row of bf16 (`row`, whose length is a multiple of [`UNIT`]) to `out`: two channels in each byte, the first
-/// in its lower half. `scales` has a word for each unit, the scale of its first group in the lowest byte.
+/// Quantises a row of bf16 to `out`: two channels in each byte, the first in its lower half. The
+/// length of `row` is a multiple of [`UNIT`]. `scales` has a word for each unit, the scale of its
+/// first group in the lowest byte.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma+f16c"))]
 pub fn row(row: &[u16], global_scale: f32, out: &mut [u8], scales: &mut [u32]) {
     scales.fill(0);
     let groups = row.as_chunks::<GROUP>().0.iter().zip(out.as_chunks_mut::<{ GROUP / 2 }>().0);
     for (at, (group, out)) in groups.enumerate() {
-        // Of bits, because the maximum of floats does not vectorise; a NaN is the largest, and spoils its group alone.
+        // The maximum of the bits, because that of floats does not vectorise. A NaN is the largest,
+        // and spoils its group alone.
         let amax = group.iter().fold(0, |most: u16, bits| most.max(bits & 0x7fff));
         let (factor, byte) = scale_of(bf16::to_f32(amax), global_scale);
         scales[at / 4] |= u32::from(byte) << (8 * (at % 4));

@@ -35,7 +35,7 @@ impl Scales {
     }
 }
 
-/// The scale and its inverse, for a group whose largest magnitude is `amax`.
+/// The scale and its inverse, for a group with the largest magnitude `amax`.
 #[inline(always)]
 fn scale_of(amax: f32, is_power_of_two: bool) -> (f32, f32) {
     let amax = amax.max(SMALLEST_AMAX);
@@ -48,8 +48,8 @@ fn scale_of(amax: f32, is_power_of_two: bool) -> (f32, f32) {
     (f32::from_bits(254u32.saturating_sub(exponent) << 23), f32::from_bits(exponent << 23))
 }
 
-/// Quantises a row of bf16 (`row`, whose length is a multiple of [`GROUP`]) to `out`, one byte for each channel.
-/// `scales` has [`Scales::words`] words.
+/// Quantises a row of bf16 to `out`, one byte for each channel. The length of `row` is a multiple
+/// of [`GROUP`]. `scales` has [`Scales::words`] words.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma+f16c"))]
 pub fn row(row: &[u16], how: Scales, out: &mut [u8], scales: &mut [u32]) {
     let is_power_of_two = how != Scales::Exact;
@@ -58,11 +58,12 @@ pub fn row(row: &[u16], how: Scales, out: &mut [u8], scales: &mut [u32]) {
     }
     let groups = row.as_chunks::<GROUP>().0.iter().zip(out.as_chunks_mut::<GROUP>().0);
     for (at, (group, out)) in groups.enumerate() {
-        // Of bits, because the maximum of floats does not vectorise; a NaN is the largest, and spoils its group alone.
+        // The maximum of the bits, because that of floats does not vectorise. A NaN is the largest,
+        // and spoils its group alone.
         let amax = group.iter().fold(0, |most: u16, bits| most.max(bits & 0x7fff));
         let (scale, inverse) = scale_of(bf16::to_f32(amax), is_power_of_two);
         let scaled = group.iter().map(|bits| bf16::to_f32(*bits) * scale);
-        // The scale leads no finite value beyond what rounds to 448.
+        // Scaled, every finite value has a magnitude that rounds to at most 448.
         if amax < INFINITY {
             out.iter_mut().zip(scaled).for_each(|(out, value)| *out = e4m3::from_small_f32(value));
         } else {
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn rounded_scales_are_powers_of_two_that_reach() {
-        // 448 is reached exactly by 2^0; what is a little more needs 2^1.
+        // 2^0 reaches exactly 448; a little more needs 2^1.
         for (largest, inverse) in
             [(448.0, 1.0f32), (450.0, 2.0), (7.0, 1.0 / 64.0), (0.0, 0.5f32.powi(22))]
         {

@@ -8,7 +8,7 @@ use crate::streaming;
 
 /// Elements that are summed at a time: their sums stay in registers.
 const BLOCK: usize = 64;
-/// Elements of a row that are asked for before they are needed: rows that were written past the caches come from memory.
+/// The distance of prefetches in elements: rows that were written past the caches come from memory.
 const AHEAD: usize = 16 * BLOCK;
 
 /// `out = rows[0] + rows[1] + ...`; zeros if there are none.
@@ -20,8 +20,9 @@ pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
     in_blocks(rows, out, &Plain);
 }
 
-/// `out = nearest_of_24_bits(weights[0] * rows[0] + ...) + nearest_of_24_bits(...) + ...`, where each row is multiplied and added with one
-/// rounding (fused). A part of the sum begins with each row that has a weight whose flag is set.
+/// `out = nearest_of_24_bits(weights[0] * rows[0] + ...) + nearest_of_24_bits(...) + ...`, where
+/// each row is multiplied and added with one rounding (fused). A part of the sum begins with each
+/// row that has a flag set beside its weight.
 ///
 /// # Panics
 /// A row is shorter than `out`, or there are more rows than weights.
@@ -41,7 +42,7 @@ fn nearest_of_24_bits(value: f32) -> f32 {
 
 /// How terms are summed: in one part, unless an implementation says otherwise.
 trait Terms {
-    /// A part and a row's value.
+    /// Adds a row's value to a part.
     fn add(&self, part: f32, row: usize, value: f32) -> f32;
 
     /// Whether a part of the sum begins with a row, as it does with the first.
@@ -50,7 +51,7 @@ trait Terms {
         false
     }
 
-    /// What a part adds to the sum.
+    /// The amount that a complete part adds to the sum.
     #[inline(always)]
     fn end(&self, part: f32) -> f32 {
         part
@@ -85,7 +86,7 @@ impl Terms for Weighted<'_> {
     }
 }
 
-/// Sums whole blocks, whose loops have a fixed length, and then the rest, value by value.
+/// Sums whole blocks, in loops of a fixed length, and then the rest, value by value.
 #[inline(always)]
 fn in_blocks(rows: &[&[u16]], out: &mut [u16], terms: &impl Terms) {
     let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
@@ -110,7 +111,7 @@ fn sums_at<const N: usize>(rows: &[&[u16]], at: usize, terms: &impl Terms) -> [f
         let mut part = [0.0f32; N];
         loop {
             let values = &rows[nth][at..][..N];
-            // A block is two lines.
+            // A block is two cache lines.
             let ahead = values.as_ptr().wrapping_add(AHEAD);
             streaming::prefetch(ahead);
             streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
