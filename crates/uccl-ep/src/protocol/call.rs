@@ -10,13 +10,13 @@ use crate::placing::{Place, SLOTS};
 
 /// The words of a rank's window that its peers set, for the calls that may be under way. A word has a number: see [`Stream`].
 pub trait Words {
-    /// What a peer says of its data here.
+    /// The mark of the data that a peer has written here.
     fn arrived(&self, word: usize, slot: usize) -> Mark;
-    /// What a peer says of our data there.
+    /// The mark of our data that a peer has taken out there.
     fn taken(&self, word: usize, slot: usize) -> Mark;
 }
 
-/// How a rank takes what it receives.
+/// How a rank takes the rounds that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Takes {
     /// The round of each stream by itself, as a dispatch does.
@@ -25,26 +25,27 @@ pub enum Takes {
     AllTogether,
 }
 
-/// What can be done now.
+/// An action that is possible now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Write a round of this rank's own to the peer's place, and set its `arrived` to the mark.
     Send {
-        /// Where it goes.
+        /// The stream that it leaves by.
         stream: Stream,
         /// Its round and whether it is the last.
         mark: Mark,
     },
-    /// The same with what came over the [inputs](Call::inputs_about) of the rank that the stream is about.
+    /// The same with the round that came over the [inputs](Call::inputs_about) for the rank that
+    /// the stream is about.
     Relay {
-        /// Where it goes.
+        /// The stream that it leaves by.
         stream: Stream,
         /// Its round and whether it is the last.
         mark: Mark,
     },
-    /// Take a round out of this rank's own place: that of a stream, or, if there is none, of all.
+    /// Take a round out of this rank's own place: that of one stream, or, without a stream, of all.
     Take {
-        /// Where it came from.
+        /// The stream that it came by.
         stream: Option<Stream>,
         /// The round.
         round: u16,
@@ -55,7 +56,7 @@ pub enum Step {
         to: usize,
         /// The word's number.
         word: usize,
-        /// What it is told.
+        /// The mark.
         mark: Mark,
     },
 }
@@ -89,8 +90,9 @@ struct Relay {
     outputs: Vec<Sending>,
 }
 
-/// One rank's part in one call. [`next`](Self::next) says what can be done now; whoever does it says so, with
-/// [`sent`](Self::sent) or [`took`](Self::took), before it asks again.
+/// One rank's part in one call. [`next`](Self::next) returns an action that is possible now. The
+/// caller does it, and reports it with [`sent`](Self::sent) or [`took`](Self::took), unless it is a
+/// [`Step::Tell`], before it asks again.
 #[derive(Debug)]
 pub struct Call {
     me: usize,
@@ -101,13 +103,13 @@ pub struct Call {
     relays: Vec<Relay>,
     /// By rank, whether it is there.
     is_there: Vec<bool>,
-    /// What is to be told yet: whom, by which word, and what.
+    /// The marks to be set at peers: rank, number of the word, mark.
     tell: SmallVec<[(usize, usize, Mark); 8]>,
     is_ended: bool,
     waits_for_readers: bool,
 }
 
-/// Who takes part in a call, and by which streams.
+/// The ranks that take part in a call, and this rank's streams.
 #[derive(Clone, Debug)]
 pub struct Parties {
     /// This rank.
@@ -119,8 +121,8 @@ pub struct Parties {
 }
 
 impl Call {
-    /// A call in which so many `rounds` (at least one) go out over each stream of this rank's own. Relays are for calls in
-    /// which all ranks are there.
+    /// A call that sends `rounds` (at least one) over each of this rank's own streams. Relays are
+    /// for calls in which all ranks take part.
     #[must_use]
     pub fn new(
         place: Place,
@@ -159,7 +161,7 @@ impl Call {
             is_ended: false,
             waits_for_readers: false,
         };
-        // One that nothing arrives for has no end to wait for.
+        // A call in which nothing arrives has ended already.
         call.end_if_done();
         call
     }
@@ -170,7 +172,7 @@ impl Call {
         self.place.call
     }
 
-    /// Where its data is.
+    /// The place of its data.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
@@ -187,7 +189,7 @@ impl Call {
         self.arriving.iter().map(|receiving| &receiving.stream)
     }
 
-    /// The streams that bring what this rank passes on for another.
+    /// The streams that bring rounds about a rank, which this rank passes on.
     pub fn inputs_about(&self, rank: usize) -> impl Iterator<Item = &Stream> {
         let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
         inputs.map(|input| &input.stream).filter(move |stream| stream.about == rank)
@@ -201,13 +203,14 @@ impl Call {
         Mark { call: self.place.call, round, is_last }
     }
 
-    /// Whether all of its own has been sent that this rank sends.
+    /// Whether this rank has sent all of its own rounds.
     #[must_use]
     pub fn has_sent_all(&self) -> bool {
         self.own.iter().all(Sending::has_sent_all)
     }
 
-    /// Has the call end only when all peers have: they read this rank's memory until then.
+    /// Makes the call end only when all peers have ended it: they read this rank's memory until
+    /// then.
     pub fn wait_for_readers(&mut self) {
         self.waits_for_readers = true;
     }
@@ -253,7 +256,7 @@ impl Call {
         !receiving.is_done && (mark.call, mark.round) == (self.place.call, receiving.round)
     }
 
-    /// What can be done now: only where `may_take`, rounds are taken out.
+    /// The next action that is possible. Rounds are taken out only where `may_take`.
     pub fn next(&mut self, words: &impl Words, may_take: bool) -> Option<Step> {
         if let Some((to, word, mark)) = self.tell.pop() {
             return Some(Step::Tell { to, word, mark });
@@ -301,7 +304,8 @@ impl Call {
         Some(words.arrived(first.stream.here, self.slot()))
     }
 
-    /// What has to be told, and is not, before the next round is written: by whom, and its mark.
+    /// The mark that must be set before the next round is written, and is not yet: its rank, and
+    /// the mark.
     fn lacks_room(&self, sending: &Sending, words: &impl Words) -> Option<(usize, Mark)> {
         let Stream { peer, here, .. } = sending.stream;
         if let Some(before) = sending.next.checked_sub(1) {
@@ -310,13 +314,15 @@ impl Call {
         }
         self.place.after.iter().find_map(|call| {
             let mark = Mark { call: *call, round: 0, is_last: true };
-            // A later call has the word already if it went ahead of this one, and it waited for the same end.
+            // If a later call went ahead of this one, the word has its mark: it waited for the same
+            // end.
             let lacks = |rank: &usize| {
                 let seen = words.taken(*rank, slot_of(*call));
                 self.is_there[*rank] && seen.call <= mark.call && seen != mark
             };
-            // With relays, a rank ends a call without having heard of this one that it read its last words: so it hears that from
-            // all before it sends. They would overtake each other otherwise.
+            // With relays, a rank can end a call before it knows that a peer has read its last
+            // marks. So before it sets the same words again, it waits for the end of that call at
+            // all ranks. Otherwise two changes of a word could overtake each other.
             let is_of_all = !self.relays.is_empty() && call + SLOTS as u64 == self.place.call;
             let rank = match is_of_all {
                 true => (0..self.is_there.len()).find(lacks),
@@ -326,7 +332,8 @@ impl Call {
         })
     }
 
-    /// A round has been written, and `arrived` set. `words` still say what they did.
+    /// Reports that a round has been written, and `arrived` set. `words` are as they were in
+    /// [`next`](Self::next).
     pub fn sent(&mut self, stream: &Stream, words: &impl Words) {
         // No two streams that leave a rank share words.
         let is_it = |sending: &&mut Sending| sending.stream == *stream;
@@ -348,7 +355,8 @@ impl Call {
         self.end_if_done();
     }
 
-    /// A round has been taken out; `stream` as in [`Step::Take`]. `words` still say what they did.
+    /// Reports that a round has been taken out; `stream` as in [`Step::Take`]. `words` are as they
+    /// were in [`next`](Self::next).
     pub fn took(&mut self, stream: Option<Stream>, words: &impl Words) {
         let slot = self.slot();
         for receiving in &mut self.arriving {
@@ -367,11 +375,12 @@ impl Call {
         }
         self.is_ended = true;
         let mark = self.mark(0, true);
-        // Ranks that are left out hear of it too: one that takes part in a later call writes to this place then.
+        // Ranks that are left out get the mark too: if one takes part in a later call, it writes to
+        // this place.
         self.tell.extend((0..self.is_there.len()).map(|rank| (rank, self.me, mark)));
     }
 
-    /// A rank is not there any more: nothing is sent to it and nothing awaited. For calls without relays.
+    /// Drops a rank: nothing is sent to it and nothing awaited from it. For calls without relays.
     pub fn drop_rank(&mut self, rank: usize) {
         self.own.retain(|sending| sending.stream.peer != rank);
         self.arriving.retain(|receiving| receiving.stream.peer != rank);
@@ -380,7 +389,7 @@ impl Call {
         self.end_if_done();
     }
 
-    /// What the call waits for: a rank, the mark that it should have set, and the one that it has set.
+    /// The marks that the call waits for, with the marks that are there instead.
     #[must_use]
     pub fn awaited(&self, words: &impl Words) -> Vec<Awaited> {
         let relayed = self.relays.iter().filter_map(|relay| {
@@ -411,7 +420,7 @@ fn slot_of(call: u64) -> usize {
     call as usize % SLOTS
 }
 
-/// A round of a stream has been taken out.
+/// Advances a stream by the round that has been taken out.
 fn took(
     receiving: &mut Receiving,
     words: &impl Words,
@@ -426,12 +435,12 @@ fn took(
     }
 }
 
-/// What a call waits for.
+/// A mark that a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
     /// The rank that should have set it.
     pub peer: usize,
-    /// The rank whose tokens it is about.
+    /// The rank that owns the tokens.
     pub about: usize,
     /// Data, room for data, or its end of the call.
     pub what: &'static str,

@@ -1,4 +1,4 @@
-//! What a word says.
+//! Marks: the contents of the protocol's words.
 
 /// A call's number and how far it is; eight bytes in a window. No call has the number 0, so a zeroed word is no mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,13 +12,13 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// As a word. Its upper bit is always 0.
+    /// The mark as a word. The upper bit is always 0.
     #[must_use]
     pub fn to_word(self) -> u64 {
         self.call << 17 | u64::from(self.round) << 1 | u64::from(self.is_last)
     }
 
-    /// What a word says.
+    /// The mark in a word.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         Self { call: word >> 17, round: (word >> 1) as u16, is_last: word & 1 == 1 }

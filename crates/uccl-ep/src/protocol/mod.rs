@@ -1,4 +1,5 @@
-//! What ranks say to each other in a call, and what follows from it: plain data, no memory, clock, lock or thread.
+//! The protocol of ranks in a call: the marks that they set, and the actions that follow. It is
+//! plain data, without memory, clock, lock or thread.
 //!
 //! A call is a dispatch or a combine. In each, ranks send each other one or more *rounds* of data over [`Stream`]s: every rank to
 //! every rank, or, with several nodes, to the ranks of its node and to a *relay* on each other node, which passes rounds on. Two
@@ -7,7 +8,7 @@
 //!
 //! - `arrived`, which the sender sets at the receiver when a round's data is there;
 //! - `taken`, which the receiver sets at the sender when it has taken a round out, so that the next one may be written.
-//!   A relay has taken a round out when it has passed it on to all that it goes to.
+//!   A relay has taken a round out when it has passed it on to all its receivers.
 //!
 //! Once a rank has taken all rounds of *all* streams, it tells all ranks that it has *ended* the call.
 //!

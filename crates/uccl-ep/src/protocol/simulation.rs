@@ -1,12 +1,14 @@
 //! All ranks of a group in one thread, over a network that keeps no order, as far as the protocol can tell.
 //!
-//! A write's bytes land one by one, in any order and as late as the schedule says; its mark is set after them, since that is what
-//! a signal promises; marks of different writes overtake each other. A lane that is lost has its writes
-//! made again: their bytes land a second time, but never after the mark. A rank may go away; the others drop it one after
-//! another. At some call all may meet anew, and with them a rank in the place of the one that went: then each has a new window, while what the
-//! old ones have written yet lands in the old windows, in which calls that were begun before end. The simulation checks that a rank takes, and passes on, exactly what was sent to it for that call and round, that
-//! nobody writes where somebody has yet to read, that a call that is read has an end only when nobody reads, and that all calls
-//! end.
+//! A write's bytes land one by one, in any order and as late as the schedule says. Its mark is set
+//! after them, as a signal promises; marks of different writes overtake each other. When a lane is
+//! lost, its writes are made again: their bytes land a second time, but never after the mark. A
+//! rank may go away; the others drop it one after another. Before some call all ranks may meet
+//! anew, with another rank in the place of the one that went: then each has a new window. Late
+//! writes of the old ranks land in the old windows, in which calls that began before the meeting
+//! end. The simulation checks that a rank takes, and passes on, exactly the rounds that were sent
+//! to it for that call, that no rank overwrites cells that another has yet to read, that a call
+//! with readers is over only when no peer reads, and that all calls end.
 
 use std::collections::HashMap;
 
@@ -20,7 +22,7 @@ use crate::{
 /// Cells of each rank's part of a window: enough for a few calls.
 const CELLS: usize = 8;
 
-/// What a cell of a place holds: call, round, who wrote it, whose tokens it is about.
+/// The contents of a cell of a place: call, round, writer, and the rank that owns the tokens.
 type Cell = (u64, u16, usize, usize);
 
 #[derive(Clone)]
@@ -76,13 +78,13 @@ impl Flying {
     }
 }
 
-/// What all ranks do, one call after the other.
+/// One call, as all ranks make it.
 struct Plan {
     takes: Takes,
     is_two_level: bool,
     /// Cells of each stream's area.
     width: usize,
-    /// `rounds[from][to]`; of a combine, `to` is the rank whose tokens they are.
+    /// `rounds[from][to]`; of a combine, `to` is the rank that owns the tokens.
     rounds: Vec<Vec<u16>>,
     /// Whether peers read the ranks' own memory until they have ended.
     is_read: bool,
@@ -129,13 +131,13 @@ struct World {
     network: Vec<Flying>,
     /// How often a rank took a round: (rank, stream's peer, about, call, round).
     took: HashMap<(usize, usize, usize, u64, u16), u32>,
-    /// From one rank to another, most of what is said takes many calls.
+    /// A sender and a receiver: most messages between them take many calls.
     slow: Option<(usize, usize)>,
-    /// A rank that goes away, and after how many steps.
+    /// A rank that goes away, and the number of steps before that.
     goes: Option<(usize, usize)>,
-    /// In which generation it went.
+    /// The generation in which it went.
     went: Option<usize>,
-    /// Whether it was stopped and not killed: what it has written lands all the same.
+    /// Whether that rank was stopped and not killed: its writes land all the same.
     leaves_writes: bool,
     meeting: Option<Meeting>,
 }
@@ -184,13 +186,13 @@ impl World {
         }
     }
 
-    /// The meeting before which a plan's calls are made, or after: the number of their windows.
+    /// The number of the windows of a plan's call: 0 before the meeting, 1 from it on.
     fn generation_of(&self, plan: usize) -> usize {
         usize::from(self.meeting.is_some_and(|meeting| plan >= meeting.before))
     }
 
-    /// Has all ranks meet once those that are there have come to it: one that has gone is replaced, at the call that the others
-    /// agree on.
+    /// Makes all ranks meet once the present ones have come to the meeting. A rank that has gone is
+    /// replaced, at the call that the others agree on.
     fn meet(&mut self) {
         let Some(Meeting { before, is_over: false }) = self.meeting else { return };
         let mut there = self.ranks.iter().filter(|rank| !rank.is_gone);
@@ -217,7 +219,7 @@ impl World {
         self.meeting = Some(Meeting { before, is_over: true });
     }
 
-    /// Runs until all ranks have made all calls; says what is wrong.
+    /// Runs until all ranks have made all calls; returns the first error.
     fn run(mut self) -> Result<(), String> {
         for step in 0.. {
             if step > 1_000_000 {
@@ -232,7 +234,7 @@ impl World {
                 return self.check_all_taken();
             }
             let moved = if self.random.bool() { self.deliver() } else { self.act()? };
-            // Only when nothing is left on either side is it a deadlock.
+            // It is a deadlock only when no message is left and no rank can act.
             let moved =
                 moved || self.deliver() || self.act_anywhere()? || self.deliver_of(|_, _| true);
             if !moved && self.all_know_who_is_gone() {
@@ -251,12 +253,12 @@ impl World {
         self.went.is_some_and(|went| others().all(|(_, rank)| rank.has_dropped[went][gone]))
     }
 
-    /// A rank goes away, with what it has written and is not there yet; or another rank notices.
+    /// Makes a rank go away, with its writes that have not landed, or makes another rank drop it.
     fn go_away_or_drop(&mut self, gone: usize) {
         let went = *self.went.get_or_insert_with(|| {
             self.ranks[gone].is_gone = true;
             let went = usize::from(self.meeting.is_some_and(|meeting| meeting.is_over));
-            // Nobody meets after that, so a rank that is stopped then never goes on.
+            // No meeting follows, so a rank that is stopped then never goes on.
             if !self.leaves_writes || went > 0 {
                 self.network.retain(|flying| flying.ends().0 != gone);
             }
@@ -278,7 +280,7 @@ impl World {
         }
     }
 
-    /// What each rank waits for.
+    /// The marks that each rank waits for.
     fn state(&self) -> String {
         let mut text = format!(" ({:?})", self.nodes);
         for (me, rank) in self.ranks.iter().enumerate() {
@@ -353,7 +355,8 @@ impl World {
         Ok(false)
     }
 
-    /// Nobody reads a rank's memory when its call is over: every rank has taken the last round of what it sent.
+    /// Checks that no peer reads a rank's memory when its call is over: every rank has taken the
+    /// last round from it.
     fn check_read(&self, me: usize, plan: usize) -> Result<(), String> {
         let has_dropped = &self.ranks[me].has_dropped[self.generation_of(plan)];
         let (call, plan) = (plan as u64 + 1, &self.plans[plan]);
@@ -414,7 +417,7 @@ impl World {
         Ok(())
     }
 
-    /// Something arrives that is not slow, or, once in a while, that is.
+    /// Delivers a message that is not slow, or, once in a while, any message.
     fn deliver(&mut self) -> bool {
         let may_be_slow = self.random.u16(..4096) == 0;
         self.deliver_of(|flying, slow| may_be_slow || slow != Some(flying.ends()))
@@ -429,8 +432,9 @@ impl World {
         true
     }
 
-    /// What a stopped rank has written lands when it goes on. It may be stopped until no call uses the windows that it writes to: before
-    /// that, ranks that go on without it are not safe from it.
+    /// Whether a message may land. The writes of a stopped rank land when it goes on, which is when
+    /// no call uses the windows that it writes to: before that, ranks that go on without it are not
+    /// safe from them.
     fn may_land(&self, at: usize) -> bool {
         let is_its = |gone: usize| self.network[at].ends().0 == gone;
         let is_stopped = self.leaves_writes && self.went == Some(0);
@@ -471,7 +475,8 @@ impl World {
         }
     }
 
-    /// Every rank took each round once of each stream that arrives at it, unless one end of it has gone.
+    /// Checks that every rank took each round of each arriving stream once, unless one end of the
+    /// stream has gone.
     fn check_all_taken(&self) -> Result<(), String> {
         for (nth, plan) in self.plans.iter().enumerate() {
             let call = nth as u64 + 1;
@@ -531,7 +536,7 @@ impl Plan {
         }
     }
 
-    /// Those that a rank takes rounds of.
+    /// The streams that a rank takes rounds of.
     fn arriving(&self, me: usize, nodes: Nodes) -> Vec<Stream> {
         let streams = self.streams(me, nodes);
         match self.takes {
@@ -540,7 +545,7 @@ impl Plan {
         }
     }
 
-    /// How many areas a place has: one for each word that streams have.
+    /// The number of areas of a place: one for each word that streams have.
     fn areas(&self, nodes: Nodes) -> usize {
         let ranks = nodes.all_ranks();
         if self.is_two_level { words_of(nodes) - ranks } else { ranks }
@@ -568,7 +573,7 @@ impl Plan {
         call
     }
 
-    /// How many rounds arrive at a rank of what is about another.
+    /// The number of rounds about a rank that arrive at `me`.
     fn rounds_at(&self, me: usize, about: usize, nodes: Nodes) -> u16 {
         let is_across = nodes.node_of(me) != nodes.node_of(about);
         match self.takes {
@@ -581,7 +586,8 @@ impl Plan {
     }
 }
 
-/// How many schedules a test run explores; `UCCL_EP_SCHEDULES` asks for more, `UCCL_EP_SEED` for one.
+/// The schedules that a test run explores; `UCCL_EP_SCHEDULES` sets their number, `UCCL_EP_SEED`
+/// selects one.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match number("UCCL_EP_SEED") {

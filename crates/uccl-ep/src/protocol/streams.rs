@@ -1,4 +1,4 @@
-//! Which ranks write to each other in a call, and which words tell how far they are.
+//! The streams between ranks in a call, and the words that tell how far each is.
 
 use crate::nodes::Nodes;
 
@@ -7,7 +7,7 @@ use crate::nodes::Nodes;
 pub struct Stream {
     /// The rank at the other end.
     pub peer: usize,
-    /// The rank whose tokens it is about.
+    /// The rank that owns the tokens.
     pub about: usize,
     /// The number of its words in this rank's window.
     pub here: usize,
@@ -15,10 +15,11 @@ pub struct Stream {
     pub there: usize,
 }
 
-/// Streams that a rank passes on: what a dispatch brings over `across` goes out over `local`. A combine goes the other way.
+/// Streams that a rank passes on: rounds of a dispatch arrive over `across` and leave over `local`.
+/// A combine uses them the other way.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Relayed {
-    /// Between this rank and the one whose tokens it is about, on another node.
+    /// Between this rank and the one that owns the tokens, on another node.
     pub across: Stream,
     /// Between this rank and those of its node.
     pub local: Vec<Stream>,
@@ -27,11 +28,11 @@ pub struct Relayed {
 /// A rank's streams. They are named for a dispatch; a combine uses the same in the other direction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Streams {
-    /// Those that its own tokens leave by.
+    /// The streams by which its own tokens leave.
     pub own: Vec<Stream>,
-    /// Those that tokens arrive by, in the order of the ranks that they are about.
+    /// The streams by which tokens arrive, in the order of the ranks that own them.
     pub arriving: Vec<Stream>,
-    /// Those that it passes on.
+    /// The streams that it passes on.
     pub relayed: Vec<Relayed>,
 }
 
@@ -72,7 +73,7 @@ impl Streams {
             Relayed { across: across(other, about), local }
         };
         let own = (0..nodes.ranks).map(|peer| near(peer, me));
-        // What is about a rank comes from the rank of this node that has the same number.
+        // Rounds about a rank come from the rank of this node with the same number.
         let arriving = (0..nodes.all_ranks()).map(|about| near(nodes.local_of(about), about));
         Self {
             own: own.chain(others().map(|other| across(other, me))).collect(),
@@ -82,23 +83,25 @@ impl Streams {
     }
 }
 
-/// The numbers of words in a window: first one for each rank, for calls without relays and for what ranks tell each other at the
-/// end of any call; then those of calls with relays. So a word is always written by the same rank.
+/// The numbers of words in a window: first one for each rank, for calls without relays and for the
+/// marks of any call's end; then those of calls with relays. So a word is always written by the
+/// same rank.
 struct TwoLevelWords(Nodes);
 
 impl TwoLevelWords {
-    /// What is between this rank and a rank of its node, about a rank of `node`: the number of one of both is the other's.
+    /// The word between this rank and a rank of its node, about a rank of `node` that has the
+    /// number of one of both.
     fn local(&self, node: usize, peer: usize) -> usize {
         self.0.all_ranks() + self.0.rank(node, peer)
     }
 
-    /// What is between this rank and its relay on another node.
+    /// The word between this rank and its relay on another node.
     fn across(&self, other: usize) -> usize {
         2 * self.0.all_ranks() + other
     }
 }
 
-/// How many words of each kind a window has, for each call that may be under way.
+/// The number of words of each kind in a window, for each call that may be under way.
 #[must_use]
 pub fn words_of(nodes: Nodes) -> usize {
     match nodes.count {
