@@ -1,4 +1,4 @@
-//! What producers ask a proxy to do: 128 bits each.
+//! Commands of producers to a proxy: 128 bits each.
 //!
 //! | half | bits | write | signal |
 //! | --- | --- | --- | --- |
@@ -22,25 +22,25 @@ pub(crate) const PEER_AT: u32 = 46;
 pub(crate) const TARGET_AT: u32 = 31;
 const MAX_LEN: u64 = (1 << TARGET_AT) - 1;
 
-/// What a proxy does. Offsets and lengths are in bytes.
+/// A command to a proxy. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     /// Copies from this rank's memory into a peer's window.
     Write {
         /// The peer's rank.
         peer: u16,
-        /// Where the bytes are, from the start of what was registered to send from.
+        /// The offset of the bytes in the memory that was registered to send from.
         source: usize,
-        /// Where they go, from the start of the window.
+        /// The offset of their target in the window.
         target: usize,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
     /// Sets a word of a peer's window when all writes to it that came before are there.
     Signal {
         /// The peer's rank.
         peer: u16,
-        /// Which word of eight bytes, from the start of the window.
+        /// The index of a word of eight bytes in the window.
         word: u32,
         /// Its new value, less than 2^63.
         mark: u64,
@@ -48,7 +48,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// As two halves, with the ring's bits clear. `None`: something is out of its range, or no multiple of a unit.
+    /// The command as two halves, with the ring's bits clear. `None`: a value is out of its range,
+    /// or no multiple of a unit.
     pub(crate) fn to_halves(self) -> Option<[u64; 2]> {
         match self {
             Self::Write { peer, source, target, len } => {
@@ -63,7 +64,7 @@ impl Command {
         }
     }
 
-    /// What two halves say; the ring's bits count for nothing.
+    /// The command in two halves; the ring's bits are ignored.
     pub(crate) fn of_halves([first, second]: [u64; 2]) -> Self {
         let peer = (first >> PEER_AT) as u16;
         let low = first as u32;

@@ -1,8 +1,9 @@
 //! A ring of commands of 128 bits: several producers push, one proxy pops.
 //!
-//! Nothing here needs 16 bytes to be written as one unit. Each half has a bit that says in which lap of the ring it was written, and
-//! a command is there when both halves say this lap: of a pair of which only one half has landed, nothing is seen.
-//! The slots begin zeroed, so the first lap writes ones.
+//! Nothing here needs 16 bytes to be written as one unit. Each half has a bit for the lap of the
+//! ring in which it was written. A command is there when both halves have the bit of this lap, so a
+//! pair of which one half has landed is not seen. The slots begin zeroed, so the first lap writes
+//! ones.
 //!
 //! A producer claims a slot only where the ring has room, and so never waits with a claim that the proxy would have to wait
 //! for.
@@ -21,18 +22,18 @@ use uccl_fabric::shm::{Mapping, Segment, segment, sync::Word};
 
 use super::command::LAP;
 
-/// Where a ring lies.
+/// The memory of a ring.
 pub(super) trait Storage {
     type Word: Word;
     /// All words: see [`HEAD`], [`TAIL`] and [`SLOTS_AT`].
     fn words(&self) -> &[Self::Word];
 }
 
-/// The slots that were claimed.
+/// The number of slots that were claimed.
 const HEAD: usize = 0;
 /// The tail as a producer saw it last: the proxy's own line is read only where the ring seems full.
 const SEEN: usize = 1;
-/// The commands that were popped; on a cache line of its own.
+/// The number of commands that were popped; on a cache line of its own.
 pub(crate) const TAIL: usize = 16;
 /// The first slot's first half.
 pub(crate) const SLOTS_AT: usize = 32;
@@ -42,12 +43,12 @@ const fn words_of(slots: u64) -> usize {
     SLOTS_AT + 2 * slots as usize
 }
 
-/// The bit that both halves of a command have.
+/// The lap's bit in both halves of the command at a position.
 const fn lap(at: u64, slots: u64) -> u64 {
     if at & slots == 0 { LAP } else { 0 }
 }
 
-/// Where producers push; of all of them together.
+/// The producers' end of a ring; all of them share it.
 #[derive(Clone)]
 pub(super) struct Fifo<S> {
     storage: S,
@@ -70,7 +71,7 @@ impl<S: Storage> Fifo<S> {
         [self.word(first), self.word(first + 1)]
     }
 
-    /// Pushes a command, whose upper bits are clear. False if the ring is full.
+    /// Pushes a command with clear upper bits. False if the ring is full.
     pub(super) fn try_push(&self, halves: [u64; 2]) -> bool {
         let mut at = self.word(HEAD).load(Ordering::Relaxed);
         loop {
@@ -89,7 +90,8 @@ impl<S: Storage> Fifo<S> {
         true
     }
 
-    /// Whether the proxy is done with the slot: its loads come before its tail, which comes before what was seen of it.
+    /// Whether the proxy is done with the slot: its loads of the slot come before its store of the
+    /// tail, and that comes before the tail that is seen here.
     fn has_room(&self, at: u64) -> bool {
         let is_free = |tail: u64| (at.wrapping_sub(tail) as i64) < self.slots as i64;
         if is_free(self.word(SEEN).load(Ordering::Acquire)) {
@@ -114,23 +116,23 @@ impl<S: Storage> Fifo<S> {
 
 const FULL_NAP: Duration = Duration::from_micros(20);
 
-/// Where the one proxy pops.
+/// The proxy's end of a ring.
 pub(super) struct Popper<S> {
     fifo: Fifo<S>,
     tail: u64,
     told: u64,
 }
 
-/// Producers are told of as many parts of a full ring, and of less where nothing follows.
+/// The proxy publishes its tail this often in a lap, and whenever the ring is empty.
 const TOLD_OF: u64 = 8;
 
 impl<S: Storage> Popper<S> {
-    /// There is one for a ring, and nothing has been popped from it yet.
+    /// A ring has one popper, and nothing has been popped from it yet.
     pub(super) fn new(fifo: Fifo<S>) -> Self {
         Self { fifo, tail: 0, told: 0 }
     }
 
-    /// The next command, with the ring's bits in it; `None` if it is not all there.
+    /// The next command, with the ring's bits in it; `None` unless both halves have landed.
     pub(super) fn pop(&mut self) -> Option<[u64; 2]> {
         let lap = lap(self.tail, self.fifo.slots);
         let halves = self.fifo.slot(self.tail).map(|half| half.load(Ordering::Acquire));
@@ -145,7 +147,7 @@ impl<S: Storage> Popper<S> {
         Some(halves)
     }
 
-    /// Tells producers what was popped.
+    /// Publishes the number of popped commands to producers.
     fn tell(&mut self) {
         if self.told != self.tail {
             self.told = self.tail;
@@ -154,7 +156,7 @@ impl<S: Storage> Popper<S> {
     }
 }
 
-/// A ring in memory of its own, whose pages a device may map too.
+/// A ring in memory of its own; a device may map its pages too.
 #[derive(Clone)]
 pub(super) struct Shared {
     words: segment::Words,
@@ -216,7 +218,7 @@ mod tests {
     fn half_a_command_is_not_seen_in_any_lap() {
         let (fifo, mut popper) = ring(2);
         for at in 0..9 {
-            // What a device does whose stores of eight bytes land one by one, in either order.
+            // A device's stores of eight bytes land one by one, in either order.
             let bit = lap(at, 2);
             let order = if at % 3 == 0 { [1, 0] } else { [0, 1] };
             fifo.word(HEAD).store(at + 1, Ordering::Relaxed);
@@ -281,7 +283,7 @@ mod loom_tests {
         Fifo::new(Watched(loom::sync::Arc::new(words)), slots)
     }
 
-    /// Pops so many, each of whose halves are alike.
+    /// Pops `count` commands, and checks that both halves of each are equal.
     fn popped(fifo: Fifo<Watched>, count: usize) -> Vec<u64> {
         let mut popper = Popper::new(fifo);
         let mut all = Vec::new();

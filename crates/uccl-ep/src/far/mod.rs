@@ -1,7 +1,7 @@
 //! Peers on other nodes: their windows are not mapped but written to, by an endpoint of this rank.
 //!
-//! What goes to a peer is put together in its [`outbox`], and told to a proxy by [`fifo`], one command for each piece; the
-//! [`proxy`] sends all pieces up to a signal as one write with that signal.
+//! Data for a peer is put together in its [`outbox`]. Each piece is a command to the proxy in the
+//! [`fifo`]; the [`proxy`] sends all pieces up to a signal as one write with that signal.
 
 pub(crate) mod command;
 pub(crate) mod fifo;
@@ -39,14 +39,14 @@ const SLOTS: u64 = 2048;
 const OUTBOX: usize = 4 << 20;
 /// Bytes of mirrors that are gathered without a signal before they are sent.
 const MIRRORED: usize = 1 << 20;
-/// How long a proxy sleeps that is woken when there is something to do.
+/// The sleep of a proxy that producers wake.
 const SLEEP: Duration = Duration::from_millis(20);
-/// How long a group that is dropped waits for its peers to have what was sent to them.
+/// The time that a group's drop waits for its peers to have all data sent to them.
 const LINGER: Duration = Duration::from_secs(5);
-/// Why no peer gets anything any more.
+/// The reason for which no peer gets anything any more.
 const NO_PROXY: &str = "cannot be written to: this rank's proxy has ended";
 
-/// Where what goes to far peers is put together.
+/// The memory in which data for far peers is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SendFrom {
     /// In a ring for each peer, which calls of the CPU fill, piece by piece.
@@ -75,7 +75,7 @@ impl Listening {
     ) -> Result<Self> {
         let network = network.map_or_else(uccl_p2p::Config::from_env, Ok);
         let network = network.map_err(failed("reading the network's settings"))?;
-        // Who waits in a call gives up first, and can tell its peers so.
+        // A caller that waits in a call gives up first, and can tell its peers so.
         let patience = 2 * timeout;
         let network = uccl_p2p::Config { timeout: patience, transfer_timeout: patience, ..network };
         let endpoint = make(network).map_err(failed("making an endpoint"))?;
@@ -92,13 +92,13 @@ impl Listening {
         Ok(Self { endpoint, window: Arc::clone(window), card, timeout, send_from })
     }
 
-    /// What peers need to write to the window.
+    /// The addresses that peers need to write to the window.
     pub(crate) fn card(&self) -> EpEndpoint {
         self.card
     }
 
-    /// Connects to the far peers: this rank to those behind it, and those before it to this rank. An error is the rank
-    /// that is missing, and why.
+    /// Connects to the far peers: this rank to those behind it, and those before it to this rank.
+    /// An error has the missing rank and the reason.
     pub(crate) fn connect(
         self,
         me: usize,
@@ -124,7 +124,7 @@ impl Listening {
             let is_its = |card: &Option<EpEndpoint>| card.is_some_and(|c| c.instance == instance);
             match cards[..me].iter().position(is_its) {
                 Some(rank) => conns[rank] = Some(conn),
-                // A stranger.
+                // The connection of an endpoint that is no peer.
                 None => drop(self.endpoint.disconnect(conn)),
             }
         }
@@ -152,7 +152,7 @@ impl Far {
         conns: Vec<Option<ConnId>>,
     ) -> Result<Self> {
         let Listening { endpoint, window, timeout, send_from, .. } = listening;
-        // Windows are pages, and so multiples of what commands are measured in.
+        // Windows are pages, and so multiples of a command's unit.
         let (len, most, sleep) = match send_from {
             SendFrom::Rings => (OUTBOX.min(window.len()), OUTBOX.min(window.len()) / 4, SLEEP),
             SendFrom::Mirrors => (window.len(), MIRRORED, NAP),
@@ -208,7 +208,7 @@ impl Far {
         Some(Letter { far: self, outbox, to, head, deadline, pending, scrap })
     }
 
-    /// Sets a word of a peer's window, when all that was written there before is there.
+    /// Sets a word of a peer's window after all data that was written there before.
     pub(crate) fn signal(&self, to: usize, word: usize, mark: u64) {
         self.push(Command::Signal { peer: to as u16, word: word as u32, mark }, self.deadline());
         self.wake();
@@ -238,11 +238,11 @@ impl Far {
         }
     }
 
-    /// Why a peer cannot be written to, or is not heard any more.
+    /// The reason for which a peer cannot be written to, or is not heard any more.
     pub(crate) fn failure(&self, peer: usize) -> Option<String> {
         let outbox = self.desk.outboxes.get(peer)?.as_ref()?;
         let conn = self.conns[peer]?;
-        // What a proxy that has ended does not do is no peer's fault.
+        // The end of this rank's proxy is no peer's fault.
         if !self.has_proxy() {
             return Some(NO_PROXY.to_owned());
         }
@@ -264,13 +264,13 @@ impl Far {
         &self.outbox
     }
 
-    /// Where in it a far peer's part begins.
+    /// The offset in it at which a far peer's part begins.
     pub(crate) fn part_of(&self, peer: usize) -> Option<usize> {
         Some(self.desk.outboxes.get(peer)?.as_ref()?.base())
     }
 
-    /// Nothing more is sent to these peers. What was sent before they may still wait for, in their last call: so it is
-    /// [waited](Self::quiet) until they have it.
+    /// Sends nothing more to these peers. In their last call they may still wait for earlier data:
+    /// so this [waits](Self::quiet) until they have it.
     pub(crate) fn give_up(&self, peers: &[usize]) {
         let outboxes = peers.iter().filter_map(|peer| self.desk.outboxes.get(*peer)?.as_ref());
         if outboxes.clone().all(|outbox| outbox.failure().is_some()) {
@@ -280,17 +280,17 @@ impl Far {
         outboxes.for_each(|outbox| outbox.fail(|| "has left the group".to_owned()));
     }
 
-    /// What the endpoint has counted.
+    /// The endpoint's counters.
     pub(crate) fn stats(&self) -> Option<uccl_p2p::Stats> {
         self.endpoint.stats().ok()
     }
 
-    /// What the proxy has done.
+    /// The proxy's counters.
     pub(crate) fn proxy_stats(&self) -> ProxyStats {
         self.desk.tally.read()
     }
 
-    /// Waits until all peers have what was sent to them, though not for long.
+    /// Waits until all peers have the data that was sent to them, for `LINGER` at most.
     fn quiet(&self) {
         let (question, deadline) = (self.desk.ask(), Instant::now() + LINGER.min(self.timeout));
         self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
@@ -309,13 +309,13 @@ impl Drop for Far {
         self.wake();
         let ended = self.proxy.take().map(JoinHandle::join);
         if self.endpoint.close().is_err() || matches!(ended, Some(Err(_))) {
-            // Peers may still write to the one, or the kernel read the other.
+            // Peers may still write to the window, or the kernel read the outbox.
             mem::forget((Arc::clone(&self.window), Arc::clone(&self.outbox)));
         }
     }
 }
 
-/// What is being written to one peer's window.
+/// Pieces for one peer's window, while they are put together.
 pub(crate) struct Letter<'a> {
     far: &'a Far,
     outbox: &'a Outbox,
@@ -324,17 +324,18 @@ pub(crate) struct Letter<'a> {
     deadline: Instant,
     /// The piece that is being filled.
     pending: Option<Command>,
-    /// Room for what is not sent.
+    /// Room for pieces that are not sent.
     scrap: Vec<u64>,
 }
 
 impl Letter<'_> {
-    /// Memory for `len` bytes that will be `target` bytes from the start of the window. The piece before it is all there.
+    /// Memory for `len` bytes that will be `target` bytes from the start of the window. The piece
+    /// before it is complete.
     pub(crate) fn at(&mut self, target: usize, len: usize) -> *mut u8 {
         self.push();
         let (peer, len) = (self.to as u16, len.next_multiple_of(UNIT));
         let Some(source) = self.room(len) else {
-            // To a peer that has failed nothing is sent, and what it would have been sent is thrown away.
+            // Nothing is sent to a peer that has failed: its pieces are thrown away.
             self.scrap.resize(len / 8, 0);
             return self.scrap.as_mut_ptr().cast();
         };
@@ -422,7 +423,7 @@ mod tests {
         })
     }
 
-    /// A rank whose proxy has ended, and its peer.
+    /// A rank after the end of its proxy, and its peer.
     fn without_proxy() -> [Arc<Group>; 2] {
         let [own, peer] = pair();
         let far = own.window().far().unwrap();
@@ -435,7 +436,7 @@ mod tests {
         [own, peer]
     }
 
-    /// What a dispatch of so many rows to rank 1 fails with.
+    /// The error of a dispatch of `count` rows to rank 1.
     fn fails(group: &Arc<Group>, count: usize) -> Error {
         let (rows, experts) = (vec![0u8; count * ROW], vec![1; count]);
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 2, ranks: 2 };
@@ -456,7 +457,7 @@ mod tests {
 
     #[test]
     fn calls_of_a_rank_whose_proxy_has_ended_say_so_before_their_time_is_over() {
-        // So few go into an outbox, and so many wait for room there.
+        // The first number of rows fits an outbox, the second waits for room there.
         for count in [1, 2 * OUTBOX / ROW] {
             let [own, _peer] = without_proxy();
             let began = Instant::now();

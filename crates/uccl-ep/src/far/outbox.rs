@@ -1,4 +1,5 @@
-//! What is on its way to a far peer: a ring of registered memory for each, in the order in which it is sent.
+//! Data on its way to a far peer: a ring of registered memory for each, in the order in which it is
+//! sent.
 
 use std::{
     sync::{
@@ -13,19 +14,20 @@ use parking_lot::{Mutex, MutexGuard};
 /// One peer's part of the memory to send from. Positions count bytes since the beginning; a piece does not go past the end of
 /// the ring, but begins again at its start.
 pub(super) struct Outbox {
-    /// Where the ring begins in the memory to send from.
+    /// The offset of the ring in the memory to send from.
     base: usize,
     len: usize,
-    /// Whether it is no ring, but laid out as the peer's window: whoever fills it knows by the protocol when the peer has taken
-    /// what lay there before.
+    /// Whether it is no ring, but laid out as the peer's window. Its producer knows by the protocol
+    /// when the peer has taken the data that lay there before.
     is_mirror: bool,
-    /// Up to where it was filled. Who fills holds this, so that pieces are pushed in the order in which they lie.
+    /// The position up to which it was filled. A producer holds the lock while it fills, so that
+    /// pieces are pushed in the order in which they lie.
     head: Mutex<u64>,
-    /// Up to where the peer has it.
+    /// The position up to which the peer has the data.
     tail: AtomicU64,
-    /// Somebody waits: what was pushed so far should be sent, though nothing announces it yet.
+    /// A producer waits: all pushed pieces should be sent, though no signal follows them yet.
     is_awaited: AtomicBool,
-    /// Why nothing can be sent to the peer any more.
+    /// The reason for which nothing can be sent to the peer any more.
     failure: OnceLock<String>,
 }
 
@@ -46,17 +48,17 @@ impl Outbox {
         Self { is_mirror: true, ..Self::new(base, len) }
     }
 
-    /// Where it begins in the memory to send from.
+    /// Its offset in the memory to send from.
     pub(super) fn base(&self) -> usize {
         self.base
     }
 
-    /// Nothing can be sent to the peer any more. The first reason stays.
+    /// Records that nothing can be sent to the peer any more. The first reason is kept.
     pub(super) fn fail(&self, why: impl FnOnce() -> String) {
         self.failure.get_or_init(why);
     }
 
-    /// Why nothing can be sent to the peer any more.
+    /// The reason for which nothing can be sent to the peer any more.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
@@ -76,7 +78,7 @@ impl Outbox {
         let start = place(*head, len, self.len);
         let end = start + len as u64;
         let tail = self.tail.load(Ordering::Acquire);
-        // Of an empty ring, what is skipped before its end does not count.
+        // In an empty ring, bytes that are skipped before its end do not count.
         (tail == *head || end - tail <= self.len as u64).then(|| {
             *head = end;
             self.base + (start % self.len as u64) as usize
@@ -88,7 +90,7 @@ impl Outbox {
         self.is_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody waits; asked once.
+    /// Whether a producer waits; clears the flag.
     pub(super) fn was_hurried(&self) -> bool {
         self.is_awaited.load(Ordering::Relaxed) && self.is_awaited.swap(false, Ordering::Relaxed)
     }
@@ -103,13 +105,13 @@ impl Outbox {
         (if at < before % lap { start + lap } else { start }) + len as u64
     }
 
-    /// The peer has all that lies before a position.
+    /// Records that the peer has all data before a position.
     pub(super) fn taken(&self, position: u64) {
         self.tail.store(position, Ordering::Release);
     }
 }
 
-/// Where a piece begins that does not go past the end of a ring.
+/// The position of a piece, which does not go past the end of a ring.
 fn place(head: u64, len: usize, ring: usize) -> u64 {
     let (len, ring) = (len as u64, ring as u64);
     if head % ring + len <= ring { head } else { head.next_multiple_of(ring) }
@@ -124,14 +126,14 @@ mod tests {
         let outbox = Outbox::new(1000, 128);
         let mut head = outbox.lock(Instant::now()).unwrap();
         assert_eq!(outbox.room(&mut head, 96), Some(1000));
-        // 32 bytes are left before the end: what is longer begins again at the start, and waits.
+        // 32 bytes are left before the end: a longer piece begins at the start, and waits.
         assert_eq!(outbox.room(&mut head, 64), None);
         let first = outbox.end_of(0, 1000, 96);
         outbox.taken(first);
         assert_eq!((first, outbox.room(&mut head, 64)), (96, Some(1000)));
         let second = outbox.end_of(first, 1000, 64);
         assert_eq!((second, *head), (192, 192));
-        // What was skipped is free when what follows it has been taken.
+        // The ring reclaims a skipped range with the next piece.
         assert_eq!(outbox.room(&mut head, 64), None);
         outbox.taken(second);
         assert_eq!(outbox.room(&mut head, 128), Some(1000));

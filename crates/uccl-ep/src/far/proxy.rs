@@ -1,4 +1,5 @@
-//! The thread that carries out commands: it gathers what goes to one peer into few writes, each with the signal behind it.
+//! The thread that carries out commands: it gathers the pieces for one peer into few writes, each
+//! with the signal behind it.
 
 use std::{
     collections::VecDeque,
@@ -22,13 +23,13 @@ use super::{
     tally::Tally,
 };
 
-/// What producers and the proxy share.
+/// State that producers and the proxy share.
 pub(super) struct Desk {
-    /// By rank; none for those that are near.
+    /// By rank; none for near ranks.
     pub(super) outboxes: Vec<Option<Outbox>>,
-    /// How often somebody has asked that the peers have all that was pushed before.
+    /// The number of flushes requested: each asks that the peers have all that was pushed before.
     asked: AtomicU64,
-    /// Up to which time they have it, or have failed.
+    /// The number of flushes completed: the peers have all, or have failed.
     answered: AtomicU64,
     pub(super) is_closed: AtomicBool,
     pub(super) tally: Tally,
@@ -42,12 +43,12 @@ impl Desk {
         Self { outboxes, asked, answered, is_closed: flag(), tally, is_asleep: flag() }
     }
 
-    /// Asks that the peers have all that was pushed before; the number of the question.
+    /// Requests a flush, after which the peers have all that was pushed before; returns its number.
     pub(super) fn ask(&self) -> u64 {
         self.asked.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether the peers have all that was pushed before a question, or have failed.
+    /// Whether a flush is complete: the peers have all that was pushed before it, or have failed.
     pub(super) fn has_answered(&self, question: u64) -> bool {
         self.answered.load(Ordering::Acquire) >= question
     }
@@ -66,13 +67,13 @@ pub(super) struct Peer {
     pub(super) conn: ConnId,
     /// All of its window.
     pub(super) window: Advert,
-    /// What will be posted next.
+    /// The pieces of the next write.
     iovs: Vec<Iov>,
     adverts: Vec<Advert>,
     bytes: usize,
-    /// Up to where the outbox is empty once all that was gathered is there.
+    /// The outbox's position behind all gathered pieces.
     position: u64,
-    /// What was posted, in order.
+    /// Posted writes, in order.
     under_way: VecDeque<UnderWay>,
 }
 
@@ -87,8 +88,9 @@ struct UnderWay {
 impl UnderWay {
     /// Whether a signal for `word` that overtook it would do harm.
     fn comes_before(&self, word: u32) -> bool {
-        // The writes of two calls may be mixed, and long ones are sent in parts. A word that is set twice is to say what came last:
-        // a rank that is left out is told of calls, and does not hold up the next one that uses the word.
+        // The writes of two calls may be mixed, and long ones are sent in parts. A word that is set
+        // twice must keep the later mark: a rank that is left out gets marks of calls, and does not
+        // hold up the next one that uses the word.
         self.has_data || self.word == Some(word)
     }
 }
@@ -125,7 +127,7 @@ pub(super) struct Proxy<S> {
     pub(super) timeout: Duration,
     /// Bytes that are gathered without a signal before they are sent.
     pub(super) most: usize,
-    /// How long it sleeps while there is nothing to do, unless it is [woken](Desk::wake).
+    /// The sleep while there is nothing to do, unless the proxy is [woken](Desk::wake).
     pub(super) sleep: Duration,
 }
 
@@ -133,9 +135,10 @@ pub(super) struct Proxy<S> {
 const BATCH: usize = 256;
 /// Rounds without work before the proxy sleeps.
 const SPINS: u32 = 64;
-/// How long it sleeps while writes are under way.
+/// The sleep while writes are under way.
 pub(super) const NAP: Duration = Duration::from_micros(50);
-/// How long a proxy that nobody wakes goes on looking after its last work: the next call of a layer comes sooner than it would wake.
+/// The time that a proxy without wake-ups polls after its last work: the next call of a layer comes
+/// sooner than a sleep would end.
 const AWAKE: Duration = Duration::from_millis(1);
 
 impl<S: Storage> Proxy<S> {
@@ -199,7 +202,7 @@ impl<S: Storage> Proxy<S> {
         outbox.failure().is_none().then_some((peer, outbox))
     }
 
-    /// Posts what was gathered for a peer, with the signal that follows it.
+    /// Posts the gathered pieces for a peer, with the signal that follows them.
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
         let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
@@ -222,7 +225,8 @@ impl<S: Storage> Proxy<S> {
         peer.bytes = 0;
     }
 
-    /// Posts what somebody waits for, and sees which writes have ended. Whether any has.
+    /// Posts pieces that a producer waits for, and polls the writes under way. Returns whether any
+    /// has ended.
     fn look_at_peers(&mut self) -> bool {
         let mut has_ended = false;
         for rank in 0..self.peers.len() {
@@ -258,7 +262,7 @@ impl<S: Storage> Proxy<S> {
         self.peers.iter().flatten().all(|peer| peer.under_way.is_empty() && peer.bytes == 0)
     }
 
-    /// Whether nobody wakes the proxy, and it has worked not long ago.
+    /// Whether the proxy gets no wake-ups, and has worked not long ago.
     fn is_awake(&self, since_work: Duration) -> bool {
         self.sleep <= NAP && since_work < AWAKE
     }
@@ -281,10 +285,11 @@ impl<S: Storage> Proxy<S> {
 }
 
 impl<S> Drop for Proxy<S> {
-    /// Of one that panics, peers get nothing more. They learn that at once, and not when their patience ends.
+    /// When the proxy panics, peers get nothing more. The closed endpoint tells them so at once,
+    /// before their timeouts.
     fn drop(&mut self) {
         if thread::panicking() {
-            // Whoever waits looks at connections, also if this fails.
+            // Waiting callers check connections, also if this fails.
             let _ = self.endpoint.close();
         }
     }
@@ -296,7 +301,7 @@ mod tests {
 
     use super::{super::fifo::Fifo, *};
 
-    /// A ring that lets nobody look.
+    /// A ring that panics in the proxy's thread.
     struct Broken([AtomicU64; 64]);
 
     impl Storage for Broken {

@@ -1,25 +1,25 @@
-//! What a proxy has done, and how long it took.
+//! Counters of a proxy.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// What the proxy of a rank has done so far.
+/// Counters of a rank's proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ProxyStats {
     /// Commands that it took.
     pub commands: u64,
-    /// Writes that it posted, each of all that was gathered for a peer.
+    /// Writes that it posted; each has all pieces that were gathered for a peer.
     pub writes: u64,
-    /// How long it was at work itself.
+    /// Time in which it worked itself.
     pub working: Duration,
-    /// How long writes were under way, from the first that was posted to the last that had ended.
+    /// Time in which writes were under way.
     pub under_way: Duration,
 }
 
-/// The same, as the proxy counts it.
+/// The same counters, as the proxy updates them.
 #[derive(Default)]
 pub(super) struct Tally {
     commands: AtomicU64,
