@@ -1,5 +1,6 @@
-//! The kernels on a CPU: a driver that is none, and a GPU that is none. What they do and what host code asks of them is
-//! tested where there is no GPU; not how they order their memory.
+//! The kernels on a CPU, with an emulated driver and an emulated GPU. The tests cover the kernels
+//! and the calls of host code where there is no GPU, but not the order of the kernels' memory
+//! accesses.
 
 #[path = "cuda/mod.rs"]
 mod cuda;
@@ -86,16 +87,17 @@ fn a_rank_that_notes_too_much_is_told() {
     SMALL.names_who_notes_too_much();
 }
 
-/// Many choices of each rank, whose first and last rank's calls are one launch each: these tell their tokens' weights.
+/// Many choices of each rank. The calls of the first and the last rank are one launch each: these
+/// ranks send the weights of their tokens.
 const SUMMED: Case = Case { ranks: 3, local_experts: 5, top_k: 8, slots: 50, rounds: 1, ..SMALL };
 
 #[test]
 fn a_rank_sends_its_part_of_a_sum_where_weights_are_told() {
     emulator::load();
     Case { hidden: 640, ..SUMMED }.run();
-    // Calls whose weights come where those of earlier ones were.
+    // Weights arrive in the place of earlier calls' weights.
     Case { hidden: 8, rounds: 6, places: 2, ..SUMMED }.run();
-    // Choices of which there is no mark for each: own rows go back too.
+    // More choices than there are marks for: own rows are sent back too.
     Case { hidden: 8, slots: 260, ..SUMMED }.run();
 }
 
@@ -104,7 +106,7 @@ fn spoilt_records_lead_to_no_other_memory() {
     emulator::load();
     SMALL.reaches_no_more_when_spoilt();
     SUMMED.reaches_no_more_when_spoilt();
-    // All rows stay where they are.
+    // The only rank's rows stay where they are.
     Case { ranks: 1, ..SMALL }.reaches_no_more_when_spoilt();
 }
 
@@ -193,7 +195,7 @@ fn ranks_that_differ_are_told_in_what() {
     );
 }
 
-/// Tests that keep all of a machine busy, or go by time.
+/// Tests that keep all of a machine busy, or depend on time.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 const NORMAL: Normal = Normal {
@@ -239,7 +241,8 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     Normal { by_expert: Some(8), ranks: 3, ..many }.run();
     // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
     Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ranks: 3, ..NORMAL }.run();
-    // A token has several experts of a rank, whose rows go back as one or each.
+    // A token has several experts of a rank, and their rows are sent back as one sum or each by
+    // itself.
     let by_choice = Normal { order: Order::ByChoice, top_k: 4, hidden: 72, ranks: 3, ..NORMAL };
     for is_each in [false, true] {
         let by_expert = Normal { by_expert: Some(4), is_each, zeroes_gaps: true, ..by_choice };
@@ -265,7 +268,8 @@ fn rows_that_stay_are_there_until_the_next_call() {
 #[test]
 fn a_guess_of_how_much_arrives_changes_no_bytes() {
     emulator::load();
-    // By all and by one too small, and right; the only rank's tokens are all its own.
+    // Guesses that are too small by all tokens and by one, and a right one; the only rank's tokens
+    // are all its own.
     let full = Normal { is_full: true, slots: 20, rounds: 3, places: 1, ..NORMAL };
     for guess in [0, 19, 20] {
         let one = Normal { guess: Some(guess), ranks: 1, ..full };
@@ -273,7 +277,8 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
         Normal { scales: 5, is_again: true, top_k: 1, local_experts: 1, by_expert: Some(4), ..one }
             .run();
     }
-    // Ranks whose calls follow each other in the same place, which all or some have guessed wrong.
+    // Ranks make calls in the same place one after the other, and all or some of them have guessed
+    // wrong.
     for guess in [0, 12, 40] {
         let several = Normal { guess: Some(guess), ranks: 2, rounds: 12, slots: 20, ..full };
         Normal { is_again: true, is_full: false, ..several }.run();
@@ -459,7 +464,7 @@ fn a_weight_is_never_taken_for_a_count() {
     }
 }
 
-/// Pops until the threads are done and nothing is left, and tells them now and then.
+/// Pops until the threads are done and the ring is empty, and tells the threads now and then.
 fn popped_until_over(ring: &emulator::Ring, begin: u64, is_over: impl Fn() -> bool) -> Vec<u64> {
     let mut popped = Vec::new();
     loop {
@@ -478,7 +483,8 @@ fn popped_until_over(ring: &emulator::Ring, begin: u64, is_over: impl Fn() -> bo
     popped
 }
 
-/// All commands of so many threads, each of which pushed as many, in the order of each.
+/// Checks the commands of `threads` threads, each of which made `each`, in the order of each
+/// thread.
 fn assert_all(popped: &[u64], threads: u64, each: u64) {
     for thread in 0..threads {
         let of_thread = popped.iter().filter(|command| *command >> 32 == thread);
@@ -541,7 +547,7 @@ fn who_finds_no_room_for_commands_gives_up_in_time_and_leaves_no_gap() {
     ring.poison(false);
     let first = popped_until_over(&ring, 0, || true);
     assert!((1..=64).contains(&first.len()), "{first:?}");
-    // What comes later is right behind it.
+    // Later commands are right behind it.
     assert_eq!(ring.push((1, 32), 2), 0);
     let second = popped_until_over(&ring, first.len() as u64, || true);
     assert_all(&second, 32, 2);

@@ -1,4 +1,5 @@
-//! Groups on a GPU, all ranks of them on one. Each kernel of a rank waits for the other ranks' kernels, so few blocks each.
+//! Groups on one GPU, with all their ranks. Each kernel of a rank waits for the other ranks'
+//! kernels, so each has few blocks.
 
 #[path = "cuda/mod.rs"]
 mod cuda;
@@ -98,7 +99,7 @@ fn one_rank_makes_the_bytes_of_the_cpu_in_normal_mode() {
 #[test]
 fn ranks_send_their_parts_of_sums() {
     let Some(_alone) = alone() else { return };
-    // The first and the last rank tell their tokens' weights.
+    // The first and the last rank send the weights of their tokens.
     Case { ranks: 3, top_k: 8, slots: 100, hidden: 7168, ..CASE }.run();
 }
 
@@ -188,7 +189,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     }
 }
 
-/// A rank is left out for one to nine calls, and each time takes part again.
+/// A rank is left out for one to nine calls, and takes part again after each time.
 const MASKS: Masks = Masks { rank: 1, calls: (1, 9), masks_late: false, is_between: false };
 
 #[test]
@@ -256,7 +257,8 @@ fn rows_that_stay_are_there_until_the_next_call() {
 #[test]
 fn rows_by_expert_are_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
-    // Rows are for the worst case, and most of what a test takes is to fill and compare them: few rounds, few tokens.
+    // Rows are for the worst case, and a test mostly fills and compares them: few rounds, few
+    // tokens.
     let by_expert = Normal { by_expert: Some(64), order: Order::ByChoice, biases: 1, ..NORMAL };
     let by_expert = Normal { slots: 96, rounds: 1, ..by_expert };
     for ranks in [1, 2, 4] {
@@ -286,7 +288,7 @@ fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
 #[test]
 fn what_a_rank_does_wrong_in_normal_mode_is_named() {
     let Some(_alone) = alone() else { return };
-    // Either of the two choices may be the one that is named.
+    // The error may name either of the two choices.
     NORMAL.names_what_is_wrong("of token 0 is no expert");
 }
 
@@ -308,7 +310,7 @@ fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     NORMAL.tells_in_what_ranks_differ();
 }
 
-/// Ranks, on how many nodes they are, and how these reach each other.
+/// Ranks, their nodes, and the transport between these.
 const BY_HOST: [(usize, usize, Transport); 5] = [
     (2, 1, Transport::Tcp),
     (2, 2, Transport::Tcp),
@@ -418,7 +420,7 @@ fn how_long_calls_take() {
     }
 }
 
-/// The same kernels without windows of the host, with them, and with proxies: what each adds.
+/// The time of the same kernels without windows of the host, with them, and with proxies.
 #[test]
 #[ignore = "measures, and asserts nothing"]
 fn how_long_calls_take_by_the_host() {

@@ -1,4 +1,5 @@
-//! Whole groups in threads of one process: what is dispatched and combined is compared with what is computed here.
+//! Whole groups in threads of one process: the tests compare dispatches and combines with results
+//! computed here.
 
 mod chaos;
 mod guards;
@@ -27,11 +28,11 @@ use uccl_ep::{
 use uccl_libfabric::{LibfabricRail, LibfabricSettings};
 use uccl_p2p::Transport;
 
-/// Which ranks there are, and how they reach each other.
+/// The ranks of a group, and the way between them.
 #[derive(Clone, Copy)]
 struct Ranks {
     count: usize,
-    /// Ranks of one host are kept apart by as many nodes.
+    /// Nodes that the ranks are spread over, though all are on one host.
     nodes: usize,
     transport: Transport,
     pool: usize,
@@ -66,7 +67,7 @@ fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T>
     world_by(ranks.count, join, rank)
 }
 
-/// The same where the caller says how a rank joins.
+/// The same, with the caller's way to join.
 fn world_by<T: Send>(
     count: usize,
     join: impl Fn(usize, &mut Exchange<'_>) -> Result<Arc<Group>> + Sync,
@@ -92,7 +93,7 @@ fn world_by<T: Send>(
 
 const HIDDEN: usize = 128;
 
-/// What a rank has: its tokens' values and choices follow from its number and the seed.
+/// A rank's tokens: their values and choices follow from its number and the seed.
 struct Own {
     rows: Vec<u16>,
     experts: Vec<i32>,
@@ -121,7 +122,7 @@ impl Own {
         Self { rows, experts, weights, routing }
     }
 
-    /// The same, relayed where the group can.
+    /// The same, relayed where the group has relays.
     fn relayed(mut self, group: &Group) -> Self {
         let routing = Routing::clone(&self.routing);
         let nodes = group.relays().unwrap_or(Nodes::one(group.ranks()));
@@ -153,7 +154,8 @@ fn never() -> bool {
     false
 }
 
-/// Dispatches, and puts what arrives rank by rank, or by experts that begin at multiples of `by_experts`.
+/// Dispatches, and puts received rows in order of rank, or by experts that begin at multiples of
+/// `by_experts`.
 fn dispatched(
     group: &Arc<Group>,
     own: &Own,
@@ -213,7 +215,7 @@ fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
     unsafe { Combine::begin(&arrived.handle, results, &mut never) }
 }
 
-/// Sums what comes back.
+/// Sums the rows that come back.
 fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
     let How { sums, stays, .. } = how;
     let mut rows = vec![0; own.rows.len()];
@@ -363,20 +365,22 @@ fn tokens_for_a_far_rank_go_in_one_write() {
         while posted() < before + 2 && Instant::now() < deadline {
             thread::yield_now();
         }
-        // The tokens with their mark, and the word that says that the other's were taken.
+        // One sends the tokens with their mark, the other the mark that the peer's tokens were
+        // taken.
         assert_eq!(posted(), before + 2);
     });
 }
 
-/// What a token's row is full of.
+/// The byte that fills a token's row.
 fn filling(rank: usize, token: usize) -> u8 {
     (1 + rank * 100 + token) as u8
 }
 
-/// Dispatches rows that are larger than caches together, and changes them as soon as they may be changed.
+/// Dispatches rows that are larger than caches together, and changes them as soon as that is
+/// allowed.
 fn large_rows_arrive(stays: bool) {
     const TOKENS: usize = 100;
-    // Rows begin and end within lines.
+    // Rows begin and end within cache lines.
     const LEN: usize = 20_008;
     world(Ranks { pool: 16 << 20, ..Ranks::near(2) }, |group| {
         let me = group.rank();
@@ -441,7 +445,7 @@ fn rows_may_change_once_they_have_been_sent_unless_they_stay() {
     large_rows_arrive(false);
 }
 
-/// Compares what arrives with what each rank sends, relayed where it can be.
+/// Compares the received rows with those that each rank sends, relayed where the group has relays.
 fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
     let count = ranks.count;
     world(ranks, |group| {
@@ -490,7 +494,7 @@ fn a_pool_without_room_for_relays_does_without() {
     });
 }
 
-/// What a rank makes of a token of another: sums of these are not exact.
+/// A rank's result for a token of another: sums of these are not exact.
 fn made(by: usize, rank: usize, token: usize) -> Vec<u16> {
     let seed = (by * 64 + rank) * 1024 + token;
     let mut random = fastrand::Rng::with_seed(seed as u64);
@@ -556,7 +560,7 @@ fn a_token_for_several_ranks_of_a_node_crosses_once() {
             let relays = Some(Order::ByRank);
             let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
             combined(&own, &arrived, how).unwrap();
-            // What a peer has may not be counted yet.
+            // The counters may be behind the peers.
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {
                 let stats = group.network_stats().unwrap();
@@ -592,7 +596,7 @@ fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
     let texts: Vec<_> = errors.iter().flatten().flatten().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     for text in &texts {
-        // The first to fail tells the other, and may be gone before that has heard of it.
+        // The first rank to fail tells the other, and may be gone before the other has heard of it.
         assert!(text.starts_with("dispatch on rank ") && text.contains(" expected, "), "{text}");
     }
     assert!(texts.iter().any(|text| text.contains(": rank 1 ")), "{texts:?}");
@@ -604,14 +608,14 @@ fn a_rank_that_does_not_come_is_named() {
         let own = Own::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
-        // Until the others have failed: a rank that goes away has ended.
+        // Until the others have failed: if this rank ends, they fail for that reason.
         thread::sleep(Duration::from_millis(600));
         done.flatten()
     });
     for rank in [0, 2] {
         let error = errors[rank].as_ref().expect("rank 1 is absent");
         let text = error.to_string();
-        // The first to fail tells the other.
+        // The first rank to fail tells the other.
         let names_it = text.contains("rank 1: data of call 1 round 0 expected, nothing seen")
             || text.contains("gave up on call 1");
         assert!(names_it && text.starts_with(&format!("dispatch on rank {rank}")), "{text}");
@@ -619,11 +623,12 @@ fn a_rank_that_does_not_come_is_named() {
     assert!(errors.iter().flatten().any(|e| matches!(e, Error::Overdue { .. })));
 }
 
-/// Rank 0 ends a call by `give_up`, of whose data it has sent one round, and rank 1 is told at once, not when its time is over.
+/// Rank 0 ends a call by `give_up`, after it has sent one round. Rank 1 learns that at once, and
+/// not after its timeout.
 fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
     let all = Barrier::new(2);
     let texts = world(Ranks::near(2), |group| {
-        // Some rounds for each rank.
+        // Several rounds for each rank.
         let experts: Vec<i32> = (0..80).map(|token| token % 8).collect();
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 8, ranks: 2 };
         let routing = Arc::new(Routing::new(choices).unwrap());
@@ -661,7 +666,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
                 .err()
                 .map_or_else(|| "nothing".to_owned(), |why| why.to_string()),
         };
-        // A rank that goes away has ended, which is another reason.
+        // If this rank ended, the other would fail for that reason.
         all.wait();
         text
     });
@@ -714,13 +719,13 @@ fn what_has_no_room_is_refused_with_the_sizes() {
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");
         let text = dispatched(&group, &own, Room::Tokens(0), None).err().unwrap().to_string();
         assert!(text.contains("room for 0 of each rank"), "{text}");
-        // Bytes for so many would wrap around to few.
+        // The bytes of that many tokens would wrap around to few.
         let text = dispatched(&group, &own, Room::Tokens(1 << 59), None).err().unwrap().to_string();
         assert!(text.contains("576460752303423488"), "{text}");
     });
 }
 
-/// What experts made of tokens, a row for each that arrived, which stays as it is.
+/// The experts' results: a row for each received one, which stays in place.
 fn results_in(rows: *const u16, arrived: &Arrived) -> Results {
     Results {
         rows: rows.cast(),
@@ -735,7 +740,7 @@ fn results_in(rows: *const u16, arrived: &Arrived) -> Results {
     }
 }
 
-/// What experts made of tokens, in a block, and a combine of it under way, its rows left to the block.
+/// Puts the experts' results into a block, and begins a combine that leaves the rows there.
 fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
     let block = group.block(2 * arrived.rows.len()).unwrap();
     let rows = block.as_ptr().cast::<u16>();
@@ -749,7 +754,7 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
     (block, combine)
 }
 
-/// Ends a combine whose sums take each choice once.
+/// Ends a combine with sums that take each choice once.
 fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
     let mut rows = vec![0; own.rows.len()];
     let (sums, bias) = (Sums::ByChoice, [None; 2]);
@@ -759,7 +764,7 @@ fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
     Ok(rows)
 }
 
-/// A rank's tokens, all of which have a choice that is not none.
+/// A rank's inputs with at least one token.
 fn some_own(group: &Group, ranks: usize) -> Own {
     (0..)
         .map(|seed| Own::new(seed, group.rank(), ranks, 3, 20))
@@ -805,7 +810,7 @@ fn rows_in_a_block_are_read_where_they_are_and_not_before_all_have_ended() {
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(60)).unwrap();
         let (block, combine) = begun(&group, &own, &arrived);
         all.wait();
-        // They have been sent, and are changed nonetheless: each becomes its double.
+        // The rows have been sent, and are changed nonetheless: each becomes its double.
         let rows = block.as_ptr().cast::<u16>();
         for (at, bits) in arrived.rows.iter().enumerate() {
             let double = bf16::from_f32(2.0 * bf16::to_f32(*bits));
@@ -839,7 +844,8 @@ fn rows_in_a_block_are_sent_between_nodes() {
             let (block, combine) = begun(&group, &own, &arrived);
             assert!(!group.is_read(&block), "own rows are summed yet");
             all.wait();
-            // They have been sent: only this rank's own tokens are summed from what is there now.
+            // The rows have been sent: only this rank's own tokens are summed from the present
+            // bytes.
             let len = 2 * arrived.rows.len();
             // SAFETY: the block has as many bytes, and nobody reads before all have met again.
             unsafe { block.as_ptr().write_bytes(0, len) };
@@ -873,7 +879,7 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
             }
             let out = summed(combine, &own).unwrap();
             assert!(group.is_read(&block));
-            // What a peer would read if it were not done.
+            // A peer that is not done would read these values.
             // SAFETY: nobody reads any more.
             unsafe { rows.write_bytes(0xff, arrived.rows.len()) };
             assert!(out.iter().all(|bits| *bits != 0xffff), "round {round}");
@@ -912,7 +918,7 @@ fn a_group_goes_when_the_last_of_its_blocks_has_been_read() {
         drop(arrived);
         if group.rank() == 0 {
             summed(combine, &own).unwrap();
-            // Nobody makes another call behind that.
+            // No call follows.
             let_go(group, block);
             all.wait();
         } else {

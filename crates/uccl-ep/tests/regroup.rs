@@ -17,18 +17,18 @@ use uccl_ep::{
 use uccl_p2p::Transport;
 
 const HIDDEN: usize = 128;
-/// Ranks that there is room for.
+/// The number of ranks that there is room for.
 const RANKS: usize = 3;
 const EXPERTS: usize = 2 * RANKS;
 const TOKENS: usize = 12;
 const TOP_K: usize = 3;
-/// No expert, and no rank, is waited for longer.
+/// The longest wait for a rank.
 const LONG: Duration = Duration::from_secs(20);
 
-/// What ranks gave, by rank.
+/// The bytes of an exchange, by rank.
 type Given = Vec<Option<Vec<u8>>>;
 
-/// What ranks give at a meeting, by the meeting's name and the exchange's number.
+/// The exchanges of all meetings, by the meeting's name and the exchange's number.
 #[derive(Default)]
 struct Board {
     given: Mutex<HashMap<(String, usize), Given>>,
@@ -36,7 +36,7 @@ struct Board {
 }
 
 impl Board {
-    /// The exchange of a meeting of some ranks, as one of them has it.
+    /// One rank's exchange in a meeting of the ranks that are `there`.
     fn meeting(
         &self,
         name: String,
@@ -61,7 +61,7 @@ impl Board {
 /// How ranks reach each other, and how long they wait.
 #[derive(Clone, Copy)]
 struct Places {
-    /// Ranks of one host are kept apart by as many nodes.
+    /// Nodes that the ranks are spread over, though all are on one host.
     nodes: usize,
     timeout: Duration,
 }
@@ -104,7 +104,7 @@ fn never() -> bool {
     false
 }
 
-/// A rank's tokens, whose values and choices follow from its number and the seed.
+/// A rank's tokens: their values and choices follow from its number and the seed.
 struct Own {
     rows: Vec<u16>,
     experts: Vec<i32>,
@@ -124,7 +124,7 @@ impl Own {
         Self { rows: rows.collect(), experts, routing }
     }
 
-    /// The sums of experts that change nothing, with those of the ranks that are there.
+    /// The sums where experts change nothing, over the experts of the ranks that are there.
     fn sums(&self, there: &[usize]) -> Vec<u16> {
         let tokens = self.rows.chunks_exact(HIDDEN).zip(self.experts.chunks_exact(TOP_K));
         let sum = |(row, experts): (&[u16], &[i32])| {
@@ -200,7 +200,7 @@ fn combined(arrived: &Arrived) -> Result<Vec<u16>> {
     Ok(rows)
 }
 
-/// Dispatches and combines, and sees that each token comes back from the ranks that are there.
+/// Dispatches and combines, and checks that each token comes back from the ranks that are there.
 fn round(group: &Arc<Group>, seed: usize, there: &[usize]) {
     let own = Own::new(seed, group.rank());
     let arrived = received(own.dispatch(group).unwrap()).unwrap();
@@ -297,7 +297,7 @@ fn ranks_that_are_at_different_calls_go_on_at_the_furthest() {
     ranks(|me| {
         let group = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
         for _ in 0..3 * me {
-            // The first fails because nobody else calls, or somebody calls no more.
+            // A call fails because another rank makes no call, or no call any more.
             assert!(Own::new(1, me).dispatch(&group).and_then(received).is_err());
         }
         let group = group.regroup(&mut board.meeting("second".into(), me, &ALL)).unwrap();
@@ -321,7 +321,7 @@ fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
                 (2..40).for_each(|seed| round(&group, seed, &ALL));
                 return;
             }
-            // It does not know that it was replaced, and sends on.
+            // The old rank does not know that it was replaced, and sends on.
             let old = thread::spawn(move || {
                 (50..52).map_while(|seed| Own::new(seed, me).dispatch(&first).ok()).count()
             });
@@ -360,7 +360,7 @@ fn ranks_that_could_not_meet_stay_as_they_were() {
         let fails = &mut |_| Err(Error::Invalid("the store is away".into()));
         assert!(group.regroup(fails).is_err_and(|e| e.to_string().contains("away")));
         round(&group, 1, &ALL);
-        // Rank 2 gives what is no card: all hear of it.
+        // Rank 2 gives bytes that are no card: all ranks learn of it.
         let mut second = board.meeting("second".into(), me, &ALL);
         let mut garbles = |mine: Vec<u8>| second(if me == 2 { vec![1] } else { mine });
         let text = group.regroup(&mut garbles).err().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! Something in the middle of the TCP streams of one connection: it splits and delays what passes, and shuts a stream.
+//! A forwarder in the middle of the TCP streams of one connection: it splits and delays their
+//! bytes, and shuts a stream.
 
 use std::{
     io::{self, Read, Write},
@@ -43,7 +44,7 @@ impl Drop for Middle {
     }
 }
 
-/// Accepts streams, and passes on what they carry, until it is closed or both ends have ended.
+/// Accepts streams, and forwards their bytes until it is closed or both ends have ended.
 fn pass_all(listener: &TcpListener, target: SocketAddr, seed: u64, is_closed: &AtomicBool) {
     let mut random = Rng::with_seed(seed);
     let (cut, after) = (random.usize(1..STREAMS), random.usize(..40_000));
@@ -71,7 +72,7 @@ fn pass_all(listener: &TcpListener, target: SocketAddr, seed: u64, is_closed: &A
     passing.into_iter().for_each(|passing| passing.join().unwrap());
 }
 
-/// Passes on so many bytes, a few at a time.
+/// Forwards `left` bytes, a few at a time.
 fn pass(mut from: TcpStream, mut to: TcpStream, mut random: Rng, mut left: usize) {
     let mut bytes = vec![0; 64 << 10];
     let most = [700, 8000, bytes.len()][random.usize(..3)];

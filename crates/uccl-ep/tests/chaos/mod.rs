@@ -1,5 +1,5 @@
-//! Groups whose ranks reach each other over links that misbehave: rails that reorder, delay, split, break and are pulled,
-//! and TCP through something in the middle.
+//! Groups over links that misbehave: rails that reorder, delay, split, break and are pulled, and
+//! TCP through a forwarder in the middle.
 
 mod middle;
 
@@ -23,10 +23,11 @@ use super::{Ranks, multiples_of, world_by};
 
 /// Rails of each rank.
 const RAILS: usize = 2;
-/// How many ranks there are, and on how many nodes: each at a time, far from each other, and with relays.
+/// Numbers of ranks, and of the nodes that they are on: one on each node, far from each other, or
+/// several, with relays.
 const SPREADS: [(usize, usize); 3] = [(2, 2), (4, 2), (6, 3)];
 
-/// What the rails of one case do.
+/// The faults of one case's rails.
 fn faults(random: &mut Rng) -> RailFaults {
     RailFaults {
         delay_polls: random.u32(0..6),
@@ -38,7 +39,7 @@ fn faults(random: &mut Rng) -> RailFaults {
     }
 }
 
-/// Says so when a case is over, however it ends.
+/// Sets a flag when a case is over, however it ends.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -47,7 +48,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Pulls one rail after another and plugs it again, until the case is over. How often it did.
+/// Pulls one rail after another and plugs it again, until the case is over. Returns the number of
+/// pulls.
 fn pull_and_plug(
     rails: &[Arc<ChaosRail>],
     mut random: Rng,
@@ -74,7 +76,7 @@ fn rails_that_reorder_delay_split_and_are_pulled_lose_nothing() {
     each_seed(|seed| {
         let mut random = Rng::with_seed(seed);
         let (count, nodes) = SPREADS[seed as usize % SPREADS.len()];
-        // Rails of given endpoints are what this transport uses.
+        // This transport uses the rails of given endpoints.
         let places = Ranks::apart(count, nodes, Transport::Verbs);
         let (network, faults) = (RailNetwork::default(), faults(&mut random));
         let rail = |nth: usize| {
@@ -107,7 +109,7 @@ fn rails_that_reorder_delay_split_and_are_pulled_lose_nothing() {
     });
 }
 
-/// Has a rank connect to the far ranks behind it through something in the middle.
+/// Makes a rank connect to the far ranks behind it through forwarders in the middle.
 fn through(me: usize, cards: &mut [Option<Vec<u8>>], seed: u64) -> Vec<Middle> {
     let card = |bytes: &Option<Vec<u8>>| bytes.as_deref().and_then(|b| EpCard::decode(b).ok());
     let Some(mine) = card(&cards[me]) else { return Vec::new() };

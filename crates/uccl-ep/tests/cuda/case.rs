@@ -1,4 +1,4 @@
-//! One rank's inputs, and what the two devices make of them.
+//! One rank's inputs, and the results of the two devices.
 
 use std::{
     ops::Range,
@@ -37,14 +37,14 @@ pub(crate) struct Case {
     pub(crate) slots: usize,
     /// Dispatches, each with its combine.
     pub(crate) rounds: usize,
-    /// How many calls' bytes the pool has room for.
+    /// The number of calls that the pool has room for.
     pub(crate) places: usize,
     pub(crate) blocks: u32,
-    /// How long the last rank leaves rows that have come back where they are, before it sums them.
+    /// The time for which the last rank leaves returned rows where they are, before it sums them.
     pub(crate) late: Duration,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
-    /// Ranks that are left out for a while, instead of so many rounds.
+    /// Ranks that are left out for a while, in steps that replace `rounds`.
     pub(crate) masks: Option<Masks>,
     pub(crate) way: Way,
 }
@@ -54,20 +54,20 @@ pub(crate) struct Case {
 pub(crate) enum Kind {
     Bf16,
     Fp8(Scales),
-    /// With this global scale, which the GPU is told in its memory if the seed is odd.
+    /// With this global scale, which is in the GPU's memory if the seed is odd.
     Nvfp4(f32),
 }
 
-/// What a rank has for one round.
+/// A rank's inputs of one round.
 pub(super) struct Inputs {
     rows: Vec<u16>,
     pub(super) experts: Vec<i32>,
     weights: Vec<f32>,
-    /// What its experts make of what arrives, whatever that is.
+    /// The results of its experts, which do not depend on the received rows.
     made: Vec<u16>,
 }
 
-/// What a rank gets of one round.
+/// A rank's results of one round.
 #[derive(PartialEq)]
 pub(super) struct Got {
     pub(super) rows: Vec<u8>,
@@ -78,19 +78,19 @@ pub(super) struct Got {
     pub(super) sums: Vec<u16>,
 }
 
-/// How long ranks are waited for that are left out then.
+/// The wait for ranks that are then left out.
 const SOON: Duration = Duration::from_secs(1);
 
 /// How a rank is lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Lost {
-    /// The others find it late.
+    /// The others leave it out when it is late.
     Late,
-    /// They are told before.
+    /// The others leave it out before the calls.
     Masked,
 }
 
-/// What nobody has written to.
+/// The bytes of memory that no call has written to.
 const UNTOUCHED: u8 = 0x5a;
 
 impl Case {
@@ -206,7 +206,7 @@ impl Case {
             bf16::from_f32((random.f32() - 0.5) * exponent.exp2())
         };
         let mut rows: Vec<u16> = (0..tokens * self.hidden).map(|_| value(6)).collect();
-        // Groups of what quantising treats apart.
+        // Groups that quantisation treats differently.
         for (group, values) in rows.chunks_mut(128).enumerate() {
             let at = group % values.len();
             match group % 17 {
@@ -222,7 +222,7 @@ impl Case {
         }
         let made_len = self.local_experts * self.expert_rows() * self.hidden;
         let mut made: Vec<u16> = (0..made_len).map(|_| value(3)).collect();
-        // And of what packing does: it takes groups whose magnitudes are below 1.
+        // Groups that packing treats differently: it takes groups with all magnitudes below 1.
         for (group, values) in made.chunks_mut(128).enumerate() {
             let at = group % values.len();
             if group % 4 > 0 {
@@ -371,13 +371,13 @@ impl Case {
         cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
     }
 
-    /// Ranks of one node, one of which does not tell of its window.
+    /// Ranks of one node, one of which does not describe its window.
     pub(crate) fn says_why_it_goes_by_the_host(self) {
         let told = world(self.ranks, |ranks, me| {
             let (mut exchange, mut exchanged) = (ranks.exchange(me), 0);
             let mut spoils = |mine: Vec<u8>| {
                 exchanged += 1;
-                // What is exchanged second are cards.
+                // The second exchange has the cards.
                 exchange(if (me, exchanged) == (1, 2) { Vec::new() } else { mine })
             };
             let config = self.config(me, Duration::from_secs(20));
@@ -405,8 +405,8 @@ impl Case {
         })
     }
 
-    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots; and what the
-    /// slowest rank's proxy did for each, if it has one.
+    /// The time of a dispatch and its combine on the GPU, one behind the other, with as many tokens
+    /// as there are slots; and the work of the slowest rank's proxy for each, if it has one.
     pub(crate) fn time(self, rounds: u32) -> (Duration, Option<uccl_ep::ProxyStats>) {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs_of(me, 0, self.slots);
@@ -433,7 +433,8 @@ impl Case {
         took.into_iter().max_by_key(|(took, _)| *took).expect("a rank")
     }
 
-    /// Ranks that do not come, and those that make other calls: what each that comes is told.
+    /// Ranks that do not come, and ranks that make other calls. Returns each rank's error, empty if
+    /// it has none.
     pub(crate) fn fails(
         self,
         timeout: Duration,
@@ -442,7 +443,8 @@ impl Case {
         self.told(timeout, |me| as_seen_by(me).map(|case| (case, case.inputs(me, 0))))
     }
 
-    /// What each rank is told of a dispatch of its inputs, as it sees the case.
+    /// Each rank's error of a dispatch of its inputs, with its view of the case; empty if it has
+    /// none.
     fn told(
         self,
         timeout: Duration,
@@ -465,14 +467,15 @@ impl Case {
         })
     }
 
-    /// The first rank names one that does not come. What each was told.
+    /// The first rank names one that does not come. Returns each rank's error.
     pub(crate) fn names_who_does_not_come(self) -> Vec<String> {
         let told = self.fails(Duration::from_millis(500), |me| (me == 0).then_some(self));
         assert_second_is_late(&told);
         told
     }
 
-    /// A choice that is no expert is named, and what the other rank waits for is not waited for long.
+    /// A choice that is no expert is named, and the other rank does not wait for its tokens for
+    /// long.
     pub(crate) fn names_a_wrong_choice(self) {
         let told = self.told(Duration::from_secs(50), |me| {
             let mut inputs = self.inputs_of(me, 0, self.slots);
@@ -490,8 +493,9 @@ impl Case {
         (0..self.ranks).map(|me| self.inputs(me, 0).experts.len()).min().unwrap_or_default()
     }
 
-    /// The last rank leaves without a call: what the others are told, long before they would give up. It leaves so long before they
-    /// call: a driver may not let go of memory while kernels of its process run.
+    /// The last rank leaves without a call. Returns the others' errors, which come long before
+    /// their timeouts. It leaves `before` they call: a driver may not free memory while kernels of
+    /// its process run.
     pub(crate) fn loses_the_last(self, before: Duration) -> Vec<String> {
         world(self.ranks, |ranks, me| {
             let group = self.join(ranks, me, Duration::from_secs(60));
@@ -521,7 +525,7 @@ impl Case {
         let group = self.join(ranks, me, timeout);
         let gpu = Gpu::new();
         if let Some((lost, Lost::Masked)) = self.lost {
-            // SAFETY: there is no memory.
+            // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
         }
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
@@ -727,7 +731,7 @@ impl Case {
     }
 }
 
-/// What a proxy did for each of so many rounds.
+/// A proxy's counters for one of `rounds` rounds.
 fn each(
     before: uccl_ep::ProxyStats,
     mut after: uccl_ep::ProxyStats,
@@ -764,7 +768,8 @@ pub(super) fn choices(
     experts
 }
 
-/// Where two differ, which says more than both in full.
+/// Asserts that two slices are equal. The message has the first difference, which says more than
+/// both in full.
 pub(super) fn assert_same<T: PartialEq + std::fmt::Debug>(
     at: &str,
     what: &str,

@@ -11,12 +11,13 @@ use super::{
     world,
 };
 
-/// As the library has it: pieces of the rows of few tokens at most, and bytes of the smallest.
+/// The library's constants: the most pieces of a row, where tokens are few, and the bytes of the
+/// smallest piece.
 const MOST_PIECES: usize = 16;
 const PIECE: usize = 16 * 32;
 
-/// What is spoilt: of a record its token, or its rows, or the first of them, which are then far behind all; or where the records of ranks
-/// begin.
+/// The spoilt part of a table of records: a record's token, or its rows, or the first of them,
+/// which is then far behind all; or the starts of the ranks' records.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Spoilt {
     Starts,
@@ -84,7 +85,8 @@ impl Case {
         window.give_back(&held);
     }
 
-    /// The second of two ranks notes that it sends more than there are slots: the first is told so.
+    /// The second of two ranks notes that it sends more than there are slots: the first gets an
+    /// error.
     pub(crate) fn names_who_notes_too_much(self) {
         let told = world(2, |ranks, me| {
             let group = self.join(ranks, me, Duration::from_secs(20));

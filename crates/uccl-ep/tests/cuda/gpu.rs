@@ -6,7 +6,7 @@ use uccl_device::cuda::{
     Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream, wait_until_given_back,
 };
 
-/// Whether there is a GPU; says what is lacking.
+/// Whether there is a GPU; prints the reason if there is none.
 pub(crate) fn has_gpu() -> bool {
     let why = Gpus::get().why_none();
     if let Some(why) = why {
@@ -25,8 +25,9 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// For kernels of ranks that wait for each other. What was dropped before is freed by now: the driver would wait for the kernels of the
-    /// first rank, and hold up those of the next.
+    /// For kernels of ranks that wait for each other. Memory that was dropped before is freed by
+    /// now. Otherwise the driver would wait for the kernels of the first rank, and hold up those of
+    /// the next.
     pub(crate) fn new() -> Self {
         assert!(wait_until_given_back(Duration::from_secs(60)), "memory is not given back");
         let context = Gpus::get().device(0).and_then(|gpu| gpu.context()).expect("a context");
@@ -71,7 +72,7 @@ impl Gpu {
         }
     }
 
-    /// What is in memory. All that was enqueued has ended.
+    /// The contents of memory, after the end of all enqueued work.
     pub(crate) fn download<T: Copy + Default>(&self, address: u64, count: usize) -> Vec<T> {
         let mut values = vec![T::default(); count];
         let len = size_of_val(&values[..]);

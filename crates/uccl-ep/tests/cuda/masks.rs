@@ -4,12 +4,13 @@ use uccl_ep::{Group, cuda};
 
 use super::Gpu;
 
-/// Rounds in which they do so: once for each number of calls up to one, with more calls behind each than there are slots.
+/// Rounds in which they do so: once for each number of calls in a range, with more calls behind
+/// each than there are slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masks {
     /// The rank that is left out, and leaves out all others.
     pub(crate) rank: usize,
-    /// How many calls that takes, at least and at most.
+    /// The least and the largest of these numbers of calls.
     pub(crate) calls: (usize, usize),
     /// Whether ranks that are late are left out too.
     pub(crate) masks_late: bool,
@@ -17,7 +18,7 @@ pub(crate) struct Masks {
     pub(crate) is_between: bool,
 }
 
-/// What is done in a round.
+/// The masks and the calls of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     /// Whether its dispatch leaves ranks out.
@@ -28,7 +29,7 @@ pub(super) struct Step {
 }
 
 const TOGETHER: Step = Step { is_apart: false, is_let_in: false, has_combine: true };
-/// Each has two calls, of which eight may be under way.
+/// Each of these rounds has two calls, and eight calls may be under way.
 const ROUNDS_BEHIND: usize = 5;
 
 impl Masks {
@@ -46,7 +47,7 @@ impl Masks {
         steps
     }
 
-    /// Who is left out by a rank in a step: a bit for each.
+    /// The ranks that a rank leaves out in a step: a bit for each.
     fn left_out(&self, step: Step, me: usize, ranks: usize) -> u64 {
         let (lost, all) = (1 << self.rank, (1 << ranks) - 1);
         match step.is_apart {
@@ -57,12 +58,12 @@ impl Masks {
     }
 }
 
-/// The steps of so many rounds.
+/// The steps of the masks, or `rounds` steps without masks.
 pub(super) fn steps_of(masks: Option<Masks>, rounds: usize) -> Vec<Step> {
     masks.map_or_else(|| vec![TOGETHER; rounds], |masks| masks.steps())
 }
 
-/// Has a group of the CPU leave out who is left out in a step.
+/// Makes a group of the CPU leave out the ranks of a step.
 pub(super) fn mask_on_cpu(masks: Option<Masks>, step: Step, group: &Group) {
     let Some(masks) = masks else { return };
     let left_out = masks.left_out(step, group.rank(), group.ranks());
@@ -71,7 +72,7 @@ pub(super) fn mask_on_cpu(masks: Option<Masks>, step: Step, group: &Group) {
     }
 }
 
-/// The same of a group on a GPU, before a step's dispatch, and before its combine.
+/// Does the same with a group on a GPU, before a step's dispatch, and before its combine.
 pub(super) fn mask_on_gpu(
     masks: Option<Masks>,
     (step, is_behind): (Step, bool),
@@ -80,6 +81,6 @@ pub(super) fn mask_on_gpu(
     let Some(masks) = masks.filter(|_| !is_behind || step.is_let_in) else { return };
     let step = Step { is_apart: step.is_apart && !is_behind, ..step };
     let left_out = masks.left_out(step, group.rank(), group.ranks());
-    // SAFETY: there is no memory.
+    // SAFETY: no memory is given: the address is 0.
     unsafe { group.mask((left_out, !left_out), 0, &gpu.stream) }.expect("a mask");
 }

@@ -1,4 +1,4 @@
-//! Normal mode: one rank's inputs, and what the two devices make of them.
+//! Normal mode: one rank's inputs, and the results of the two devices.
 
 mod faults;
 mod marks;
@@ -36,69 +36,72 @@ pub(crate) struct Normal {
     pub(crate) scales: usize,
     /// Tokens of a rank at most.
     pub(crate) slots: usize,
-    /// Whether every rank has as many.
+    /// Whether every rank has `slots` tokens.
     pub(crate) is_full: bool,
     /// Dispatches, each with its combine.
     pub(crate) rounds: usize,
-    /// How many calls' bytes the pool has room for.
+    /// The number of calls that the pool has room for.
     pub(crate) places: usize,
     pub(crate) blocks: u32,
-    /// Whether weights go with choices, and with rows that go back.
+    /// Whether choices have weights, and rows that are sent back too.
     pub(crate) has_weights: bool,
     /// Rows that each sum begins with.
     pub(crate) biases: usize,
     pub(crate) order: Order,
-    /// Whether there are rows for all tokens that may come, and the host does not ask how many do.
+    /// Whether there are rows for all tokens that may come, so that the host does not wait for
+    /// counts.
     pub(crate) is_worst: bool,
-    /// How many rows there are before the host knows how many arrive, where it asks; none: it asks first.
+    /// The number of rows before the host has the counts, where it waits for them; none: it waits
+    /// for counts first.
     pub(crate) guess: Option<usize>,
-    /// Whether rows stay where they arrive. There are rows for all that may come then.
+    /// Whether rows stay where they arrive. Then there are rows for all that may come.
     pub(crate) stays: bool,
-    /// Whether tokens go once more to where they went, with the handle, or the layout.
+    /// Whether tokens are sent once more to the same ranks, with the handle, or the layout.
     pub(crate) is_again: bool,
-    /// Whether dispatches take the layout that was asked for, when nothing else of it is left. Of choices only.
+    /// Whether dispatches take an earlier layout after its choices and counts were overwritten. Of
+    /// choices only.
     pub(crate) is_laid_out: bool,
-    /// To what rows of an expert are aligned, if rows are by expert.
+    /// The alignment of an expert's rows, if rows are by expert.
     pub(crate) by_expert: Option<usize>,
-    /// Whether the row of each expert goes back, and not their sum.
+    /// Whether the row of each expert is sent back, and not their sum.
     pub(crate) is_each: bool,
     /// Whether rows between those of experts become 0.
     pub(crate) zeroes_gaps: bool,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
-    /// Ranks that are left out for a while, instead of so many rounds.
+    /// Ranks that are left out for a while, in steps that replace `rounds`.
     pub(crate) masks: Option<Masks>,
-    /// What the last rank does wrong on the GPU.
+    /// The fault of the last rank on the GPU.
     pub(crate) wrong: Option<Wrong>,
     pub(crate) way: Way,
 }
 
-/// What no rank may do.
+/// Faults of a rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wrong {
-    /// There are so many rows for what arrives.
+    /// The outputs have this many rows.
     FewRows(usize),
-    /// There is room for so many tokens in tables, where rows are by expert.
+    /// The tables have room for this many tokens, where rows are by expert.
     FewTokens(usize),
-    /// So many rows go back.
+    /// This many rows are sent back.
     FewResults(usize),
     /// Tokens are in the buffer.
     TokensInBuffer,
-    /// What goes back is in the buffer.
+    /// The rows to send back are in the buffer.
     ResultsInBuffer,
-    /// The table that says which rows belong to which tokens is written to before the combine.
+    /// The table of each row's token is overwritten before the combine.
     Spoilt,
-    /// The same of the table that says which rows are whose.
+    /// The table of each rank's first row is overwritten before the combine.
     SpoiltStarts,
-    /// The first token chooses this expert first, and the next one second.
+    /// The first token has this expert as its first choice, and the next expert as its second.
     Choice(i32),
-    /// The only rank's window says, once it has been counted, that nothing is for it.
+    /// The only rank's window is changed after the count: it says that no token is for this rank.
     Shrunk,
     /// The host gives up while it waits for counts.
     Interrupted,
 }
 
-/// What a rank has for one round.
+/// A rank's inputs of one round.
 struct Inputs {
     tokens: usize,
     rows: Vec<u8>,
@@ -108,13 +111,13 @@ struct Inputs {
     goes: Vec<bool>,
     per_expert: Vec<u32>,
     weights: Vec<f32>,
-    /// What its experts make of what arrives, and the weights of it.
+    /// The results of its experts, with their weights, which do not depend on the received rows.
     made: Vec<u16>,
     made_weights: Vec<f32>,
     biases: [Vec<u16>; 2],
 }
 
-/// What a rank gets of one round.
+/// A rank's results of one round.
 struct Got {
     /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices only.
     layout: (Vec<u32>, Vec<u32>, Vec<u8>),
@@ -133,19 +136,21 @@ struct Got {
     summed_weights: Vec<f32>,
 }
 
-/// Values of bf16 that sums have to be right of too: infinities, several NaNs, the largest and the smallest, and a zero with a sign.
+/// Values of bf16 that sums must be right for too: infinities, several NaNs, the largest and the
+/// smallest, and a zero with a sign.
 const RARE: [u16; 10] =
     [0x7f80, 0xff80, 0x7fc0, 0xffc0, 0x7f81, 0x7fff, 0xffff, 0x7f7f, 0x0001, 0x8000];
 
-/// What nobody has written to.
+/// The bytes of memory that no call has written to.
 const UNTOUCHED: u8 = 0x5a;
 /// Far more than any wait takes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a rank is waited for that is left out then: longer than a busy machine keeps one rank behind another.
+/// The wait for a rank that is then left out: longer than a busy machine keeps one rank behind
+/// another.
 const SOON: Duration = Duration::from_secs(4);
 
 impl Normal {
-    /// The same with all else drawn.
+    /// The same with all other fields drawn.
     pub(crate) fn drawn(self, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let top_k = random.usize(..=8);
@@ -193,7 +198,7 @@ impl Normal {
         });
     }
 
-    /// What a rank got in a round on both devices is the same.
+    /// Asserts that a rank's results of a round are the same on both devices.
     fn compare(&self, (me, round): (usize, usize), found: &Got, expected: &Got) {
         let at = format!("{self:?}, rank {me}, round {round}");
         let bits =
@@ -217,7 +222,7 @@ impl Normal {
         assert_same(&at, "summed weights", &bits(one), &bits(other));
     }
 
-    /// How long a dispatch and its combine take on the GPU, and how many tokens a rank gets: the most of any rank.
+    /// The time of a dispatch and its combine on the GPU, and the most tokens that a rank gets.
     pub(crate) fn time(self, rounds: u32) -> (Duration, u32) {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs(me, 0);
@@ -242,7 +247,8 @@ impl Normal {
         took.into_iter().max().unwrap_or_default()
     }
 
-    /// How long the counting of tokens takes on the GPU that callers ask for before they dispatch.
+    /// The time of a layout on the GPU: the count of tokens that callers ask for before they
+    /// dispatch.
     pub(crate) fn time_layout(self, rounds: u32) -> Duration {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs(me, 0);
@@ -260,7 +266,8 @@ impl Normal {
         took.into_iter().max().unwrap_or_default()
     }
 
-    /// What each rank is told when some do not come, or make other calls: by a call, and when all has ended.
+    /// Each rank's error when some do not come, or make other calls: that of a call, or after the
+    /// end of all.
     pub(crate) fn fails(
         self,
         timeout: Duration,
@@ -284,7 +291,7 @@ impl Normal {
         })
     }
 
-    /// Whether it is this rank that is lost. It joins, and makes no call.
+    /// Whether this rank is the lost one. It joins, and makes no call.
     fn is_lost(&self, rank: usize) -> bool {
         self.lost.is_some_and(|(lost, _)| lost == rank)
     }
@@ -324,7 +331,7 @@ impl Normal {
         }
     }
 
-    /// Rows that so many tokens of each expert take.
+    /// The rows of `tokens` tokens, with `per_expert` of them for each expert.
     fn rows_of(&self, per_expert: &[u32], tokens: usize) -> usize {
         match self.by_expert {
             None => tokens,
@@ -343,12 +350,12 @@ impl Normal {
         if self.has_weights { self.top_k } else { 0 }
     }
 
-    /// Weights that go back of a token.
+    /// Weights of a token that are sent back.
     fn num_returned_weights(&self) -> usize {
         if self.is_each { 0 } else { self.num_weights() }
     }
 
-    /// What goes back of rows.
+    /// The rows that are sent back.
     fn sends(&self) -> Sends {
         match self.by_expert {
             None => Sends::Row,
@@ -385,7 +392,7 @@ impl Normal {
         let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
         let mut random = fastrand::Rng::with_seed(seed);
         let tokens = match random.u8(..5) {
-            // A rank that does something wrong has tokens to do it with.
+            // A rank with a fault has tokens to show it with.
             0 if self.wrong.is_none() => 0,
             _ => random.usize(1..=self.slots),
         };
@@ -468,7 +475,8 @@ impl Normal {
         self.seed % 2 == 1
     }
 
-    /// As the first interface has it, and the second has not.
+    /// Whether weights of other ranks' experts become 0: in the first interface they do, in the
+    /// second they do not.
     fn zeroes_foreign(&self) -> bool {
         self.order == Order::ByRank
     }

@@ -11,10 +11,10 @@ use uccl_ep::{Error, Result};
 /// Far more than any test takes from one meeting to the next.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// What ranks meet at.
+/// The meeting point of ranks.
 pub(crate) struct Ranks {
     board: Mutex<Vec<Option<Vec<u8>>>>,
-    /// How many times ranks have come.
+    /// The number of times that ranks have come.
     came: Mutex<usize>,
     changed: Condvar,
 }
@@ -33,7 +33,7 @@ impl Ranks {
         assert!(!waited.timed_out(), "another rank does not come");
     }
 
-    /// What every rank gives.
+    /// An exchange: it returns the bytes of every rank.
     pub(crate) fn exchange(
         &self,
         me: usize,

@@ -5,14 +5,14 @@ use uccl_p2p::Transport;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
-    /// As it is found, which is directly.
+    /// The way that the group finds, which is the direct one.
     Found,
-    /// By windows of the host, as if they were on so many nodes.
+    /// By windows of the host, as if they were on this many nodes.
     ByHost(usize, Transport),
 }
 
 impl Way {
-    /// A rank's part of a group that reaches each other so.
+    /// A rank's part of a group with this way between its ranks.
     pub(crate) fn of(self, config: Config) -> Config {
         let Self::ByHost(nodes, transport) = self else { return config };
         let bind = Some([127, 0, 0, 1].into());

@@ -1,4 +1,5 @@
-//! What a test does to the window of the first of two ranks: it holds rows and marks back that the second has sent.
+//! A test's changes to the window of the first of two ranks: it holds back rows and marks that the
+//! second has sent.
 
 use std::{
     ops::Range,
@@ -10,29 +11,30 @@ use uccl_ep::{cuda, placing::SLOTS};
 
 use super::Gpu;
 
-/// As the kernels have them: marks of a call from a rank, the notes that are before all marks, and what the next call adds to either.
+/// Constants of the kernels: the marks of a call from a rank, the notes before all marks, and the
+/// difference of both from one call to the next.
 const PARTS: usize = 2048;
 const NOTES: usize = 1 + 8192;
 pub(super) const CALL: u64 = 1 << 22;
 const RANKS: usize = 2;
-/// Far longer than a part takes that is not waited for.
+/// Far longer than the kernels need for a part that they do not wait for.
 const WHILE: Duration = Duration::from_millis(150);
 /// Far longer than a rank takes.
 const LIMIT: Duration = Duration::from_secs(50);
 
 pub(super) struct Window<'a> {
     gpu: &'a Gpu,
-    /// Where its pool begins, behind the marks.
+    /// The address of its pool, behind the marks.
     pool: u64,
 }
 
-/// What is in the window and was taken from it.
+/// Rows and marks that are held back.
 pub(super) struct Held {
     rows: (u64, Vec<u8>),
     marks: (u64, Vec<u64>),
 }
 
-/// What there is, as soon as it is as it should be.
+/// Reads words until they are as expected, and returns them.
 fn when(read: impl Fn() -> Vec<u64>, is_there: impl Fn(&[u64]) -> bool) -> Vec<u64> {
     let began = Instant::now();
     loop {
@@ -45,7 +47,8 @@ fn when(read: impl Fn() -> Vec<u64>, is_there: impl Fn(&[u64]) -> bool) -> Vec<u
     }
 }
 
-/// Bytes from the first word of a call from the second rank to the end of such words, of which a rank has so many for each call.
+/// Bytes from the first word of a call from the second rank to the end of such words. A rank has
+/// `words` of them for each call.
 fn words_behind(call: usize, words: usize) -> u64 {
     let nth = call % SLOTS * RANKS + 1;
     ((SLOTS * RANKS - nth) * words * size_of::<u64>()) as u64
@@ -61,7 +64,7 @@ impl<'a> Window<'a> {
         self.pool - words_behind(call, PARTS)
     }
 
-    /// Has a note of a call from the second rank say something else, when it has come.
+    /// Changes the value of a note of a call from the second rank, after it has come.
     pub(super) fn change_note(&self, call: usize, nth: usize, value: u64) {
         let marks = (SLOTS * RANKS * PARTS * size_of::<u64>()) as u64;
         let at = self.pool - marks - words_behind(call, NOTES) + (nth * size_of::<u64>()) as u64;
@@ -70,7 +73,7 @@ impl<'a> Window<'a> {
         self.gpu.write(at, &[call * CALL + value]);
     }
 
-    /// Some marks of a call, and what is in a range of the pool, when all of these marks have come.
+    /// Reads the marks of a call and a range of the pool, once all of `marks` have come.
     pub(super) fn hold(&self, call: usize, marks: &[usize], rows: Range<usize>) -> Held {
         let all = when(
             || self.gpu.download(self.marks_of(call), PARTS),
@@ -90,13 +93,13 @@ impl<'a> Window<'a> {
         self.gpu.write(held.marks.0, &changed);
     }
 
-    /// Has some marks be those of an earlier call, in which there are no rows.
+    /// Replaces some marks with those of an earlier call, and the rows with other bytes.
     pub(super) fn hide(&self, held: &Held, marks: &[usize]) {
         self.change(held, marks, |mark| mark - CALL);
         self.gpu.write(held.rows.0, &vec![0x3fu8; held.rows.1.len()]);
     }
 
-    /// Has rows and their marks come, after a while.
+    /// Puts the rows and their marks back, after a while.
     pub(super) fn give_back(&self, held: &Held) {
         sleep(WHILE);
         self.gpu.write(held.rows.0, &held.rows.1);

@@ -44,9 +44,9 @@ struct Launch {
   char* stacks;
   Thread* running = nullptr;
   jmp_buf scheduler;
-  bool polls = false;      // in this round of turns a thread has looked for what others do
+  bool polls = false;      // in this round of turns a thread has polled
   bool gets_on = false;    // in this round threads of a block or a warp have met
-  u32 idle = 0;            // rounds in which all that is left was looked for in vain
+  u32 idle = 0;            // rounds in which all remaining threads polled in vain
 };
 
 thread_local Launch* launch;
@@ -138,7 +138,7 @@ struct Pusher {
   UcclEpOwn own = {};
   UcclEpStatus status = {};
   u32 each = 0;   // commands of a thread
-  u32 state = 0;  // what a thread was told that could not push
+  u32 state = 0;  // the state of a thread that could not push
 };
 
 void push_each(const void* parameter) {
@@ -260,7 +260,7 @@ Pusher* emulated_pusher(u64 ring, u32 slots, u64 timeout_ns) {
   return pusher;
 }
 
-// Has each thread of a launch push as many commands; what one was told that could not.
+// Makes each thread of a launch push `each` commands; returns the state of one that could not.
 u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
   pusher->each = each;
   pusher->state = 0;
@@ -268,7 +268,7 @@ u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
   return pusher->state;
 }
 
-// The call of which a weight is taken to be the count, if it is read as one.
+// The call number in a weight that is read as a call's count.
 u64 emulated_call_of_weight(u64 call, float weight) { return weight_told(call, weight) >> MARK_CALL; }
 
 void emulated_poison(Pusher* pusher, u32 poison) { __atomic_store_n(&pusher->status.poison, poison, __ATOMIC_RELAXED); }

@@ -23,7 +23,7 @@ struct Place {
   u32 x;
 };
 
-// Of the thread whose turn it is.
+// Indices of the thread with the turn.
 Place thread();
 Place block();
 Place threads();
@@ -31,7 +31,7 @@ Place blocks();
 void* shared(size_t len);
 // Gives the turn away.
 void turn();
-// The same by a thread that waits for what others write.
+// The same by a thread that waits for writes of other threads.
 void relax();
 void wait_for_block();
 // Every lane of a warp gives a value, and sees those of all.
@@ -183,7 +183,7 @@ T __shfl_xor_sync(u32, T value, int mask) {
   return emulated::from_lane(value, threadIdx.x % 32 ^ static_cast<u32>(mask));
 }
 
-// Lanes that nothing comes to keep what they have.
+// A lane without a source keeps its value.
 template <typename T>
 T __shfl_up_sync(u32, T value, u32 by) {
   u32 lane = threadIdx.x % 32;

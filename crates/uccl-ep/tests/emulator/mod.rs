@@ -43,10 +43,10 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     Library(library)
 });
 
-/// Blocks of a launch that begin together, as if all streams had so many multiprocessors.
+/// Blocks of a launch that begin together, as if all streams had this many multiprocessors.
 pub(crate) const MOST_TOGETHER: u32 = 4;
 
-/// The call of which a weight is taken to be the count that a call tells, if it is read as one.
+/// The call number in a weight that is read as a call's count.
 pub(crate) fn call_of_weight(call: u64, weight: f32) -> u64 {
     let Library(library) = *LIBRARY;
     let found = find(library, c"emulated_call_of_weight");
@@ -55,7 +55,7 @@ pub(crate) fn call_of_weight(call: u64, weight: f32) -> u64 {
     of(call, weight)
 }
 
-/// Loads both, before anything asks for a driver.
+/// Loads the kernels and the driver, before anything asks for a driver.
 pub(crate) fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
@@ -84,7 +84,8 @@ fn find(library: *mut c_void, name: &CStr) -> *const c_void {
 
 const FLAGS: &str = "-x c++ -std=c++17 -O1 -fPIC -shared -ffp-contract=off -U_FORTIFY_SOURCE";
 
-/// The kernels for this CPU, compiled unless a test has with the same sources. Tests may do so at the same time, each under a name of its own.
+/// The kernels for this CPU, compiled unless a test has compiled the same sources. Tests may do so
+/// at the same time, each under a name of its own.
 fn build() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
@@ -94,7 +95,7 @@ fn build() -> PathBuf {
     if !library.exists() {
         let made = folder.join(format!("{}.made", process::id()));
         compile(&here, &made);
-        // Those of other sources; another test may have removed them.
+        // Removes the libraries of other sources; another test may have removed them.
         let is_old = |file: &PathBuf| file.extension() == Some("so".as_ref()) && *file != library;
         for file in files_in(&folder).into_iter().filter(is_old) {
             let _ = fs::remove_file(file);
@@ -104,7 +105,7 @@ fn build() -> PathBuf {
     library
 }
 
-/// Of how they are compiled, and of all files in some folders.
+/// The hash of the compiler's options, and of all files in some folders.
 fn hash_of(folders: &[PathBuf]) -> u64 {
     let mut state = DefaultHasher::new();
     FLAGS.hash(&mut state);
@@ -126,7 +127,7 @@ fn compile(here: &Path, library: &Path) {
     assert!(status.success(), "c++ failed with {status}");
 }
 
-/// In the order of their names.
+/// The files of a folder, in the order of their names.
 fn files_in(folder: &PathBuf) -> Vec<PathBuf> {
     let entries =
         fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());

@@ -23,7 +23,7 @@ pub(crate) struct Ring {
     free: extern "C" fn(*mut c_void),
 }
 
-// SAFETY: what is changed by several threads is atomic; one launch at a time pushes.
+// SAFETY: words that several threads change are atomic; one launch at a time pushes.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -62,17 +62,18 @@ impl Ring {
         &self.words[self.words.as_ptr().addr() / 8 % 2 + at]
     }
 
-    /// Has each of some blocks' threads push as many commands. Not 0: the state that a thread was told that could not.
+    /// Makes each thread of some blocks push `each` commands. Not 0: the state of a thread that
+    /// could not.
     pub(crate) fn push(&self, (blocks, threads): (u32, u32), each: u32) -> u32 {
         (self.push)(self.pusher, blocks, threads, each)
     }
 
-    /// As the host does to end all waits.
+    /// Ends all waits, as the host does.
     pub(crate) fn poison(&self, yes: bool) {
         (self.poison)(self.pusher, u32::from(yes));
     }
 
-    /// The command with a number, if both of its halves are there. They are alike.
+    /// The command with a number, if both of its halves are there. Both must be equal.
     pub(crate) fn pop(&self, number: u64) -> Option<u64> {
         let lap = if number & self.slots == 0 { LAP } else { 0 };
         let slot = SLOTS_AT + 2 * (number & (self.slots - 1)) as usize;
@@ -84,7 +85,7 @@ impl Ring {
         Some(halves[0] & !LAP)
     }
 
-    /// Tells the threads how many were popped.
+    /// Tells the threads the number of popped commands.
     pub(crate) fn tell(&self, popped: u64) {
         self.word(TAIL).store(popped, Ordering::Release);
     }

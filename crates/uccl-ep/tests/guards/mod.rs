@@ -1,4 +1,4 @@
-//! What a peer says of a call is not believed, nor what a caller says of its rows.
+//! Counts from a peer, and numbers of rows from a caller, are checked before use.
 
 use super::*;
 
@@ -13,8 +13,8 @@ fn own_of(rank: usize) -> Own {
     Own { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
 }
 
-/// What a dispatch leaves in memory for some rows, with more behind it, after `garble` had the words of the last rank's area of this
-/// rank's window. There are `slots` in an area.
+/// The memory after a dispatch with `rows` rows of output, and some rows behind them. `garble`
+/// changes the words of the last rank's area of this rank's window. There are `slots` in an area.
 fn received(
     slots: usize,
     layout: &Layout,
@@ -80,7 +80,7 @@ fn no_more_rows_are_taken_than_a_rank_told_of() {
 
 #[test]
 fn no_row_goes_behind_those_that_there_is_memory_for() {
-    // The last rank has rows for the second expert, of which it tells nothing.
+    // The last rank has rows for the second expert, and its count of them is 0.
     let seen = received(16, &Layout::Experts(vec![0, 4]), 6, |words| words[2] = 0);
     for (rank, rows) in seen.iter().enumerate() {
         let expected = of_expert(2 * rank).chain(of_expert(2 * rank + 1).take(2));
@@ -102,8 +102,9 @@ fn a_rank_that_tells_of_more_tokens_than_it_has_room_for_is_refused() {
         };
         let mut dispatch = begun.unwrap();
         all.wait();
-        // Behind its words a stream has headers of 64 bytes, which end with the tokens that are told of: for this rank, and all. This is
-        // the header that the last rank has written for the first call.
+        // Behind its words a stream has headers of 64 bytes, which end with the numbers of tokens:
+        // for this rank, and all. This is the header that the last rank has written for the first
+        // call.
         // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank does.
         unsafe {
             let window = group.pool().sub(control_len(2)).cast::<u64>();

@@ -15,13 +15,13 @@ struct Shape {
 }
 
 impl Shape {
-    /// As low latency mode has them.
+    /// The shape of low latency mode.
     fn low_latency(ranks: usize) -> Self {
         let how = How { sends: Sends::EachExpert, sums: Sums::ByChoice, relays: None, stays: true };
         Self { room: Room::Tokens(TOKENS), by_experts: Some(TOKENS * ranks), how }
     }
 
-    /// As normal mode has them, in several rounds.
+    /// The shape of normal mode, in several rounds.
     fn normal(ranks: usize) -> Self {
         let how = How { sends: Sends::Row, sums: Sums::ByRank, relays: None, stays: true };
         Self { room: Room::Bytes(ranks * 2048), by_experts: None, how }
@@ -31,7 +31,7 @@ impl Shape {
 /// The most tokens of a rank.
 const TOKENS: usize = 24;
 
-/// Where ranks wait for each other, though not for one that has failed.
+/// A meeting point of ranks, which do not wait for one that has failed.
 struct Meeting {
     ranks: usize,
     come: Mutex<usize>,
@@ -54,7 +54,7 @@ impl Meeting {
     }
 }
 
-/// What experts that change nothing make of a rank's tokens, where only some ranks are there.
+/// The sums of a rank's tokens where experts change nothing, and only some ranks are there.
 fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
     let routing = &own.routing;
     let times_of = |token: usize| match how.sends {
@@ -75,10 +75,10 @@ fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
 struct Caller<'a> {
     group: &'a Arc<Group>,
     shape: Shape,
-    /// By rank, whether the dispatches that follow go there.
+    /// By rank, whether the next dispatches include it.
     is_there: Vec<bool>,
     seed: u64,
-    /// A dispatch without its combine, and where it went.
+    /// A dispatch without its combine, and by rank whether it was sent there.
     open: Option<(Own, Arrived, Vec<bool>)>,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Leaves a rank out for some calls and lets it in again, wherever in a pair of calls that is.
+/// Leaves a rank out for some calls and lets it in again, at each point of a pair of calls.
 fn comes_back(ranks: Ranks, shape: fn(usize) -> Shape) {
     world(ranks, |group| {
         let mut caller = Caller::new(&group, shape(group.ranks()));
@@ -195,7 +195,8 @@ fn a_far_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out() {
 
 #[test]
 fn a_far_rank_hears_last_of_the_last_call_that_was_made_without_it() {
-    // Nobody waits between these calls, so marks of several that use one word are under way at once.
+    // No rank waits between these calls, so marks of several that use one word are under way at
+    // once.
     for _ in 0..4 {
         world(Ranks::apart(2, 2, Transport::Tcp), |group| {
             let mut caller = Caller::new(&group, Shape::low_latency(2));

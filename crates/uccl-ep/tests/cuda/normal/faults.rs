@@ -1,4 +1,4 @@
-//! What must hold on a real GPU as on an emulated one, when ranks are lost or do something wrong.
+//! Tests of lost ranks and of faults, which must hold on a real GPU as on an emulated one.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{
     Normal, Wrong,
 };
 
-/// Longer than any fault takes to be told.
+/// Longer than it takes to report any fault.
 const LIMIT: Duration = Duration::from_secs(20);
 
 impl Normal {
@@ -32,7 +32,8 @@ impl Normal {
         Self { lost: Some((1, Lost::Masked)), by_expert: Some(4), ..by_choice }.run();
     }
 
-    /// What a rank does wrong is named. `second` is what is said of two choices of a token, the second of which is no expert.
+    /// A rank's fault is named. `second` is the error of two choices of a token, the second of
+    /// which is no expert.
     pub(crate) fn names_what_is_wrong(self, second: &str) {
         let few = Self { slots: 20, ..self };
         let experts = (few.ranks * few.local_experts) as i32;
@@ -71,7 +72,7 @@ impl Normal {
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told.iter().all(String::is_empty), "{told:?}");
         }
-        // Rows that stay where they are: the only ones, so nobody waits for others.
+        // The only rank's rows stay where they are, so no rank waits for others.
         let case = Self { wrong: Some(Wrong::SpoiltStarts), ranks: 1, is_full: true, ..self };
         assert_eq!(case.fails(LIMIT, |_| Some(case)), [""]);
     }
@@ -88,7 +89,7 @@ impl Normal {
         }
     }
 
-    /// Ranks that differ are told in what.
+    /// Ranks with different calls get an error that names the difference.
     pub(crate) fn tells_in_what_ranks_differ(self) {
         let few = Self { slots: 20, ..self };
         let told = few.fails(LIMIT, |me| Some(Self { scales: 1 + me, ..few }));

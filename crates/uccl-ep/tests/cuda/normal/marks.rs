@@ -1,5 +1,5 @@
-//! Marks of parts that come late, or say what is not so. A test writes them to the first rank's window when the second has sent
-//! all, and the first has not begun.
+//! Marks of parts that come late, or are wrong. A test writes them to the first rank's window after
+//! the second has sent all, and before the first begins.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,21 +16,23 @@ use super::{
     on_gpu::OnGpu,
 };
 
-/// As the kernels have them: marks of a row, where there are few, and how many rows a mark may say that a part has.
+/// Constants of the kernels: the marks of a row, where rows are few, and the most rows that a mark
+/// can give a part.
 const PIECES: usize = 8;
 const MOST_ROWS: u64 = 63;
 
-/// What is done to marks, of which the first is given.
+/// A change of marks.
 #[derive(Clone, Copy, Debug)]
 enum Tampering {
-    /// Those of a row's pieces from this one on are those of an earlier call for a while, in which there are no rows.
+    /// From this piece of a row on, the marks are those of an earlier call for a while, and the
+    /// rows are missing.
     Late(usize),
-    /// Each says that its part has as many rows as it can.
+    /// Each mark gives its part as many rows as it can.
     Boasting,
 }
 
 impl Tampering {
-    /// Tampers with marks, and with the rows of those that are late.
+    /// Changes marks, and the rows of those that are late.
     fn tamper(self, window: &Window<'_>, held: &Held, marks: &[usize]) {
         match self {
             Self::Late(first) => {
@@ -41,7 +43,7 @@ impl Tampering {
         }
     }
 
-    /// Has late rows and their marks come, after a while.
+    /// Puts late rows and their marks back, after a while.
     fn give_back(self, window: &Window<'_>, held: &Held) {
         if let Self::Late(_) = self {
             window.give_back(held);
@@ -49,7 +51,7 @@ impl Tampering {
     }
 }
 
-/// The marks of so many rows.
+/// The marks of the first `rows` rows.
 fn marks_of(rows: usize) -> Vec<usize> {
     (0..PIECES * rows).collect()
 }
@@ -62,7 +64,7 @@ impl Normal {
         }
     }
 
-    /// What marks say leads no further than counts.
+    /// Marks lead no further than counts.
     pub(crate) fn goes_no_further_than_counts(self) {
         self.tampered(Tampering::Boasting);
     }
@@ -81,7 +83,8 @@ impl Normal {
         });
     }
 
-    /// A rank whose counts have come, and whose parts have not, is named with the call that waits for them.
+    /// A rank with counts that have come, and parts that have not, is named with the call that
+    /// waits for them.
     pub(crate) fn names_whose_part_does_not_come(self) {
         let case = Self { ranks: 2, is_full: true, is_worst: true, ..self };
         let told = world(2, |ranks, me| {
@@ -134,7 +137,7 @@ impl Normal {
         round.got(self, &gpu)
     }
 
-    /// Makes each of the first rank's calls when the second has sent all of it.
+    /// Makes each of the first rank's calls after the second has sent all of its part.
     fn behind_the_second(
         &self,
         how: Tampering,
@@ -165,7 +168,7 @@ impl Normal {
         how.give_back(&window, &held);
     }
 
-    /// How many of the first rank's tokens go to the second.
+    /// The number of the first rank's tokens that the second gets.
     fn sent_to_the_second(&self, inputs: &Inputs) -> usize {
         let is_there = |expert: &i32| *expert >= self.local_experts as i32;
         inputs.experts.chunks(self.top_k).filter(|choices| choices.iter().any(is_there)).count()

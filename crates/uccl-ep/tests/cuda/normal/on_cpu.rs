@@ -1,4 +1,4 @@
-//! What a rank of the CPU makes of its inputs.
+//! The results of a rank on the CPU.
 
 use std::sync::Arc;
 
@@ -193,7 +193,8 @@ fn starts(per_expert: &[u32], unit: usize) -> Vec<usize> {
 }
 
 impl Normal {
-    /// What is told of rows by expert, and of those between them.
+    /// Fills in the ends of experts' rows, and zeroes the rows between them if the case asks for
+    /// that.
     fn tell_experts(&self, got: &mut Got, unit: usize) {
         let starts = starts(&got.per_expert, unit);
         let ends = starts.iter().zip(&got.per_expert).map(|(start, count)| *start as u32 + count);
@@ -206,7 +207,7 @@ impl Normal {
         self.zero_gaps(&got.per_expert, unit, (&mut got.weights, self.num_row_weights()));
     }
 
-    /// Zeroes between the rows of experts, which have so many values each.
+    /// Zeroes the rows between those of experts, of `len` values each.
     fn zero_gaps<T: Default + Clone>(
         &self,
         per_expert: &[u32],

@@ -1,4 +1,4 @@
-//! What a rank with a GPU makes of its inputs.
+//! The results of a rank with a GPU.
 
 use std::{num::NonZero, sync::Arc, time::Duration};
 
@@ -34,12 +34,12 @@ impl Normal {
         let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
         if let Some((lost, Lost::Masked)) = self.lost {
-            // SAFETY: there is no memory.
+            // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
         }
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
         ranks.meet();
-        // Without questions, all rounds are enqueued before any is waited for.
+        // Where no host waits for counts, all rounds are enqueued before any is waited for.
         for (round, step) in rounds.iter().zip(self.steps()) {
             mask_on_gpu(self.masks, (step, false), (&group, &gpu));
             let handle = round.dispatches(self, &group, &gpu).expect("a dispatch");
@@ -202,7 +202,7 @@ impl<'a> OnGpu<'a> {
         unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
     }
 
-    /// Writes over the choices and what a layout told of them.
+    /// Overwrites the choices, and the counts of their layout.
     fn forget_choices(&self, case: &Normal, gpu: &Gpu) {
         let (experts, ranks) = (&self.inputs.experts, case.ranks);
         let chosen = experts.len() * if case.is_64() { 8 } else { 4 };
@@ -218,7 +218,7 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    /// The first dispatch, which asks how much arrives unless it has rows for all that may.
+    /// The first dispatch, which waits for counts unless it has rows for all tokens that may come.
     pub(super) fn dispatch(
         &self,
         case: &Normal,
@@ -278,7 +278,7 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    /// Nothing was taken out yet.
+    /// Asserts that no row was taken out yet.
     fn assert_untouched(&self, case: &Normal, gpu: &Gpu) {
         gpu.stream.synchronize().expect("kernels end well");
         let (found, blank) = (self.got(case, gpu), case.untouched(self.inputs));
@@ -286,13 +286,13 @@ impl<'a> OnGpu<'a> {
         assert!(found.src_info == blank.src_info && found.ends == blank.ends, "{case:?}: tables");
     }
 
-    /// Fills a table with what a dispatch never tells, if that is what goes wrong.
+    /// Fills a table with values that no dispatch writes, if that is the fault.
     fn spoil(&self, case: &Normal, wrong: Option<Wrong>, gpu: &Gpu) {
         let blank = case.untouched(self.inputs);
         let (table, len) = match (wrong, self.by_expert) {
             (Some(Wrong::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
             (Some(Wrong::Spoilt), None) => (self.table.src_info, blank.src_info.len()),
-            // How many there are is still told.
+            // The total, behind the starts, is kept.
             (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
             _ => return,
         };

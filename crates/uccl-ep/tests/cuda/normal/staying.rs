@@ -1,4 +1,4 @@
-//! Rows that stay where they arrive, seen as if they were behind each other.
+//! Rows that stay where they arrive, compared as if they were contiguous.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -19,12 +19,12 @@ impl Normal {
         record.spread(self.local_experts, self.slots)
     }
 
-    /// Rows that the GPU tells of, or takes back.
+    /// The number of rows of the GPU's tables, and of its combine's input.
     pub(super) fn rows_on_gpu(&self) -> usize {
         if self.stays { (self.ranks - 1) * self.spread() + self.slots } else { self.most_rows() }
     }
 
-    /// Which of these are those that arrived, as they are on the CPU, and then the others.
+    /// The numbers of the received rows, in the order of the CPU, and then of the others.
     fn rows_in_order(&self, starts: &[u32]) -> Vec<usize> {
         let (mut used, mut rest) = (Vec::new(), Vec::new());
         for row in 0..self.rows_on_gpu() {
@@ -36,7 +36,7 @@ impl Normal {
         used
     }
 
-    /// As many values for each row of the GPU's as of `values`, the same in rows that are more.
+    /// Extends `values` to the GPU's number of rows; the additional rows repeat the last value.
     pub(super) fn widened<T: Copy>(&self, values: &[T]) -> Vec<T> {
         if !self.stays {
             return values.to_vec();
@@ -47,7 +47,7 @@ impl Normal {
         all.copied().take(width * self.rows_on_gpu()).collect()
     }
 
-    /// Values of rows as they are on the CPU.
+    /// Values of rows, in the order of the CPU.
     pub(super) fn in_order<T: Copy>(&self, starts: &[u32], values: Vec<T>) -> Vec<T> {
         if !self.stays {
             return values;
@@ -57,7 +57,7 @@ impl Normal {
         rows.flat_map(|row| values[row * width..][..width].to_vec()).collect()
     }
 
-    /// Values of rows as the GPU takes them back.
+    /// Values of rows, in the order of the GPU.
     fn as_on_gpu<T: Copy>(&self, starts: &[u32], values: &[T]) -> Vec<T> {
         let (width, mut wide) = (values.len() / self.most_rows(), self.widened(values));
         for (row, values) in self.rows_in_order(starts).into_iter().zip(values.chunks(width.max(1)))
@@ -69,8 +69,9 @@ impl Normal {
 }
 
 impl OnGpu<'_> {
-    /// Takes rows in place, copies them to where they else arrive, and puts those that go back to where they then are. Peers are further
-    /// meanwhile, and have nothing to wait for but this rank's next call, which a layout is not.
+    /// Takes rows in place, copies them to the outputs, and puts the rows to send back where the
+    /// GPU takes them. Meanwhile peers go on, and wait for nothing but this rank's next call; a
+    /// layout is no such call.
     pub(super) fn receive_in_place(
         &self,
         case: &Normal,
@@ -83,7 +84,7 @@ impl OnGpu<'_> {
         let handle = unsafe { dispatch.receive_in_place(outputs, &gpu.stream)? };
         gpu.stream.synchronize().expect("kernels end well");
         if group.rank() == 0 {
-            // Else the choices are not there any more.
+            // A case that is laid out has overwritten the choices.
             if !case.is_laid_out {
                 self.lay_out(case, group, gpu)?;
             }
