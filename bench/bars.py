@@ -22,8 +22,8 @@ Ref = tuple[str, Case]
 class Bar:
     """A bar: the best of `ours` against the best of `theirs` (or against `theirs` summed up, or a constant).
 
-    Exactly one of `at_least` and `at_most` is set. For throughput the ratio is ours / theirs and must be at
-    least so much; for time it is ours / theirs too and must be at most so much. With `minus` it is the difference.
+    Exactly one of `at_least` and `at_most` is set. The ratio is ours / theirs: for throughput
+    `at_least` bounds it, for time `at_most`. With `minus` it is the difference.
     """
 
     section: str
@@ -83,8 +83,8 @@ def judge(bar: Bar, results: Results) -> Verdict:
 
 
 def surely(verdict: Verdict, results: Results) -> Verdict:
-    """A verdict on two peers, "unclear" where the rounds do not suffice to tell: the bar is within the interval that
-    has the true ratio of medians 19 times out of 20."""
+    """A verdict on two peers, "unclear" where there are too few rounds: the bar is within the
+    interval that contains the true ratio of medians 19 times out of 20."""
     if verdict.measured is None:
         return verdict
     bar = verdict.bar

@@ -120,7 +120,8 @@ def _small(quick: bool) -> list[Case]:
 def _vector(quick: bool) -> list[Case]:
     cases = []
     for link, congestion in (("tcp", DEFAULT), ("tcp", "cubic"), ("local", "")):
-        # A vector is held against one write of as many bytes, measured here so that `--only vector` stands alone.
+        # Bars compare a vector with one write of the same bytes, so that `--only vector` stands
+        # alone.
         cases.append(Case(link, "write", 4 * MIB, congestion=congestion))
         cases.append(Case(link, "write", 4 * KIB, iovs=1024, congestion=congestion))
     return cases

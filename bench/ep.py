@@ -3,9 +3,10 @@
 
     python3 bench/ep.py --ranks 2 --num-tokens 128 --hidden 7168 --num-topk 8 --num-experts 288
 
-It needs torch and the wheel. Times are from entry to usable output, the slowest rank's, medians of all rounds. Two
-figures of bytes are printed: rows that experts read or write (a token counts once for each of its experts, also those of its own
-rank), by which rates are computed, and those of them that belong to other ranks.
+It needs torch and the wheel. Times are from entry to usable output, the slowest rank's, medians of
+all rounds. Two figures of bytes are printed: all rows that experts read or write, by which rates
+are computed (a token counts once for each of its experts, also of its own rank), and the rows among
+them that belong to other ranks.
 """
 
 from __future__ import annotations

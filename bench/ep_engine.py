@@ -58,7 +58,7 @@ class Engine(ABC):
 
     @abstractmethod
     def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
-        """Sends rows back, and sums those of each token."""
+        """Sends rows back, and sums the rows of each token."""
 
     def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
         """Sets the fastest options for this shape, and describes them. ``agree`` returns the

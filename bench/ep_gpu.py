@@ -84,7 +84,7 @@ class Calls:
         raise NotImplementedError
 
     def counts(self) -> tuple[int, int]:
-        """Rows of this rank, and those of them for other ranks."""
+        """Rows of this rank, and the rows among them for other ranks."""
         rows = self.rows_between()[self.rank]
         return sum(rows), sum(rows) - rows[self.rank]
 

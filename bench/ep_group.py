@@ -32,7 +32,8 @@ class Group:
         self._ask_each([{**hello, "folder": self._folder.name} for hello in hellos], limit_s)
 
     def ask(self, message: dict[str, Any], limit_s: float) -> list[Any]:
-        """Every process's answer. If one fails all are ended, and ``Failed`` tells of the first."""
+        """Every process's answer. If one fails all are ended, and ``Failed`` has the first one's
+        error."""
         return self._ask_each([message] * len(self._talks), limit_s)
 
     def end(self) -> None:

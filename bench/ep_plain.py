@@ -78,7 +78,8 @@ class Symmetric:
 
 
 class Copies:
-    """A process's copies between its GPUs, all at once: each GPU's part goes to each other, by the driver."""
+    """A process's copies between its GPUs, all at once, by the driver: each GPU sends every other
+    its part."""
 
     def __init__(self, bytes_between: Rows) -> None:
         self._pairs = [

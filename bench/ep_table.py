@@ -60,7 +60,7 @@ def table(lines: Sequence[Line], hows: Sequence[str]) -> list[str]:
 
 
 def ratios(compared: Sequence[Ratio], hows: Sequence[str]) -> list[str]:
-    """Ratios of medians, with those of rounds."""
+    """Ratios of medians over all rounds, and the range of the ratios of single rounds."""
     head = f"{'ratios of medians, and those of rounds':48}" + "".join(f"{how:>24}" for how in hows) + "   bar"
     return [head] + [_ratio(each, hows) for each in compared]
 

@@ -41,7 +41,7 @@ def facts() -> dict[str, object]:
 
 
 def default_congestion() -> str:
-    """The congestion control that a TCP socket gets when nobody asks for one."""
+    """The congestion control that a TCP socket gets by default."""
     return _text("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
 
 

@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    # Each backend comes from where this run says.
+    # This run's options, and not the environment, select each backend's folder.
     os.environ.pop("NIXL_PLUGIN_DIR", None)
     if options.install:
         for name, reason in install.install(with_torch=False).items():

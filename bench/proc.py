@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Failed(Exception):
-    """A process ended badly, ran past its limit or said nothing that could be read."""
+    """A process ended badly, ran past its limit or gave no readable answer."""
 
 
 @dataclass

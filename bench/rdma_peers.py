@@ -175,7 +175,8 @@ class Perftest(Peer):
 
 
 def _pci_ordering() -> list[str]:
-    """As this project has it: both let devices reorder their writes on the PCI bus unless told otherwise."""
+    """perftest's option for the order on the PCI bus: both let devices reorder their writes unless
+    this project's setting forbids it."""
     is_strict = os.environ.get("UCCL_IB_PCI_RELAXED_ORDERING") == "0"
     return ["--disable_pcie_relaxed"] if is_strict else []
 

@@ -57,7 +57,7 @@ class Bench:
     `groups` are lists of cases that a peer is asked for at once. Without a `gate` nothing waits for a quiet machine.
     """
 
-    #: A peer that failed so often at a group is not asked for it again.
+    #: A peer that failed this often at a group is not asked for it again.
     TRIES = 2
 
     def __init__(

@@ -44,7 +44,7 @@ def command() -> str:
 
 
 def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]) -> dict:
-    """Everything about the run, as it goes into JSON."""
+    """Everything about the run, for JSON."""
     return {
         "schema": 1,
         "command": command(),

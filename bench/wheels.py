@@ -87,7 +87,7 @@ def install(files: list[Path], target: Path, python: str) -> str | None:
 
 
 def _unpack_debian(folder: Path, packages: list[str], target: Path) -> str | None:
-    """Unpacks those of Debian's packages that are in a folder; why not, if it cannot be done."""
+    """Unpacks the Debian packages that a folder has; returns the reason of a failure."""
     for package in packages:
         for file in sorted(folder.glob(f"{package}_*.deb")):
             reason = why_not(["dpkg-deb", "--extract", str(file), str(target)], 60)

@@ -41,7 +41,7 @@ class _Runs(Peer):
         return version(context.uccl_bin)
 
     def rows(self, arguments: list[str], sizes: tuple[int, ...], context: GpuContext) -> list[dict]:
-        """The rows of a run on so many sizes, from this round or measured now."""
+        """The rows of a run on these sizes, from this round or measured now."""
         key = (context.round, *arguments, *sizes)
         if key not in self._kept:
             words = [

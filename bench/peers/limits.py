@@ -18,7 +18,7 @@ _NAMES = {
     "shm_ping": ("shm-rtt", 2),
     "queue_hop": ("thread-hop", 1),
 }
-#: Those that are only comparable at their size.
+#: Cases that are only comparable at their size.
 _SIZED = {"vm_read", "vm_write", "memcpy"}
 _SIZES = "64K,256K,1M,4M,64M"
 

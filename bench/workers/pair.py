@@ -15,7 +15,7 @@ import time
 
 
 class Target:
-    """The other process: this same script, told to be the target."""
+    """The other process: this same script, with the argument `target`."""
 
     def __init__(self, orders: dict):
         self._child = subprocess.Popen(
@@ -72,7 +72,7 @@ def until_told_to_end() -> threading.Event:
 def measure(transfer, case: dict, seconds: float, exactly: int | None = None) -> dict:
     """Calls `transfer` one at a time for about `seconds`, at least three times after one warm-up.
 
-    With `exactly` it is called so often after the warm-up, however long that takes.
+    With `exactly` it is called this often after the warm-up, however long that takes.
 
     Throughput is all bytes over all time; latency is the median of single calls.
     """
