@@ -116,7 +116,7 @@ fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
 #[test]
 fn blocks_that_do_not_send_share_records() {
     let Some(_alone) = alone() else { return };
-    // Two blocks for each record, beside those that send.
+    // Two blocks for each record, beside the blocks that send.
     for (seed, kind) in (0..).zip(KINDS) {
         Case { seed, kind, slots: 4, hidden: 7168, blocks: 24, ..CASE }.run();
     }

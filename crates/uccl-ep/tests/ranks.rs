@@ -596,7 +596,7 @@ fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
     let texts: Vec<_> = errors.iter().flatten().flatten().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     for text in &texts {
-        // The first rank to fail tells the other, and may be gone before the other has heard of it.
+        // The first rank to fail informs the other, and may be gone before the other has read that.
         assert!(text.starts_with("dispatch on rank ") && text.contains(" expected, "), "{text}");
     }
     assert!(texts.iter().any(|text| text.contains(": rank 1 ")), "{texts:?}");
@@ -615,7 +615,7 @@ fn a_rank_that_does_not_come_is_named() {
     for rank in [0, 2] {
         let error = errors[rank].as_ref().expect("rank 1 is absent");
         let text = error.to_string();
-        // The first rank to fail tells the other.
+        // The first rank to fail informs the other.
         let names_it = text.contains("rank 1: data of call 1 round 0 expected, nothing seen")
             || text.contains("gave up on call 1");
         assert!(names_it && text.starts_with(&format!("dispatch on rank {rank}")), "{text}");

@@ -209,7 +209,8 @@ fn round(group: &Arc<Group>, seed: usize, there: &[usize]) {
 
 const ALL: [usize; RANKS] = [0, 1, 2];
 
-/// All ranks meet, then one goes; the others meet without it, then with a new one in its place; and so on, rank by rank.
+/// All ranks meet, then one leaves; the others meet without it, then with a new one in its place;
+/// and so on, rank by rank.
 fn come_and_go(places: Places, turns: usize) {
     let board = Board::default();
     ranks(|me| {
@@ -282,7 +283,7 @@ fn a_call_under_way_ends_after_ranks_have_met_anew() {
             drop(group);
             round(&next, 2, &ALL);
             let arrived = received(dispatch).unwrap();
-            // All ranks' tokens are there: as many as chose this rank's experts.
+            // All ranks' tokens with a choice of this rank's experts are there.
             let of = |from: usize| Own::new(1, from).routing.to(me).len() as u32;
             assert_eq!(arrived.handle.counts.from, ALL.map(of));
             round(&next, 3, &ALL);

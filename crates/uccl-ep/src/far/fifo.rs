@@ -38,7 +38,7 @@ pub(crate) const TAIL: usize = 16;
 /// The first slot's first half.
 pub(crate) const SLOTS_AT: usize = 32;
 
-/// Words of a ring with as many slots.
+/// Words of a ring with `slots` slots.
 const fn words_of(slots: u64) -> usize {
     SLOTS_AT + 2 * slots as usize
 }

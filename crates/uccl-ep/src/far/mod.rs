@@ -51,8 +51,8 @@ const NO_PROXY: &str = "cannot be written to: this rank's proxy has ended";
 pub(crate) enum SendFrom {
     /// In a ring for each peer, which calls of the CPU fill, piece by piece.
     Rings,
-    /// In a mirror of each peer's window, which a device fills as it would fill the window. It pushes commands by itself, and wakes
-    /// nobody.
+    /// In a mirror of each peer's window, which a device fills as it would fill the window. It
+    /// pushes commands by itself, and wakes no thread.
     Mirrors,
 }
 

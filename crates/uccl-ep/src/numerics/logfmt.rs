@@ -270,7 +270,8 @@ mod tests {
     fn values_become_the_nearest_code_and_of_two_the_larger() {
         let mut random = fastrand::Rng::with_seed(6);
         for _ in 0..2_000 {
-            // Exponents from those of subnormal values on, and powers of two, which lie in the middle of codes.
+            // Exponents from the subnormal values' on, and powers of two, which lie in the middle
+            // of codes.
             let is_round = random.bool();
             let mut draw = || match is_round {
                 true => random.u16(0..ONE >> 7) << 7,

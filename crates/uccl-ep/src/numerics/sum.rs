@@ -1,5 +1,6 @@
-//! Sums of bf16 rows in f32: an element's terms are added one after another, in the order of the rows, and the sum is
-//! rounded once. Weighted terms are in parts: each is summed by itself, rounded to 24 bits, and then added to those before it.
+//! Sums of bf16 rows in f32: an element's terms are added one after another, in the order of the
+//! rows, and the sum is rounded once. Weighted terms are in parts: each part is summed by itself,
+//! rounded to 24 bits, and then added to the parts before it.
 
 use multiversion::multiversion;
 
@@ -40,7 +41,7 @@ fn nearest_of_24_bits(value: f32) -> f32 {
     f32::from_bits((value + power * HALF).to_bits() & 0xffff_ff00)
 }
 
-/// How terms are summed: in one part, unless an implementation says otherwise.
+/// How terms are summed: in one part, unless an implementation overrides that.
 trait Terms {
     /// Adds a row's value to a part.
     fn add(&self, part: f32, row: usize, value: f32) -> f32;
@@ -185,7 +186,7 @@ mod tests {
             assert!(nearest_of_24_bits(f32::from_bits(nan)).is_nan());
         }
 
-        // 2^-15 is the last of the bits of 1, and half of it counts as much.
+        // 2^-15 is the last of the bits of 1, and half of it is rounded up to it.
         let terms = [1.0, 1.0 / 65536.0, -1.0].map(row);
         let mut out = row(0.0);
         let weights = [(1.0, true), (1.0, false), (1.0, true)];

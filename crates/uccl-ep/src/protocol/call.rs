@@ -64,7 +64,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 struct Sending {
     stream: Stream,
-    /// `None`: as many as arrive.
+    /// `None`: the number of rounds that arrive.
     rounds: Option<u16>,
     next: u16,
 }
@@ -82,8 +82,8 @@ struct Receiving {
     is_done: bool,
 }
 
-/// Streams that a rank passes on: a round goes out when it has come over all inputs, which are free when it has gone out over all
-/// outputs.
+/// Streams that a rank passes on: a round leaves when it has come over all inputs, and these are
+/// free when it has left over all outputs.
 #[derive(Clone, Debug)]
 struct Relay {
     inputs: Vec<Receiving>,

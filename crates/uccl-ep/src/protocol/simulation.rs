@@ -310,7 +310,7 @@ impl World {
         self.act_at(rank)
     }
 
-    /// One rank begins a call, or goes on with one of those that it has begun.
+    /// One rank begins a call, or does a step of one that it has begun.
     fn act_at(&mut self, me: usize) -> Result<bool, String> {
         let generation = self.generation_of(self.ranks[me].next_plan);
         let rank = &mut self.ranks[me];

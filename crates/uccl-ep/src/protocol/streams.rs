@@ -21,7 +21,7 @@ pub struct Stream {
 pub struct Relayed {
     /// Between this rank and the one that owns the tokens, on another node.
     pub across: Stream,
-    /// Between this rank and those of its node.
+    /// Between this rank and the ranks of its node.
     pub local: Vec<Stream>,
 }
 

@@ -180,7 +180,7 @@ impl Case {
         Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k }
     }
 
-    /// Bytes for as many calls as there are places.
+    /// Bytes for `places` calls.
     pub(super) fn pool(&self) -> usize {
         let dispatch = self.ranks * self.record().area(self.local_experts, self.slots);
         let values = match self.is_packed {
@@ -307,7 +307,8 @@ impl Case {
         };
         let layout = Layout::Experts((0..local).map(|expert| expert * rows).collect());
         let room = Room::Tokens(self.slots);
-        // SAFETY: the vectors live until the calls are over, and are as long as is said.
+        // SAFETY: the vectors live until the calls are over, and are as long as the arguments
+        // state.
         unsafe {
             let dispatch = Dispatch::begin(group, routing, tokens, room, &mut || false);
             let received = dispatch.and_then(|d| d.receive(outputs, &layout, &mut || false));
@@ -550,7 +551,7 @@ impl Case {
 }
 
 impl Case {
-    /// A rank that was lost is left out from then on: nobody waits for it again.
+    /// A lost rank stays left out: the others do not wait for it again.
     fn check_masks(&self, group: &cuda::Group, gpu: &Gpu) {
         let Some((lost, _)) = self.lost.filter(|(lost, _)| *lost != group.rank()) else { return };
         let status = gpu.upload(&vec![0u32; self.ranks]);
@@ -644,7 +645,8 @@ impl<'a> OnGpu<'a> {
             table: self.table,
         };
         let (scratch, stream) = (self.scratch, &gpu.stream);
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         unsafe {
             let mut dispatch = cuda::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
             if case.has_parts(group) {
@@ -679,7 +681,8 @@ impl<'a> OnGpu<'a> {
             waits: 0,
         };
         let stream = &gpu.stream;
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         unsafe {
             let mut combine = cuda::Combine::new(handle, &results, self.combine_scratch)?;
             if case.has_parts(group) {
@@ -789,7 +792,7 @@ pub(super) fn assert_same<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// The first rank says that the second has not come to the first dispatch.
+/// The first rank's error names the second, which has not come to the first dispatch.
 pub(super) fn assert_second_is_late(told: &[String]) {
     let late = "rank 1: data of call 1 round 0 expected, nothing seen";
     assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");

@@ -95,7 +95,7 @@ impl Case {
             let round = OnGpu::new(&self, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
-                // The note behind those of the experts.
+                // The note behind the notes of the experts.
                 let (nth, too_much) = (self.local_experts, self.slots as u64 + 1);
                 Window::of(&group, &other).change_note(1, nth, too_much);
             }

@@ -65,7 +65,7 @@ pub(crate) struct Normal {
     pub(crate) by_expert: Option<usize>,
     /// Whether the row of each expert is sent back, and not their sum.
     pub(crate) is_each: bool,
-    /// Whether rows between those of experts become 0.
+    /// Whether the rows between experts' rows become 0.
     pub(crate) zeroes_gaps: bool,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
@@ -374,7 +374,7 @@ impl Normal {
         if self.by_expert.is_some() { 0 } else { self.top_k }
     }
 
-    /// Bytes for as many calls as there are places.
+    /// Bytes for `places` calls.
     fn pool(&self) -> usize {
         let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
         let dispatch = self.ranks * record.area(self.local_experts, self.slots);

@@ -164,7 +164,7 @@ Place blocks() { return {launch->blocks}; }
 
 void* shared(size_t len) {
   Block& block = own_block();
-  // Memory that nobody has written to has any contents.
+  // Memory that no thread has written to has any contents.
   if (!block.shared) {
     block.shared.reset(new char[len]);
     memset(block.shared.get(), 0xa5, len);

@@ -34,7 +34,7 @@ void turn();
 // The same by a thread that waits for writes of other threads.
 void relax();
 void wait_for_block();
-// Every lane of a warp gives a value, and sees those of all.
+// Every lane of a warp gives a value, and sees the values of all lanes.
 const u64* exchange(u64 value);
 void exchanged();
 

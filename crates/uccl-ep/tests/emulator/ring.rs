@@ -85,7 +85,7 @@ impl Ring {
         Some(halves[0] & !LAP)
     }
 
-    /// Tells the threads the number of popped commands.
+    /// Publishes the number of popped commands to the threads.
     pub(crate) fn tell(&self, popped: u64) {
         self.word(TAIL).store(popped, Ordering::Release);
     }

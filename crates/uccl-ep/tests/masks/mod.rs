@@ -210,7 +210,7 @@ fn a_far_rank_hears_last_of_the_last_call_that_was_made_without_it() {
     }
 }
 
-/// Ranks that leave out those that are late.
+/// Runs ranks that leave out late ranks.
 fn masking(ranks: Ranks, rank: impl Fn(Arc<Group>) + Sync) {
     let join = |me: usize, exchange: &mut Exchange<'_>| {
         Group::join(Config { masks_late: true, ..ranks.config(me) }, exchange)
@@ -227,7 +227,8 @@ fn a_late_rank_is_left_out_of_this_call_and_of_those_that_follow() {
             let mut caller = Caller::new(&group, shape(3));
             caller.pairs(1);
             if group.rank() == 2 {
-                // The others go on without it, and it makes as many calls without them.
+                // The others continue without it, and it makes the same number of calls without
+                // them.
                 all.wait();
                 assert!(!group.is_masked(0) && !group.is_masked(1));
                 caller.mask(true);

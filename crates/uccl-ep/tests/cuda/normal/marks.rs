@@ -32,7 +32,7 @@ enum Tampering {
 }
 
 impl Tampering {
-    /// Changes marks, and the rows of those that are late.
+    /// Changes marks, and the rows of late marks.
     fn tamper(self, window: &Window<'_>, held: &Held, marks: &[usize]) {
         match self {
             Self::Late(first) => {

@@ -77,7 +77,7 @@ impl Normal {
             stays: true,
         };
         let room = Room::Tokens(self.slots);
-        // SAFETY: the vectors live until the call is over, and are as long as is said.
+        // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
         unsafe {
             let begun = Dispatch::begin(group, Arc::clone(routing), tokens, room, &mut || false);
             let mut begun = begun.expect("a dispatch");
@@ -173,7 +173,7 @@ impl Normal {
         };
         let weights = returns_weights.then_some(got.summed_weights.as_mut_ptr());
         let combined = Combined { rows: got.sums.as_mut_ptr(), sums, bias, weights };
-        // SAFETY: the vectors live until the call is over, and are as long as is said.
+        // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
         unsafe {
             let combine = Combine::begin(&handle, results, &mut || false);
             combine.and_then(|c| c.finish(combined, &mut || false)).expect("a combine");
@@ -207,7 +207,7 @@ impl Normal {
         self.zero_gaps(&got.per_expert, unit, (&mut got.weights, self.num_row_weights()));
     }
 
-    /// Zeroes the rows between those of experts, of `len` values each.
+    /// Zeroes the rows between experts' rows, of `len` values each.
     fn zero_gaps<T: Default + Clone>(
         &self,
         per_expert: &[u32],

@@ -198,7 +198,8 @@ impl<'a> OnGpu<'a> {
         gpu: &Gpu,
     ) -> Result<Option<normal::LaidOut>> {
         let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(None) };
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
     }
 
@@ -213,7 +214,8 @@ impl<'a> OnGpu<'a> {
             (per_expert, 4 * case.num_experts()),
             (goes, self.inputs.tokens * ranks),
         ] {
-            // SAFETY: there are so many bytes, and the stream is waited for before they are freed.
+            // SAFETY: each memory has `len` bytes, and the stream is waited for before they are
+            // freed.
             unsafe { gpu.stream.fill(memory, UNTOUCHED, len) }.expect("a fill");
         }
     }
@@ -231,7 +233,8 @@ impl<'a> OnGpu<'a> {
         };
         let tokens = self.tokens(case, rows, self.weights);
         let to = (self.scratch[0], &gpu.stream);
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         unsafe {
             let mut dispatch = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
@@ -296,7 +299,7 @@ impl<'a> OnGpu<'a> {
             (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
             _ => return,
         };
-        // SAFETY: there are so many integers, and the stream is waited for before they are freed.
+        // SAFETY: the table has `len` integers, and the stream is waited for before they are freed.
         unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
     }
 
@@ -324,7 +327,8 @@ impl<'a> OnGpu<'a> {
             let tokens = self.tokens(case, self.again, 0);
             let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
             let to = (self.scratch[1], stream);
-            // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+            // SAFETY: the memory is as long as the arguments state, and lives until the stream has
+            // been waited for.
             unsafe {
                 let again = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
                 match case.stays {
@@ -364,7 +368,8 @@ impl<'a> OnGpu<'a> {
             bias: self.biases,
             weights: self.summed_weights,
         };
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         unsafe {
             normal::Combine::begin(handle, &results, (self.scratch[2], &gpu.stream))?
                 .finish(&combined, &gpu.stream)

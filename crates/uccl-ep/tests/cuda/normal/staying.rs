@@ -80,7 +80,8 @@ impl OnGpu<'_> {
     ) -> Result<normal::Handle> {
         let place = dispatch.in_place().expect("rows can stay");
         assert_eq!((place.len, place.spread), (case.rows_on_gpu(), case.spread()), "{case:?}");
-        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
+        // waited for.
         let handle = unsafe { dispatch.receive_in_place(outputs, &gpu.stream)? };
         gpu.stream.synchronize().expect("kernels end well");
         if group.rank() == 0 {
