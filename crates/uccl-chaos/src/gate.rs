@@ -38,11 +38,16 @@ impl GateHold {
     pub fn is_waited_for(&self) -> bool {
         self.0.waiting.load(SeqCst)
     }
+
+    /// Lets the step be taken, and later ones.
+    pub fn release(&self) {
+        *self.0.held.lock() = false;
+        self.0.released.notify_all();
+    }
 }
 
 impl Drop for GateHold {
     fn drop(&mut self) {
-        *self.0.held.lock() = false;
-        self.0.released.notify_all();
+        self.release();
     }
 }

@@ -22,8 +22,8 @@ use uccl_fabric::{
     lane::{OpKind, access_of},
     mem::Span,
     rail::{
-        Channel, Ended, Limits, Rail, RailError, RailInfo, Registration, RemoteKey, Request,
-        RequestError,
+        Channel, Ended, Export, Limits, Rail, RailError, RailInfo, Registration, RemoteKey,
+        Request, RequestError,
     },
     region::Rights,
 };
@@ -45,6 +45,9 @@ pub struct RailFaults {
     pub break_permille: u32,
     /// Probability in per cent that memory is refused, unless it is pinned.
     pub refuse_memory_percent: u32,
+    /// Peers reach memory over a channel by a key that is made for that channel, is of use there only, and ends with it.
+    /// Libfabric calls that `FI_MR_ENDPOINT` (fi_mr(3)); its provider `cxi` demands it.
+    pub keys_of_channels: bool,
 }
 
 impl Default for RailFaults {
@@ -56,6 +59,7 @@ impl Default for RailFaults {
             reorder: false,
             break_permille: 0,
             refuse_memory_percent: 0,
+            keys_of_channels: false,
         }
     }
 }
@@ -77,6 +81,20 @@ struct Network {
 struct Known {
     span: Span,
     rights: Rights,
+    peers: Peers,
+}
+
+/// Which peers reach memory by a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Peers {
+    All,
+    /// None: the key is our own.
+    No,
+    /// The peer of this end. The key was made of this other one.
+    Of {
+        end: u64,
+        key: u64,
+    },
 }
 
 /// One end of a channel.
@@ -110,6 +128,7 @@ pub struct ChaosRail {
     registrations: Arc<Gate>,
     opens: Arc<Gate>,
     looks: Arc<Gate>,
+    exports: Arc<Gate>,
     failed: AtomicU32,
     /// The keys of the device's registrations.
     keys: Mutex<Vec<u64>>,
@@ -148,6 +167,7 @@ struct ChaosChannel {
     plug: Arc<Mutex<Plug>>,
     born: u64,
     rng: Rng,
+    exports: Arc<Gate>,
     broken: bool,
 }
 
@@ -166,7 +186,7 @@ impl RailNetwork {
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
-        let (registrations, opens, looks) = Default::default();
+        let (registrations, opens, looks, exports) = Default::default();
         Arc::new(ChaosRail {
             info,
             network,
@@ -177,6 +197,7 @@ impl RailNetwork {
             registrations,
             opens,
             looks,
+            exports,
             failed: AtomicU32::new(0),
             keys: Mutex::default(),
         })
@@ -212,7 +233,7 @@ impl ChaosRail {
         self.plug.lock().is_lost = true;
         let keys = std::mem::take(&mut *self.keys.lock());
         let mut network = self.network.0.lock();
-        keys.iter().for_each(|key| _ = network.memory.remove(key));
+        keys.iter().for_each(|key| network.forget(*key));
     }
 
     /// Brings a lost device back, so that it can be reopened.
@@ -253,6 +274,11 @@ impl ChaosRail {
     /// Makes every opening of a channel wait.
     pub fn hold_opens(&self) -> GateHold {
         self.opens.hold()
+    }
+
+    /// Makes every key of a channel wait before it is made.
+    pub fn hold_exports(&self) -> GateHold {
+        self.exports.hold()
     }
 
     /// Makes every [`Rail::is_up`] wait.
@@ -315,7 +341,8 @@ impl Rail for ChaosRail {
         }
         // No two regions have the same key or the same base, so that mixing them up shows.
         let key = NEXT_KEY.fetch_add(1, Relaxed);
-        self.network.0.lock().memory.insert(key, Known { span, rights });
+        let peers = if self.faults.keys_of_channels { Peers::No } else { Peers::All };
+        self.network.0.lock().memory.insert(key, Known { span, rights, peers });
         self.keys.lock().push(key);
         let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
         Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
@@ -358,6 +385,7 @@ impl Rail for ChaosRail {
             plug: Arc::clone(&self.plug),
             born,
             rng: Rng::with_seed(self.rng.lock().u64(..)),
+            exports: Arc::clone(&self.exports),
             broken: false,
         }))
     }
@@ -368,7 +396,7 @@ impl Registration for Memory {
         if self.plug.lock().is_holding {
             return Err(RailError::Unavailable("it does not let go".into()));
         }
-        self.network.0.lock().memory.remove(&self.key);
+        self.network.0.lock().forget(self.key);
         Ok(())
     }
 
@@ -383,21 +411,52 @@ impl Registration for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.network.0.lock().memory.remove(&self.key);
+        self.network.0.lock().forget(self.key);
     }
 }
 
 impl Network {
-    /// The address that a key and an address of this network name, if a peer may access it so.
-    fn locate(&self, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
-        let Known { span, rights } = self.memory.get(&key)?;
+    /// Forgets memory by its key, and the keys that were made of that one.
+    fn forget(&mut self, key: u64) {
+        self.memory.remove(&key);
+        let is_of = |known: &Known| matches!(known.peers, Peers::Of { key: of, .. } if of == key);
+        self.memory.retain(|_, known| !is_of(known));
+    }
+
+    /// The key that was made of this one for a channel's end, and what it is of.
+    fn exported(&self, end: u64, key: u64) -> Option<u64> {
+        let is_it = |known: &Known| known.peers == Peers::Of { end, key };
+        self.memory.iter().find_map(|(made, known)| is_it(known).then_some(*made))
+    }
+
+    /// Makes a key of this one for a channel's end.
+    fn export(&mut self, end: u64, key: u64) -> Result<(), RailError> {
+        if !self.ends.contains_key(&end) {
+            return Err(RailError::Gone("the channel was dropped".into()));
+        }
+        let known = self.memory.get(&key).copied();
+        let known = known.ok_or_else(|| RailError::Gone("the registration has ended".into()))?;
+        let made = NEXT_KEY.fetch_add(1, Relaxed);
+        self.memory.insert(made, Known { peers: Peers::Of { end, key }, ..known });
+        Ok(())
+    }
+
+    /// The address that a key and an address of this network name, if a peer may access it so over this end.
+    fn locate(&self, end: u64, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
+        let Known { span, rights, peers } = self.memory.get(&key)?;
+        match peers {
+            Peers::No => return None,
+            Peers::Of { end: only, .. } if *only != end => return None,
+            Peers::Of { .. } | Peers::All => {}
+        }
         rights.admit(access_of(kind)).ok()?;
         let offset = addr.checked_sub(key << 40)?;
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= span.len as u64);
         fits.then_some(span.addr as u64 + offset)
     }
 
-    fn carry_out(&mut self, request: &Request) -> Result<(), RequestError> {
+    /// Carries out a request that came over this end of the peer's.
+    fn carry_out(&mut self, end: u64, request: &Request) -> Result<(), RequestError> {
         let Request { kind, local, local_key, remote_addr, remote_key, .. } = *request;
         if local.len == 0 {
             return Ok(());
@@ -407,7 +466,7 @@ impl Network {
         if !inside {
             return Err(RequestError::Local);
         }
-        let there = self.locate(kind, remote_key, remote_addr, local.len);
+        let there = self.locate(end, kind, remote_key, remote_addr, local.len);
         let there = there.ok_or(RequestError::Access)?;
         match kind {
             OpKind::Write => copy(local.addr as u64, there, local.len),
@@ -425,7 +484,7 @@ impl Network {
             ghost.polls = ghost.polls.saturating_sub(1);
             if lands
                 && let Some(at) =
-                    self.locate(OpKind::Write, ghost.key, ghost.addr, ghost.bytes.len())
+                    self.locate(id, OpKind::Write, ghost.key, ghost.addr, ghost.bytes.len())
             {
                 copy(ghost.bytes.as_ptr() as u64, at, ghost.bytes.len());
             }
@@ -525,7 +584,7 @@ impl Channel for ChaosChannel {
             if waits {
                 return true;
             }
-            let result = network.carry_out(&one.request);
+            let result = network.carry_out(peer, &one.request);
             ended.push(Ended { tag: one.request.tag, result });
             false
         });
@@ -539,6 +598,22 @@ impl Channel for ChaosChannel {
         let key: [u8; 8] =
             key.try_into().map_err(|_| RailError::Peer("no key of a region".into()))?;
         Ok(u64::from_le_bytes(key))
+    }
+
+    fn export(&mut self, registration: &dyn Registration) -> Export {
+        if !self.faults.keys_of_channels {
+            return Export::Known(registration.remote_key());
+        }
+        let (id, key) = (self.id, registration.local_key());
+        if let Some(made) = self.network.0.lock().exported(id, key) {
+            let bytes = SmallVec::from_slice(&made.to_le_bytes());
+            return Export::Known(RemoteKey { base: made << 40, key: bytes });
+        }
+        let (network, exports) = (self.network.clone(), Arc::clone(&self.exports));
+        Export::ToMake(Box::new(move || {
+            exports.pass();
+            network.0.lock().export(id, key)
+        }))
     }
 
     fn arm(&mut self) -> Result<bool, RailError> {
@@ -561,6 +636,8 @@ impl Drop for ChaosChannel {
         }
         let mut network = self.network.0.lock();
         let Some(end) = network.ends.remove(&self.id) else { return };
+        let is_of = |known: &Known| matches!(known.peers, Peers::Of { end, .. } if end == self.id);
+        network.memory.retain(|_, known| !is_of(known));
         let ghost = |one: UnderWay| {
             let Request { kind, local, remote_addr: addr, remote_key: key, .. } = one.request;
             let mut bytes = vec![0; local.len];

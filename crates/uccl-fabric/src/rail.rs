@@ -110,6 +110,19 @@ pub struct RemoteKey {
     pub key: KeyBytes,
 }
 
+/// The key of registered memory for one channel, as [`Channel::export`] finds it.
+pub enum Export {
+    /// It is known.
+    Known(RemoteKey),
+    /// The device has a key of its own for each channel, and has to make this one.
+    ToMake(MakeKey),
+}
+
+/// Makes the key that [`Channel::export`] then knows. That may take long, as the device may have to lock the memory. Any
+/// thread may call it, while another one calls the channel. If the channel or the registration ends before, it fails; the
+/// end of the channel waits for it if it has begun.
+pub type MakeKey = Box<dyn FnOnce() -> Result<(), RailError> + Send>;
+
 /// One contiguous piece to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
@@ -218,13 +231,24 @@ pub trait Channel: Send {
     /// When the bytes are not a valid key.
     fn import(&mut self, key: &[u8]) -> Result<u64, RailError>;
 
-    /// The key with which the peer reaches registered memory through this channel. Most devices have one
-    /// for all of their channels.
+    /// The key with which the peer reaches registered memory through this channel, without blocking. Most devices have
+    /// one for all of their channels.
+    fn export(&mut self, registration: &dyn Registration) -> Export {
+        Export::Known(registration.remote_key())
+    }
+
+    /// As [`Self::export`], but makes the key if there is none, however long that takes.
     ///
     /// # Errors
     /// When the device needs one key per channel, and cannot make it.
-    fn export(&mut self, registration: &dyn Registration) -> Result<RemoteKey, RailError> {
-        Ok(registration.remote_key())
+    fn export_now(&mut self, registration: &dyn Registration) -> Result<RemoteKey, RailError> {
+        if let Export::ToMake(make) = self.export(registration) {
+            make()?;
+        }
+        match self.export(registration) {
+            Export::Known(key) => Ok(key),
+            Export::ToMake(_) => Err(RailError::Gone("it has no key after it has made one".into())),
+        }
     }
 
     /// Prepares for sleep: from now on [`Self::fd`] becomes readable when [`Self::poll`] is needed, or the time in

@@ -42,7 +42,7 @@ fn main() -> Result<(), Failed> {
     let (mut a, mut b) = (rail.open()?, rail.open()?);
     a.connect(b.address())?;
     b.connect(a.address())?;
-    let key = b.export(&*theirs)?;
+    let key = b.export_now(&*theirs)?;
     let request = Request {
         kind: OpKind::Write,
         local: Span { addr: source.as_ptr() as usize, len },

@@ -16,8 +16,7 @@ use uccl_fabric::{
     lane::OpKind,
     mem::Span,
     rail::{
-        Channel, Ended, Limits, MAX_ADDRESS, RailError, Registration, RemoteKey, Request,
-        RequestError,
+        Channel, Ended, Export, Limits, MAX_ADDRESS, RailError, Registration, Request, RequestError,
     },
     region::Rights,
 };
@@ -27,7 +26,7 @@ use super::{
     domain::Domain,
     endpoint::{Endpoint, Posting},
     failure::{Failure, Report, judge},
-    memory::{Lendings, Lent, Region, map_raw_key, unmap_key},
+    memory::{Borrower, Lendings, Region, map_raw_key, unmap_key},
     providers,
     queue::{FailedEntry, Queue, READ_AT_ONCE, Read},
     raw,
@@ -71,14 +70,14 @@ pub(super) struct LibfabricChannel {
     probes: VecDeque<u64>,
     /// Ended requests that are not reported yet.
     early: Vec<Ended>,
-    lent: HashMap<u64, Arc<Lent>>,
+    /// Makes regions for the endpoint, where the provider ties regions to endpoints.
+    borrower: Option<Arc<Borrower>>,
     raw_keys: HashMap<Vec<u8>, u64>,
     limits: Limits,
     /// When a request last ended, or when the first of those in flight was posted.
     heard: Instant,
     dead: Option<RailError>,
     domain: Arc<Domain>,
-    lendings: Arc<Lendings>,
 }
 
 // SAFETY: one thread at a time calls a channel, and the library's objects are not tied to a thread. Its pointers point
@@ -123,6 +122,10 @@ impl LibfabricChannel {
         let scratch = Scratch::new(&domain, &endpoint)?;
         let address = address_of(&domain, &endpoint, &scratch)?;
         drop(serial);
+        // SAFETY: whoever closes the endpoint ends this before: the channel's drop.
+        let borrower = domain.has_mode(raw::FI_MR_ENDPOINT).then(|| unsafe {
+            Arc::new(Borrower::new(Arc::clone(&domain), lendings, endpoint.object()))
+        });
         Ok(Self {
             endpoint,
             queue,
@@ -133,13 +136,12 @@ impl LibfabricChannel {
             waiting: VecDeque::with_capacity(limits.depth + PROBES),
             probes: VecDeque::new(),
             early: Vec::new(),
-            lent: HashMap::new(),
+            borrower,
             raw_keys: HashMap::new(),
             limits,
             heard: Instant::now(),
             dead: None,
             domain,
-            lendings,
         })
     }
 
@@ -494,21 +496,18 @@ impl Channel for LibfabricChannel {
         }
     }
 
-    /// If the provider ties registrations to endpoints (`FI_MR_ENDPOINT`: `cxi`), makes a registration for this
-    /// channel's endpoint. It ends with `registration` or with the channel. That was never run.
-    fn export(&mut self, registration: &dyn Registration) -> Result<RemoteKey, RailError> {
-        if !self.domain.has_mode(raw::FI_MR_ENDPOINT) {
-            return Ok(registration.remote_key());
-        }
+    /// If the provider ties registrations to endpoints (`FI_MR_ENDPOINT`: `cxi`), a registration for this channel's
+    /// endpoint has to be made. It ends with `registration` or with the channel. That was never run.
+    fn export(&mut self, registration: &dyn Registration) -> Export {
+        let Some(borrower) = &self.borrower else {
+            return Export::Known(registration.remote_key());
+        };
         let id = registration.local_key();
-        if let Some(lent) = self.lent.get(&id) {
-            return Ok(lent.key.clone());
+        if let Some(key) = borrower.key_of(id) {
+            return Export::Known(key);
         }
-        let lent = self.lendings.lend(id, &self.domain, self.endpoint.object())?;
-        let key = lent.key.clone();
-        self.lent.retain(|_, lent| lent.is_live());
-        self.lent.insert(id, lent);
-        Ok(key)
+        let borrower = Arc::clone(borrower);
+        Export::ToMake(Box::new(move || borrower.make(id)))
     }
 
     fn arm(&mut self) -> Result<bool, RailError> {
@@ -551,10 +550,8 @@ impl Drop for LibfabricChannel {
             }
         }
         let stays = self.must_stay_open();
-        let lent = self.lent.values().map(|lent| lent.end(&self.domain));
-        for error in lent.filter_map(Result::err) {
-            // The error is reported when the memory is deregistered.
-            tracing::debug!(%error, "a channel ends before its regions");
+        if let Some(borrower) = &self.borrower {
+            borrower.end();
         }
         if let Err(error) = self.scratch.region.close(&self.domain) {
             tracing::error!(%error, "two words of memory are kept until the process ends");

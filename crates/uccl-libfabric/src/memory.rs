@@ -9,7 +9,7 @@
 
 use std::{collections::HashMap, ffi::c_void, ptr, sync::Arc};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     mem::Span,
@@ -191,7 +191,7 @@ impl LibfabricRegistration {
         interface(&domain, kind)?;
         if domain.has_mode(raw::FI_MR_ENDPOINT) {
             let id = domain.unique();
-            lendings.add(id, Lendable { span, kind, rights, lent: Vec::new() });
+            lendings.add(id, Lendable { span, kind, rights, lent: Vec::new(), making: 0 });
             return Ok(Self { domain, lendings, held: Held::PerChannel(id) });
         }
         let serial = domain.serialize();
@@ -245,17 +245,83 @@ struct Lendable {
     kind: MemoryKind,
     rights: Rights,
     lent: Vec<Arc<Lent>>,
+    /// How many regions are being made of it.
+    making: usize,
+}
+
+/// The regions that are made for one channel. Any thread may make one, and none is made once the channel ends.
+pub(super) struct Borrower {
+    domain: Arc<Domain>,
+    lendings: Arc<Lendings>,
+    /// The channel's endpoint, until that is about to be closed. Whoever makes a region reads it meanwhile.
+    ep: RwLock<Option<Object<raw::Ep>>>,
+    /// By the number of what they are made of.
+    lent: Mutex<HashMap<u64, Arc<Lent>>>,
+}
+
+impl Borrower {
+    /// # Safety
+    /// The endpoint must stay open until [`Self::end`] has returned.
+    pub(super) unsafe fn new(
+        domain: Arc<Domain>,
+        lendings: Arc<Lendings>,
+        ep: &Object<raw::Ep>,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        let ep = RwLock::new(Some(unsafe { ep.alias() }));
+        Self { domain, lendings, ep, lent: Mutex::default() }
+    }
+
+    /// The key of the region that was made of the memory of this number, if it lives.
+    pub(super) fn key_of(&self, id: u64) -> Option<RemoteKey> {
+        let lent = self.lent.lock();
+        lent.get(&id).filter(|lent| lent.is_live()).map(|lent| lent.key.clone())
+    }
+
+    /// Makes a region of the memory of this number. That locks the memory, which may take long.
+    pub(super) fn make(&self, id: u64) -> Result<(), RailError> {
+        let ep = self.ep.read();
+        let ep = ep.as_ref().ok_or_else(|| RailError::Gone("the channel has ended".into()))?;
+        let made = self.lendings.lend(id, &self.domain, ep)?;
+        let mut lent = self.lent.lock();
+        lent.retain(|_, lent| lent.is_live());
+        lent.insert(id, made);
+        Ok(())
+    }
+
+    /// Ends all regions, after those that are being made. No more are made.
+    pub(super) fn end(&self) {
+        *self.ep.write() = None;
+        let lent = std::mem::take(&mut *self.lent.lock());
+        for error in lent.values().filter_map(|lent| lent.end(&self.domain).err()) {
+            // The error is reported when the memory is deregistered.
+            tracing::debug!(%error, "a channel ends before its regions");
+        }
+    }
 }
 
 /// A region for one channel. It ends with the channel or with the registration, whichever ends first.
-pub(super) struct Lent {
+struct Lent {
     region: Mutex<Option<Region>>,
-    pub(super) key: RemoteKey,
+    key: RemoteKey,
 }
 
 impl Lent {
+    fn make(
+        domain: &Domain,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+        ep: &Object<raw::Ep>,
+    ) -> Result<Self, RailError> {
+        let _serial = domain.serialize();
+        let region = Region::register(domain, span, kind, rights, Some(ep))?;
+        let key = region.remote_key(domain)?;
+        Ok(Self { region: Mutex::new(Some(region)), key })
+    }
+
     /// Whether the region has not ended yet.
-    pub(super) fn is_live(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.region.lock().is_some()
     }
 
@@ -263,7 +329,7 @@ impl Lent {
     ///
     /// # Errors
     /// As for [`Region::close`].
-    pub(super) fn end(&self, domain: &Domain) -> Result<(), RailError> {
+    fn end(&self, domain: &Domain) -> Result<(), RailError> {
         let mut region = self.region.lock();
         region.as_mut().map_or(Ok(()), |region| region.close(domain))?;
         *region = None;
@@ -280,27 +346,28 @@ impl Lendings {
     fn end(&self, id: u64, domain: &Domain) -> Result<(), RailError> {
         let mut lendings = self.0.lock();
         let Some(lendable) = lendings.get(&id) else { return Ok(()) };
+        if lendable.making > 0 {
+            return Err(RailError::Unavailable("it is being registered for a channel".into()));
+        }
         lendable.lent.iter().map(|lent| lent.end(domain)).fold(Ok(()), Result::and)?;
         lendings.remove(&id);
         Ok(())
     }
 
-    /// Makes a region of registered memory, for one endpoint.
-    pub(super) fn lend(
-        &self,
-        id: u64,
-        domain: &Domain,
-        ep: &Object<raw::Ep>,
-    ) -> Result<Arc<Lent>, RailError> {
+    /// Makes a region of registered memory, for one endpoint. Other memory can be lent and ended meanwhile.
+    fn lend(&self, id: u64, domain: &Domain, ep: &Object<raw::Ep>) -> Result<Arc<Lent>, RailError> {
+        let gone = || domain.error("fi_mr_regattr", libc::ENOENT);
+        let (span, kind, rights) = {
+            let mut lendings = self.0.lock();
+            let lendable = lendings.get_mut(&id).ok_or_else(gone)?;
+            lendable.making += 1;
+            (lendable.span, lendable.kind, lendable.rights)
+        };
+        let made = Lent::make(domain, span, kind, rights, ep);
         let mut lendings = self.0.lock();
-        let lendable = lendings.get_mut(&id);
-        let lendable = lendable.ok_or_else(|| domain.error("fi_mr_regattr", libc::ENOENT))?;
-        let serial = domain.serialize();
-        let Lendable { span, kind, rights, .. } = *lendable;
-        let region = Region::register(domain, span, kind, rights, Some(ep))?;
-        let key = region.remote_key(domain)?;
-        drop(serial);
-        let lent = Arc::new(Lent { region: Mutex::new(Some(region)), key });
+        let lendable = lendings.get_mut(&id).ok_or_else(gone)?;
+        lendable.making -= 1;
+        let lent = Arc::new(made?);
         lendable.lent.retain(|lent| lent.is_live());
         lendable.lent.push(Arc::clone(&lent));
         Ok(lent)

@@ -75,6 +75,14 @@ impl<T: Kind> Object<T> {
         }
     }
 
+    /// The same object, for another thread. It is not closed when that is dropped.
+    ///
+    /// # Safety
+    /// The object must stay open as long as what this returns exists.
+    pub(super) unsafe fn alias(&self) -> Self {
+        Self { object: self.object, fate: Fate::Kept }
+    }
+
     pub(super) fn as_ptr(&self) -> *mut T {
         self.object.as_ptr()
     }

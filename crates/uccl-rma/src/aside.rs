@@ -1,4 +1,4 @@
-//! Making, joining and ending a channel may take a device long. All run on threads of their own, so that the lane and
+//! Making, joining and ending a channel may take a device long, and so may locking memory. All run on threads of their own, so that the lane and
 //! the rest of the connection go on meanwhile.
 
 use std::{
@@ -6,9 +6,10 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
+use uccl_device::cuda::GpuError;
 use uccl_fabric::rail::{Channel, Rail, RailError};
 
-use super::rails::Rails;
+use super::{bounce::Area, exports::Exports, rails::Rails};
 
 /// What became of making or joining a channel.
 pub(super) enum Made {
@@ -120,9 +121,19 @@ impl Drop for PortLook {
 pub(super) struct Ending(Option<JoinHandle<()>>);
 
 impl Ending {
-    /// Starts to end a channel. It has ended when this look at its port has, too.
-    pub(super) fn of(channel: Box<dyn Channel>, look: Option<PortLook>) -> Self {
-        Self::by(move || drop((channel, look)))
+    /// Starts to end a channel. It has ended when this look at its port has, too, and the key that is being made for it.
+    pub(super) fn of(channel: Box<dyn Channel>, look: Option<PortLook>, exports: Exports) -> Self {
+        exports.give_up();
+        Self::by(move || {
+            drop(exports);
+            drop((channel, look));
+        })
+    }
+
+    /// Waits, on another thread, for an area that is being made, and ends it.
+    pub(super) fn of_area(making: JoinHandle<Result<Area, GpuError>>) -> Self {
+        // A panic has been reported already.
+        Self::by(move || drop(making.join()))
     }
 
     /// Starts to end a channel that is being made or joined.

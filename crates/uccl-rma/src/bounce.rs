@@ -1,7 +1,10 @@
 //! Locked host memory, through which bytes pass where no rail takes the memory that they are in; and the copies between
 //! the two.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    thread::{Builder, JoinHandle},
+};
 
 use smallvec::SmallVec;
 use uccl_device::{
@@ -14,7 +17,7 @@ use uccl_fabric::{
 };
 use uccl_wire::rails::LANDING_CHUNK;
 
-use super::{pinned::Pinned, rails::Rails};
+use super::{aside::Ending, pinned::Pinned, rails::Rails};
 
 /// How many chunks an area has: enough for a link of 50 GB/s to stay busy while some chunks are copied, some are
 /// carried, some are reported to the other end, and some are copied there.
@@ -62,6 +65,86 @@ impl Drop for Area {
                 "locked memory is kept until the process ends, as a device may reach it: {e}"
             );
             std::mem::forget(Arc::clone(&self.slab));
+        }
+    }
+}
+
+/// Where an area is, once there is one. A thread of its own makes it: to lock memory takes long, and to show it to
+/// devices takes longer.
+#[derive(Default)]
+pub(super) enum Site {
+    #[default]
+    Empty,
+    Making(JoinHandle<Result<Area, GpuError>>),
+    Made(Area),
+    /// It could not be made. Who needs it next is told so, and after that it may be tried again.
+    Refused(GpuError),
+}
+
+impl Site {
+    /// Starts to make the area, near this GPU.
+    pub(super) fn make(&mut self, rails: &Arc<Rails>, device: u32) {
+        let ours = Arc::clone(rails);
+        let make = move || Area::new(&ours, device);
+        *self = match Builder::new().name("uccl-lock".into()).spawn(make) {
+            Ok(thread) => Self::Making(thread),
+            Err(e) => {
+                let reason = format!("no thread can be started to lock memory: {e}");
+                Self::Refused(GpuError::Unavailable { reason })
+            }
+        };
+    }
+
+    fn of(made: Result<Area, GpuError>) -> Self {
+        made.map_or_else(Self::Refused, Self::Made)
+    }
+
+    /// Whether it is being made.
+    pub(super) fn is_making(&self) -> bool {
+        matches!(self, Self::Making(_))
+    }
+
+    /// Whether the thread that makes it, if there is one, has ended.
+    pub(super) fn is_still(&self) -> bool {
+        if let Self::Making(thread) = self { thread.is_finished() } else { true }
+    }
+
+    /// Takes the area from the thread that has made it. True if there was one.
+    pub(super) fn look(&mut self) -> bool {
+        if !self.is_making() || !self.is_still() {
+            return false;
+        }
+        if let Self::Making(thread) = std::mem::take(self) {
+            *self = Self::of(thread.join().unwrap_or_else(|_| {
+                let reason = "the thread that locks memory panicked".into();
+                Err(GpuError::Unavailable { reason })
+            }));
+        }
+        true
+    }
+
+    pub(super) fn area(&self) -> Option<&Area> {
+        if let Self::Made(area) = self { Some(area) } else { None }
+    }
+
+    /// Why it could not be made. Said once.
+    pub(super) fn refusal(&mut self) -> Option<GpuError> {
+        match std::mem::take(self) {
+            Self::Refused(why) => Some(why),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Ends it. Returns the area, or what waits for it if it is still being made.
+    pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
+        self.look();
+        match std::mem::take(self) {
+            Self::Made(area) => (Some(area), None),
+            Self::Making(thread) => (None, Some(Ending::of_area(thread))),
+            Self::Empty | Self::Refused(_) => (None, None),
         }
     }
 }

@@ -317,6 +317,7 @@ impl RmaLane {
         }
         moved |= self.offer_due(state);
         moved |= state.look_at_registrations(&self.rails);
+        moved |= state.look_at_areas();
         moved |= self.open_due(state);
         moved |= self.answer_due(state);
         self.settle(state);

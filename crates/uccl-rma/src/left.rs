@@ -16,6 +16,8 @@ pub(super) struct Left {
     pub(super) lent: HashSet<u32>,
     /// Operations with parts on these channels.
     pub(super) operations: Mutex<Vec<Ended>>,
+    /// What waits for memory of the lane itself that is still being locked.
+    pub(super) makings: Vec<Ending>,
     /// The memory of the lane itself.
     pub(super) areas: Vec<Area>,
     pub(super) rails: Arc<Rails>,
@@ -23,6 +25,10 @@ pub(super) struct Left {
 
 impl Left {
     pub(super) fn is_over(&self) -> bool {
+        self.have_channels_ended() && self.makings.iter().all(Ending::is_over)
+    }
+
+    fn have_channels_ended(&self) -> bool {
         self.channels.iter().all(Ending::is_over)
     }
 
@@ -32,7 +38,7 @@ impl Left {
             |pinned: Arc<super::pinned::Pinned>| self.registrations.contains(&pinned.number);
         let is_known =
             || self.lent.contains(&slot) || self.rails.of_slot(slot).is_some_and(is_named);
-        !self.is_over() && is_known()
+        !self.have_channels_ended() && is_known()
     }
 }
 
@@ -42,9 +48,10 @@ impl Drop for Left {
             return;
         }
         tracing::error!(
-            "a device does not end channels: they, and locked memory, are kept until the process ends"
+            "a device does not end channels, or does not lock memory: they, and locked memory, are kept until the \
+             process ends"
         );
-        self.channels.drain(..).for_each(Ending::leave);
+        self.channels.drain(..).chain(self.makings.drain(..)).for_each(Ending::leave);
         std::mem::forget(std::mem::take(&mut self.areas));
     }
 }

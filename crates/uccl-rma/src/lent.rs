@@ -18,11 +18,11 @@ pub(super) struct Lent {
     pub(super) by_slot: HashMap<u32, (u64, bool)>,
     /// Regions of the peer's that it has revoked while requests of ours for them were under way.
     pub(super) releasing: Vec<RegionId>,
-    /// Questions of the peer that are answered when devices have registered the region.
+    /// Questions of the peer that are answered when devices are ready.
     pub(super) due: Vec<Due>,
 }
 
-/// A question whose answer waits for a registration.
+/// A question whose answer waits for devices.
 pub(super) struct Due {
     pub(super) region: RegionId,
     pub(super) awaits: Awaited,
@@ -34,6 +34,32 @@ pub(super) enum Awaited {
     Region(u32),
     /// They are being shown it again, for a peer with these rights.
     Narrow(Arc<Pinned>, Rights),
+    /// They make keys of it for their channels.
+    Keys(Arc<Pinned>),
+    /// The landing area is being made.
+    Landing,
+}
+
+/// What has been done for an answer. Each step is taken once, in this order: where a device has failed in one, the answer
+/// does without.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    Begun,
+    Narrowed,
+    Exported,
+    Landed,
+}
+
+impl Awaited {
+    /// What is done when this wait is over.
+    pub(super) fn step(&self) -> Step {
+        match self {
+            Self::Region(_) => Step::Begun,
+            Self::Narrow(..) => Step::Narrowed,
+            Self::Keys(_) => Step::Exported,
+            Self::Landing => Step::Landed,
+        }
+    }
 }
 
 impl Lent {
@@ -46,7 +72,7 @@ impl Lent {
         true
     }
 
-    /// How soon to check whether a registration that an answer waits for is done.
+    /// How soon to check whether what an answer waits for is done.
     pub(super) fn wake_in(&self) -> Option<Duration> {
         (!self.due.is_empty()).then_some(ASIDE_LOOK)
     }

@@ -5,7 +5,7 @@
 //!                    |                                                        |
 //!   RmaLane       state.rs: gives parts to paths                 notes.rs: pairs rails, makes channels,
 //!                 flight.rs: operations, cut into parts          lends keys and takes them back
-//!                 keys.rs: how the peer's regions are named
+//!                 keys.rs: how the peer's regions are named      exports.rs: keys that devices take long over
 //!                    |                                                        |
 //!   Chunks        staging.rs: what of ours passes through them   landing.rs: what of the peer's does
 //!                 bounce.rs: locked memory, and the copies in and out
@@ -35,6 +35,7 @@
 mod aside;
 mod bell;
 mod bounce;
+mod exports;
 mod flight;
 mod keys;
 mod lane;

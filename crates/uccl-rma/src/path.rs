@@ -6,13 +6,18 @@ use std::{
 };
 
 use slab::Slab;
-use uccl_fabric::rail::{Channel, Ended, Limits, Rail, RailError, Request, RequestError};
+use uccl_fabric::{
+    rail::{Channel, Ended, Export, Limits, Rail, RailError, RemoteKey, Request, RequestError},
+    region::Rights,
+};
 use uccl_wire::rails::PathId;
 
 use super::{
     aside::{Ending, Made, Making, PortLook},
     bell::Bell,
+    exports::{Exports, Wanted},
     flight::Part,
+    pinned::Pinned,
     rails::Rails,
 };
 
@@ -78,6 +83,8 @@ pub(super) struct Path {
     /// Why the last attempt failed, or the channel was lost.
     pub(super) why: Option<String>,
     limits: Limits,
+    /// The keys that are being made for our end of the channel.
+    exports: Exports,
     /// The parts under way, by the tag of their request.
     posted: Slab<Part>,
     bytes: u64,
@@ -149,6 +156,7 @@ impl Path {
             backoff: FIRST_RETRY,
             why: None,
             limits: Limits { max_bytes: 0, chunk_bytes: 0, depth: 0, window_bytes: 0 },
+            exports: Exports::default(),
             posted: Slab::new(),
             bytes: 0,
             batch: Vec::new(),
@@ -237,6 +245,34 @@ impl Path {
     /// The channel, if it belongs to this attempt and is not lost.
     pub(super) fn channel_of(&mut self, id: PathId) -> Option<&mut Box<dyn Channel>> {
         if self.id == id { self.channel() } else { None }
+    }
+
+    /// The key with which a peer that has these rights names memory over our channel. None if the channel does not work,
+    /// the device does not take the memory, or the key is not [made](Self::make_key).
+    pub(super) fn key_of(&mut self, pinned: &Pinned, rights: Rights) -> Option<RemoteKey> {
+        let State::Up(channel) = &mut self.state else { return None };
+        let registration = pinned.for_peer(self.ours, rights)?;
+        match channel.export(registration) {
+            Export::Known(key) => Some(key),
+            Export::ToMake(_) => None,
+        }
+    }
+
+    /// Starts to make that key, if the device takes long over it. [`Self::is_making_key`] tells when that is done.
+    pub(super) fn make_key(&mut self, pinned: &Arc<Pinned>, rights: Rights) {
+        let State::Up(channel) = &mut self.state else { return };
+        let Some(registration) = pinned.for_peer(self.ours, rights) else { return };
+        if let Export::ToMake(make) = channel.export(registration)
+            && let Some(held) = pinned.hold()
+        {
+            let (number, registration) = (pinned.number, registration.local_key());
+            self.exports.make(Wanted { number, registration }, make, held);
+        }
+    }
+
+    /// Whether a key for this memory is still to be made.
+    pub(super) fn is_making_key(&self, pinned: &Pinned) -> bool {
+        self.exports.is_making(pinned.number)
     }
 
     /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is done.
@@ -352,7 +388,8 @@ impl Path {
                     bell.unwatch(fd);
                 }
                 self.peer_gone = false;
-                State::Ending(Ending::of(channel, self.port.take()))
+                let exports = std::mem::take(&mut self.exports);
+                State::Ending(Ending::of(channel, self.port.take(), exports))
             }
             State::Making(making) | State::Joining(making) => {
                 self.peer_gone = false;

@@ -38,13 +38,22 @@ pub(super) struct Pinned {
     is_retired: AtomicBool,
 }
 
-/// Whether the memory is being registered again, with devices that were lost and opened again.
+/// Whether the memory is being registered once more: with devices that were lost and opened again, or for channels.
 #[derive(Default)]
 struct Renewing {
-    /// With how many devices.
-    devices: usize,
+    /// How many such registrations are being made.
+    count: usize,
     /// It is not to be registered any more.
     is_over: bool,
+}
+
+/// While this exists, the registrations of some memory do not end.
+pub(super) struct Held(Arc<Pinned>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.renewing.lock().count -= 1;
+    }
 }
 
 /// Memory that is to be registered.
@@ -73,21 +82,28 @@ impl Pinned {
 
     /// Registers the memory again with a device that was lost and has been opened again. One thread at a time does so
     /// for a device.
-    pub(super) fn renew(&self, at: usize, rail: &Arc<dyn Rail>) -> Result<(), RailError> {
+    pub(super) fn renew(
+        self: &Arc<Self>,
+        at: usize,
+        rail: &Arc<dyn Rail>,
+    ) -> Result<(), RailError> {
         let Some(chain) = self.by_rail.get(at) else { return Ok(()) };
-        {
-            let mut renewing = self.renewing.lock();
-            if renewing.is_over || self.is_retired() {
-                return Ok(());
-            }
-            renewing.devices += 1;
-        }
+        let Some(_held) = self.hold() else { return Ok(()) };
         let made = rail.register(self.span, self.kind, self.rights);
         let why = made.as_ref().map(drop).map_err(Clone::clone);
         chain.renew(made);
         self.narrow.iter().for_each(|narrow| narrow.forget(at));
-        self.renewing.lock().devices -= 1;
         why
+    }
+
+    /// Keeps the registrations from ending. None if they are about to end.
+    pub(super) fn hold(self: &Arc<Self>) -> Option<Held> {
+        let mut renewing = self.renewing.lock();
+        if renewing.is_over || self.is_retired() {
+            return None;
+        }
+        renewing.count += 1;
+        Some(Held(Arc::clone(self)))
     }
 
     /// The device's registration, if it took the memory.
@@ -116,9 +132,9 @@ impl Pinned {
         self.narrow_of(rights).is_some_and(Narrow::is_making)
     }
 
-    /// Whether a registration is being made, for any peer or with a device that was lost.
+    /// Whether a registration is being made: for any peer, for a channel, or with a device that was lost.
     pub(super) fn is_busy(&self) -> bool {
-        self.renewing.lock().devices > 0 || self.narrow.iter().any(Narrow::is_making)
+        self.renewing.lock().count > 0 || self.narrow.iter().any(Narrow::is_making)
     }
 
     fn narrow_of(&self, rights: Rights) -> Option<&Narrow> {
@@ -158,8 +174,10 @@ impl Pinned {
         {
             let mut renewing = self.renewing.lock();
             renewing.is_over = true;
-            if renewing.devices > 0 {
-                return Err(RailError::Unavailable("its memory is being registered again".into()));
+            if renewing.count > 0 {
+                return Err(RailError::Unavailable(
+                    "its memory is being registered again, or for a channel".into(),
+                ));
             }
         }
         let all = self.by_rail.iter().flat_map(Chain::all);

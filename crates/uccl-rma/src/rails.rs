@@ -195,8 +195,9 @@ impl Rails {
         self.shared.waiting.ended()
     }
 
-    /// Registers memory that is not a region, until it is [let go](Self::let_go).
+    /// Registers memory that is not a region, until it is [let go](Self::let_go). May take long.
     pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<Pinned> {
+        let _as_it_is = self.shared.renewing.read();
         let pinned = self.shared.pin(ToPin { span, kind, rights: Rights::ALL });
         self.shared.book.write().add(&pinned);
         pinned
@@ -230,8 +231,8 @@ impl Rails {
         self.of_slot(slot).is_some_and(|pinned| pinned.retire())
     }
 
-    /// Whether the region of this slot is being registered, or registered again for a peer that asked. That ends by
-    /// itself.
+    /// Whether the region of this slot is being registered, or registered again for a peer that asked or for a channel.
+    /// That ends by itself.
     pub fn is_busy_with(&self, slot: u32) -> bool {
         self.is_to_register(slot) || self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
     }

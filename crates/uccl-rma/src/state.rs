@@ -25,7 +25,7 @@ use uccl_wire::{
 use self::staging::Staging;
 use super::{
     bell::Bell,
-    bounce::{Area, Copies, Whose},
+    bounce::{Copies, Site, Whose},
     flight::{Ended, Flight, Part},
     keys::{Granted, Keys, Missing, region_of},
     left::Left,
@@ -42,7 +42,7 @@ pub(super) struct State {
     pub(super) lent: Lent,
     pub(super) staging: Staging,
     /// The landing area, which the peer uses in place of memory that no rail takes. Made when a region first needs it.
-    pub(super) landing: Option<Area>,
+    pub(super) landing: Site,
     pub(super) copies: Copies,
     pub(super) notes: VecDeque<Note>,
     /// Our own offer of rails is due, as soon as they are open.
@@ -64,7 +64,7 @@ pub(super) struct State {
     generation: u32,
     /// Operations with bytes that are not requested yet, in the order in which they were posted.
     pub(super) queue: VecDeque<usize>,
-    /// Operations that wait for a key, or for a registration of ours. They go back to `queue` when an answer comes.
+    /// Operations that wait for a key, or for a registration or chunks of ours. They go back to `queue` when an answer comes.
     pub(super) parked: Vec<usize>,
     /// Parts to be requested again, before anything else.
     pub(super) again: VecDeque<Part>,
@@ -103,7 +103,7 @@ impl State {
             keys: Keys::default(),
             lent: Lent::default(),
             staging: Staging::default(),
-            landing: None,
+            landing: Site::Empty,
             copies: Copies::new(copy_by),
             notes: VecDeque::new(),
             is_to_offer: false,
@@ -147,9 +147,11 @@ impl State {
         false
     }
 
-    /// Whether our ends of all paths are gone.
+    /// Whether our ends of all paths are gone, and no memory is being locked.
     pub(super) fn is_shut(&self) -> bool {
         self.paths.iter().all(Path::is_gone)
+            && self.landing.is_still()
+            && self.staging.area.is_still()
     }
 
     /// Ends every operation, and forgets everything else. Keeps what paths that are not gone may touch, and operations
@@ -157,7 +159,10 @@ impl State {
     pub(super) fn kill(&mut self, rails: &Arc<Rails>) {
         let still: Vec<_> = self.paths.iter_mut().filter_map(Path::end).collect();
         let copied = self.copies.clear();
-        let areas = [self.staging.end(), self.landing.take()].into_iter().flatten().collect();
+        let (areas, makings): (Vec<_>, Vec<_>) =
+            [self.staging.end(), self.landing.end()].into_iter().unzip();
+        let areas = areas.into_iter().flatten().collect();
+        let makings: Vec<_> = makings.into_iter().flatten().collect();
         self.queue.clear();
         self.parked.clear();
         self.again.clear();
@@ -175,7 +180,7 @@ impl State {
             let ended = if held.contains(&key) { &mut operations } else { &mut self.endings };
             ended.push(flight.end());
         }
-        if still.is_empty() {
+        if still.is_empty() && makings.is_empty() {
             return;
         }
         self.left = Some(Arc::new(Left {
@@ -183,6 +188,7 @@ impl State {
             registrations,
             lent: lent.by_slot.into_keys().collect(),
             operations: Mutex::new(operations),
+            makings,
             areas,
             rails: Arc::clone(rails),
         }));
@@ -227,7 +233,7 @@ impl State {
 
     /// How soon to look at what other threads do for no path: they open devices and register memory.
     fn aside_in(&self) -> Option<Duration> {
-        let waits = self.is_to_offer || self.registering.is_some();
+        let waits = self.is_to_offer || self.registering.is_some() || self.staging.area.is_making();
         if waits { Some(ASIDE_LOOK) } else { self.lent.wake_in() }
     }
 
@@ -240,6 +246,21 @@ impl State {
             self.unpark();
         }
         made
+    }
+
+    /// Puts the operations that wait for chunks of ours back into the queue, if these have been made or cannot be. True
+    /// if there were any.
+    pub(super) fn look_at_areas(&mut self) -> bool {
+        let landed = self.landing.look();
+        if let Some(why) = self.landing.refusal() {
+            tracing::warn!("no host memory through which the peer reaches GPUs: {why}");
+        }
+        let made = self.staging.area.look();
+        if made {
+            self.staging.have_chunks();
+            self.unpark();
+        }
+        made || landed
     }
 
     /// The registration that covers this memory of ours, if there is one.

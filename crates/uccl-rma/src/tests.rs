@@ -2,6 +2,7 @@
 
 mod devices;
 mod ends;
+mod exports;
 mod keys;
 mod peers;
 

@@ -36,6 +36,7 @@ fn faults(random: &mut Rng) -> RailFaults {
         reorder: random.bool(),
         break_permille: [0, 0, 3][random.usize(..3)],
         refuse_memory_percent: 0,
+        keys_of_channels: random.bool(),
     }
 }
 

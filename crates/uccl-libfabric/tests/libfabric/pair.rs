@@ -120,7 +120,7 @@ impl Pair {
 
     /// A request from `a` for memory of `b`'s side.
     pub(crate) fn request(&mut self, kind: OpKind, ours: &Memory, theirs: &Memory) -> Request {
-        let key = self.b.channel.export(&*theirs.registration).expect("a key");
+        let key = self.b.channel.export_now(&*theirs.registration).expect("a key");
         Request {
             kind,
             local: ours.span(0, ours.bytes.len().min(theirs.bytes.len())),

@@ -34,7 +34,7 @@ fn second_process() {
     let rail = open(&provider).expect("the first process has it");
     let mut memory = Memory::new(&rail, LEN, pattern);
     let mut channel = rail.open().expect("an end");
-    let key = channel.export(&*memory.registration).expect("a key");
+    let key = channel.export_now(&*memory.registration).expect("a key");
     println!("\n{} {} {}", hex(channel.address()), key.base, hex(&key.key));
     let line = || std::io::stdin().lines().next().and_then(Result::ok);
     let peer = line().expect("an address");

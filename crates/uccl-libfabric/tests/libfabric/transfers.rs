@@ -78,7 +78,7 @@ fn both_directions_at_once(provider: &str) {
     let [to_a, to_b] = [0; 2].map(|_| Memory::new(&rail, len, |_| 0));
     let a_writes = pair.request(OpKind::Write, &from_a, &to_b);
     let (a, b) = (&mut pair.a, &mut pair.b);
-    let key = a.channel.export(&*to_a.registration).expect("a key");
+    let key = a.channel.export_now(&*to_a.registration).expect("a key");
     let b_writes = Request {
         local: from_b.span(0, len),
         local_key: from_b.registration.local_key(),

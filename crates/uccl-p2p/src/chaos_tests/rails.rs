@@ -32,6 +32,7 @@ fn some_faults(rng: &mut Rng) -> RailFaults {
         depth: [1, 3, 64][rng.usize(0..3)],
         chunk_bytes: [100, 4096, 64 << 10][rng.usize(0..3)],
         reorder: rng.bool(),
+        keys_of_channels: rng.bool(),
         ..RailFaults::default()
     }
 }

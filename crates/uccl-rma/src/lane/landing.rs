@@ -16,21 +16,23 @@ use uccl_wire::{
 
 use super::RmaLane;
 use crate::{
-    bounce::{Area, CHUNKS, Copy, Whose},
+    bounce::{CHUNKS, Copy, Whose},
     state::State,
 };
 
 impl RmaLane {
-    /// Whether the peer can reach memory of this kind through the landing area. Makes the area if it does not exist
-    /// yet.
-    pub(super) fn has_landing_for(&self, state: &mut State, kind: MemoryKind) -> bool {
+    /// Whether the peer can reach memory of this kind through the landing area.
+    pub(super) fn has_landing_for(&self, state: &State, kind: MemoryKind) -> bool {
+        self.rails.copier_of(kind).is_some() && state.landing.area().is_some()
+    }
+
+    /// Starts to make the landing area, if memory of this kind can be reached through one. True while it is being made.
+    pub(super) fn make_landing(&self, state: &mut State, kind: MemoryKind) -> bool {
         let Some(device) = self.rails.copier_of(kind) else { return false };
-        if state.landing.is_none() {
-            let made = Area::new(&self.rails, device);
-            let made = made.inspect_err(|e| tracing::warn!("no host memory to stage {kind}: {e}"));
-            state.landing = made.ok();
+        if state.landing.area().is_none() && !state.landing.is_making() {
+            state.landing.make(&self.rails, device);
         }
-        state.landing.is_some()
+        state.landing.is_making()
     }
 
     /// The grant for the landing area.
@@ -38,7 +40,7 @@ impl RmaLane {
     /// # Errors
     /// When the area does not exist, as no region that needs it was granted yet.
     pub(super) fn grant_landing(&self, state: &mut State) -> Result<Grant, Status> {
-        let area = state.landing.as_ref().ok_or(Status::UnknownKey)?;
+        let area = state.landing.area().ok_or(Status::UnknownKey)?;
         let (span, pinned) = (area.span(), Arc::clone(area.pinned()));
         let paths = self.keys_of(state, &pinned, span.addr, Rights::ALL);
         let (addr, len) = (span.addr as u64, span.len as u64);
@@ -56,7 +58,7 @@ impl RmaLane {
         write: bool,
         pieces: &[StagedPiece],
     ) -> Result<(), String> {
-        let is_there = state.landing.is_some() && usize::from(chunk) < CHUNKS;
+        let is_there = state.landing.area().is_some() && usize::from(chunk) < CHUNKS;
         if !is_there || state.copies.is_copying_for_peer(chunk) {
             return Err(format!("a copy through chunk {chunk}, which it does not have"));
         }
@@ -93,9 +95,8 @@ impl RmaLane {
             memory.push(Located { span: admitted.span, device: Some(device) });
             slots.push(admitted.region);
         }
-        let State { landing: Some(area), copies, .. } = state else {
-            return Err(Status::Device);
-        };
+        let State { landing, copies, .. } = state;
+        let area = landing.area().ok_or(Status::Device)?;
         let copy = Copy { area, chunk, memory: &memory, slots, direction };
         // SAFETY: the pieces fit the chunk, which is the peer's and in no other copy. They lie in regions that live,
         // and whoever takes a region back waits until the copy can no longer touch it.
@@ -170,7 +171,7 @@ mod tests {
         /// What the peer is granted, or why not.
         fn granted(&self, region: RegionId) -> Result<Grant, Status> {
             self.hear(&Note::Ask(region)).expect("a sound note");
-            match self.lane.take_note() {
+            match self.said() {
                 Some(Note::Grant(_, grant)) => Ok(grant),
                 Some(Note::Deny(_, status)) => Err(status),
                 note => panic!("{note:?}"),
@@ -182,8 +183,8 @@ mod tests {
             self.hear(&Note::Stage { chunk, write, pieces: vec![piece] })
         }
 
-        /// The note that is sent when a copy has ended.
-        fn staged(&self) -> Option<Note> {
+        /// The next note that is sent.
+        fn said(&self) -> Option<Note> {
             while !self.lane.has_notes() {
                 self.lane.progress(&Nobody).expect("it lives");
             }
@@ -211,10 +212,10 @@ mod tests {
         let owner = Owner::new(Rights::ALL);
         owner.granted(owner.id()).expect("it lives");
         owner.stage(3, false, 100).expect("a sound note");
-        assert!(is_staged(owner.staged(), 3, Status::Ok));
+        assert!(is_staged(owner.said(), 3, Status::Ok));
         let chunk = {
             let state = owner.lane.state.lock();
-            let area = state.landing.as_ref().expect("an area");
+            let area = state.landing.area().expect("an area");
             area.chunk(3, 100)
         };
         // SAFETY: nothing else uses the chunk, which lives as long as the lane.
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(chunk, [7; 100]);
         chunk.fill(9);
         owner.stage(3, true, 50).expect("a sound note");
-        assert!(is_staged(owner.staged(), 3, Status::Ok));
+        assert!(is_staged(owner.said(), 3, Status::Ok));
         let bytes = owner.bytes.as_ptr();
         // SAFETY: it is our own memory, and no copy to it is under way any more.
         let now: Vec<u8> = (0..100).map(|at| unsafe { bytes.add(at).read_volatile() }).collect();
@@ -239,7 +240,7 @@ mod tests {
         owner.stage(0, true, 100).expect("a sound note");
         owner.hear(&Note::Released(id)).expect("a sound note");
         assert!(owner.lane.touched_by_peer(slot), "whatever the peer says");
-        assert!(is_staged(owner.staged(), 0, Status::Ok));
+        assert!(is_staged(owner.said(), 0, Status::Ok));
         assert!(!owner.lane.touched_by_peer(slot));
     }
 
@@ -256,7 +257,7 @@ mod tests {
         }
         owner.stage(0, false, 100).expect("a sound note");
         assert!(owner.stage(0, false, 100).is_err(), "it is being copied");
-        assert!(is_staged(owner.staged(), 0, Status::Ok));
+        assert!(is_staged(owner.said(), 0, Status::Ok));
         let _ended = owner.regions.revoke(owner.region.slot, owner.region.key).expect("it lived");
         owner.stage(0, false, 100).expect("a sound note");
         assert!(is_staged(owner.lane.take_note(), 0, Status::UnknownKey));

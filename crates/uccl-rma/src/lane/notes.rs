@@ -1,9 +1,11 @@
 //! The notes that the two ends exchange: they pair rails, make channels and give them up, ask for keys and take them
 //! back.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use uccl_fabric::rail::RailError;
 use uccl_fabric::region::{Described, Rights};
 use uccl_wire::{
     frame::Status,
@@ -12,7 +14,7 @@ use uccl_wire::{
 
 use super::{RmaLane, Role};
 use crate::{
-    lent::{Awaited, Due},
+    lent::{Awaited, Due, Step},
     path::Path,
     pinned::Pinned,
     state::State,
@@ -41,7 +43,7 @@ impl RmaLane {
             }
             (Note::Down(id), _) => return self.on_down(state, id),
             (Note::Settled, Role::Acceptor) => state.settled = true,
-            (Note::Ask(region), _) => self.on_ask(state, region),
+            (Note::Ask(region), _) => self.go_on(state, region, Step::Begun),
             (Note::Grant(region, grant), _) => {
                 let State { keys, paths, .. } = state;
                 keys.granted(region, grant, |id, key| import(paths, id, key));
@@ -263,32 +265,61 @@ impl RmaLane {
         state.pass_on_releases();
     }
 
-    fn on_ask(&self, state: &mut State, region: RegionId) {
-        if region == LANDING {
-            let granted = self.grant_landing(state);
-            return state.answer(region, granted);
-        }
-        let described = match self.regions.describe(region.slot, region.key) {
-            Ok(described) => described,
-            Err(status) => return state.answer(region, Err(status)),
-        };
-        let (root, rights) = (described.region, described.rights);
-        if self.rails.is_to_register(root) {
-            return state.lent.due.push(Due { region, awaits: Awaited::Region(root) });
-        }
-        let pinned = self.rails.of_slot(root);
-        match pinned.filter(|pinned| pinned.narrow(self.rails.all(), rights)) {
-            Some(pinned) => {
-                state.lent.due.push(Due { region, awaits: Awaited::Narrow(pinned, rights) });
+    /// Answers the peer's question about a region, for which so much is done, or notes what the answer waits for. What
+    /// devices take long over is not done here: the connection goes on meanwhile.
+    fn go_on(&self, state: &mut State, region: RegionId, done: Step) {
+        match self.next_wait(state, region, done) {
+            Ok(Some(awaits)) => state.lent.due.push(Due { region, awaits }),
+            Ok(None) => {
+                let granted = self.grant(state, region);
+                state.answer(region, granted);
             }
-            None => {
-                let grant = self.grant(state, region, described);
-                state.answer(region, Ok(grant));
-            }
+            Err(status) => state.answer(region, Err(status)),
         }
     }
 
-    /// Answers the questions whose devices have finished registering. True if there were any.
+    /// What the answer about a region waits for next. None: for nothing.
+    fn next_wait(
+        &self,
+        state: &mut State,
+        region: RegionId,
+        done: Step,
+    ) -> Result<Option<Awaited>, Status> {
+        if region == LANDING {
+            let area = state.landing.area().ok_or(Status::UnknownKey)?;
+            let pinned = Arc::clone(area.pinned());
+            let waits = done < Step::Exported && self.make_keys(state, &pinned, Rights::ALL);
+            return Ok(waits.then_some(Awaited::Keys(pinned)));
+        }
+        let described = self.regions.describe(region.slot, region.key)?;
+        let (root, rights) = (described.region, described.rights);
+        if self.rails.is_to_register(root) {
+            return Ok(Some(Awaited::Region(root)));
+        }
+        let pinned = self.rails.of_slot(root);
+        if let Some(pinned) = &pinned {
+            if done < Step::Narrowed && pinned.narrow(self.rails.all(), rights) {
+                return Ok(Some(Awaited::Narrow(Arc::clone(pinned), rights)));
+            }
+            if done < Step::Exported && self.make_keys(state, pinned, rights) {
+                return Ok(Some(Awaited::Keys(Arc::clone(pinned))));
+            }
+        }
+        let is_reached = pinned.is_some_and(|pinned| {
+            state.paths.iter_mut().any(|path| path.key_of(&pinned, rights).is_some())
+        });
+        let waits = done < Step::Landed && !is_reached && self.make_landing(state, described.kind);
+        Ok(waits.then_some(Awaited::Landing))
+    }
+
+    /// Starts to make the keys with which a peer that has these rights names the memory, where devices take long over
+    /// that. True if keys for it are being made.
+    fn make_keys(&self, state: &mut State, pinned: &Arc<Pinned>, rights: Rights) -> bool {
+        state.paths.iter_mut().for_each(|path| path.make_key(pinned, rights));
+        state.paths.iter().any(|path| path.is_making_key(pinned))
+    }
+
+    /// Goes on with the questions whose devices are ready. True if there were any.
     pub(super) fn answer_due(&self, state: &mut State) -> bool {
         if state.lent.due.is_empty() {
             return false;
@@ -297,25 +328,25 @@ impl RmaLane {
         let is_over = |due: &Due| match &due.awaits {
             Awaited::Region(root) => !self.rails.is_to_register(*root),
             Awaited::Narrow(pinned, rights) => !pinned.is_narrowing(*rights),
+            Awaited::Keys(pinned) => !state.paths.iter().any(|path| path.is_making_key(pinned)),
+            Awaited::Landing => !state.landing.is_making(),
         };
         let (over, still): (Vec<_>, Vec<_>) = due.into_iter().partition(is_over);
         state.lent.due = still;
         // In each case the region may have ended meanwhile.
         for Due { region, awaits } in &over {
-            if let Awaited::Region(_) = awaits {
-                self.on_ask(state, *region);
-                continue;
-            }
-            let described = self.regions.describe(region.slot, region.key);
-            let granted = described.map(|described| self.grant(state, *region, described));
-            state.answer(*region, granted);
+            self.go_on(state, *region, awaits.step());
         }
         !over.is_empty()
     }
 
     /// Makes the grant for a region. The caller holds the state's lock, so a later revoke of the region finds that it
     /// was lent.
-    fn grant(&self, state: &mut State, region: RegionId, described: Described) -> Grant {
+    fn grant(&self, state: &mut State, region: RegionId) -> Result<Grant, Status> {
+        if region == LANDING {
+            return self.grant_landing(state);
+        }
+        let described = self.regions.describe(region.slot, region.key)?;
         let Described { span, rights, kind, region: root } = described;
         let pinned = self.rails.of_slot(root);
         let paths =
@@ -325,7 +356,7 @@ impl RmaLane {
             state.lent.by_slot.insert(region.slot, (region.key, false));
         }
         let (addr, len) = (span.addr as u64, span.len as u64);
-        Grant { addr, len, read: rights.read, write: rights.write, staged, paths }
+        Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
     }
 
     /// The keys with which a peer that has these rights names the memory at this address: one for each path whose
@@ -338,15 +369,10 @@ impl RmaLane {
         rights: Rights,
     ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
-            let id = path.id;
-            let registration = pinned.for_peer(path.ours, rights)?;
-            let channel = path.channel_of(id)?;
-            let exported: Result<_, RailError> = channel.export(registration);
-            let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
-            Some(PathKey { id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
+            let key = path.key_of(pinned, rights)?;
+            Some(PathKey { id: path.id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
         };
-        let up = state.paths.iter_mut().filter(|path| path.is_up());
-        up.filter_map(key_of).collect()
+        state.paths.iter_mut().filter_map(key_of).collect()
     }
 
     /// On the connecting end: sends `Settled` when every path has been tried, or [`LATECOMERS`] has passed since the

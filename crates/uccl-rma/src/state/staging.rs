@@ -26,7 +26,8 @@ use uccl_wire::{
 
 use super::{Hold, State};
 use crate::{
-    bounce::{Area, CHUNKS, Copy, Whose},
+    aside::Ending,
+    bounce::{Area, CHUNKS, Copy, Site, Whose},
     flight::Part,
     keys::{Missing, region_of},
     rails::Rails,
@@ -35,7 +36,7 @@ use crate::{
 /// Our batches, and the chunks that they pass through.
 #[derive(Default)]
 pub(crate) struct Staging {
-    area: Option<Area>,
+    pub(super) area: Site,
     /// Our free chunks.
     here: Vec<u16>,
     there: Peers,
@@ -90,9 +91,16 @@ impl Staging {
         self.batches.iter().any(|(_, batch)| is_there(batch))
     }
 
-    /// Forgets all batches, and returns the chunks that they passed through.
-    pub(super) fn end(&mut self) -> Option<Area> {
-        std::mem::take(self).area
+    /// Forgets all batches, and returns the chunks that they passed through, or what waits for them to be made.
+    pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
+        std::mem::take(self).area.end()
+    }
+
+    /// Our chunks may have been made.
+    pub(super) fn have_chunks(&mut self) {
+        if self.area.area().is_some() {
+            self.here = (0..CHUNKS as u16).rev().collect();
+        }
     }
 
     fn take_chunks(&mut self, way: Way) -> Result<Chunks, Hold> {
@@ -173,13 +181,22 @@ impl State {
             let count = (len / LANDING_CHUNK as u64).min(CHUNKS as u64) as u16;
             self.staging.there = Peers { addr: Some(addr), free: (0..count).rev().collect() };
         }
-        if way.here && self.staging.area.is_none() {
-            let device = rails.copier_of(self.flights[part.flight].memory).unwrap_or(0);
-            let area = Area::new(rails, device).map_err(|e| Hold::Never(OpError::from(e)))?;
-            self.staging.area = Some(area);
-            self.staging.here = (0..CHUNKS as u16).rev().collect();
+        if way.here && self.staging.area.area().is_none() {
+            return Err(self.prepare_here(rails, part));
         }
         Ok(())
+    }
+
+    /// Why we have no chunks: they are being made, or could not be.
+    fn prepare_here(&mut self, rails: &Arc<Rails>, part: &Part) -> Hold {
+        let area = &mut self.staging.area;
+        let mut refusal = area.refusal();
+        if refusal.is_none() && !area.is_making() {
+            let device = rails.copier_of(self.flights[part.flight].memory).unwrap_or(0);
+            area.make(rails, device);
+            refusal = area.refusal();
+        }
+        refusal.map_or(Hold::Key, |why| Hold::Never(OpError::from(why)))
     }
 
     /// Takes as many of the next bytes of an operation as pass through the same sides' chunks and fit a chunk.
@@ -204,7 +221,7 @@ impl State {
     /// Starts our copy between a batch's memory and our chunk.
     fn copy(&mut self, rails: &Rails, at: usize, chunk: u16) {
         let Self { staging: Staging { area, batches, .. }, flights, copies, .. } = self;
-        let (Some(area), batch) = (area, &batches[at]) else {
+        let (Some(area), batch) = (area.area(), &batches[at]) else {
             return self.end_batch(at, Some(OpError::Unreachable));
         };
         let device = rails.copier_of(flights[batch.flight].memory);
@@ -237,7 +254,7 @@ impl State {
     fn request(&mut self, at: usize) {
         let Staging { area, batches, there, .. } = &self.staging;
         let Batch { flight, kind, len, chunks, ref local, ref remote, .. } = batches[at];
-        let local = match (chunks.here, area) {
+        let local = match (chunks.here, area.area()) {
             (Some(chunk), Some(area)) => smallvec![area.chunk(chunk, len)],
             _ => local.clone(),
         };

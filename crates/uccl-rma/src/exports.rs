@@ -1,0 +1,136 @@
+//! Keys that a device makes for one channel alone. It may take long over each, so a thread of its own makes them, one
+//! after the other, and those who asked are answered afterwards.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    thread::{Builder, JoinHandle},
+};
+
+use parking_lot::Mutex;
+use uccl_fabric::rail::MakeKey;
+
+use super::pinned::Held;
+
+/// The keys that are being made for a channel.
+#[derive(Default)]
+pub(super) struct Exports {
+    queue: Arc<Mutex<Queue>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Job>,
+    /// What the key is for that is being made.
+    current: Option<Wanted>,
+    /// The thread takes what waits.
+    is_running: bool,
+}
+
+struct Job {
+    wanted: Wanted,
+    make: MakeKey,
+    /// The memory stays registered until the key is made or given up.
+    _held: Held,
+}
+
+/// What a key is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// The number of the registered memory.
+    pub(super) number: u64,
+    /// Which of its registrations: the key by which our own requests name it.
+    pub(super) registration: u64,
+}
+
+impl Queue {
+    fn wanted(&self) -> impl Iterator<Item = Wanted> {
+        self.waiting.iter().map(|job| job.wanted).chain(self.current)
+    }
+}
+
+impl Exports {
+    /// Has a key made, unless that is under way already.
+    pub(super) fn make(&mut self, wanted: Wanted, make: MakeKey, held: Held) {
+        let mut queue = self.queue.lock();
+        if queue.wanted().any(|other| other == wanted) {
+            return;
+        }
+        queue.waiting.push_back(Job { wanted, make, _held: held });
+        if queue.is_running {
+            return;
+        }
+        let all = Arc::clone(&self.queue);
+        let started = Builder::new().name("uccl-export".into()).spawn(move || make_all(&all));
+        queue.is_running = started.is_ok();
+        // If no thread can be started, the answers name no such key.
+        let dropped =
+            if queue.is_running { VecDeque::new() } else { std::mem::take(&mut queue.waiting) };
+        drop(queue);
+        drop(dropped);
+        if let Some(before) = std::mem::replace(&mut self.thread, started.ok()) {
+            // It had nothing left to do. A panic has been reported already.
+            let _ = before.join();
+        }
+    }
+
+    /// Whether a key for this memory is still to be made.
+    pub(super) fn is_making(&self, number: u64) -> bool {
+        self.queue.lock().wanted().any(|wanted| wanted.number == number)
+    }
+
+    /// Gives up what has not begun.
+    pub(super) fn give_up(&self) {
+        let dropped = std::mem::take(&mut self.queue.lock().waiting);
+        drop(dropped);
+    }
+}
+
+impl Drop for Exports {
+    /// Waits for the key that is being made.
+    fn drop(&mut self) {
+        self.give_up();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn make_all(queue: &Arc<Mutex<Queue>>) {
+    let running = Running(queue);
+    while let Some(Job { make, _held: held, .. }) = running.next() {
+        if let Err(e) = make() {
+            tracing::warn!("no key for a peer: {e}");
+        }
+        drop(held);
+    }
+}
+
+/// The thread that makes keys.
+struct Running<'a>(&'a Mutex<Queue>);
+
+impl Running<'_> {
+    /// The next one. None is said once: nothing more is taken after that.
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.0.lock();
+        let job = queue.waiting.pop_front();
+        queue.current = job.as_ref().map(|job| job.wanted);
+        queue.is_running = job.is_some();
+        job
+    }
+}
+
+impl Drop for Running<'_> {
+    /// After a panic nobody makes what waits.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut queue = self.0.lock();
+            (queue.current, queue.is_running) = (None, false);
+            let dropped = std::mem::take(&mut queue.waiting);
+            drop(queue);
+            drop(dropped);
+        }
+    }
+}
