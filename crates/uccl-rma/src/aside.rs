@@ -6,10 +6,9 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use uccl_device::cuda::GpuError;
 use uccl_fabric::rail::{Channel, Rail, RailError};
 
-use super::{bounce::Area, exports::Exports, rails::Rails};
+use super::{exports::Exports, rails::Rails};
 
 /// What became of making or joining a channel.
 pub(super) enum Made {
@@ -130,10 +129,10 @@ impl Ending {
         })
     }
 
-    /// Waits, on another thread, for an area that is being made, and ends it.
-    pub(super) fn of_area(making: JoinHandle<Result<Area, GpuError>>) -> Self {
+    /// Waits, on another thread, for a thread, and ends what that has made.
+    pub(super) fn of_made<T: Send + 'static>(thread: JoinHandle<T>) -> Self {
         // A panic has been reported already.
-        Self::by(move || drop(making.join()))
+        Self::by(move || drop(thread.join()))
     }
 
     /// Starts to end a channel that is being made or joined.

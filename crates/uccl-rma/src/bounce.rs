@@ -143,7 +143,7 @@ impl Site {
         self.look();
         match std::mem::take(self) {
             Self::Made(area) => (Some(area), None),
-            Self::Making(thread) => (None, Some(Ending::of_area(thread))),
+            Self::Making(thread) => (None, Some(Ending::of_made(thread))),
             Self::Empty | Self::Refused(_) => (None, None),
         }
     }
