@@ -514,6 +514,13 @@ def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def two_endpoints(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int]]:
     """Of one process, and the connection of the first with the second."""
+    with joined(link, monkeypatch) as (a, b, conn, _):
+        yield a, b, conn
+
+
+@contextlib.contextmanager
+def joined(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int, int]]:
+    """Two endpoints of one process, and what each calls their connection."""
     from uccl import p2p
 
     transport, _, provider = link["transport"].partition(":")
@@ -523,8 +530,9 @@ def two_endpoints(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iter
     with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
         ip, port, gpu = a.parse_metadata(b.get_metadata())
         ok, conn = a.connect(ip, gpu, port)
-        assert ok and b.accept(timeout=10)[0]
-        yield a, b, conn
+        accepted, _, _, back = b.accept(timeout=10)
+        assert ok and accepted
+        yield a, b, conn, back
 
 
 @one_gpu
@@ -563,6 +571,36 @@ def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatc
         forged = word[:32] + b"\0" * 8 + word[40:]
         assert not a.write(conn, mr, here, None, advert, signal=(forged, 1, "set"))
         assert words.tolist() == [0, 0, value, 0]
+
+
+@one_gpu
+@pytest.mark.parametrize("home", ["cuda:0", "pinned"])
+def test_a_stream_that_waits_for_a_lost_peers_signal(
+    home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on; and while the peer is there, it goes on with the word."""
+    import torch
+    from uccl import p2p
+
+    with joined(link, monkeypatch) as (a, b, conn, back):
+        at = {"pin_memory": True} if home == "pinned" else {"device": home}
+        words = torch.zeros(4, dtype=torch.int64, **at)  # type: ignore
+        torch.cuda.synchronize("cuda:0")
+        _, mr = a.reg(words)
+        _, word = a.advertise(mr, words[2:3])
+        stream = torch.cuda.Stream("cuda:0")
+        for value in range(1, 101):
+            assert a.stream_wait_signal(stream, words[2:3], value, mr, conn_id=conn), p2p.last_error()
+            assert b.writev(back, [], [], [], [], signal=(word, value, "set")), p2p.last_error()
+            stream.synchronize()
+            assert words[2].item() == value
+        assert a.stream_wait_signal(stream, words[2:3], 200, mr, conn_id=conn), p2p.last_error()
+        assert not stream.query()
+        b.close()
+        stream.synchronize()
+        assert words[2].item() == 100
+        assert not a.stream_wait_signal(stream, words[2:3], 200, mr, conn_id=conn)
+        assert stream.query() and a.dereg(mr)
 
 
 @one_gpu

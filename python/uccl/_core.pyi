@@ -588,7 +588,13 @@ class Endpoint:
         conn_id: int | None = None,
     ) -> tuple[bool, int]: ...
     def stream_wait_signal(
-        self, stream: _Stream, ptr: _Pointer, value: int, mr_id: int | None = None
+        self,
+        stream: _Stream,
+        ptr: _Pointer,
+        value: int,
+        mr_id: int | None = None,
+        *,
+        conn_id: int | None = None,
     ) -> bool: ...
     def cancel(self, transfer_id: int) -> bool: ...
     def transfer_error(self, transfer_id: int) -> str | None: ...

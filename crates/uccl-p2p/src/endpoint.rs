@@ -23,6 +23,7 @@ use uccl_wire::advert::Advert;
 pub use self::{
     address::{gpu_index, parse_address, reachable_ip, resolve, told_ip},
     handle::TransferHandle,
+    words::StreamWait,
 };
 use self::{
     address::{listen, listen_locally},

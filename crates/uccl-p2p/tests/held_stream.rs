@@ -15,13 +15,13 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, ConnId, CudaStream, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
-    Uninterrupted,
+    Config, ConnId, CudaStream, Endpoint, Error, Iov, MrId, Op, Request, Signal, Status,
+    StreamWait, TransferId, Transport, Uninterrupted,
     device::cuda::{
         Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream,
         wait_until_given_back,
     },
-    wire::advert::Advert,
+    wire::{advert::Advert, signal::Change},
 };
 
 use self::fake_driver::Fake;
@@ -334,6 +334,140 @@ fn a_stream_that_waits_for_a_word_of_the_host_goes_on_in_the_end() {
         ends(format!("the stream after {end}"), move || stream.synchronize().expect("it goes on"));
         drop((ep, words));
     }
+}
+
+/// A stream's wait for a word that depends on a connection.
+struct Dependent {
+    a: Endpoint,
+    b: Endpoint,
+    to_a: ConnId,
+    to_b: ConnId,
+    word: Place,
+    mr: MrId,
+}
+
+/// Where the word is: on a GPU, or in locked memory.
+enum Place {
+    Gpu(DeviceBuffer),
+    Host(PinnedBuffer),
+}
+
+impl Place {
+    fn ptr(&self) -> usize {
+        match self {
+            Self::Gpu(memory) => memory.address() as usize + 8,
+            Self::Host(memory) => memory.address() as usize + 8,
+        }
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic alone.
+        unsafe { AtomicU64::from_ptr(self.ptr() as *mut u64) }
+    }
+}
+
+impl Dependent {
+    fn new(on_gpu: bool, patience: Duration) -> Self {
+        let memory = || DeviceBuffer::new(context(0), 4096).expect("memory");
+        let locked = || PinnedBuffer::new(context(0), 4096).expect("memory");
+        let word = if on_gpu { Place::Gpu(memory()) } else { Place::Host(locked()) };
+        let [a, b] = [(), ()].map(|()| endpoint_with(Transport::Tcp, patience));
+        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        word.word().store(0, Ordering::Release);
+        // SAFETY: the memory is kept longer than the endpoint.
+        let mr = unsafe { a.register(word.ptr() - 8, 4096) }.expect("registered");
+        Self { a, b, to_a, to_b, word, mr }
+    }
+
+    fn hold(&self, stream: &Stream) -> StreamWait {
+        let word = (self.mr, self.word.ptr());
+        self.a.hold_stream_for_word_from(self.to_b, cuda_stream(stream), word, 3).expect("held")
+    }
+}
+
+/// How a stream's wait for a word ends that a peer is to change, in each of these ways.
+fn ends_by(what: &str, on_gpu: bool, queues: i32) {
+    let _alone = alone(queues);
+    let is_short = what == "its time";
+    let patience = Duration::from_millis(if is_short { 300 } else { 600_000 });
+    let d = Dependent::new(on_gpu, patience);
+    let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+    let wait = d.hold(&stream);
+    assert!(is_short || !stream.is_idle().expect("it works"), "the stream does not wait");
+    assert!(is_short || wait.outcome().is_none());
+    match what {
+        "the word" => d.word.word().store(4, Ordering::Release),
+        "its time" => {}
+        "the peer" => d.b.disconnect(d.to_a).expect("it was there"),
+        "its region" => d.a.deregister(d.mr).expect("let go"),
+        _ => d.a.close().expect("closed"),
+    }
+    let told = ends(format!("a wait that is ended by {what}"), move || {
+        stream.synchronize().expect("it goes on");
+        wait.outcome().expect("it is over")
+    });
+    let is_right = match &told {
+        Ok(()) => what == "the word",
+        Err(Error::Timeout(_)) => what == "its time",
+        Err(Error::ConnectionLost { .. }) => what == "the peer",
+        Err(Error::UnknownRegion(_)) => what == "its region",
+        Err(Error::Closed) => what == "the end",
+        Err(_) => false,
+    };
+    assert!(is_right, "{what}: {told:?}");
+    assert!(wait_until_given_back(Duration::from_secs(20)), "the stream counts as held");
+    let Dependent { a, b, word, .. } = d;
+    ends(format!("closing after {what}"), move || drop((a, b)));
+    drop(word);
+}
+
+#[test]
+fn a_stream_that_waits_for_a_peers_word_goes_on_in_the_end() {
+    for on_gpu in [false, true] {
+        for what in ["the word", "its time", "the peer", "its region", "the end"] {
+            ends_by(what, on_gpu, 0);
+        }
+    }
+}
+
+/// Each look at the word stands behind the stream's wait.
+#[test]
+fn a_stream_in_the_only_queue_does_not_wait_for_a_peer_that_is_lost() {
+    for what in ["its time", "the peer", "its region", "the end"] {
+        ends_by(what, true, 1);
+    }
+}
+
+/// What the peer changed before its end counts.
+#[test]
+fn a_word_that_was_changed_before_the_peers_end_is_seen() {
+    for on_gpu in [false, true] {
+        let _alone = alone(0);
+        let d = Dependent::new(on_gpu, Duration::from_secs(600));
+        let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+        let advert = d.a.advertise(d.mr, d.word.ptr(), 8).expect("advertised");
+        let wait = d.hold(&stream);
+        let signal = Some(Signal { advert, change: Change::Set(3), strong: false });
+        let write = Request { signal, ..Request::new(d.to_a, Op::Write, &[], &[]) };
+        d.b.run(&write, &mut Uninterrupted).expect("signalled");
+        drop(d.b);
+        ends("a stream".to_owned(), move || stream.synchronize().expect("it goes on"));
+        assert!(matches!(wait.outcome(), Some(Ok(()))), "{:?}", wait.outcome());
+        ends("closing".to_owned(), move || drop((d.a, d.word)));
+    }
+}
+
+#[test]
+fn no_stream_waits_for_a_peer_that_is_lost_already() {
+    let _alone = alone(0);
+    let d = Dependent::new(true, Duration::from_secs(600));
+    let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+    d.a.disconnect(d.to_b).expect("it was there");
+    let word = (d.mr, d.word.ptr());
+    let held = d.a.hold_stream_for_word_from(d.to_b, cuda_stream(&stream), word, 3);
+    assert!(matches!(held, Err(Error::UnknownConnection(_) | Error::ConnectionLost { .. })));
+    assert!(stream.is_idle().expect("it works"), "it waits");
 }
 
 /// The copies of a staged transfer stand behind the stream's wait, in a queue that both have by chance.

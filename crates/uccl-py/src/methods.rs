@@ -678,18 +678,27 @@ impl PyEndpoint {
     }
 
     /// Has what is enqueued on a CUDA stream from now on wait until a word of eight bytes, in a GPU's memory or in locked
-    /// host memory, has reached `value`: `True`, or `False` with `last_error()`.
-    #[pyo3(signature = (stream, ptr, value, mr_id=None))]
+    /// host memory, has reached `value`: `True`, or `False` with `last_error()`. With `conn_id` the stream goes on as well
+    /// when that connection is lost, or time is over: look at the word to know.
+    #[pyo3(signature = (stream, ptr, value, mr_id=None, *, conn_id=None))]
     fn stream_wait_signal(
         &self,
         stream: &Bound<'_, PyAny>,
         ptr: &Bound<'_, PyAny>,
         value: u64,
         mr_id: Option<u64>,
+        conn_id: Option<u64>,
     ) -> PyResult<bool> {
         let stream = stream::of(&self.core, stream)?;
-        let held = Word::of(&self.core, ptr, mr_id).and_then(|word| {
-            Ok(self.core.hold_stream_for_word(stream, word.mr, word.ptr, value)?)
+        let held = Word::of(&self.core, ptr, mr_id).and_then(|Word { mr, ptr }| {
+            match conn_id.map(ConnId) {
+                Some(conn) => {
+                    let word = (mr, ptr);
+                    self.core.hold_stream_for_word_from(conn, stream, word, value)?;
+                }
+                None => self.core.hold_stream_for_word(stream, mr, ptr, value)?,
+            }
+            Ok(())
         });
         settle(held.map(|()| true), false)
     }

@@ -3,6 +3,7 @@
 
 mod copier;
 mod engine;
+mod glance;
 mod pinned;
 mod put;
 mod share;
@@ -12,6 +13,7 @@ pub(crate) use self::put::change_word;
 pub use self::{
     copier::{CopyBy, StandIn},
     engine::{Engine, Mark, Route},
+    glance::Glance,
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,

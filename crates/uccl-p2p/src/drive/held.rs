@@ -1,13 +1,16 @@
 //! CUDA streams that wait for words of this endpoint's memory.
 //!
 //! A word in host memory is looked at by a thread of ours, and the stream waits for a word of the engine's: so the wait has
-//! an end. A word in a GPU's memory is the stream's own to look at: to fetch it takes a copy, which could stand behind the
-//! wait. Either way the word's region stays leased for as long, and no memory goes back to the driver meanwhile, which could wait for the
+//! an end. So is a word in a GPU's memory where the wait depends on a connection. Each look at such a word is a copy, which
+//! could stand behind the wait, in a hardware queue that both have by chance: then only the wait's end lets it through.
+//! Without a connection the stream looks at a GPU's word by itself, which is faster and has no end but the word's.
+//!
+//! Either way the word's region stays leased for as long, and no memory goes back to the driver meanwhile, which could wait for the
 //! stream and hold up what changes the word.
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Acquire, Release},
@@ -18,15 +21,23 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Passing, Signal};
+use uccl_device::cuda::{GpuError, Passing, Signal};
+use uccl_fabric::gpu::Glance;
 
 use super::regions::Lease;
-use crate::ids::MrId;
+use crate::{
+    error::{Error, Result},
+    ids::MrId,
+};
 
 /// How long the thread sleeps between two looks.
 const NAP: Duration = Duration::from_micros(50);
 /// For so long after the last wait began it yields only.
 const BRISK: Duration = Duration::from_millis(1);
+/// How long a GPU's word may take to be seen for the last time when its connection is lost.
+const LAST_LOOK: Duration = Duration::from_millis(200);
+/// Most means of looking at GPUs' words that are kept for later waits.
+const MOST_SPARE: usize = 8;
 
 /// The waits, and the thread that looks at them.
 #[derive(Default)]
@@ -35,7 +46,9 @@ pub(crate) struct HeldStreams(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The endpoint is closed or broken: waits for words of the host are over.
+    /// Means of looking at GPUs' words that no wait uses.
+    spare: Mutex<Vec<Glance>>,
+    /// The endpoint is closed or broken: waits that can be ended are over.
     is_closed: AtomicBool,
 }
 
@@ -58,8 +71,123 @@ pub(crate) struct Wait {
 pub(crate) enum What {
     /// For the word itself.
     Passes(Passing),
-    /// For a signal, which is given when the word is at the value or ahead of it, or time is over.
-    Told { address: usize, at_least: u64, until: Option<Instant>, _signal: Signal },
+    /// For a signal.
+    Told(Box<Told>),
+}
+
+/// A wait for a signal, which is given when the word is at the value or ahead of it, or the wait is over for another reason.
+pub(crate) struct Told {
+    word: Source,
+    at_least: u64,
+    time: Duration,
+    until: Option<Instant>,
+    /// Tells why the connection was lost whose peer is to change the word; and when that was first told.
+    is_lost: Option<IsLost>,
+    lost: Option<(Error, Instant)>,
+    /// None: the stream goes on.
+    signal: Option<Signal>,
+    outcome: Arc<OnceLock<Result<()>>>,
+}
+
+/// Says why a connection was lost, if it was.
+pub(crate) type IsLost = Box<dyn Fn() -> Option<Error> + Send>;
+
+/// Where the word is.
+pub(crate) enum Source {
+    Host(usize),
+    Gpu(usize, Glance),
+}
+
+impl Told {
+    /// A wait that is over after this time (zero: never), and when a connection is lost.
+    pub(crate) fn new(
+        word: Source,
+        at_least: u64,
+        time: Duration,
+        is_lost: Option<IsLost>,
+        signal: Signal,
+    ) -> Self {
+        let until = (!time.is_zero()).then(|| Instant::now() + time);
+        let (lost, signal, outcome) = (None, Some(signal), Arc::default());
+        Self { word, at_least, time, until, is_lost, lost, signal, outcome }
+    }
+
+    /// How the wait ends, once it has.
+    pub(crate) fn outcome(&self) -> Arc<OnceLock<Result<()>>> {
+        Arc::clone(&self.outcome)
+    }
+
+    /// Lets the stream go on, unless it does already.
+    fn end(&mut self, outcome: Result<()>) {
+        if let Some(signal) = self.signal.take() {
+            // It is set once.
+            let _ = self.outcome.set(outcome);
+            drop(signal);
+        }
+    }
+
+    /// Ends the wait if it is over. True if nothing looks at the word any more.
+    fn look(&mut self, is_closed: bool) -> bool {
+        if self.signal.is_some()
+            && let Some(outcome) = self.verdict(is_closed)
+        {
+            self.end(outcome);
+        }
+        self.signal.is_none() && !self.word.is_looked_at()
+    }
+
+    fn verdict(&mut self, is_closed: bool) -> Option<Result<()>> {
+        // Before the look: what the peer changed before its end is seen.
+        if self.lost.is_none() {
+            let why = self.is_lost.as_ref().and_then(|is_lost| is_lost());
+            self.lost = why.map(|why| (why, Instant::now()));
+        }
+        let is_late = self.until.is_some_and(|until| until <= Instant::now());
+        let lost_at = self.lost.as_ref().map(|(_, at)| *at);
+        let seen = match self.word.look(lost_at) {
+            Ok(seen) => seen,
+            Err(e) => return Some(Err(Error::LocalMemory(format!("the word: {e}")))),
+        };
+        if seen.is_some_and(|(word, _)| word.wrapping_sub(self.at_least) as i64 >= 0) {
+            return Some(Ok(()));
+        }
+        let is_last = seen.is_some_and(|(_, is_last)| is_last);
+        match &self.lost {
+            Some((e, at)) if is_last || at.elapsed() >= LAST_LOOK => Some(Err(e.clone())),
+            _ if is_late => Some(Err(Error::Timeout(self.time))),
+            _ if is_closed => Some(Err(Error::Closed)),
+            _ => None,
+        }
+    }
+}
+
+impl Source {
+    /// What the word is, if that is known, and whether the look began after this time.
+    fn look(&mut self, after: Option<Instant>) -> Result<Option<(u64, bool)>, GpuError> {
+        match self {
+            Self::Host(address) => {
+                // SAFETY: an aligned word in a region that the wait's lease keeps registered, of host memory.
+                let word = unsafe { AtomicU64::from_ptr(*address as *mut u64) };
+                Ok(Some((word.load(Acquire), after.is_some())))
+            }
+            Self::Gpu(address, glance) => {
+                let seen = glance.seen()?;
+                // SAFETY: an aligned word in a region that the wait's lease keeps registered, of this GPU's memory; the
+                // wait keeps the lease while it is looked at.
+                unsafe { glance.begin(*address)? };
+                Ok(seen.map(|(word, began)| (word, after.is_some_and(|after| began >= after))))
+            }
+        }
+    }
+
+    /// Whether a look at a GPU's word is under way.
+    fn is_looked_at(&mut self) -> bool {
+        match self {
+            Self::Host(_) => false,
+            // After an error nothing is under way.
+            Self::Gpu(_, glance) => glance.seen().is_ok() && glance.is_under_way(),
+        }
+    }
 }
 
 impl HeldStreams {
@@ -85,9 +213,22 @@ impl HeldStreams {
     /// Ends the waits for words of a region that are over or can be ended, because it is about to be let go of.
     pub(crate) fn end_those_of(&self, id: MrId) {
         self.0.end_if(|wait, is_closed| {
-            let can_end = matches!(wait.what, What::Told { .. });
-            wait.lease.mr().id == id && (can_end || wait.is_over(is_closed))
+            if wait.lease.mr().id == id
+                && let What::Told(told) = &mut wait.what
+            {
+                told.end(Err(Error::UnknownRegion(id)));
+            }
+            wait.is_over(is_closed)
         });
+    }
+
+    /// What looks at a word of this GPU.
+    pub(crate) fn glance(&self, device: u32) -> Result<Glance, GpuError> {
+        let mut spare = self.0.spare.lock();
+        match spare.iter().position(|glance| glance.device() == device) {
+            Some(at) => Ok(spare.swap_remove(at)),
+            None => Glance::new(device),
+        }
     }
 
     /// Ends the waits that are over.
@@ -95,7 +236,7 @@ impl HeldStreams {
         self.0.end_if(Wait::is_over);
     }
 
-    /// Ends the waits for words of the host, and the thread.
+    /// Ends the waits that can be ended, and the thread.
     pub(crate) fn close(&self) {
         self.0.is_closed.store(true, Release);
         self.look();
@@ -115,12 +256,25 @@ impl Drop for HeldStreams {
 }
 
 impl Shared {
-    fn end_if(&self, is_over: impl Fn(&Wait, bool) -> bool) {
+    fn end_if(&self, is_over: impl Fn(&mut Wait, bool) -> bool) {
         let is_closed = self.is_closed.load(Acquire);
         let mut state = self.state.lock();
         let over: Vec<_> = state.waits.extract_if(.., |wait| is_over(wait, is_closed)).collect();
         drop(state);
-        drop(over);
+        over.into_iter().for_each(|wait| self.forget(wait));
+    }
+
+    fn forget(&self, wait: Wait) {
+        if let What::Told(told) = wait.what
+            && let Source::Gpu(_, glance) = told.word
+            && !glance.is_under_way()
+            && !self.is_closed.load(Acquire)
+        {
+            let mut spare = self.spare.lock();
+            if spare.len() < MOST_SPARE {
+                spare.push(glance);
+            }
+        }
     }
 
     /// Whether the thread may end: nothing is left for it.
@@ -154,16 +308,11 @@ fn watch(shared: &Weak<Shared>) {
 }
 
 impl Wait {
-    fn is_over(&self, is_closed: bool) -> bool {
-        match &self.what {
+    /// Ends the wait, if it can be ended and is over. True if it can be forgotten.
+    fn is_over(&mut self, is_closed: bool) -> bool {
+        match &mut self.what {
             What::Passes(passing) => passing.is_over(),
-            What::Told { address, at_least, until, .. } => {
-                // SAFETY: an aligned word in a region that the lease keeps registered, of host memory.
-                let word = unsafe { AtomicU64::from_ptr(*address as *mut u64) };
-                let has_come = word.load(Acquire).wrapping_sub(*at_least) as i64 >= 0;
-                let is_late = || until.is_some_and(|until| until <= Instant::now());
-                has_come || is_late() || is_closed
-            }
+            What::Told(told) => told.look(is_closed),
         }
     }
 }

@@ -109,6 +109,8 @@ impl Core {
         // All waits below count their time from here.
         let let_go = until(timers::to_let_go(&self.config));
         let stopped = until(timers::to_stop(&self.config));
+        // Streams that wait for words are told of the close, and not of the connections that end with it.
+        self.held.close();
         // Regions first: a peer that is not told by its lane of the end then finds the regions revoked.
         let endings = self.mrs.revoke_all();
         beside_each_other(&self.open_conns(), |conn| {
@@ -118,7 +120,6 @@ impl Core {
         });
         self.accepted.notify_all();
         self.notified.notify_all();
-        self.held.close();
         let running = self.workers.stop(stopped);
         self.drain(endings, let_go)?;
         self.workers_ended(running)?;

@@ -1,14 +1,17 @@
 //! Waiting for words of this endpoint's memory that peers change by signals.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Acquire},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Acquire},
+    },
     time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Passing, Signal},
+    cuda::{GpuError, Passing, Signal, Stream},
 };
 use uccl_fabric::mem::Span;
 use uccl_wire::signal::SIGNAL_LEN;
@@ -16,8 +19,9 @@ use uccl_wire::signal::SIGNAL_LEN;
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{
     drive::{
-        held::{Wait, What},
+        held::{IsLost, Source, Told, Wait, What},
         regions::{Lease, contains, outside},
+        transfer::Carrier as _,
         wait,
     },
     error::{Error, Result},
@@ -138,6 +142,7 @@ impl Endpoint {
     /// The wait for a word in host memory has an end: the stream goes on as well when the endpoint's time for transfers is over
     /// (zero: never), and when the region is deregistered or the endpoint closed. Look at the word to know. The wait for a
     /// word in a GPU's memory ends with the word only; until then its region cannot be deregistered.
+    /// [`hold_stream_for_word_from`](Self::hold_stream_for_word_from) ends with a connection, too.
     ///
     /// # Errors
     /// [`Error::Invalid`] where the driver does not let the stream wait for it.
@@ -148,25 +153,68 @@ impl Endpoint {
         ptr: usize,
         at_least: u64,
     ) -> Result<()> {
+        let lease = self.stream_word(mr, ptr)?;
+        let stream = stream.borrow()?;
+        let what = match lease.mr().kind.device() {
+            Some(_) => What::Passes(Passing::of(&stream, ptr as u64, at_least).map_err(refused)?),
+            None => What::Told(Box::new(self.told(&stream, Source::Host(ptr), at_least, None)?)),
+        };
+        self.here()?.held.add(Wait { lease, what });
+        Ok(())
+    }
+
+    /// The same as [`hold_stream_for_word`](Self::hold_stream_for_word), for a word that the peer of this connection changes.
+    /// Wherever the word is, the stream goes on as well when the connection is lost, the endpoint's time for transfers is over
+    /// (zero: never), the region is deregistered, or the endpoint is closed. What is returned says which.
+    ///
+    /// A word in a GPU's memory is looked at by short copies: the stream goes on some tens of microseconds later than one that
+    /// looks by itself.
+    ///
+    /// # Errors
+    /// Also the reason for which the connection was lost, if it is lost already and the stream does not wait.
+    pub fn hold_stream_for_word_from(
+        &self,
+        conn: ConnId,
+        stream: CudaStream,
+        (mr, ptr): (MrId, usize),
+        at_least: u64,
+    ) -> Result<StreamWait> {
+        let lease = self.stream_word(mr, ptr)?;
+        let stream = stream.borrow()?;
+        let core = self.here()?;
+        let conn = core.conn(conn)?;
+        let word = match lease.mr().kind.device() {
+            Some(device) => Source::Gpu(ptr, core.held.glance(device).map_err(refused)?),
+            None => Source::Host(ptr),
+        };
+        let is_lost: IsLost = Box::new(move || conn.is_failed().then(|| conn.lost_error()));
+        let told = self.told(&stream, word, at_least, Some(is_lost))?;
+        let outcome = told.outcome();
+        core.held.add(Wait { lease, what: What::Told(Box::new(told)) });
+        Ok(StreamWait { outcome })
+    }
+
+    /// Has a stream wait until the engine tells it that the word has come, or that the wait is over.
+    fn told(
+        &self,
+        stream: &Stream,
+        word: Source,
+        at_least: u64,
+        is_lost: Option<IsLost>,
+    ) -> Result<Told> {
+        let signal = Signal::new(stream.context()).map_err(refused)?;
+        signal.hold(stream).map_err(refused)?;
+        Ok(Told::new(word, at_least, self.config().transfer_timeout, is_lost, signal))
+    }
+
+    /// Checks that there is a word that streams can wait for, and keeps its region registered.
+    fn stream_word(&self, mr: MrId, ptr: usize) -> Result<Lease> {
         let lease = self.word(mr, ptr)?;
         if lease.mr().kind == MemoryKind::Host {
             let why = "no stream can wait for the word: it is in host memory that is not locked";
             return Err(Error::Invalid(why.into()));
         }
-        let stream = stream.borrow()?;
-        let refused = |e| Error::Invalid(format!("stream: {e}"));
-        let what = match lease.mr().kind.device() {
-            Some(_) => What::Passes(Passing::of(&stream, ptr as u64, at_least).map_err(refused)?),
-            None => {
-                let signal = Signal::new(stream.context()).map_err(refused)?;
-                signal.hold(&stream).map_err(refused)?;
-                let timeout = self.config().transfer_timeout;
-                let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
-                What::Told { address: ptr, at_least, until, _signal: signal }
-            }
-        };
-        self.here()?.held.add(Wait { lease, what });
-        Ok(())
+        Ok(lease)
     }
 
     /// Checks that there is a word, and keeps its region registered.
@@ -183,6 +231,28 @@ impl Endpoint {
             return Err(Error::Invalid(why));
         }
         Ok(lease)
+    }
+}
+
+fn refused(e: GpuError) -> Error {
+    Error::Invalid(format!("stream: {e}"))
+}
+
+/// A stream's wait for a word, as [`Endpoint::hold_stream_for_word_from`] begins it. If this is dropped, the wait goes on.
+#[derive(Clone, Debug)]
+pub struct StreamWait {
+    outcome: Arc<OnceLock<Result<()>>>,
+}
+
+impl StreamWait {
+    /// How the wait ended. `None`: it has not yet. `Ok`: the word has reached the value.
+    ///
+    /// An error says why the stream went on although the word was not seen to have reached it: the reason for which the
+    /// connection was lost, [`Error::Timeout`], [`Error::UnknownRegion`] when the region was deregistered, or
+    /// [`Error::Closed`].
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<()>> {
+        self.outcome.get().cloned()
     }
 }
 
