@@ -12,7 +12,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, cuda};
 use uccl_fabric::rail::{Rail, RailError};
 use uccl_fabric::{gpu::CopyBy, lane::Moves, mem::Span, region::Rights};
 use uccl_wire::rails::{MAX_RAILS, RailOffer};
@@ -334,8 +334,14 @@ impl Shared {
 
     fn pin(&self, memory: ToPin) -> Arc<Pinned> {
         let ToPin { span, kind, rights } = memory;
+        // Before a device may write there.
+        let expected = kind.device_only().map_or(Ok(()), cuda::expect_writes_to);
+        let not_shown = expected.map_err(|e| format!("its writes could not be flushed: {e}"));
         let register = |(at, rail): (usize, &Arc<dyn Rail>)| {
-            let registered = rail.register(span, kind, rights);
+            let registered = match &not_shown {
+                Ok(()) => rail.register(span, kind, rights),
+                Err(why) => Err(RailError::Unavailable(why.clone())),
+            };
             registered.inspect_err(|why| self.say_refused(at, memory, why))
         };
         let by_rail: Vec<_> = self.rails().iter().enumerate().map(register).collect();

@@ -44,7 +44,7 @@ pub use dmabuf::DmaBuf;
 pub use error::{Failure, GpuError, Unusable};
 pub use event::Event;
 pub use facts::VisibleGpu;
-pub use flush::flush_writes;
+pub use flush::{expect_writes_to, flush_writes, flush_writes_of};
 pub use gpus::Gpus;
 pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, Mapping, PeerId};
 pub use link::GpuLink;

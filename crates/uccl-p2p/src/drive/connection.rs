@@ -574,6 +574,7 @@ impl Carrier for Connection {
         verdict: Result<()>,
         fence: Option<Fence>,
     ) {
+        let verdict = verdict.and_then(|()| self.show_received(transfer));
         match after {
             After::Publish => {}
             After::Notify(payload) if verdict.is_ok() && fence.is_none() => {

@@ -27,6 +27,9 @@ impl Connection {
                 message.clear();
                 match session.notifications.next(message) {
                     Next::Deliver(payload) => {
+                        if !self.may_tell() {
+                            return;
+                        }
                         let notif = Notification { conn: self.id, payload };
                         self.core.push_notif(notif, || self.send_message(&[message]));
                     }
@@ -41,6 +44,16 @@ impl Connection {
         if let Some((id, source)) = fetch {
             self.fetch_notif(id, source);
         }
+    }
+
+    /// Shows GPUs what the peer has written before a notification, which may be about that. If that fails, the connection
+    /// ends, and nobody is told.
+    fn may_tell(&self) -> bool {
+        let shown = self.show_gpus();
+        if let Err(e) = &shown {
+            self.condemn(0, format_args!("a notification's data cannot be shown: {e}"));
+        }
+        shown.is_ok()
     }
 
     /// Fetches a long notification from the sender's memory.
@@ -83,6 +96,9 @@ impl Connection {
             match payload {
                 None => answer(),
                 Some(payload) => {
+                    if !self.may_tell() {
+                        return;
+                    }
                     // SAFETY: all of it has been fetched.
                     let payload = unsafe { payload.filled() };
                     self.core.push_notif(Notification { conn: self.id, payload }, answer);

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use uccl_device::{
+    MemoryKind,
+    cuda::{self, GpuError},
+};
 use uccl_fabric::lane::{Completion, MessageLane, OpError, RailLane};
 use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
@@ -10,6 +14,7 @@ use super::{
     connection::{Connection, Core, Transfer},
     core::Devices,
     timers,
+    transfer::Kind,
     work::Work,
 };
 use crate::{
@@ -130,6 +135,32 @@ impl Connection {
     /// The rail lane, if at least one of its paths works now.
     pub(crate) fn rails_up(&self) -> Option<&dyn RailLane> {
         self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
+    }
+
+    /// Shows our GPUs what devices may have written to their memory over rails, before anybody here is told of it. Only for
+    /// GPUs that might see it later than what the CPU tells them.
+    pub(super) fn show_gpus(&self) -> Result<()> {
+        let shown = self.links.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
+        shown.map_err(|e| self.not_shown(&e))
+    }
+
+    /// The same, for the GPU whose memory is of this kind, if it is one's.
+    pub(crate) fn show_gpu(&self, kind: MemoryKind) -> Result<()> {
+        let gpu = self.links.rails.as_ref().and_then(|_| kind.device_only());
+        gpu.map_or(Ok(()), cuda::flush_writes_of).map_err(|e| self.not_shown(&e))
+    }
+
+    fn not_shown(&self, e: &GpuError) -> Error {
+        Error::Gpu { peer: Arc::clone(&self.peer.name), reason: e.to_string() }
+    }
+
+    /// Shows our GPUs what was received, if the transfer has received anything.
+    pub(super) fn show_received(&self, transfer: &Transfer) -> Result<()> {
+        if self.links.rails.is_none() || !matches!(transfer.kind, Kind::Read | Kind::Recv) {
+            return Ok(());
+        }
+        let gpus = transfer.gpus();
+        gpus.into_iter().try_for_each(|device| self.show_gpu(MemoryKind::Cuda { device }))
     }
 
     /// The index of the rail lane, if there is one: the last.

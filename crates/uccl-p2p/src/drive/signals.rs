@@ -7,7 +7,6 @@
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
-use uccl_device::cuda;
 use uccl_fabric::{
     lane::{OpError, OpResult},
     mem::RemoteSpan,
@@ -96,7 +95,7 @@ impl Connection {
         let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
         let apply = || signal::apply(&self.core.mrs.table, &Word { span, change });
         // Who sees the word is to see what a device has written before.
-        let visible = self.links.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
+        let visible = self.show_gpus();
         let changed = visible.map_err(|_| Status::Fault).and_then(|()| apply());
         let status = changed.err().unwrap_or(Status::Ok);
         self.core.signalled.notify();

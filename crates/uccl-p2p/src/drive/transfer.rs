@@ -393,6 +393,18 @@ impl<C: Carrier> Transfer<C> {
         body.leases.iter().all(|lease| lease.mr().kind.is_host_accessible())
     }
 
+    /// The GPUs, each once, that alone reach some of its local memory.
+    pub(crate) fn gpus(&self) -> SmallVec<[u32; 1]> {
+        let body = self.body.lock();
+        let mut gpus = SmallVec::new();
+        for gpu in body.leases.iter().filter_map(|lease| lease.mr().kind.device_only()) {
+            if !gpus.contains(&gpu) {
+                gpus.push(gpu);
+            }
+        }
+        gpus
+    }
+
     /// Whether the peer still has to do something before it can end. Otherwise only what this process does is left: copies,
     /// or publishing how it has ended.
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {

@@ -60,6 +60,14 @@ impl Single {
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
     }
 
+    /// Shows the GPU of its memory what rails have read into that.
+    fn shown(&self) -> Result<()> {
+        match self.op {
+            Op::Read => self.conn.show_gpu(self.lease.mr().kind),
+            Op::Recv | Op::Send | Op::Write => Ok(()),
+        }
+    }
+
     /// The plan of the transfer that it becomes.
     fn plan(&self, after: After, endpoint: &Endpoint) -> Plan<Connection> {
         Plan {
@@ -216,7 +224,7 @@ impl Endpoint {
         let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
         let UnderWay { now, name, room } = match posted? {
             Ok(under_way) => under_way,
-            Err(over) => return Ok(over),
+            Err(over) => return over.map(|over| single.shown().map(|()| over)).transpose(),
         };
         conn.forward_notes();
         let _claim = conn.claim();
@@ -226,6 +234,7 @@ impl Endpoint {
             conn.progress_lane(place);
         });
         if let Some(Ok(())) = now.result() {
+            single.shown()?;
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
         let heir = |transfer: &Arc<Transfer>| {
