@@ -398,3 +398,65 @@ pub(super) fn unmap_key(domain: &Domain, mut key: u64) {
         tracing::debug!(code, "a peer's key was not unmapped");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            discover,
+            endpoint::Endpoint,
+            library::Library,
+            queue::Queue,
+            settings::{Devices, LibfabricSettings},
+        },
+        *,
+    };
+
+    fn domain() -> Result<Domain, RailError> {
+        let settings = LibfabricSettings {
+            library: std::env::var_os("UCCL_LIBFABRIC_SO").map(Into::into),
+            provider: Some("tcp;ofi_rxm".into()),
+            devices: Devices::Named(vec!["lo".into()]),
+            ..LibfabricSettings::default()
+        };
+        let library = Library::load(settings.library.as_deref())?;
+        let mut chosen = discover::choose(library, &settings)?;
+        Domain::open(library, chosen.remove(0), &settings)
+    }
+
+    /// No provider here ties regions to endpoints. This one is taken for one that does, and then binds none.
+    #[test]
+    fn memory_that_no_channel_gets_is_let_go_of() {
+        let mut domain = match domain() {
+            Ok(domain) => domain,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        domain.mr_mode |= raw::FI_MR_ENDPOINT;
+        let (domain, lendings) = (Arc::new(domain), Arc::<Lendings>::default());
+        let queue = Queue::open(&domain, 16).expect("a queue");
+        let endpoint = Endpoint::open(&domain, &queue).expect("an endpoint");
+        let bytes = vec![0_u8; 4096];
+        let span = Span { addr: bytes.as_ptr() as usize, len: bytes.len() };
+        let ours = || (Arc::clone(&domain), Arc::clone(&lendings));
+        let (of, all) = ours();
+        let registration = LibfabricRegistration::new(of, all, span, MemoryKind::Host, Rights::ALL)
+            .expect("known");
+        let (of, all) = ours();
+        // SAFETY: the endpoint is closed at the end of this function, after what is made here has ended.
+        let borrower = unsafe { Borrower::new(of, all, endpoint.object()) };
+        let id = registration.local_key();
+        assert!(borrower.key_of(id).is_none());
+        let refused = borrower.make(id).expect_err("it binds none").to_string();
+        assert!(refused.contains("fi_mr_bind"), "{refused}");
+        assert!(borrower.key_of(id).is_none());
+        let set = |making| lendings.0.lock().get_mut(&id).expect("it lives").making = making;
+        set(1);
+        registration.end().expect_err("a channel may get it yet");
+        set(0);
+        registration.end().expect("no channel has it");
+        let gone = borrower.make(id).expect_err("there is none").to_string();
+        assert!(gone.contains("fi_mr_regattr"), "{gone}");
+        borrower.end();
+        assert!(matches!(borrower.make(id), Err(RailError::Gone(_))));
+    }
+}
