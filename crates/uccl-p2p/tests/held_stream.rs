@@ -151,6 +151,7 @@ impl Drop for Alone {
     fn drop(&mut self) {
         self.fake.connections(0);
         self.fake.pause(false);
+        self.fake.stall(false);
     }
 }
 
@@ -436,6 +437,32 @@ fn a_stream_that_waits_for_a_peers_word_goes_on_in_the_end() {
 fn a_stream_in_the_only_queue_does_not_wait_for_a_peer_that_is_lost() {
     for what in ["its time", "the peer", "its region", "the end"] {
         ends_by(what, true, 1);
+    }
+}
+
+/// While a stream is held, and the program frees memory, no call returns that enqueues a copy.
+#[test]
+fn a_look_that_does_not_return_holds_up_no_end() {
+    for what in ["the peer", "its time"] {
+        let alone = alone(0);
+        let patience = Duration::from_millis(if what == "its time" { 300 } else { 600_000 });
+        let d = Dependent::new(true, patience);
+        let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
+        alone.fake.stall(true);
+        let wait = d.hold(&stream);
+        while alone.fake.stalled() == 0 && wait.outcome().is_none() {
+            thread::yield_now();
+        }
+        if what == "the peer" {
+            d.b.disconnect(d.to_a).expect("it was there");
+        }
+        ends(format!("a wait that is ended by {what}"), move || {
+            stream.synchronize().expect("it goes on");
+        });
+        assert!(matches!(wait.outcome(), Some(Err(_))), "{:?}", wait.outcome());
+        alone.fake.stall(false);
+        d.a.deregister(d.mr).expect("the look is over");
+        ends(format!("closing after {what}"), move || drop((d.a, d.b, d.word)));
     }
 }
 

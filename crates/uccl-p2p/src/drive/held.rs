@@ -1,8 +1,9 @@
 //! CUDA streams that wait for words of this endpoint's memory.
 //!
 //! A word in host memory is looked at by a thread of ours, and the stream waits for a word of the engine's: so the wait has
-//! an end. So is a word in a GPU's memory where the wait depends on a connection. Each look at such a word is a copy, which
-//! could stand behind the wait, in a hardware queue that both have by chance: then only the wait's end lets it through.
+//! an end. So is a word in a GPU's memory where the wait depends on a connection. Each look at such a word is a copy
+//! (`glances.rs`), which could stand behind the wait, in a hardware queue that both have by chance: then only the wait's end
+//! lets it through.
 //! Without a connection the stream looks at a GPU's word by itself, which is faster and has no end but the word's.
 //!
 //! Either way the word's region stays leased for as long, and no memory goes back to the driver meanwhile, which could wait for the
@@ -22,9 +23,11 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{GpuError, Passing, Signal};
-use uccl_fabric::gpu::Glance;
 
-use super::regions::Lease;
+use super::{
+    glances::{Glances, Looking},
+    regions::Lease,
+};
 use crate::{
     error::{Error, Result},
     ids::MrId,
@@ -36,8 +39,6 @@ const NAP: Duration = Duration::from_micros(50);
 const BRISK: Duration = Duration::from_millis(1);
 /// How long a GPU's word may take to be seen for the last time when its connection is lost.
 const LAST_LOOK: Duration = Duration::from_millis(200);
-/// Most means of looking at GPUs' words that are kept for later waits.
-const MOST_SPARE: usize = 8;
 
 /// The waits, and the thread that looks at them.
 #[derive(Default)]
@@ -46,8 +47,7 @@ pub(crate) struct HeldStreams(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Means of looking at GPUs' words that no wait uses.
-    spare: Mutex<Vec<Glance>>,
+    glances: Glances,
     /// The endpoint is closed or broken: waits that can be ended are over.
     is_closed: AtomicBool,
 }
@@ -95,7 +95,7 @@ pub(crate) type IsLost = Box<dyn Fn() -> Option<Error> + Send>;
 /// Where the word is.
 pub(crate) enum Source {
     Host(usize),
-    Gpu(usize, Glance),
+    Gpu(Looking),
 }
 
 impl Told {
@@ -126,14 +126,14 @@ impl Told {
         }
     }
 
-    /// Ends the wait if it is over. True if nothing looks at the word any more.
+    /// Ends the wait if it is over. True if it is.
     fn look(&mut self, is_closed: bool) -> bool {
         if self.signal.is_some()
             && let Some(outcome) = self.verdict(is_closed)
         {
             self.end(outcome);
         }
-        self.signal.is_none() && !self.word.is_looked_at()
+        self.signal.is_none()
     }
 
     fn verdict(&mut self, is_closed: bool) -> Option<Result<()>> {
@@ -163,29 +163,17 @@ impl Told {
 
 impl Source {
     /// What the word is, if that is known, and whether the look began after this time.
-    fn look(&mut self, after: Option<Instant>) -> Result<Option<(u64, bool)>, GpuError> {
+    fn look(&self, after: Option<Instant>) -> Result<Option<(u64, bool)>, GpuError> {
         match self {
             Self::Host(address) => {
                 // SAFETY: an aligned word in a region that the wait's lease keeps registered, of host memory.
                 let word = unsafe { AtomicU64::from_ptr(*address as *mut u64) };
                 Ok(Some((word.load(Acquire), after.is_some())))
             }
-            Self::Gpu(address, glance) => {
-                let seen = glance.seen()?;
-                // SAFETY: an aligned word in a region that the wait's lease keeps registered, of this GPU's memory; the
-                // wait keeps the lease while it is looked at.
-                unsafe { glance.begin(*address)? };
-                Ok(seen.map(|(word, began)| (word, after.is_some_and(|after| began >= after))))
+            Self::Gpu(looking) => {
+                let is_after = |began| after.is_some_and(|after| began >= after);
+                Ok(looking.seen()?.map(|(word, began)| (word, is_after(began))))
             }
-        }
-    }
-
-    /// Whether a look at a GPU's word is under way.
-    fn is_looked_at(&mut self) -> bool {
-        match self {
-            Self::Host(_) => false,
-            // After an error nothing is under way.
-            Self::Gpu(_, glance) => glance.seen().is_ok() && glance.is_under_way(),
         }
     }
 }
@@ -210,8 +198,9 @@ impl HeldStreams {
         state.is_running = state.thread.is_some();
     }
 
-    /// Ends the waits for words of a region that are over or can be ended, because it is about to be let go of.
-    pub(crate) fn end_those_of(&self, id: MrId) {
+    /// Ends the waits for words of a region that are over or can be ended, because it is about to be let go of. Looks at its
+    /// words that are under way may take until then.
+    pub(crate) fn end_those_of(&self, id: MrId, until: Option<Instant>) {
         self.0.end_if(|wait, is_closed| {
             if wait.lease.mr().id == id
                 && let What::Told(told) = &mut wait.what
@@ -220,15 +209,14 @@ impl HeldStreams {
             }
             wait.is_over(is_closed)
         });
+        while self.0.glances.are_at(id) && until.is_none_or(|until| Instant::now() < until) {
+            std::thread::sleep(NAP);
+        }
     }
 
-    /// What looks at a word of this GPU.
-    pub(crate) fn glance(&self, device: u32) -> Result<Glance, GpuError> {
-        let mut spare = self.0.spare.lock();
-        match spare.iter().position(|glance| glance.device() == device) {
-            Some(at) => Ok(spare.swap_remove(at)),
-            None => Glance::new(device),
-        }
+    /// Looks at a word of this GPU, for a wait that begins after this.
+    pub(crate) fn glance(&self, device: u32, address: usize, lease: Lease) -> Result<Source> {
+        Ok(Source::Gpu(self.0.glances.at(device, address, lease)?))
     }
 
     /// Ends the waits that are over.
@@ -261,20 +249,7 @@ impl Shared {
         let mut state = self.state.lock();
         let over: Vec<_> = state.waits.extract_if(.., |wait| is_over(wait, is_closed)).collect();
         drop(state);
-        over.into_iter().for_each(|wait| self.forget(wait));
-    }
-
-    fn forget(&self, wait: Wait) {
-        if let What::Told(told) = wait.what
-            && let Source::Gpu(_, glance) = told.word
-            && !glance.is_under_way()
-            && !self.is_closed.load(Acquire)
-        {
-            let mut spare = self.spare.lock();
-            if spare.len() < MOST_SPARE {
-                spare.push(glance);
-            }
-        }
+        drop(over);
     }
 
     /// Whether the thread may end: nothing is left for it.

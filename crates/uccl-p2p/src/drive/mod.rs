@@ -22,6 +22,7 @@ pub(crate) mod failover;
 pub(crate) mod fates;
 mod follow;
 pub(crate) mod given_up;
+mod glances;
 pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod held;

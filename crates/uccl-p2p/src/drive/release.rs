@@ -97,9 +97,10 @@ impl Core {
     /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's timeout. Then the peer
     /// that touches it is given up, and a further call waits again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
-        self.held.end_those_of(id);
+        let until = until(timers::to_let_go(&self.config));
+        self.held.end_those_of(id, until);
         let ending = self.mrs.revoke(id)?;
-        self.drain(vec![ending], until(timers::to_let_go(&self.config)))
+        self.drain(vec![ending], until)
     }
 
     /// Closes the endpoint. No region can be added any more. Waits until nothing touches the regions that there were,

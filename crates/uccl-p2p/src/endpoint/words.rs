@@ -184,7 +184,7 @@ impl Endpoint {
         let core = self.here()?;
         let conn = core.conn(conn)?;
         let word = match lease.mr().kind.device() {
-            Some(device) => Source::Gpu(ptr, core.held.glance(device).map_err(refused)?),
+            Some(device) => core.held.glance(device, ptr, lease.clone())?,
             None => Source::Host(ptr),
         };
         let is_lost: IsLost = Box::new(move || conn.is_failed().then(|| conn.lost_error()));
