@@ -2,10 +2,12 @@
 //!
 //! Registered memory must stay allocated, but a program may err, and then its peers decide when the memory is touched: a
 //! write of theirs would end the process. System calls report such an address, and these copies do as well, without
-//! one: a copy is one known stretch of instructions, and a handler for SIGSEGV and SIGBUS takes a fault at just that
-//! stretch to its end. Every other fault goes to the handler that was there before.
+//! one. A short copy is one known stretch of instructions. A longer one is the C library's, called from one place that
+//! first puts two addresses into registers that a callee keeps: where the stack is, and where to go on. A handler for
+//! SIGSEGV and SIGBUS takes a fault at that stretch, or with those two addresses, to the copy's end. Every other fault goes
+//! to the handler that was there before.
 
-use std::sync::Once;
+use std::{io, sync::Once};
 
 use crate::mem::Span;
 
@@ -15,6 +17,13 @@ const PAGE: usize = 4096;
 /// The memory cannot be touched. Some of the bytes may have been copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped;
+
+impl From<Unmapped> for io::Error {
+    /// As system calls tell it.
+    fn from(_: Unmapped) -> Self {
+        Self::from_raw_os_error(libc::EFAULT)
+    }
+}
 
 /// Copies `from` to memory that should be writable.
 ///
@@ -27,7 +36,25 @@ pub struct Unmapped;
 pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
     debug_assert_eq!(to.len, from.len());
     // SAFETY: the caller's promise; the slice is readable.
-    unsafe { copy(to.addr as *mut u8, from.as_ptr(), from.len()) }
+    unsafe { copy(from.as_ptr(), to.addr as *mut u8, from.len()) }
+}
+
+/// Copies between memory of which either side may have been unmapped.
+///
+/// # Errors
+/// When it has. What was copied before the fault stays copied.
+///
+/// # Safety
+/// As far as the memory at `from` is mapped, `len` bytes of it must be memory that may be read, and likewise those at `to`
+/// memory that may be written, and none that Rust code holds a reference to. The two must not overlap.
+#[inline(always)]
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Unmapped> {
+    INSTALLED.call_once(handler::install);
+    // SAFETY: the caller's promise; a fault ends the copy.
+    match unsafe { uccl_guarded_copy(to, from, len, libc::memcpy) } {
+        0 => Ok(()),
+        _ => Err(Unmapped),
+    }
 }
 
 /// Appends memory that should be readable to `to`. Where it is not, nothing is appended.
@@ -42,7 +69,7 @@ pub unsafe fn append(to: &mut Vec<u8>, from: Span) -> Result<(), Unmapped> {
     to.reserve(from.len);
     let room = to.spare_capacity_mut().as_mut_ptr().cast::<u8>();
     // SAFETY: there is room for as many bytes; the caller's promise for the rest.
-    unsafe { copy(room, from.addr as *const u8, from.len) }?;
+    unsafe { copy(from.addr as *const u8, room, from.len) }?;
     // SAFETY: all of them were written.
     unsafe { to.set_len(to.len() + from.len) };
     Ok(())
@@ -54,95 +81,187 @@ pub unsafe fn append(to: &mut Vec<u8>, from: Span) -> Result<(), Unmapped> {
 /// As for [`append`].
 #[must_use]
 pub unsafe fn is_readable(span: Span) -> bool {
-    let mut byte = 0;
-    let last = span.len.checked_sub(1);
-    let looks = (0..span.len).step_by(PAGE).chain(last);
-    // SAFETY: the caller's promise; a byte of this function.
-    looks
-        .map(|at| (span.addr + at) as *const u8)
-        .all(|at| unsafe { copy(&raw mut byte, at, 1) }.is_ok())
-}
-
-/// # Safety
-/// As far as the memory at `from` is mapped it must be memory that may be read, and likewise that at `to` written. Rust
-/// code holds no reference to either but what the callers here were given.
-unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Unmapped> {
-    if len == 0 {
-        return Ok(());
+    let (mut byte, mut at, end) = (0, span.addr, span.addr.saturating_add(span.len));
+    while at < end {
+        // SAFETY: the caller's promise; a byte of this function.
+        if unsafe { copy(at as *const u8, &raw mut byte, 1) }.is_err() {
+            return false;
+        }
+        at = (at | (PAGE - 1)).saturating_add(1);
     }
-    INSTALLED.call_once(handler::install);
-    // SAFETY: the caller's promise; a fault ends the copy.
-    match unsafe { uccl_guarded_copy(to, from, len) } {
-        0 => Ok(()),
-        _ => Err(Unmapped),
-    }
+    true
 }
 
 static INSTALLED: Once = Once::new();
 
+/// The C library's `memcpy`.
+type CopyLong =
+    unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void;
+
 unsafe extern "C" {
-    /// Copies; returns how many bytes were not copied.
-    fn uccl_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> usize;
-    /// Where a fault belongs to a copy: from here on, and before the end.
-    static uccl_guarded_copy_begin: u8;
-    /// Where such a copy goes on.
-    static uccl_guarded_copy_end: u8;
+    /// Copies. Returns 0, or 1 after a fault.
+    fn uccl_guarded_copy(to: *mut u8, from: *const u8, len: usize, long: CopyLong) -> u32;
+    /// Where a long copy goes on after a fault.
+    static uccl_guarded_copy_long_fault: u8;
 }
 
+// The short copies: what is behind `uccl_guarded_copy_short`, and before the end, where they go on after a fault.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    static uccl_guarded_copy_short: u8;
+    static uccl_guarded_copy_short_end: u8;
+}
+
+// Each short copy reads its first and its last bytes, which may overlap. A long one has the address of its stack in rbx,
+// and where to go on in r12.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".pushsection .text.uccl_guarded_copy, \"ax\", @progbits",
     ".hidden uccl_guarded_copy",
-    ".hidden uccl_guarded_copy_begin",
-    ".hidden uccl_guarded_copy_end",
+    ".hidden uccl_guarded_copy_short",
+    ".hidden uccl_guarded_copy_short_end",
+    ".hidden uccl_guarded_copy_long_fault",
     ".globl uccl_guarded_copy",
-    ".globl uccl_guarded_copy_begin",
-    ".globl uccl_guarded_copy_end",
+    ".globl uccl_guarded_copy_short",
+    ".globl uccl_guarded_copy_short_end",
+    ".globl uccl_guarded_copy_long_fault",
     ".type uccl_guarded_copy, @function",
+    ".p2align 6",
     "uccl_guarded_copy:",
     ".cfi_startproc",
-    "mov rcx, rdx",
-    "uccl_guarded_copy_begin:",
-    "rep movsb",
-    "uccl_guarded_copy_end:",
-    "mov rax, rcx",
+    "cmp rdx, 64",
+    "ja 7f",
+    "uccl_guarded_copy_short:",
+    "cmp edx, 8",
+    "jb 3f",
+    "cmp edx, 16",
+    "ja 5f",
+    "mov rax, [rsi]",
+    "mov rcx, [rsi + rdx - 8]",
+    "mov [rdi], rax",
+    "mov [rdi + rdx - 8], rcx",
+    "xor eax, eax",
     "ret",
+    // 0 to 7 bytes.
+    "3:",
+    "cmp edx, 4",
+    "jb 4f",
+    "mov eax, [rsi]",
+    "mov ecx, [rsi + rdx - 4]",
+    "mov [rdi], eax",
+    "mov [rdi + rdx - 4], ecx",
+    "xor eax, eax",
+    "ret",
+    // 0 to 3 bytes: the first, the one in the middle, the last.
+    "4:",
+    "test edx, edx",
+    "jz 2f",
+    "mov r8, rdx",
+    "shr r8",
+    "movzx eax, byte ptr [rsi]",
+    "movzx ecx, byte ptr [rsi + r8]",
+    "movzx r9d, byte ptr [rsi + rdx - 1]",
+    "mov [rdi], al",
+    "mov [rdi + r8], cl",
+    "mov [rdi + rdx - 1], r9b",
+    "2:",
+    "xor eax, eax",
+    "ret",
+    // 17 to 64 bytes.
+    "5:",
+    "movups xmm0, [rsi]",
+    "movups xmm1, [rsi + rdx - 16]",
+    "cmp edx, 32",
+    "ja 6f",
+    "movups [rdi], xmm0",
+    "movups [rdi + rdx - 16], xmm1",
+    "xor eax, eax",
+    "ret",
+    "6:",
+    "movups xmm2, [rsi + 16]",
+    "movups xmm3, [rsi + rdx - 32]",
+    "movups [rdi], xmm0",
+    "movups [rdi + 16], xmm2",
+    "movups [rdi + rdx - 32], xmm3",
+    "movups [rdi + rdx - 16], xmm1",
+    "xor eax, eax",
+    "ret",
+    "uccl_guarded_copy_short_end:",
+    "mov eax, 1",
+    "ret",
+    // More than 64 bytes.
+    "7:",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset rbx, -16",
+    "push r12",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r12, -24",
+    "sub rsp, 8",
+    ".cfi_adjust_cfa_offset 8",
+    "mov rbx, rsp",
+    "lea r12, [rip + uccl_guarded_copy_long_fault]",
+    "call rcx",
+    "xor eax, eax",
+    "8:",
+    "add rsp, 8",
+    ".cfi_remember_state",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r12",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore r12",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    "uccl_guarded_copy_long_fault:",
+    ".cfi_restore_state",
+    "cld",
+    "mov eax, 1",
+    "jmp 8b",
     ".cfi_endproc",
     ".size uccl_guarded_copy, . - uccl_guarded_copy",
     ".popsection",
 );
 
+// All copies are long ones. They have the address of their stack in x19, and where to go on in x20.
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(
     ".pushsection .text.uccl_guarded_copy, \"ax\", @progbits",
     ".hidden uccl_guarded_copy",
-    ".hidden uccl_guarded_copy_begin",
-    ".hidden uccl_guarded_copy_end",
+    ".hidden uccl_guarded_copy_long_fault",
     ".globl uccl_guarded_copy",
-    ".globl uccl_guarded_copy_begin",
-    ".globl uccl_guarded_copy_end",
+    ".globl uccl_guarded_copy_long_fault",
     ".type uccl_guarded_copy, @function",
+    ".p2align 2",
     "uccl_guarded_copy:",
     ".cfi_startproc",
-    "uccl_guarded_copy_begin:",
+    "stp x29, x30, [sp, #-32]!",
+    ".cfi_def_cfa_offset 32",
+    ".cfi_offset x29, -32",
+    ".cfi_offset x30, -24",
+    "stp x19, x20, [sp, #16]",
+    ".cfi_offset x19, -16",
+    ".cfi_offset x20, -8",
+    "mov x29, sp",
+    "mov x19, sp",
+    "adr x20, uccl_guarded_copy_long_fault",
+    "blr x3",
+    "mov x0, #0",
     "2:",
-    "cmp x2, #16",
-    "b.lo 3f",
-    "ldp x3, x4, [x1]",
-    "stp x3, x4, [x0]",
-    "add x1, x1, #16",
-    "add x0, x0, #16",
-    "sub x2, x2, #16",
-    "b 2b",
-    "3:",
-    "cbz x2, uccl_guarded_copy_end",
-    "ldrb w3, [x1], #1",
-    "strb w3, [x0], #1",
-    "sub x2, x2, #1",
-    "b 3b",
-    "uccl_guarded_copy_end:",
-    "mov x0, x2",
+    "ldp x19, x20, [sp, #16]",
+    "ldp x29, x30, [sp], #32",
+    ".cfi_remember_state",
+    ".cfi_def_cfa_offset 0",
+    ".cfi_restore x19",
+    ".cfi_restore x20",
+    ".cfi_restore x29",
+    ".cfi_restore x30",
     "ret",
+    "uccl_guarded_copy_long_fault:",
+    ".cfi_restore_state",
+    "mov x0, #1",
+    "b 2b",
     ".cfi_endproc",
     ".size uccl_guarded_copy, . - uccl_guarded_copy",
     ".popsection",
@@ -151,9 +270,15 @@ std::arch::global_asm!(
 mod handler {
     use std::{mem::MaybeUninit, ptr, sync::OnceLock};
 
-    use super::{uccl_guarded_copy_begin, uccl_guarded_copy_end};
+    use super::uccl_guarded_copy_long_fault;
+    #[cfg(target_arch = "x86_64")]
+    use super::{uccl_guarded_copy_short, uccl_guarded_copy_short_end};
 
     const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+    /// Bytes. What `memcpy` may have put on the stack. A handler of another signal that interrupts it, and faults by itself, is
+    /// further away: the kernel's frame for it is longer.
+    const NEAR: u64 = 256;
 
     /// What was there before, by signal.
     static BEFORE: [OnceLock<libc::sigaction>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -196,31 +321,45 @@ mod handler {
         }
     }
 
-    /// Where the interrupted thread is, and will go on.
+    /// If the interrupted thread was copying, has it go on behind the copy. False if it was not.
     ///
     /// # Safety
-    /// What the kernel gave to a handler.
-    unsafe fn place<'a>(context: *mut libc::c_void) -> &'a mut u64 {
-        let context = context.cast::<libc::ucontext_t>();
+    /// What the kernel gave to a handler, which must not use it otherwise meanwhile.
+    unsafe fn end_copy(context: *mut libc::c_void) -> bool {
+        // SAFETY: the caller's promise.
+        let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+        let go_on = (&raw const uccl_guarded_copy_long_fault) as u64;
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the caller's promise; a register is a word, whatever its sign.
-        unsafe {
-            &mut *(&raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize]).cast()
+        {
+            let [at, stack, frame, kept] =
+                [libc::REG_RIP, libc::REG_RSP, libc::REG_RBX, libc::REG_R12].map(|at| at as usize);
+            let registers = &mut registers.gregs;
+            let end = (&raw const uccl_guarded_copy_short_end) as u64;
+            let short = (&raw const uccl_guarded_copy_short) as u64..end;
+            if short.contains(&(registers[at] as u64)) {
+                registers[at] = end as i64;
+                return true;
+            }
+            let depth = registers[frame].wrapping_sub(registers[stack]) as u64;
+            if registers[kept] as u64 != go_on || depth > NEAR {
+                return false;
+            }
+            (registers[stack], registers[at]) = (registers[frame], registers[kept]);
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: the caller's promise.
-        unsafe {
-            &mut *(&raw mut (*context).uc_mcontext.pc).cast()
+        {
+            let (frame, kept) = (registers.regs[19], registers.regs[20]);
+            if kept != go_on || frame.wrapping_sub(registers.sp) > NEAR {
+                return false;
+            }
+            (registers.sp, registers.pc) = (frame, kept);
         }
+        true
     }
 
     extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: the kernel gave it.
-        let place = unsafe { place(context) };
-        let copy =
-            (&raw const uccl_guarded_copy_begin) as u64..(&raw const uccl_guarded_copy_end) as u64;
-        if copy.contains(place) {
-            *place = copy.end;
+        // SAFETY: the kernel gave them. A signal that a process sent is no fault.
+        if unsafe { (*info).si_code > 0 && end_copy(context) } {
             return;
         }
         let at = SIGNALS.iter().position(|known| *known == signal);
@@ -299,6 +438,44 @@ mod tests {
         }
     }
 
+    /// Whatever a copy of the C library has begun, the registers that a caller keeps are as they were.
+    #[test]
+    fn copies_of_all_lengths_end_where_memory_ends() {
+        let (at, page) = half_mapped();
+        let bytes: Vec<u8> = (0..2 * page).map(|i| (i * 7 + 1) as u8).collect();
+        let mut room = vec![0; 2 * page];
+        for len in (0..300).chain([page - 1, page]) {
+            let end = at + page - len;
+            // SAFETY: memory of this test, here and below.
+            assert_eq!(unsafe { copy(bytes.as_ptr(), end as *mut u8, len) }, Ok(()));
+            room.fill(0xee);
+            // SAFETY: as above.
+            let read = unsafe { copy(end as *const u8, room.as_mut_ptr().add(5), len) };
+            assert!(read.is_ok() && room[5..][..len] == bytes[..len], "{len}");
+            assert!(room[..5].iter().chain(&room[5 + len..]).all(|byte| *byte == 0xee), "{len}");
+            for over in [1, 64, page] {
+                let len = len + over;
+                // SAFETY: as far as it is mapped, memory of this test.
+                unsafe {
+                    assert_eq!(copy(bytes.as_ptr(), end as *mut u8, len), Err(Unmapped));
+                    assert_eq!(copy(end as *const u8, room.as_mut_ptr(), len), Err(Unmapped));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_look_sees_each_page() {
+        let (at, page) = half_mapped();
+        let seen = |addr, len| {
+            // SAFETY: as far as it is mapped, memory of this test.
+            unsafe { is_readable(Span { addr, len }) }
+        };
+        assert!(seen(at, page) && seen(at + page - 1, 1) && seen(at + page, 0));
+        assert!(!seen(at + page - 1, 2) && !seen(at, page + 1) && !seen(at + page, 1));
+        assert!(!seen(at, 2 * page) && !seen(0, 1));
+    }
+
     #[test]
     fn threads_meet_it_at_once() {
         let (at, page) = half_mapped();
@@ -307,9 +484,10 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..1000 {
                         let gone = round % 2 == 0;
-                        let addr = at + if gone { page } else { 0 } + thread * 8;
+                        let len = if round % 4 < 2 { 8 } else { 100 };
+                        let addr = at + if gone { page } else { 0 } + thread * len;
                         // SAFETY: as far as it is mapped, memory of this test.
-                        let copied = unsafe { copy_to(Span { addr, len: 8 }, &[1; 8]) };
+                        let copied = unsafe { copy_to(Span { addr, len }, &[1; 100][..len]) };
                         assert_eq!(copied.is_err(), gone);
                     }
                 });

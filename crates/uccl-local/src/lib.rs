@@ -197,6 +197,7 @@ fn op_error(e: DirectError) -> OpError {
         DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
         DirectError::Closed | DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Unmapped => OpError::LocalFault,
         DirectError::Stuck => OpError::Device(e.to_string().into()),
         _ => OpError::Remote(Status::Fault),
     }

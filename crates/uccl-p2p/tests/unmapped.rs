@@ -1,9 +1,9 @@
 //! Memory that is not mapped any more though it is registered: a transfer of it fails, and everything else goes on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uccl_p2p::{
-    Change, Checksum, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Transport,
+    Change, Checksum, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Status, Transport,
     Uninterrupted,
 };
 
@@ -42,8 +42,40 @@ struct Pair {
     a: Endpoint,
     b: Endpoint,
     conn: ConnId,
+    /// The connection at the other end.
+    theirs_conn: ConnId,
     ours: (Pages, Iov),
     theirs: (Pages, Iov),
+}
+
+/// How two endpoints are connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Link {
+    /// The kernel copies.
+    Cma,
+    /// Rings in shared memory carry what is not mapped.
+    Rings,
+    Tcp,
+    Checked,
+    Sealed,
+}
+
+const LINKS: [Link; 5] = [Link::Cma, Link::Rings, Link::Tcp, Link::Checked, Link::Sealed];
+
+impl Link {
+    fn config(self) -> Config {
+        let is_local = matches!(self, Self::Cma | Self::Rings);
+        let psk = (self == Self::Sealed).then(|| b"a secret of sixteen".to_vec());
+        Config {
+            bind: Some([127, 0, 0, 1].into()),
+            port: Some(0),
+            transport: if is_local { Transport::Local } else { Transport::Tcp },
+            checksum: if self == Self::Checked { Checksum::On } else { Checksum::Off },
+            cma: self != Self::Rings,
+            psk,
+            ..Config::default()
+        }
+    }
 }
 
 fn registered(ep: &Endpoint) -> (Pages, Iov) {
@@ -54,20 +86,12 @@ fn registered(ep: &Endpoint) -> (Pages, Iov) {
     (pages, iov)
 }
 
-fn pair(transport: Transport, checksum: bool) -> Pair {
-    let [a, b] = [(); 2].map(|()| {
-        let config = Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
-            transport,
-            checksum: if checksum { Checksum::On } else { Checksum::Off },
-            ..Config::default()
-        };
-        Endpoint::new(config).expect("an endpoint")
-    });
+fn pair(link: Link) -> Pair {
+    let [a, b] = [(); 2].map(|()| Endpoint::new(link.config()).expect("an endpoint"));
     let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    let theirs_conn = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
     let (ours, theirs) = (registered(&a), registered(&b));
-    Pair { a, b, conn, ours, theirs }
+    Pair { a, b, conn, theirs_conn, ours, theirs }
 }
 
 impl Pair {
@@ -80,6 +104,33 @@ impl Pair {
         self.a.run(&request, &mut Uninterrupted).map(drop)
     }
 
+    /// A send of ours that meets a receive of theirs, and how each of the two ended.
+    fn send(&self, len: usize) -> [Result<(), Error>; 2] {
+        let timeout = Some(Duration::from_secs(30));
+        let receiving = {
+            let iovs = [Iov { len, ..self.theirs.1 }];
+            let request =
+                Request { timeout, ..Request::new(self.theirs_conn, Op::Recv, &iovs, &[]) };
+            self.b.post(&request).expect("posted")
+        };
+        let sent = {
+            let iovs = [Iov { len, ..self.ours.1 }];
+            let request = Request { timeout, ..Request::new(self.conn, Op::Send, &iovs, &[]) };
+            self.a.run(&request, &mut Uninterrupted).map(drop)
+        };
+        if sent.as_ref().is_err_and(|e| matches!(e, Error::LocalMemory(_))) {
+            // Nothing may have been sent, and then nothing comes.
+            let _ = self.b.cancel(receiving).expect("it is known");
+        }
+        let received = self.b.wait(receiving, timeout, &mut Uninterrupted).expect("it is known");
+        let received = match received {
+            Status::Done(_) => Ok(()),
+            Status::Failed(e) => Err(e),
+            Status::Pending => panic!("a receive that does not end"),
+        };
+        [sent, received]
+    }
+
     /// Everything goes on: the connection is there, and moves what is there.
     fn goes_on(&self) {
         self.a.check_connection(self.conn).expect("it lives");
@@ -88,6 +139,9 @@ impl Pair {
         }
         for op in [Op::Write, Op::Read] {
             self.run(op, LEN).expect("it is there again");
+        }
+        for len in [8, LEN] {
+            self.send(len).into_iter().for_each(|end| end.expect("it is there again"));
         }
     }
 }
@@ -99,24 +153,25 @@ fn refused(result: Result<(), Error>, what: &str) {
     assert!(told.contains("could not be touched") || told.contains("mapped"), "{what}: {told}");
 }
 
-const LINKS: [(Transport, bool); 3] =
-    [(Transport::Local, false), (Transport::Tcp, false), (Transport::Tcp, true)];
 /// Short ones are copied when they are posted, and the beginnings of long ones where they arrive.
 const LENGTHS: [usize; 6] = [8, 2 << 10, 3000, 20_000, 100_000, LEN];
 
+/// Bytes. The data of such a send is in its message.
+const EAGER: usize = 32 << 10;
+
 #[test]
 fn a_peers_memory_that_is_gone_costs_a_transfer() {
-    for (transport, checksum) in LINKS {
-        let p = pair(transport, checksum);
+    for link in LINKS {
+        let p = pair(link);
         for op in [Op::Write, Op::Read] {
             for len in LENGTHS {
                 p.theirs.0.lose(0);
-                refused(p.run(op, len), &format!("{transport} {checksum} {op:?} {len}"));
+                refused(p.run(op, len), &format!("{link:?} {op:?} {len}"));
                 p.goes_on();
             }
             // A part of it is there.
             p.theirs.0.lose(LEN / 2);
-            refused(p.run(op, LEN), &format!("{transport} {checksum} {op:?}, half"));
+            refused(p.run(op, LEN), &format!("{link:?} {op:?}, half"));
             p.goes_on();
         }
     }
@@ -124,25 +179,95 @@ fn a_peers_memory_that_is_gone_costs_a_transfer() {
 
 #[test]
 fn our_own_memory_that_is_gone_costs_a_transfer() {
-    for (transport, checksum) in LINKS {
-        let p = pair(transport, checksum);
+    for link in LINKS {
+        let p = pair(link);
         for op in [Op::Write, Op::Read] {
             for len in LENGTHS {
                 p.ours.0.lose(0);
-                refused(p.run(op, len), &format!("{transport} {checksum} {op:?} {len}"));
+                refused(p.run(op, len), &format!("{link:?} {op:?} {len}"));
                 p.goes_on();
             }
             p.ours.0.lose(LEN / 2);
-            refused(p.run(op, LEN), &format!("{transport} {checksum} {op:?}, half"));
+            refused(p.run(op, LEN), &format!("{link:?} {op:?}, half"));
             p.goes_on();
         }
     }
 }
 
 #[test]
+fn memory_of_a_send_that_is_gone_costs_the_send() {
+    for link in LINKS {
+        let p = pair(link);
+        for len in LENGTHS {
+            p.ours.0.lose(0);
+            let [sent, received] = p.send(len);
+            if len <= EAGER {
+                let told = matches!(&sent, Err(Error::LocalMemory(_)));
+                assert!(told, "{link:?} {len}, sent: {sent:?}");
+            } else {
+                // The receiver fetches the data, and its side knows why it could not.
+                sent.expect_err("there is nothing to send");
+                refused(received, &format!("{link:?} {len}, fetched"));
+            }
+            p.goes_on();
+            p.theirs.0.lose(0);
+            let [sent, received] = p.send(len);
+            refused(received, &format!("{link:?} {len}, received"));
+            sent.expect_err("nobody could take it");
+            p.goes_on();
+        }
+    }
+}
+
+/// The peer's memory is mapped here, so that this process copies by itself.
+#[test]
+fn our_own_memory_that_is_gone_costs_a_copy_to_what_is_mapped() {
+    let p = pair(Link::Rings);
+    let shared = p.b.alloc(LEN).expect("memory");
+    let at = shared.as_ptr() as usize;
+    // SAFETY: the memory lives as long as the endpoint of this test.
+    let mr = unsafe { p.b.register(at, LEN) }.expect("registered");
+    let advert = |at, len| p.b.advertise(mr, at, len).expect("inside");
+    let run = |op, len, signal| {
+        let (ours, adverts) = ([Iov { len, ..p.ours.1 }], [advert(at, len)]);
+        let timeout = Some(Duration::from_secs(30));
+        let request = Request { timeout, signal, ..Request::new(p.conn, op, &ours, &adverts) };
+        p.a.run(&request, &mut Uninterrupted).map(drop)
+    };
+    let (word, change) = (advert(at + LEN - 8, 8), Change::Add(1));
+    let signal = Signal { advert: word, change, strong: false };
+    // The peer's offer of its memory comes by itself.
+    let until = Instant::now() + Duration::from_secs(30);
+    while p.a.path(p.conn, &advert(at, LEN)).expect("connected") != "mapped" {
+        assert!(Instant::now() < until, "the memory was never mapped");
+        run(Op::Read, 8, None).expect("it is there");
+    }
+    let known = |e: Error| matches!(e, Error::LocalMemory(_));
+    for len in LENGTHS {
+        for op in [Op::Write, Op::Read] {
+            p.ours.0.lose(0);
+            assert!(run(op, len, None).is_err_and(known), "{op:?} {len}");
+            p.goes_on();
+            run(op, len, None).expect("it is there again");
+        }
+        p.ours.0.lose(0);
+        assert!(run(Op::Write, len / 2, Some(signal)).is_err_and(known), "{len} and a signal");
+        p.goes_on();
+    }
+    p.ours.0.lose(LEN / 2);
+    for op in [Op::Write, Op::Read] {
+        assert!(run(op, LEN, None).is_err_and(known), "{op:?}, half");
+    }
+    p.goes_on();
+    // SAFETY: memory of this test, which nobody writes any more.
+    let seen = unsafe { ((at + LEN - 8) as *const u64).read_volatile() };
+    assert_eq!(seen, 0, "a signal of a write that failed");
+}
+
+#[test]
 fn a_word_that_is_gone_costs_its_signal() {
-    for (transport, checksum) in LINKS {
-        let p = pair(transport, checksum);
+    for link in LINKS {
+        let p = pair(link);
         let word = p.b.advertise(p.theirs.1.mr, p.theirs.1.ptr, 8).expect("inside");
         let signal = Signal { advert: word, change: Change::Add(1), strong: false };
         let signalled = || {

@@ -3,9 +3,10 @@
 //! Received bytes go to their place only when their record has been checked, so they pass through a buffer here. Bytes to
 //! send do as well: memory may change while it is sent, and a code must be over the bytes that go out.
 
-use std::{io, ops::Range, os::fd::BorrowedFd, ptr};
+use std::{io, ops::Range, os::fd::BorrowedFd};
 
 use uccl_fabric::{
+    guarded::{self, Unmapped},
     mem::Span,
     pieces::{Pieces as _, Stretch},
     pipe::{Pipe, PipeRx, PipeTx},
@@ -96,15 +97,12 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
             self.sent = 0;
             self.record.extend_from_slice(&[0; HEAD_LEN]);
             for span in rest.take_parts(spans, MAX_CONTENT) {
-                let len = self.record.len();
-                self.record.reserve(span.len);
-                // SAFETY: readable as the caller promises, the room was reserved, and the bytes are written before they
-                // are counted. They may be written to by others meanwhile, as memory of a region: this copies them once,
-                // and seals the copy.
-                unsafe {
-                    let to = self.record.as_mut_ptr().add(len);
-                    ptr::copy_nonoverlapping(span.addr as *const u8, to, span.len);
-                    self.record.set_len(len + span.len);
+                // SAFETY: readable, as far as it is mapped, as the caller promises. Others may write it meanwhile, as memory
+                // of a region: this copies it once, and seals the copy.
+                if let Err(e) = unsafe { guarded::append(&mut self.record, span) } {
+                    self.record.clear();
+                    // Earlier records have gone. The caller comes again with the rest.
+                    return if taken > 0 { Ok(taken) } else { Err(e.into()) };
                 }
             }
             let content = self.record.len() - HEAD_LEN;
@@ -128,21 +126,23 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
 }
 
 impl<R: PipeRx> SealedRx<R> {
-    /// Moves checked bytes to the rest of the spans. Returns how many.
+    /// Moves checked bytes to the rest of the spans. Returns how many, also where a span is not mapped: then the rest waits.
     ///
     /// # Safety
-    /// The spans must be writable.
-    unsafe fn take(&mut self, spans: &[Span], rest: &mut Stretch) -> usize {
-        let mut moved = 0;
+    /// The spans must be writable, as far as they are mapped.
+    unsafe fn take(&mut self, spans: &[Span], rest: &mut Stretch) -> (usize, Result<(), Unmapped>) {
+        let (mut moved, mut result) = (0, Ok(()));
         for span in rest.take_parts(spans, self.opened.len()) {
             let from = &self.buffer[self.opened.start + moved..][..span.len];
-            // SAFETY: writable, as the caller promises; `from` has `span.len` bytes, and lies in a
-            // buffer of our own.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), span.addr as *mut u8, span.len) };
+            // SAFETY: writable, as far as it is mapped, as the caller promises. `from` lies in a buffer of our own.
+            result = unsafe { guarded::copy_to(span, from) };
+            if result.is_err() {
+                break;
+            }
             moved += span.len;
         }
         self.opened.start += moved;
-        moved
+        (moved, result)
     }
 
     /// The length of the next record, if it is whole.
@@ -176,8 +176,12 @@ impl<R: PipeRx> PipeRx for SealedRx<R> {
         let wanted = spans.len_bytes() as usize;
         loop {
             // SAFETY: as the caller promises.
-            taken += unsafe { self.take(spans, &mut rest) };
-            if taken == wanted {
+            let (moved, result) = unsafe { self.take(spans, &mut rest) };
+            taken += moved;
+            if taken == 0 {
+                result?;
+            }
+            if taken == wanted || result.is_err() {
                 return Ok(Some(taken));
             }
             if let Some(len) = self.whole()? {

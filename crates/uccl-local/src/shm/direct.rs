@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use uccl_fabric::guarded::{self, Unmapped};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pieces::Stretch;
 use uccl_fabric::region::{AccessError, Rights, offset_within};
@@ -14,7 +15,6 @@ use uccl_fabric::signal::change_word;
 use uccl_wire::signal::Change;
 
 use super::accesses::{Accesses, HazardGuard, patiently};
-use super::copy::copy_bytes;
 use super::hazard::Hazards;
 use super::mappings::PeerMappings;
 use super::memo::Memo;
@@ -61,9 +61,19 @@ pub enum DirectError {
     /// No hazard word became free for seconds: as many accesses are under way as there are words.
     #[error("copies to and from the peer's memory do not end")]
     Stuck,
+    /// Our own memory is not mapped any more. Some of the bytes may have moved.
+    #[error("local memory could not be touched")]
+    Unmapped,
     /// The copy through the kernel failed.
     #[error(transparent)]
     Cma(#[from] CmaError),
+}
+
+impl From<Unmapped> for DirectError {
+    fn from(_: Unmapped) -> Self {
+        // The peer's is a mapping of this process's own, and can lose no page.
+        Self::Unmapped
+    }
 }
 
 impl From<PeerCheck> for DirectError {
@@ -279,7 +289,7 @@ impl Direct {
         }
         // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the access
         // is counted.
-        unsafe { move_bytes(access, local.addr as *mut u8, there, local.len) };
+        unsafe { move_bytes(access, local.addr as *mut u8, there, local.len)? };
         Ok(remote.len)
     }
 
@@ -287,7 +297,8 @@ impl Direct {
     /// Otherwise returns `None`, and nothing has happened.
     ///
     /// # Errors
-    /// When the peer's region does not allow it, or this is closed; then nothing has happened either.
+    /// When the peer's region does not allow it, or this is closed; then nothing has happened either. When our own memory
+    /// is not mapped: then the word has not changed.
     ///
     /// # Safety
     /// `local` must be memory that may be read during the call.
@@ -311,7 +322,7 @@ impl Direct {
         // SAFETY: the caller's promise for here; `there` and the word are within a mapping, which stays while the access
         // is counted.
         unsafe {
-            move_bytes(Access::Write, local.addr as *mut u8, there, local.len);
+            move_bytes(Access::Write, local.addr as *mut u8, there, local.len)?;
             change_word(word, change).map_err(|_| AccessError::OutOfBounds)?;
         }
         Ok(Some(()))
@@ -464,7 +475,7 @@ impl Walk<'_> {
             } else {
                 let there = there.wrapping_add(at);
                 // SAFETY: the caller's promise; `at + here.len` is within the span.
-                unsafe { move_bytes(self.access, here.addr as *mut u8, there, here.len) };
+                unsafe { move_bytes(self.access, here.addr as *mut u8, there, here.len)? };
             }
             at += here.len;
         }
@@ -486,16 +497,20 @@ impl Walk<'_> {
 }
 
 /// # Safety
-/// `len` bytes must be accessible at both pointers, for writing where the access writes.
+/// `len` bytes must be accessible at both pointers, for writing where the access writes, as far as they are mapped.
 #[inline(always)]
-unsafe fn move_bytes(access: Access, here: *mut u8, there: *mut u8, len: usize) {
+unsafe fn move_bytes(
+    access: Access,
+    here: *mut u8,
+    there: *mut u8,
+    len: usize,
+) -> Result<(), Unmapped> {
+    let (from, to) = match access {
+        Access::Read => (there, here),
+        Access::Write => (here, there),
+    };
     // SAFETY: the caller's promise. Two mappings of the same memory do not overlap as addresses.
-    unsafe {
-        match access {
-            Access::Read => copy_bytes(there, here, len),
-            Access::Write => copy_bytes(here, there, len),
-        }
-    }
+    unsafe { guarded::copy(from, to, len) }
 }
 
 #[cfg(test)]

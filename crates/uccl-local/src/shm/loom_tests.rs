@@ -4,7 +4,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
-use uccl_fabric::mem::Span;
+use uccl_fabric::{guarded::Unmapped, mem::Span};
 
 use super::accesses::{announce, claim, clear, ended, in_use};
 use super::hazard;
@@ -37,18 +37,20 @@ impl Storage for Arc<Ring> {
         self.bytes.len()
     }
 
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize) {
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped> {
         for i in 0..len {
             // SAFETY: the caller's promise; loom checks that nobody else is at the cell.
             self.bytes[at + i].with_mut(|byte| unsafe { *byte = *from.add(i) });
         }
+        Ok(())
     }
 
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) {
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped> {
         for i in 0..len {
             // SAFETY: as above.
             self.bytes[at + i].with(|byte| unsafe { *to.add(i) = *byte });
         }
+        Ok(())
     }
 }
 

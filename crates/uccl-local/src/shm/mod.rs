@@ -10,7 +10,6 @@
 //! mappings that they need, in its own memory ([`Accesses`]).
 
 pub mod accesses;
-mod copy;
 pub mod direct;
 mod gpu;
 pub mod hazard;

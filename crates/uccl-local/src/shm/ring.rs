@@ -11,20 +11,20 @@
 //! | 256 | asleep: the consumer wants to be woken when there is data | both |
 //! | 384 | waiting: the producer wants to be woken when there is space | both |
 //! | 512 | the bytes | producer |
+//!
 //! To sleep, a side sets its sleep word and then reads the other side's index once more. The other side moves its
 //! index and then reads the sleep word. Both put a sequentially consistent fence between the two steps, so at least
 //! one of them sees what the other did, and no wake-up is lost. Sleep words are changed only by swaps, so that each
-//! change follows the one before.
 //! change follows the one before.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use uccl_fabric::guarded::{self, Unmapped};
 use uccl_fabric::mem::Span;
 use uccl_fabric::pipe::{PipeRx, PipeTx};
 
-use super::copy::copy_bytes;
 use super::segment::{MapMode, Mapping, Words};
 use super::sync::Word;
 
@@ -44,16 +44,16 @@ pub(crate) trait Storage {
     fn word(&self, at: usize) -> &Self::Word;
     /// How many bytes it holds; a power of two.
     fn capacity(&self) -> usize;
-    /// Copies `len` bytes in at `at`.
+    /// Copies `len` bytes in at `at`. Fails where they are not mapped.
     ///
     /// # Safety
-    /// `from` must be readable for `len` bytes, and `at + len` at most the capacity.
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize);
-    /// Copies `len` bytes out from `at`.
+    /// `from` must be readable for `len` bytes, as far as it is mapped, and `at + len` at most the capacity.
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped>;
+    /// Copies `len` bytes out from `at`. Fails where there is nothing mapped for them.
     ///
     /// # Safety
-    /// `to` must be writable for `len` bytes, and `at + len` at most the capacity.
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize);
+    /// `to` must be writable for `len` bytes, as far as it is mapped, and `at + len` at most the capacity.
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped>;
 }
 
 /// The error for an invalid index that the peer wrote.
@@ -74,22 +74,23 @@ fn pieces(
     index: u64,
     bytes: usize,
     capacity: usize,
-    mut step: impl FnMut(usize, usize, usize),
-) {
+    mut step: impl FnMut(usize, usize, usize) -> Result<(), Unmapped>,
+) -> io::Result<()> {
     let mut done = 0;
     for span in spans {
         let len = span.len.min(bytes - done);
         let at = (index.wrapping_add(done as u64) as usize) & (capacity - 1);
         let before_wrap = len.min(capacity - at);
-        step(at, span.addr, before_wrap);
+        step(at, span.addr, before_wrap)?;
         if before_wrap < len {
-            step(0, span.addr + before_wrap, len - before_wrap);
+            step(0, span.addr + before_wrap, len - before_wrap)?;
         }
         done += len;
         if done == bytes {
-            return;
+            break;
         }
     }
+    Ok(())
 }
 
 /// The producer.
@@ -124,8 +125,10 @@ impl<S: Storage> Producer<S> {
         Ok(())
     }
 
+    /// Where a span is not mapped, nothing is sent.
+    ///
     /// # Safety
-    /// Every span must be readable.
+    /// Every span must be readable, as far as it is mapped.
     #[inline]
     pub(crate) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         let want = total(spans);
@@ -139,8 +142,8 @@ impl<S: Storage> Producer<S> {
         let storage = &self.storage;
         pieces(spans, self.head, bytes, storage.capacity(), |at, from, len| {
             // SAFETY: the caller's promise; `pieces` keeps within the ring.
-            unsafe { storage.put(at, from as *const u8, len) };
-        });
+            unsafe { storage.put(at, from as *const u8, len) }
+        })?;
         self.head = self.head.wrapping_add(bytes as u64);
         self.storage.word(HEAD).store(self.head, Ordering::Release);
         Ok(bytes)
@@ -201,8 +204,10 @@ impl<S: Storage> Consumer<S> {
         Ok(())
     }
 
+    /// Where a span is not mapped, nothing is taken out.
+    ///
     /// # Safety
-    /// Every span must be writable.
+    /// Every span must be writable, as far as it is mapped.
     #[inline]
     pub(crate) unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
         if self.head == self.tail {
@@ -219,8 +224,8 @@ impl<S: Storage> Consumer<S> {
         let storage = &self.storage;
         pieces(spans, self.tail, bytes, storage.capacity(), |at, to, len| {
             // SAFETY: the caller's promise; `pieces` keeps within the ring.
-            unsafe { storage.take(at, to as *mut u8, len) };
-        });
+            unsafe { storage.take(at, to as *mut u8, len) }
+        })?;
         self.tail = self.tail.wrapping_add(bytes as u64);
         self.storage.word(TAIL).store(self.tail, Ordering::Release);
         Ok(Some(bytes))
@@ -295,15 +300,15 @@ impl Storage for Shared {
     }
 
     #[inline(always)]
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize) {
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped> {
         // SAFETY: the caller's promise; the segment has `capacity` bytes at `bytes`.
-        unsafe { copy_bytes(from, self.bytes.add(at), len) };
+        unsafe { guarded::copy(from, self.bytes.add(at), len) }
     }
 
     #[inline(always)]
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) {
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped> {
         // SAFETY: as above.
-        unsafe { copy_bytes(self.bytes.add(at), to, len) };
+        unsafe { guarded::copy(self.bytes.add(at), to, len) }
     }
 }
 
@@ -389,7 +394,8 @@ impl RingTx {
 }
 
 impl PipeTx for RingTx {
-    /// [`io::ErrorKind::BrokenPipe`] once the consumer has closed, which is noticed when the ring looks full.
+    /// [`io::ErrorKind::BrokenPipe`] once the consumer has closed, which is noticed when the ring looks full. `EFAULT` for
+    /// memory that is not mapped: nothing was sent then.
     #[inline]
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         // SAFETY: the caller's promise.
@@ -442,6 +448,7 @@ impl RingRx {
 }
 
 impl PipeRx for RingRx {
+    /// `EFAULT` for memory that is not mapped: nothing was taken out then.
     #[inline]
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.

@@ -4,8 +4,8 @@ use std::sync::{Arc, atomic::Ordering};
 
 use smallvec::SmallVec;
 use uccl_fabric::{
-    gpu,
-    lane::{RemoteSpans, Spans},
+    gpu, guarded,
+    lane::{OpError, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 use uccl_proto::incoming::Arrived;
@@ -89,14 +89,11 @@ impl Connection {
                         }
                         continue;
                     }
+                    let to = Span { len: bytes.len(), ..*target };
                     // SAFETY: inside a registered region, which the transfer's lease keeps registered, and
-                    // `fit` has found it long enough.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            bytes.as_ptr(),
-                            target.addr as *mut u8,
-                            bytes.len(),
-                        );
+                    // `fit` has found it long enough. The caller may have unmapped it.
+                    if unsafe { guarded::copy_to(to, bytes) }.is_err() {
+                        transfer.note_error(transfer.op_error(OpError::LocalFault));
                     }
                 }
                 transfer.bytes.store(total, Ordering::Relaxed);

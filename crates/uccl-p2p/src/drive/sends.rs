@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use smallvec::SmallVec;
-use uccl_fabric::{mem::Span, region::Rights};
+use uccl_fabric::{guarded, lane::OpError, mem::Span, region::Rights};
 use uccl_proto::outgoing::Way;
 use uccl_wire::message::{MAX_NOTIF, Verdict};
 
@@ -47,11 +47,16 @@ impl Connection {
         let outgoing = &mut session.outgoing;
         let seq = match outgoing.admit_send(len, spans.len(), is_readable)? {
             Way::Eager => {
+                // SAFETY: inside registered regions, which the transfer's leases keep registered. The caller may have
+                // unmapped them.
+                if !spans.iter().all(|span| unsafe { guarded::is_readable(*span) }) {
+                    return Err(transfer.op_error(OpError::LocalFault));
+                }
                 let lens = spans.iter().map(|span| span.len as u32);
                 let seq = outgoing.eager_send(lens, Sent::of(transfer), message);
                 let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 parts.push(message);
-                // SAFETY: inside registered regions, which the transfer's leases keep registered.
+                // SAFETY: as above, and they are mapped.
                 parts.extend(spans.iter().map(|span| unsafe { bytes_of(*span) }));
                 self.send_message(&parts);
                 seq
