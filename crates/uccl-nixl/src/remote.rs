@@ -1,7 +1,7 @@
 //! Another agent (or this one, to itself): where it is, and the connection to it.
 
 use parking_lot::Mutex;
-use uccl_p2p::{ConnId, Endpoint, Status, TransferId, Uninterrupted};
+use uccl_p2p::{ConnId, Endpoint, Status, TransferHandle, Uninterrupted};
 
 use crate::{conn_info::ConnInfo, cost::Cost, log::Said, status::Result};
 
@@ -11,7 +11,7 @@ pub(crate) struct Remote {
     pub(crate) info: ConnInfo,
     conn: Mutex<Option<ConnId>>,
     /// Notifications that were sent alone and not seen to arrive.
-    sent: Mutex<Vec<TransferId>>,
+    sent: Mutex<Vec<TransferHandle>>,
     pub(crate) cost: Mutex<Cost>,
     pub(crate) said: Said,
 }
@@ -48,10 +48,10 @@ impl Remote {
     pub(crate) fn notify(&self, endpoint: &Endpoint, payload: &[u8]) -> Result<()> {
         let mut sent = self.sent.lock();
         let mut failed = None;
-        sent.retain(|&notif| match endpoint.poll(notif) {
+        sent.retain(|notif| match notif.poll() {
             Ok(Status::Pending) => true,
-            Ok(Status::Done(_)) | Err(_) => false,
-            Ok(Status::Failed(e)) => {
+            Ok(Status::Done(_)) => false,
+            Ok(Status::Failed(e)) | Err(e) => {
                 failed = Some(e);
                 false
             }
@@ -60,15 +60,18 @@ impl Remote {
             return Err(e.into());
         }
         let conn = self.conn(endpoint)?;
-        sent.push(endpoint.send_notif(conn, payload, None)?);
+        sent.push(endpoint.send_notif_held(conn, payload, None)?);
         Ok(())
     }
 
     /// Closes the connection; unfinished transfers over it fail.
     pub(crate) fn disconnect(&self, endpoint: &Endpoint) {
-        if let Some(conn) = self.conn.lock().take() {
+        let conn = self.conn.lock().take();
+        if let Some(conn) = conn {
             // One that was lost has been reported to its transfers.
             let _already_lost = endpoint.disconnect(conn);
+            // All have ended. Those that were looked at keep their result, and not the connection.
+            self.sent.lock().iter().for_each(|notif| _ = notif.poll());
         }
     }
 }
@@ -77,7 +80,7 @@ impl Remote {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use uccl_p2p::{Config, Error as Engine};
+    use uccl_p2p::{Config, Error as Engine, Status as Stand};
 
     use super::*;
     use crate::status::{Error, Status};
@@ -106,5 +109,31 @@ mod tests {
         let remote = Remote::new(right);
         let conn = remote.conn(&a).expect("it is the one");
         assert_eq!(remote.conn(&a).expect("it is there"), conn);
+    }
+
+    #[test]
+    fn a_notification_that_failed_is_told_however_many_transfers_end_meanwhile() {
+        let (a, b) = (endpoint(), endpoint());
+        let remote = Remote::new(ConnInfo { addr: b.addr(), instance: b.instance() });
+        let conn = remote.conn(&a).expect("it is there");
+        // Until one is cancelled before the other end has answered.
+        let failed = || {
+            remote.notify(&a, b"lost").expect("sent");
+            let last = remote.sent.lock().last().map(TransferHandle::id).expect("it is the last");
+            matches!(a.cancel(last), Ok(Stand::Failed(Engine::Cancelled { .. })))
+        };
+        assert!((0..10_000).any(|_| failed()), "all were answered");
+        // More than the engine keeps the results of.
+        for _ in 0..300 {
+            let many = [(); 64].map(|()| a.send_notif(conn, b"other", None).expect("sent"));
+            for one in many {
+                let ended = a.wait(one, None, &mut Uninterrupted).expect("it is known");
+                assert!(matches!(ended, Stand::Done(_)), "{ended:?}");
+            }
+            b.take_notifs().expect("it is open");
+        }
+        let told = remote.notify(&a, b"next").expect_err("the one before was lost");
+        assert!(matches!(&told, Error::Engine(Engine::Cancelled { .. })), "{told}");
+        remote.notify(&a, b"next").expect("it was told");
     }
 }

@@ -424,11 +424,20 @@ impl Endpoint {
         payload: impl Into<NotifPayload<'a>>,
         timeout: Option<Duration>,
     ) -> Result<TransferId> {
+        self.post_notif(conn, payload.into(), timeout).map(|transfer| transfer.id)
+    }
+
+    fn post_notif(
+        &self,
+        conn: ConnId,
+        payload: NotifPayload<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Arc<Transfer>> {
         let conn = self.usable_conn(conn)?;
-        let transfer = self.start_notif(&conn, payload.into(), timeout)?;
+        let transfer = self.start_notif(&conn, payload, timeout)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
-        Ok(transfer.id)
+        Ok(transfer)
     }
 
     /// Sends a message to the peer and waits until it has arrived.

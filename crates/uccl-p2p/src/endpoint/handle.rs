@@ -14,8 +14,9 @@ use super::{
 use crate::{
     drive::{connection::Transfer, wait},
     error::Result,
-    ids::TransferId,
+    ids::{ConnId, TransferId},
     process::Process,
+    types::NotifPayload,
 };
 
 /// A transfer that was started. Its result is kept as long as this exists, however many other transfers end meanwhile.
@@ -133,6 +134,19 @@ impl Endpoint {
             Begun::Done(outcome) => Tried::Done(outcome),
             Begun::Under(transfer) => Tried::Under(self.handle_of(transfer)),
         })
+    }
+
+    /// Sends a message to the peer, as [`send_notif`](Self::send_notif) does, and returns more than its id.
+    ///
+    /// # Errors
+    /// The same as those of `send_notif`.
+    pub fn send_notif_held<'a>(
+        &self,
+        conn: ConnId,
+        payload: impl Into<NotifPayload<'a>>,
+        timeout: Option<Duration>,
+    ) -> Result<TransferHandle> {
+        self.post_notif(conn, payload.into(), timeout).map(|transfer| self.handle_of(transfer))
     }
 
     fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
