@@ -386,6 +386,16 @@ uccl_status_t uccl_wait_signal(const struct uccl_endpoint_t *endpoint,
                                int64_t timeout_ms,
                                uint64_t *value);
 
+// The same for a word that the peer of a connection changes: UCCL_CONNECTION_LOST, or what else the connection's end
+// was, if it ends before.
+uccl_status_t uccl_wait_signal_from(const struct uccl_endpoint_t *endpoint,
+                                    uint64_t conn,
+                                    uint64_t mr,
+                                    const void *ptr,
+                                    uint64_t at_least,
+                                    int64_t timeout_ms,
+                                    uint64_t *value);
+
 // Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
 // had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
 // connection; then this holds here, and there from when the peer knows.
@@ -414,6 +424,15 @@ uccl_status_t uccl_take_notifs(const struct uccl_endpoint_t *endpoint,
                                uccl_notif_fn take,
                                void *context,
                                size_t *taken);
+
+// The same for a caller that waits for the peer of a connection: UCCL_CONNECTION_LOST, or what else the connection's
+// end was, once it has ended and all notifications have been taken. `take` gets those of all connections.
+uccl_status_t uccl_take_notifs_from(const struct uccl_endpoint_t *endpoint,
+                                    uint64_t conn,
+                                    int64_t timeout_ms,
+                                    uccl_notif_fn take,
+                                    void *context,
+                                    size_t *taken);
 
 #ifdef __cplusplus
 }  // extern "C"

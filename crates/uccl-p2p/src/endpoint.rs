@@ -503,14 +503,45 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Vec<Notification>> {
+        self.wait_notifs_of(None, timeout, interrupt)
+    }
+
+    /// The same as [`wait_notifs`](Self::wait_notifs), for a caller that waits for the peer of this connection. It takes the
+    /// notifications of all connections.
+    ///
+    /// # Errors
+    /// Also the reason for which the connection was lost, once all notifications have been taken.
+    pub fn wait_notifs_from(
+        &self,
+        conn: ConnId,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Vec<Notification>> {
+        self.wait_notifs_of(Some(conn), timeout, interrupt)
+    }
+
+    fn wait_notifs_of(
+        &self,
+        conn: Option<ConnId>,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Vec<Notification>> {
         let started = Instant::now();
         let until = timeout.map(|timeout| started + timeout);
         loop {
             let core = self.here()?;
             core.usable()?;
+            let lost = conn.and_then(|conn| self.check_connection(conn).err());
             let taken = self.spin_for_notifs(started, until);
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
+            // The last look was after the end of the connection: what came before that has been taken.
+            if let Some(lost) = lost {
+                return Err(lost);
+            }
             let now = Instant::now();
-            if !taken.is_empty() || until.is_some_and(|until| until <= now) {
+            if until.is_some_and(|until| until <= now) {
                 return Ok(taken);
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);

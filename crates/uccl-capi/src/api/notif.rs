@@ -62,10 +62,41 @@ pub unsafe extern "C" fn uccl_take_notifs(
     context: *mut c_void,
     taken: *mut usize,
 ) -> uccl_status_t {
+    // SAFETY: the caller's promise.
+    unsafe { hand_over(endpoint, None, timeout_ms, (take, context), taken) }
+}
+
+/// The same for a caller that waits for the peer of a connection: UCCL_CONNECTION_LOST, or what else the connection's
+/// end was, once it has ended and all notifications have been taken. `take` gets those of all connections.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_take_notifs_from(
+    endpoint: *const uccl_endpoint_t,
+    conn: u64,
+    timeout_ms: i64,
+    take: uccl_notif_fn,
+    context: *mut c_void,
+    taken: *mut usize,
+) -> uccl_status_t {
+    // SAFETY: the caller's promise.
+    unsafe { hand_over(endpoint, Some(ConnId(conn)), timeout_ms, (take, context), taken) }
+}
+
+/// # Safety
+/// The function may be called with its context, and `taken` is NULL or may be written.
+unsafe fn hand_over(
+    endpoint: *const uccl_endpoint_t,
+    conn: Option<ConnId>,
+    timeout_ms: i64,
+    (take, context): (uccl_notif_fn, *mut c_void),
+    taken: *mut usize,
+) -> uccl_status_t {
     call(|| {
         let take = take.ok_or_else(|| Failure::invalid("take is NULL"))?;
         let (endpoint, patience) = (self::endpoint(endpoint)?, patience(timeout_ms)?);
-        let notifs = endpoint.wait_notifs(patience, &mut Uninterrupted)?;
+        let notifs = match conn {
+            None => endpoint.wait_notifs(patience, &mut Uninterrupted)?,
+            Some(conn) => endpoint.wait_notifs_from(conn, patience, &mut Uninterrupted)?,
+        };
         for notif in &notifs {
             let payload = &notif.payload;
             // SAFETY: the caller's function, with its own context.

@@ -343,10 +343,45 @@ pub unsafe extern "C" fn uccl_wait_signal(
     timeout_ms: i64,
     value: *mut u64,
 ) -> uccl_status_t {
+    // SAFETY: the caller's promise.
+    unsafe { wait_word(endpoint, None, (mr, ptr), at_least, timeout_ms, value) }
+}
+
+/// The same for a word that the peer of a connection changes: UCCL_CONNECTION_LOST, or what else the connection's end
+/// was, if it ends before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_wait_signal_from(
+    endpoint: *const uccl_endpoint_t,
+    conn: u64,
+    mr: u64,
+    ptr: *const c_void,
+    at_least: u64,
+    timeout_ms: i64,
+    value: *mut u64,
+) -> uccl_status_t {
+    // SAFETY: the caller's promise.
+    unsafe { wait_word(endpoint, Some(ConnId(conn)), (mr, ptr), at_least, timeout_ms, value) }
+}
+
+/// # Safety
+/// `value` is NULL, or may be written.
+unsafe fn wait_word(
+    endpoint: *const uccl_endpoint_t,
+    conn: Option<ConnId>,
+    (mr, ptr): (u64, *const c_void),
+    at_least: u64,
+    timeout_ms: i64,
+    value: *mut u64,
+) -> uccl_status_t {
     call(|| {
         let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
-        let (ptr, until) = (args::address(ptr.cast_mut()), Until::AtLeast(at_least));
-        let seen = endpoint.wait_word(MrId(mr), ptr, until, timeout, &mut Uninterrupted)?;
+        let (mr, ptr, until) = (MrId(mr), args::address(ptr.cast_mut()), Until::AtLeast(at_least));
+        let seen = match conn {
+            None => endpoint.wait_word(mr, ptr, until, timeout, &mut Uninterrupted),
+            Some(conn) => {
+                endpoint.wait_word_from(conn, (mr, ptr), until, timeout, &mut Uninterrupted)
+            }
+        }?;
         // SAFETY: NULL, or a place for a number.
         unsafe { put_if_wanted(value, seen) };
         Ok(())

@@ -26,6 +26,84 @@ static void serve(int to) {
   for (;;) pause();
 }
 
+/* Has the peer killed soon, while this process waits for something. Ends with the peer. */
+static pid_t soon(pid_t peer) {
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child) return child;
+  usleep(300000);
+  kill(peer, SIGKILL);
+  _exit(0);
+}
+
+static void gone(pid_t child) {
+  int status;
+  CHECK(waitpid(child, &status, 0) == child);
+}
+
+/* When this returns, no thread of the peer does anything any more. */
+static void stop(pid_t peer) {
+  int status;
+  CHECK(kill(peer, SIGSTOP) == 0);
+  CHECK(waitpid(peer, &status, WUNTRACED) == peer && WIFSTOPPED(status));
+}
+
+static void count(void *context, uint64_t conn, const void *data, size_t len) {
+  (void)conn, (void)data, (void)len;
+  ++*(int *)context;
+}
+
+static void lost(uccl_status_t status) {
+  CHECK(status == UCCL_CONNECTION_LOST && strstr(uccl_last_error(), "lost"));
+}
+
+/* Each call that waits ends with the connection that it waits for. */
+static void waits_end(int which) {
+  int ends[2], seen = 0;
+  struct offer offer;
+  uccl_endpoint_t *endpoint;
+  uint64_t conn, mr, transfer, *word = (uint64_t *)memory;
+  CHECK(pipe(ends) == 0);
+  pid_t peer = fork();
+  CHECK(peer >= 0);
+  if (peer == 0) serve(ends[1]);
+  CHECK(read(ends[0], &offer, sizeof offer) == (ssize_t)sizeof offer);
+  CHECK(uccl_endpoint_create(NULL, &endpoint) == 0);
+  CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == 0);
+  CHECK(uccl_register(endpoint, memory, sizeof memory, &mr) == 0);
+  uccl_iov_t iov = {mr, memory, sizeof memory};
+  if (which < 2) stop(peer);
+  pid_t killer = soon(peer);
+  switch (which) {
+    case 0: /* A notification that the peer does not take in. */
+      lost(uccl_send_notif(endpoint, conn, "x", 1, UCCL_TIMEOUT_NEVER));
+      break;
+    case 1:
+      CHECK(uccl_post_notif(endpoint, conn, "x", 1, UCCL_TIMEOUT_NEVER, &transfer) == UCCL_OK);
+      lost(uccl_wait(endpoint, transfer, UCCL_TIMEOUT_NEVER, NULL));
+      lost(uccl_poll(endpoint, transfer, NULL));
+      break;
+    case 2: /* A send that no receive meets. */
+      lost(uccl_send(endpoint, conn, &iov, 1));
+      break;
+    case 3:
+      lost(uccl_recv(endpoint, conn, &iov, 1, NULL));
+      break;
+    case 4:
+      lost(uccl_take_notifs_from(endpoint, conn, UCCL_TIMEOUT_NEVER, count, &seen, NULL));
+      CHECK(seen == 0);
+      break;
+    default:
+      *word = 0;
+      lost(uccl_wait_signal_from(endpoint, conn, mr, word, 1, UCCL_TIMEOUT_NEVER, NULL));
+  }
+  gone(killer);
+  gone(peer);
+  CHECK(uccl_endpoint_destroy(endpoint) == UCCL_OK);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 int main(void) {
   int ends[2], status;
   struct offer offer;
@@ -58,6 +136,7 @@ int main(void) {
   CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == UCCL_CONNECT_FAILED);
   CHECK(uccl_deregister(endpoint, mr) == UCCL_OK);
   CHECK(uccl_endpoint_destroy(endpoint) == UCCL_OK);
+  for (int which = 0; which < 6; ++which) waits_end(which);
   puts("the peer was lost");
   return 0;
 }

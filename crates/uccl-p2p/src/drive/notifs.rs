@@ -115,7 +115,7 @@ mod tests {
 
     use uccl_proto::limits::EAGER_MAX;
 
-    use crate::{Status, Uninterrupted, drive::joined::Joined};
+    use crate::{Error, Status, Uninterrupted, drive::joined::Joined};
 
     /// The sender sees the end of a notification only when the peer's caller can take it, whether it came with its
     /// message or was fetched.
@@ -136,5 +136,31 @@ mod tests {
             assert_eq!(taken.iter().map(|n| n.payload.len()).collect::<Vec<_>>(), [len]);
         }
         pair.close();
+    }
+
+    /// What came before the end is taken first.
+    #[test]
+    fn who_waits_for_the_notifications_of_a_lost_peer_is_told() {
+        let pair = Joined::by_tcp();
+        let (a, b) = (&pair.a, &pair.b);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut taken = Vec::new();
+                let patience = Some(Duration::from_secs(30));
+                loop {
+                    match a.wait_notifs_from(pair.to_b, patience, &mut Uninterrupted) {
+                        Ok(none) if none.is_empty() => return (taken, None),
+                        Ok(some) => taken.extend(some),
+                        Err(e) => return (taken, Some(e)),
+                    }
+                }
+            });
+            b.run_notif(pair.to_a, b"last", None, &mut Uninterrupted).expect("delivered");
+            b.close().expect("closed");
+            let (taken, end) = waits.join().expect("it ends");
+            assert_eq!(taken.iter().map(|n| &n.payload[..]).collect::<Vec<_>>(), [b"last"]);
+            assert!(matches!(end, Some(Error::ConnectionLost { .. })), "{end:?}");
+        });
+        a.close().expect("closed");
     }
 }
