@@ -13,7 +13,8 @@ mod removed;
 mod support;
 mod usage;
 
-use uccl_p2p::{Config, Transport, Uninterrupted};
+use uccl_p2p::{Config, Error, Iov, Op, Request, Transport, Uninterrupted};
+use uccl_wire::advert::Advert;
 
 use self::{
     ends::{joined, set},
@@ -53,4 +54,46 @@ fn without_devices_a_connection_says_what_is_missing() {
     let refused = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
     let why = refused.expect_err("there are no rails").to_string();
     assert!(why.contains("/nonexistent/libibverbs.so"), "{why}");
+}
+
+/// Short data goes along with its request, which the process copies. The device has the pages still.
+#[test]
+fn a_short_write_of_memory_that_is_not_mapped_ends() {
+    const LEN: usize = 4096;
+    for (link, p) in pairs() {
+        let (private, rw) =
+            (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: new memory, here and below of this test.
+        let [ours, theirs] = [(); 2].map(|()| unsafe {
+            libc::mmap(std::ptr::null_mut(), LEN, rw, private, -1, 0) as usize
+        });
+        assert!([ours, theirs].iter().all(|at| *at != libc::MAP_FAILED as usize));
+        // SAFETY: the memory stays.
+        let (mr, theirs_mr) = unsafe {
+            (
+                p.a.register(ours, LEN).expect("registered"),
+                p.b.register(theirs, LEN).expect("registered"),
+            )
+        };
+        let advert = p.b.advertise(theirs_mr, theirs, LEN).expect("inside");
+        let write = |len| {
+            let adverts = [Advert { len: len as u64, ..advert }];
+            let iovs = [Iov { mr, ptr: ours, len }];
+            let request = Request::new(p.to_b, Op::Write, &iovs, &adverts);
+            p.a.run(&request, &mut Uninterrupted)
+        };
+        let protect = |how| {
+            // SAFETY: the page of this test.
+            assert_eq!(unsafe { libc::mprotect(ours as *mut _, LEN, how) }, 0);
+        };
+        write(LEN).expect("all is well");
+        for len in [1, 8, 32, 200] {
+            protect(libc::PROT_NONE);
+            // With what the pages held, or with our own error.
+            let ended = write(len);
+            assert!(matches!(ended, Ok(_) | Err(Error::LocalMemory(_))), "{link} {len}: {ended:?}");
+            protect(rw);
+            write(len).expect("it is there again");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use uccl_fabric::{
+    guarded,
     lane::OpKind,
     rail::{RailError, Request},
 };
@@ -223,7 +224,10 @@ impl SendQueue {
             lkey: request.local_key as u32,
         };
         let readable = request.kind == OpKind::Write && request.local_key & READABLE != 0;
-        if readable && len <= self.qp.max_inline() {
+        // The library copies such data in this process. What the caller has unmapped is left to the device, which has the pages.
+        // SAFETY: host memory that a request is for, as far as it is mapped.
+        if readable && len <= self.qp.max_inline() && unsafe { guarded::is_readable(request.local) }
+        {
             wr.send_flags |= send_flag::INLINE;
         }
         self.made += 1;
