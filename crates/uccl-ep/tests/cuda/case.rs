@@ -17,8 +17,8 @@ use uccl_ep::{
 };
 
 use super::{
-    Gpu, Masks, Ranks, Way,
-    masks::{Step, mask_on_cpu, mask_on_gpu, steps_of},
+    Gpu, Masks, Ranks, Reference, Way,
+    masks::{Step, mask_on_gpu, steps_of},
     world,
 };
 
@@ -246,28 +246,17 @@ impl Case {
     }
 
     pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
-        let config = uccl_ep::Config {
-            rank: me,
+        let reference = Reference {
+            me,
             ranks: self.ranks,
             pool: self.pool(),
             timeout: if self.lost.is_some() { SOON } else { Duration::from_secs(60) },
             masks_late: self.masks_late(),
-            node: None,
-            network: None,
+            lost: self.lost,
+            masks: self.masks,
         };
-        let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
-        if let Some((lost, Lost::Masked)) = self.lost
-            && lost != me
-        {
-            group.mask(lost, true).expect("another rank");
-        }
-        let round = |(inputs, step): (&Inputs, Step)| {
-            mask_on_cpu(self.masks, step, &group);
-            self.round_on_cpu(&group, inputs, step)
-        };
-        let got = inputs.iter().zip(self.steps()).map(round).collect();
-        ranks.meet();
-        got
+        let rounds = inputs.iter().zip(self.steps());
+        reference.run(ranks, rounds, |group, inputs, step| self.round_on_cpu(group, inputs, step))
     }
 
     fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {

@@ -8,6 +8,7 @@ mod gpu;
 mod masks;
 mod normal;
 mod ranks;
+mod reference;
 mod way;
 mod window;
 
@@ -21,4 +22,5 @@ pub(crate) use self::{
 use self::{
     gpu::Gpu,
     ranks::{Ranks, world},
+    reference::Reference,
 };

@@ -10,37 +10,23 @@ use uccl_ep::{
 };
 
 use super::{
-    super::{
-        Lost, Ranks,
-        masks::{Step, mask_on_cpu},
-    },
+    super::{Ranks, Reference, masks::Step},
     Got, Inputs, Normal,
 };
 
 impl Normal {
     pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
-        let config = uccl_ep::Config {
-            rank: me,
+        let reference = Reference {
+            me,
             ranks: self.ranks,
             pool: self.pool(),
             timeout: self.timeout(),
             masks_late: self.masks_late(),
-            node: None,
-            network: None,
+            lost: self.lost,
+            masks: self.masks,
         };
-        let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
-        if let Some((lost, Lost::Masked)) = self.lost
-            && lost != me
-        {
-            group.mask(lost, true).expect("another rank");
-        }
-        let round = |(inputs, step): (&Inputs, Step)| {
-            mask_on_cpu(self.masks, step, &group);
-            self.round_on_cpu(&group, inputs, step)
-        };
-        let got = inputs.iter().zip(self.steps()).map(round).collect();
-        ranks.meet();
-        got
+        let rounds = inputs.iter().zip(self.steps());
+        reference.run(ranks, rounds, |group, inputs, step| self.round_on_cpu(group, inputs, step))
     }
 
     fn routing(&self, inputs: &Inputs) -> Routing {
