@@ -6,7 +6,10 @@ use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, gather::Piece};
 
 use super::{Chunk, Engine, Mark, Route};
-use crate::mem::{Located, Span};
+use crate::{
+    guarded::{self, Unmapped},
+    mem::{Located, Span},
+};
 
 /// A substitute that copies instead of GPUs. What is called device memory is then host memory.
 pub trait StandIn: Send {
@@ -93,7 +96,7 @@ impl Copier {
     ///
     /// # Safety
     /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the copy has
-    /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them.
+    /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them. Host memory may have been unmapped.
     pub(super) unsafe fn start(
         &mut self,
         chunk: Chunk,
@@ -118,13 +121,12 @@ impl Copier {
     ) -> (Moving, Result<(), GpuError>) {
         self.list(chunk, memory, direction, |device| device.is_none());
         for piece in &self.pieces {
+            let (from, to) = (piece.source as *const u8, piece.destination as *mut u8);
             // SAFETY: the caller's promise; a chunk is nobody else's memory.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    piece.source as *const u8,
-                    piece.destination as *mut u8,
-                    piece.len_bytes as usize,
-                );
+            if let Err(Unmapped) = unsafe { guarded::copy(from, to, piece.len_bytes as usize) } {
+                let doing = "copying host memory".to_owned();
+                let reason = "it could not be touched although it is registered".to_owned();
+                return (Moving::Gpus(SmallVec::new()), Err(GpuError::System { doing, reason }));
             }
         }
         if let By::StandIn(_) = self.by {

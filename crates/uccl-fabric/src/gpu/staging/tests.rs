@@ -100,6 +100,26 @@ enum Expected {
 }
 
 #[test]
+fn host_memory_that_is_gone_fails_its_copy_and_no_other() {
+    for direction in [Direction::DeviceToHost, Direction::HostToDevice] {
+        let (mut staging, script) = staging(direction);
+        let mut memory = [7; 16];
+        // No page is mapped there.
+        let gone = Located { span: Span { addr: 64, len: 100 }, device: None };
+        let chunk = staging.chunk(0).expect("memory");
+        // SAFETY: memory of this test, and what is no memory.
+        unsafe { staging.start(0, chunk, &[gone, located(&mut memory)], [SLOT]) };
+        start(&mut staging, 1, &mut memory);
+        let ended = staging.ended().expect("no GPU copies it");
+        assert!(ended.what == 0 && matches!(ended.result, Err(GpuError::System { .. })));
+        assert!(staging.ended().is_none());
+        script.lock().end(0, Ok(()));
+        let ended = staging.ended().expect("it was made");
+        assert!(ended.what == 1 && ended.result.is_ok());
+    }
+}
+
+#[test]
 fn ends_are_told_in_order_once_each_with_their_own_bytes_or_reason() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
