@@ -1,10 +1,10 @@
 // Copies any number of pieces, at any alignment, in one launch: gather, scatter, or both.
 //
-// The host has cut the work into shares of about equal cost, one for each warp (partition.rs); a warp
-// finds the start of its share in one cursor and the end in the next. It fetches the descriptors of up to
-// 32 pieces at once, and copies them one after the other, 16 bytes a lane, with all the loads of a round in
-// flight before the first store. Nothing outside of a piece is read or written: model.rs follows the
-// same indices on the CPU, byte by byte.
+// The host has cut the work into shares of about equal cost, one for each warp (partition.rs); a
+// warp finds the start of its share in one cursor and the end in the next. It fetches the
+// descriptors of up to 32 pieces at once, and copies them one after the other, 16 bytes a lane,
+// with all the loads of a round in flight before the first store. No byte outside a piece is read
+// or written: model.rs follows the same indices on the CPU, byte by byte.
 
 #include "copy.cuh"
 
@@ -63,8 +63,9 @@ __device__ __forceinline__ Vector from_lane(Vector v, u32 lane) {
           __shfl_sync(ALL, v.w, lane)};
 }
 
-// `count` vectors to a multiple of 16 from `k` bytes (1 to 15) after a multiple of 16, `src`. Reads
-// `count + 1` vectors from there, each once: a lane has what the lane before it needs besides its own.
+// Copies `count` vectors to a multiple of 16 from `k` bytes (1 to 15) after a multiple of 16,
+// `src`. Reads `count + 1` vectors from there, each once: a lane gets its second vector from the
+// lane after it.
 __device__ __forceinline__ void copy_shifted(u64 dst, u64 src, u64 count, u32 k, u32 lane) {
 #pragma unroll 1
   for (u64 first = 0; first < count; first += LANES * SHIFTED_ROUND) {
@@ -89,12 +90,12 @@ __device__ __forceinline__ void copy_shifted(u64 dst, u64 src, u64 count, u32 k,
 __device__ __forceinline__ void copy_piece(u64 dst, u64 src, u64 len, u32 lane) {
   u64 head = (16 - dst % 16) % 16;
   u32 k = (src + head) % 16;
-  // The vector that holds the first of these bytes begins before them: leave it to the bytes.
+  // The vector with the first of these bytes begins before them: leave it to `copy_bytes`.
   if (k > head) head += 16;
   if (head > len) head = len;
   u64 count = (len - head) / 16;
   if (k != 0) {
-    // Likewise the vector that holds the last one.
+    // The vector with the last one ends behind it: likewise.
     u64 whole = (len - head + k) / 16;
     count = whole == 0 ? 0 : min(count, whole - 1);
   }
@@ -108,14 +109,14 @@ __device__ __forceinline__ void copy_piece(u64 dst, u64 src, u64 len, u32 lane) 
   copy_bytes(dst + tail, src + tail, len - tail, lane);
 }
 
-// A warp's share: from one cursor to the next.
+// A warp's share: the pieces from one cursor to the next.
 __device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCursor* cursors,
                                            u32 warp, u32 lane) {
   UcclCursor begin = cursors[warp], end = cursors[warp + 1];
 #pragma unroll 1
   for (u32 base = begin.piece; base <= end.piece; base += LANES) {
     u32 mine = base + lane;
-    // The end is no piece if nothing of it belongs to this share.
+    // The end's piece is not in this share if the share ends before its first byte.
     u32 stop = end.offset == 0 ? end.piece : end.piece + 1;
     UcclPiece piece = {0, 0, 0};
     if (mine < stop) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCu
   }
 }
 
-// Whoever sees the new value with acquire order, a GPU or the CPU, sees all that is before this thread.
+// A GPU or CPU that reads the new value with acquire order sees all earlier writes of this thread.
 __device__ __forceinline__ void release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
@@ -146,7 +147,7 @@ __device__ __forceinline__ void release_add(u64 address, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// Whether all other blocks have come here before this one's first thread, which asks.
+// Whether this block is the last to come here. Its first thread calls it.
 __device__ __forceinline__ bool is_last(const UcclHead& head) {
   if (gridDim.x == 1) return true;
   __threadfence_system();
@@ -157,10 +158,11 @@ __device__ __forceinline__ bool is_last(const UcclHead& head) {
   return true;
 }
 
-// Changes the word and tells the host, once the last block has come here.
+// The last block to come here changes the word and sets the host's flag.
 __device__ __forceinline__ void finish(const UcclHead& head) {
   if (head.flag == 0 && head.word == 0) return;
-  // The barrier, and then a fence or the release, put the whole block's stores before this thread's.
+  // The barrier, and then a fence or the release, order the whole block's stores before this
+  // thread's.
   __syncthreads();
   if (threadIdx.x != 0 || !is_last(head)) return;
   if (head.word != 0) {

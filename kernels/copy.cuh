@@ -1,5 +1,5 @@
-// What a launch of the copy kernels takes. Mirrored in crates/uccl-device/src/cuda/gather/params.rs:
-// `cargo xtask kernels --check` compares sizes and offsets.
+// Parameters of the copy kernels. Mirrored in crates/uccl-device/src/cuda/gather/params.rs: `cargo
+// xtask kernels --check` compares sizes and offsets.
 #pragma once
 
 #include <machine.cuh>
@@ -11,7 +11,7 @@ struct UcclPiece {
   u64 len;
 };
 
-// Where a warp's work begins: a piece, and how many bytes of it are others' work.
+// The begin of a warp's share: a piece, and the bytes of it that belong to earlier shares.
 struct UcclCursor {
   u64 offset;
   u32 piece;
@@ -21,21 +21,21 @@ struct UcclCursor {
 struct UcclHead {
   u64 flag;     // host memory for `ticket` once all is copied, or null
   u64 ticket;
-  u64 counter;  // device memory, a zeroed u32 for each launch under way
+  u64 counter;  // device memory, a zeroed u32 for each launch in flight
   u64 word;     // eight bytes that this GPU reaches, to be changed once all is copied, or null
-  u64 value;    // what to set the word to, or to add to it
-  u32 warps;    // how many have work; there is one more cursor
+  u64 value;    // the word's new value, or the number to add to it
+  u32 warps;    // warps that have work; there is one more cursor
   u32 adds;     // 1: add to the word; 0: set it
 };
 
-// The tables are elsewhere.
+// The tables are in memory of their own.
 struct UcclCopyTable {
   UcclHead head;
   u64 pieces;
   u64 cursors;
 };
 
-// Threads of a block; two blocks fit on a multiprocessor whatever registers they take.
+// Threads of a block; two blocks fit on a multiprocessor, however many registers they take.
 constexpr u32 UCCL_MOST_THREADS = 256;
 
 constexpr u32 UCCL_SMALL_PIECES = 100;
@@ -43,7 +43,7 @@ constexpr u32 UCCL_SMALL_WARPS = 100;
 constexpr u32 UCCL_WIDE_PIECES = 256;
 constexpr u32 UCCL_WIDE_WARPS = 1056;
 
-// The tables travel with the launch, within the 4 KiB that every driver takes.
+// The tables are launch parameters, within the 4 KiB that every driver takes.
 struct UcclCopySmall {
   UcclHead head;
   UcclPiece pieces[UCCL_SMALL_PIECES];

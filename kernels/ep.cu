@@ -1,11 +1,13 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
-// In low latency mode, a dispatch is `layout`, unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
-// or, where rows are packed, `return_packed` and `sum_packed`. Both are one launch, `dispatch` or `combine`, of calls in parts where nothing
-// comes between them. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and `normal_dispatch`; a combine is
-// `normal_combine`. Where parts have no marks, a dispatch is `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a
-// combine `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
-// all ranks of a GPU together.
+// In low latency mode, a dispatch is `layout` (not for a small batch), `send` and `receive`; a
+// combine is `return` and `sum`, or, where rows are packed, `return_packed` and `sum_packed`. Where
+// records or rows have marks and the caller does nothing between the halves, one launch does both:
+// `dispatch` or `combine`. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and
+// `normal_dispatch`; a combine is `normal_combine`. Where parts have no marks, a dispatch is
+// `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a combine `normal_return` and
+// `normal_sum`. A launch that waits for peers has so few blocks that all of them run at the same
+// time, with those of all other ranks on the GPU.
 
 #include "ep_combine_parts.cuh"
 #include "ep_normal_combine.cuh"
@@ -47,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
   combine_receive_packed(p, s);
 }
 
-// One block; a thread has a rank.
+// One block, with a thread for each rank.
 extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
     uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
   UcclEpOwn* own = reinterpret_cast<UcclEpOwn*>(p.own);

@@ -1,22 +1,23 @@
-// What experts made of tokens comes back, and is summed.
+// Combine: rows come back from the experts, and are summed.
 #pragma once
 
 #include "ep_dispatch.cuh"
 #include "ep_scan.cuh"
 #include "ep_terms.cuh"
 
-// The most records whose rows a block counts, so that all warps have as many to send. Of more, each warp has many, more or less.
+// Up to so many records, a block counts their rows, to give all warps equally many. With more
+// records, each warp has about as many rows anyway.
 constexpr u32 MOST_COUNTED = 1024;
 
-// What a block knows of the rows that go back.
+// State of a block that sends rows back.
 struct Returning {
   Waiting waiting;
-  u32 starts[STARTS];          // by rank, how many records are before its first
-  u32 rows[MOST_COUNTED + 1];  // by record, how many rows are before its first, if they are counted
+  u32 starts[STARTS];          // by rank: records before its first
+  u32 rows[MOST_COUNTED + 1];  // by record: rows before its first, if they are counted
   u32 sums[UCCL_EP_PACKING_THREADS];
 };
 
-// The last of `count` ascending numbers that is not more than `at`; the first is 0.
+// The index of the last of `count` ascending numbers that is not more than `at`; the first is 0.
 __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
   u32 low = 0, high = count;
 #pragma unroll 1
@@ -31,27 +32,27 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
   return low;
 }
 
-// Reads how many records there were, which the block knows behind its next barrier. A table that the caller has spoilt tells of no more than
-// there can be.
+// Reads the starts of the records, valid behind the block's next barrier. Values from a corrupted
+// table are capped.
 __device__ __forceinline__ void load_starts(const UcclEpReturn& p, Returning& s) {
-  // Not the first warp, which may have the call's place to find.
+  // The first warp may still be finding the call's place.
   u32 rank = threadIdx.x - LANES;
   if (rank <= p.group.ranks) s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
 }
 
-// How many records came from a rank.
+// The number of records from a rank.
 __device__ __forceinline__ u32 records_of_rank(const Returning& s, u32 rank) {
   return max(s.starts[rank + 1], s.starts[rank]) - s.starts[rank];
 }
 
-// A row that was made of a record, and the choice of the token for which it was.
+// A row made of a record, and the choice of the token that it is for.
 struct Made {
   u32 token;
   u32 row;
   u32 choice;
   bool is_there;
 
-  // Which of all slots it has.
+  // Its slot in the place of the token's rank.
   __device__ __forceinline__ u32 slot(const UcclEpReturn& p) const { return choice * p.slots + token; }
 };
 
@@ -59,19 +60,20 @@ struct Made {
 __device__ __forceinline__ Made made_of(const UcclEpReturn& p, u32 at, u32 nth) {
   const u32* record = record_of(p.records, p.top_k, at);
   Made made = {token_of_record(record[0]), row_of_record(record[1 + nth]), choice_of_record(record[1 + nth]), false};
-  // Tensors that the caller has spoilt reach no other memory.
+  // Indices from corrupted tensors reach no other memory.
   made.is_there = nth < rows_of_record(record[0]) && made.row < p.len && made.choice < p.top_k && made.token < p.slots;
   return made;
 }
 
-// Where a row goes that was made of a rank's record.
+// The destination of a row made of a rank's record.
 __device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPlaced& call, u32 rank, const Made& made) {
   if (!made.is_there || is_masked(call, rank)) return {0, 0, 0};
   u64 to = place_of_rank(p.group, call, rank) + static_cast<u64>(made.slot(p)) * p.slot_stride;
   return {p.rows + made.row * p.row_stride, to, rank};
 }
 
-// How many rows go back of so many records, or, where they are not counted, may. All threads of the block come here.
+// The number of rows that go back for so many records, or a bound where rows are not counted. All
+// threads of the block take part.
 __device__ __forceinline__ u32 count_rows(const UcclEpReturn& p, Returning& s, u32 records) {
   if (records > MOST_COUNTED) return records * p.top_k;
 #pragma unroll 1
@@ -83,7 +85,7 @@ __device__ __forceinline__ u32 count_rows(const UcclEpReturn& p, Returning& s, u
   return s.rows[records];
 }
 
-// Where the `i`th of all rows goes. If they are not counted, the first rows of all records come first.
+// The `i`th of all rows. If rows are not counted, the first rows of all records come first.
 __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 i) {
   u32 records = s.starts[p.group.ranks], at = i % records, nth = i / records, rank = 0;
   if (records <= MOST_COUNTED) {
@@ -95,7 +97,7 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
   return going_to(p, s.waiting.call, rank, made_of(p, at, nth));
 }
 
-// Sends all rows that go back, each by `send`, and then tells of them.
+// Sends all rows back, each by `send`, and then tells every rank.
 template <typename Send>
 __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return;
@@ -119,7 +121,7 @@ __device__ __forceinline__ void return_whole(const UcclEpReturn& p, Returning& s
   });
 }
 
-// The terms of a token's sum: a lane has that of a choice.
+// The terms of a token's sum, with a choice for each lane.
 __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const Waiting& w, u32 token) {
   u32 lane = lane_of_thread();
   Terms terms = {0, 0.0f, NO_RANK, 0, 0, 0};
@@ -140,7 +142,8 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const Waiting& w, 
   sum_terms(in_order(terms_of(p, w, token)), out, slice_of(team, p.row_len / 16));
 }
 
-// Makes each token's sum, by `sum`, when all rows have come: a team has a token at a time. The block has begun.
+// Sums each token, by `sum`, once all rows have come. Each team has a token at a time. The block
+// has begun.
 template <typename Sum>
 __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, const Team& team, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;

@@ -1,7 +1,10 @@
-// A combine of few rows, in parts: what a rank gives back for a token goes in pieces, each of which is a slice of all its rows and has a
-// mark. Those of the first tokens go first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens stay
-// where they are, and their marks, of which each choice has one, name them. Ranks that tell their tokens' weights get one part of a sum
-// instead of several rows: it has the slots of the first two. The first of a rank's notes says whether it tells weights; they are the others.
+// Combine of a small batch, in pieces. The rows that a rank returns for a token are cut into
+// pieces: a piece is a slice of all these rows, and has a mark. Pieces of the first tokens go
+// first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens
+// are not copied: each choice has a mark, which names its row. A rank that sends its tokens'
+// weights gets from each peer one part of the sum instead of several rows, in the slots of the
+// first two. The first note of a rank says whether it sends weights; the other notes are the
+// weights.
 #pragma once
 
 #include "ep_combine.cuh"
@@ -9,16 +12,16 @@
 struct ReturningParts {
   Returning rows;
   Taken taken;
-  Mark marks[2][UCCL_EP_THREADS / LANES];  // of what warps have sent, in turn
+  Mark marks[2][UCCL_EP_THREADS / LANES];  // of the warps' last pieces, in turn
 };
 
-// A row that stays: which one, behind the call's number in a mark.
+// The bits of an own row's mark that have the row's number.
 constexpr u32 STAYS_MASK = (1u << MARK_CALL) - 1;
 
-// Whether own rows can stay: there is a mark for each choice.
+// Whether own rows need no copy: each choice has a mark.
 __device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_PARTS; }
 
-// Names the rows of this rank's own tokens.
+// Names the rows of this rank's own tokens in their marks.
 __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning& s) {
   const UcclEpGroup& g = p.group;
   u64 call = s.waiting.call.number, marks = marks_of(g, g.rank, g.rank, call);
@@ -30,10 +33,10 @@ __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning&
   }
 }
 
-// Vectors of two rows that a lane copies at a time.
+// Vectors of each of two rows that a lane copies at a time.
 constexpr u32 PAIR_ROUND = 4;
 
-// Copies a slice of some rows: a lane has where one begins and where it goes.
+// Copies a slice of some rows: a lane has the source and destination of one.
 __device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine, u32 has) {
 #pragma unroll 1
   for (u32 left = has; left != 0;) {
@@ -55,17 +58,18 @@ __device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine,
   }
 }
 
-// What a mark says of a piece: that it is of rows, or of their sum.
+// The count in a piece's mark: the piece is of rows, or of their sum.
 constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
-// Where a rank is told the weight of a choice of another's token.
+// The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
 __device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlaced& call, u32 at, u32 of, u32 choice) {
   return notes_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
-// A weight that is told has before it which call of its slot this is, in 31 bits: the next with the same comes days later. The upper bit is
-// set, as it is in no count, which has the same words.
+// A note with a weight has in its upper half the call's number within its slot, in 31 bits: the
+// next call with the same bits comes days later. Its top bit is set, which no count in the same
+// words has.
 constexpr u32 WEIGHT_CALL = 32;
 constexpr u64 OF_WEIGHT = 0x80000000;
 
@@ -73,7 +77,7 @@ __device__ __forceinline__ u64 nth_of_slot(u64 call) { return (call / UCCL_EP_SL
 __device__ __forceinline__ u64 weight_told(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
 __device__ __forceinline__ bool is_weight(u64 told, u64 call) { return told >> WEIGHT_CALL == nth_of_slot(call); }
 
-// Tells all ranks the weights of this one's tokens, or, if there are none to tell, so.
+// Sends all ranks the weights of this rank's tokens, or a note that it sends none.
 __device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
   const UcclEpGroup& g = p.group;
   bool tells = p.sums != 0 && sum != nullptr;
@@ -92,7 +96,8 @@ __device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEp
   }
 }
 
-// What a rank gives back for a token: a lane has a row, or none, and the word that tells its weight, or will.
+// A token's rows that go back to a rank: a row for each lane, or none, with the note of its weight
+// and the weight.
 struct Given {
   u32 rank;
   u32 token;
@@ -101,7 +106,7 @@ struct Given {
   u64 weight;
 };
 
-// What is the `turn`th to go back, of so many ranks in turn.
+// The `turn`th token that goes back; so many ranks take turns.
 __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
@@ -117,8 +122,8 @@ __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning
   return given;
 }
 
-// Waits until a rank has said whether it `tells` weights: `telling` has a bit for each of which the warp knows that it does. All lanes of a
-// warp come here.
+// Waits until a rank has noted whether it sends weights, and sets `tells`. `telling` has a bit for
+// each rank known to send them. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting& w, u32 rank, u64& telling, bool& tells) {
   u64 seen;
   tells = (telling >> rank & 1) != 0;
@@ -129,7 +134,7 @@ __device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting&
   return true;
 }
 
-// Waits until the weights of what is given are told. All lanes of a warp come here.
+// Waits until the weights of a token's rows are there. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting& w, Given& given) {
   u64 call = w.call.number;
   auto is_told = [&](u64 told) { return is_weight(told, call); };
@@ -138,11 +143,11 @@ __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting&
   return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, is_told) == CAME);
 }
 
-// Rows that a lane loads at a time to sum them for another rank, and vectors of each.
+// Rows that a lane loads at a time to sum them for another rank, and vectors of each row.
 constexpr u32 SENT_ROUND = 3;
 constexpr u32 SENT_WIDTH = 2;
 
-// Sends a slice of the weighted sum of what a rank gives back for a token: to the slots of its first two rows.
+// Sends a slice of this rank's part of a token's weighted sum, to the slots of its first two rows.
 __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given, u32 has) {
   u64 upper = __shfl_sync(ALL, given.row.to, 0), lower = __shfl_sync(ALL, given.row.to, 1);
   Terms terms = {given.row.from, __uint_as_float(static_cast<u32>(given.weight)), given.rank, has, 1, 0};
@@ -161,10 +166,11 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given,
   }
 }
 
-// Sends a piece of what is given back. Returns its mark, or none: there was nothing, or a wait has failed. All lanes of a warp come here.
+// Sends a piece of a token's rows. Returns its mark, or none: there was no row, or a wait has
+// failed. All lanes of a warp take part.
 __device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
   u32 has = __ballot_sync(ALL, given.row.to != 0);
-  // A table that the caller has spoilt may have rows that are none between others.
+  // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
   if (has == 0 || (is_summed && !wait_for_telling(p, w, given.rank, telling, is_summed))) return {0, 0};
   if (is_summed && !wait_for_weights(p, w, given)) return {0, 0};
@@ -178,15 +184,16 @@ __device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Gi
   return {marks + sizeof(u64) * (given.token * p.pieces + piece), mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
 
-// Sets marks of what the block has sent: a lane has one, or none. A fence for each warp would take longer: those of a block come one
-// after the other.
+// Sets the marks of pieces that the block has sent: one for each lane, or none. A fence for each
+// warp would take longer: fences of a block run one after the other.
 __device__ __forceinline__ void set_marks(const Mark& mark) {
   if (!__any_sync(ALL, mark.word != 0)) return;
   __threadfence_system();
   if (mark.word != 0) store_relaxed(mark.word, mark.value);
 }
 
-// Sends rows back, piece by piece, and those for so many ranks in turn. The first warp waits until what all have sent is there, and sets the marks.
+// Sends rows back, piece by piece; so many ranks take turns. The first warp waits until the pieces
+// of all warps are there, and sets the marks.
 __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& parts, u32 ranks) {
   const UcclEpGroup& g = p.group;
   Returning& s = parts.rows;
@@ -210,7 +217,8 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
   }
 }
 
-// Begins a block that sends rows back, and tells of the call. `sum`: what is summed in the same launch; or null.
+// Begins a block that sends rows back, and tells every rank of the call. `sum`: the sum in the same
+// launch; or null.
 __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ReturningParts& s) {
   load_starts(p, s.rows);
   if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.waiting, s.taken)) return false;
@@ -222,8 +230,8 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
   return true;
 }
 
-// The terms of a token's sum in order: a lane has those of a choice. Rows that stay are where their mark says: instead of a row, such a
-// lane has its mark.
+// The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
+// not copied, a lane has the address of its mark.
 __device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
@@ -233,7 +241,8 @@ __device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, 
   return in_order(terms);
 }
 
-// Finds the rows that stay: some lanes have the mark of one. All lanes of a warp come here.
+// Finds the own rows that were not copied: lanes in `own` have the address of a mark. All lanes of
+// a warp take part.
 __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 own, Terms& terms) {
   bool has = (own >> lane_of_thread() & 1) != 0;
   u64 seen;
@@ -242,8 +251,8 @@ __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 
   return true;
 }
 
-// Waits until a piece of each term has come but for `own`. A part of a sum has the slots of its rank's first two choices, and counts as
-// two terms. All lanes of a warp come here.
+// Waits until a piece of each term has come, except `own`. A part of a sum has the slots of its
+// rank's first two choices, and counts as two terms. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u32 token, u32 piece, u32 own, Terms& terms) {
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
@@ -262,13 +271,13 @@ constexpr u32 PIECE_STEP = PIECE_WIDTH * LANES;
 
 __device__ __forceinline__ u32 warps_of_launch() { return gridDim.x * warps_of_block(); }
 
-// Into how many slices a piece is cut, of which a warp sums one at a time.
+// The number of slices of a piece; a warp sums one at a time.
 __device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
   u32 most = (p.row_len / 16 + p.pieces * LANES - 1) / (p.pieces * LANES);
   return min(max(warps_of_launch() / max(p.routes.tokens * p.pieces, 1u), 1u), most);
 }
 
-// The first blocks, which may have a piece more to send, have the last slices, or none.
+// The first blocks may have one more piece to send, so they have the last slices, or none.
 __device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - block_number()) * warps_of_block() + warp_of_thread(); }
 
 // Some vectors of a token's sum.
@@ -285,7 +294,7 @@ __device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, u32 slices, u3
   return {nth / p.pieces, piece, {whole.begin + slice.begin, whole.begin + slice.end}};
 }
 
-// The terms of a sum, and what those that are rows that stay add to some vectors.
+// The terms of a sum, and the part of own rows that were not copied.
 struct Summing {
   Terms terms;
   KnownPart<PIECE_WIDTH> own;
@@ -298,7 +307,8 @@ __device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
   for (u32 j = 0; j < PIECE_WIDTH; j++) round_part(s.own.of[j]);
 }
 
-// Begins a sum with what this rank has itself. `stays`: the own rows that stay; or null. All lanes of a warp come here.
+// Begins a sum with this rank's own rows. `stays`: those rows, if they were not copied; or null.
+// All lanes of a warp take part.
 __device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, const Vectors& vectors, Summing& s) {
   s.terms = terms_in_parts(p, stays != nullptr, w, vectors.token);
   s.own.terms = __ballot_sync(ALL, stays != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
@@ -307,7 +317,7 @@ __device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn
   return true;
 }
 
-// Ends a sum when what others add has come.
+// Ends a sum once the pieces of other ranks have come.
 __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Vectors& vectors, Summing& s) {
   if (!wait_for_terms(p, w, vectors.token, vectors.piece, s.own.terms, s.terms)) return false;
 #pragma unroll 1
@@ -320,7 +330,7 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Ve
   return true;
 }
 
-// Makes the sums. What this rank has itself is added while what others send is on its way.
+// Makes the sums. Own rows are added while the pieces of other ranks are on their way.
 __device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
   u32 slices = slices_of_piece(p);
 #pragma unroll 1
@@ -331,7 +341,8 @@ __device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpRetur
   }
 }
 
-// Waits until ranks' headers are there, in the first block, which compares them for all, and says how long they took.
+// In the first block: waits for the ranks' headers, compares them for all blocks, and measures the
+// ranks' delays.
 __device__ __forceinline__ bool compare_first(const UcclEpSum& p, Waiting& w) {
   return blockIdx.x != 0 || wait_for_data(p.group, p.call, p.waits, w);
 }
@@ -354,14 +365,14 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
   }
 }
 
-// Sends rows back and sums in one launch, in parts.
+// Sends rows back and sums in one launch, in pieces.
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
   if (!begin_return(back, &p.sum, s)) return;
   bool stays = can_stay(back.slots, back.top_k);
   if (stays) let_stay(back, s.rows);
   u32 ranks = stays ? back.group.ranks - 1 : back.group.ranks;
-  // Who says how long ranks take waits for nothing of theirs before.
+  // Delays of ranks are measured before any other wait for them.
   bool is_timed = p.sum.waits != 0;
   if (is_timed && !compare_first(p.sum, s.rows.waiting)) return;
   if (ranks > 0) return_pieces(back, s, ranks);

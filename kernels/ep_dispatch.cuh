@@ -1,4 +1,4 @@
-// Tokens go to the ranks of their experts.
+// Dispatch: tokens go to the ranks of their experts.
 #pragma once
 
 #include "ep_few.cuh"
@@ -14,7 +14,8 @@ constexpr u32 NARROW_GROUP = 16;
 // Channels that a warp quantises at a time.
 constexpr u32 WARP_CHANNELS = 512;
 
-// Where a token's records go: a lane has those of two ranks. `slot_of` says at which place of a rank, or -1.
+// Addresses of a token's records: a lane has those at two ranks. `slot_of` returns the token's slot
+// at a rank, or -1.
 template <typename SlotOf>
 __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlaced& call, Targets (&to)[2],
                                            SlotOf slot_of) {
@@ -34,7 +35,8 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
 
 constexpr u32 NO_RANK = UCCL_EP_MOST_RANKS;
 
-// Where a token's records go that an earlier launch has routed, but for those of a rank that is left out.
+// Addresses of the records of a token that an earlier launch has routed, without that at
+// `left_out`.
 __device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2],
                                            u32 left_out = NO_RANK) {
   records_at(p, call, to, [&](u32 rank) {
@@ -67,7 +69,7 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
         e4m3_pair(b.z, s.scale) | e4m3_pair(b.w, s.scale) << 16,
     };
     u32 word = __float_as_uint(s.inverse);
-    // The group's number, or, where four groups share a word, the word's.
+    // The index of the group's scale; or, where four groups share a word, of the word.
     u32 word_at = channel / GROUP;
     bool has_word = is_inside && lane % GROUP_LANES == 0;
     if (p.how == UCCL_EP_EXPONENT) {
@@ -91,7 +93,8 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
   }
 }
 
-// As `send_quantised`, to NVFP4: a lane's sixteen channels share a scale, and those of four lanes a word of scales.
+// As `send_quantised`, to NVFP4: a lane's sixteen channels share a scale, and the scales of four
+// lanes share a word.
 __device__ __forceinline__ void send_nvfp4(const UcclEpSend& p, const Team& team, u64 row, const Targets (&to)[2]) {
   u32 lane = lane_of_thread(), hidden = 2 * p.area.payload;
   bool is_told = p.global_scale_at != 0;
@@ -123,7 +126,8 @@ __device__ __forceinline__ void send_nvfp4(const UcclEpSend& p, const Team& team
   }
 }
 
-// What goes with a token: its choices and its places among those of their experts, of which a lane has one each, and its number.
+// Sends a token's choices and their places among the tokens of their experts (a choice for each
+// lane), and its number.
 __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32 choice, u32 place,
                                              const Targets (&to)[2]) {
   u32 k = lane_of_thread();
@@ -139,8 +143,8 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
   }
 }
 
-// Tells each rank how much there is for it, where records have marks, by notes: how many tokens each of its experts has, and how many there
-// are. One block does it.
+// Sends each rank its counts as notes, where records have marks: the tokens of each of its experts,
+// and its records. One block.
 __device__ __forceinline__ void note_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert, const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts, notes = local + 1;
@@ -153,7 +157,7 @@ __device__ __forceinline__ void note_counts(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Tells each rank how much there is for it. One block does it.
+// Sends each rank its counts. One block.
 __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert,
                                             const u32* per_rank) {
   const UcclEpGroup& g = p.group;
@@ -167,7 +171,7 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPla
   write_headers(g, p.call, call, per_rank);
 }
 
-// The counts of what an earlier launch has routed.
+// Sends the counts of tokens that an earlier launch has routed.
 __device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const UcclEpPlaced& call) {
   send_counts(p, call, reinterpret_cast<const u32*>(p.routes.experts), reinterpret_cast<const u32*>(p.routes.counts));
 }
@@ -183,7 +187,7 @@ __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team
   }
 }
 
-// Sends far ranks their areas. The counts are those that the headers tell.
+// Sends far ranks their areas. The headers have the numbers of records.
 __device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
   const UcclEpGroup& g = p.group;
   u32 rank = threadIdx.x;
@@ -216,7 +220,7 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Sets the marks of tokens' records, if they have any, which the block has sent. One warp does it.
+// Sets the marks of a batch's records, if it has any, which the block has sent. One warp.
 __device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few, const Batch& batch) {
   const UcclEpGroup& g = p.group;
   u64 ranks[TOGETHER] = {}, all = 0;
@@ -236,14 +240,14 @@ __device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPl
   }
 }
 
-// Sets the marks of what the block has sent last. All its threads come here.
+// Sets the marks of the batch that the block has sent last. All its threads take part.
 __device__ __forceinline__ void mark_sent(const UcclEpSend& p, const Sending& s, const Batch& batch) {
   if (p.in_parts == 0 || batch.count == 0) return;
   __syncthreads();
   if (warp_of_thread() == 0) mark_records(p, s.waiting.call, s.few, batch);
 }
 
-// Sends a token, which is one of those that the block sends at a time.
+// Sends a token of a batch.
 __device__ __forceinline__ void send_of_batch(const UcclEpSend& p, const Sending& s, const Batch& batch) {
   u32 warps = warps_of_block() / batch.count, nth = warp_of_thread() / warps, token = batch.token(nth);
   Team team = {0, 0, warp_of_thread() % warps, warps};
@@ -257,8 +261,8 @@ __device__ __forceinline__ void send_of_batch(const UcclEpSend& p, const Sending
   send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[nth][k] : NO_EXPERT, to);
 }
 
-// Sends few tokens: a block has one or two at a time. The marks of its `last` are yet to be set. Returns whether the tokens' choices can
-// be.
+// Sends a small number of tokens: a block has one or two at a time. The marks of its `last` batch
+// are not set yet. Returns false after a fault, such as an invalid choice.
 __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch& last) {
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
@@ -295,21 +299,22 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
 
-// What a block knows of what arrives.
+// State of a block that receives.
 struct Arriving {
   Waiting waiting;
-  u32 starts[STARTS];                  // by rank, how many records are before its first
-  u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert, the row of its first token
+  u32 starts[STARTS];                  // by rank: records before its first
+  u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert: the row of its first token
 };
 
-// A rank has said that it sends more than it may.
+// Notes that a rank announces more records than it may.
 __device__ __forceinline__ void note_excess(const UcclEpCall& c, Waiting& w, u32 rank, u64 most, u64 count) {
   w.expected[rank] = most;
   w.seen[rank] = count;
   note_fault(w, UCCL_EP_DISAGREE, c.agreed, rank);
 }
 
-// Finds how many records are before the first of each rank, of which `starts` has how many the rank before sends.
+// Turns the ranks' counts of records into the records before each rank's first; `starts[rank + 1]`
+// has a rank's count.
 __device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32* starts) {
   if (!is_sound(g, c, w)) return false;
   if (threadIdx.x == 0) {
@@ -321,7 +326,8 @@ __device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCal
   return true;
 }
 
-// Finds how many records each rank has sent, of `slots` at most, and how many are before its first. The block has its header.
+// Finds the records that each rank has sent, of `slots` at most, and those before its first. The
+// block has the headers.
 __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
                                               u32* starts) {
   if (threadIdx.x < g.ranks) {
@@ -334,7 +340,7 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
   return add_starts(g, c, w, starts);
 }
 
-// Reads ranks' counts by expert, which are there.
+// Reads the ranks' counts by expert, which are there.
 __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
@@ -346,8 +352,9 @@ __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s)
   }
 }
 
-// Waits for what ranks note of their counts, each thread for what it reads. The first block adds to `waits` as `wait_for_data` does. Headers
-// take longer, and the last block alone waits for them.
+// Waits for the notes with the ranks' counts, each thread for those that it reads. The first block
+// adds to `waits` as `wait_for_data` does. Headers take longer, and only the last block waits for
+// them.
 __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   Waiting& w = s.waiting;
@@ -375,14 +382,15 @@ __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving
   return add_starts(g, p.call, w, s.starts);
 }
 
-// Waits for the counts of ranks, which come with their headers.
+// Waits for the ranks' counts, which come with their headers.
 __device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, Arriving& s) {
   if (!wait_for_data(p.group, p.call, p.waits, s.waiting, {p.area.len, p.local_experts})) return false;
   load_counts(p, s);
   return count_records(p.group, p.call, p.slots, s.waiting, s.starts);
 }
 
-// Waits for the counts, and says where each rank's rows begin. The first block tells the caller.
+// Waits for the counts, and finds where each rank's rows begin. The first block writes the caller's
+// tables.
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
@@ -410,7 +418,7 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
   return true;
 }
 
-// The rank whose record is the `at`th that arrives.
+// The sender of the `at`th record that arrives.
 __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   u32 sender = 0;
 #pragma unroll
@@ -421,8 +429,8 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   return sender;
 }
 
-// Fetches the records that a block's teams take, where they have come by the host: what a team reads of one has many parts, and each is
-// a way across the bus.
+// Fetches the records of a block's teams, where windows are in host memory: a team reads a record
+// in many parts, and each read would cross the bus.
 __device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlaced& call, const UcclEpArea& area,
                                               const u32* starts, const Team& team) {
   if (g.by_host == 0) return;
@@ -437,10 +445,10 @@ __device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEp
   __syncthreads();
 }
 
-// Where the words of a row's scales go.
+// Where a row's scales go.
 struct ScalesPlace {
   u64 first;
-  u64 stride;  // words from one to the next
+  u64 stride;  // words from one scale word to the next
 };
 
 __device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u32 expert, u32 row) {
@@ -454,12 +462,12 @@ __device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u
   return {p.scales + 4 * (tile * TILE + nth % 32 * 4 + nth % TILE / 32), TILE};
 }
 
-// A word of a record's scales, if it has so many.
+// A word of a record's scales, or 0 behind the last.
 __device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 record, u32 word) {
   return word < p.area.scales ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
 }
 
-// Copies a record to the rows of its experts. All that can be read before these are known is.
+// Copies a record to the rows of its experts. Loads that do not depend on these rows come first.
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
@@ -470,7 +478,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   load_vectors(v, record, slice.begin, slice.end);
   u32 scale = scale_of_record(p, record, team.lane());
   u32 token = *reinterpret_cast<const u32*>(record + p.area.token_at);
-  // A lane has a choice: the row, if the expert is here.
+  // A lane has a choice, and its row if the expert is here.
   u32 expert = NO_EXPERT, row = 0;
   if (lane < p.top_k) {
     u32 choice = *reinterpret_cast<const u32*>(record + p.area.choices_at + 4ull * lane);
@@ -478,7 +486,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
     u32 local = choice - g.rank * p.local_experts;
     if (choice != NO_EXPERT && local < p.local_experts) {
       u32 nth = s.begins[from * p.local_experts + local] + place;
-      // A peer whose counts are not those of its records gets no further than this.
+      // Bounds the rows of a peer with counts that contradict its records.
       if (nth < p.expert_rows) {
         expert = local;
         row = local * p.expert_rows + nth;
@@ -507,7 +515,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   tell_record(p.records, p.top_k, at, token, expert != NO_EXPERT ? row : NO_ROW);
 }
 
-// Waits until a record is there, where each has a mark. All lanes of a warp come here.
+// Waits until a record is there, where records have marks. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving& s, u32 at) {
   const UcclEpGroup& g = p.group;
   if (p.in_parts == 0) return true;
@@ -516,18 +524,21 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving
   return wait_for_parts(g, s.waiting, lane_of_thread() == 0, from, mark, seen);
 }
 
-// The blocks that take out so many records, where the first `senders` of the launch send. These come late to it: if each record can have
-// another block of its own, it has. Nor does the last block, which waits for headers, if there are others.
+// The blocks that take out so many records. The first `senders` blocks send, and are late: they
+// take none if each record can have a block without them. The last block waits for headers, and
+// takes none if there are others.
 __device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32 senders) {
   u32 end = p.in_parts != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
   return {block_number() - first, end - first};
 }
 
-// Takes out what arrives, in a block that has counted it. `owed`: whether the call's end is told when the next begins.
+// Takes out the records, in a block that has the counts. `owed`: whether the call's end is sent
+// when the next one begins.
 __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool owed, Arriving& s) {
   u32 total = s.starts[p.group.ranks];
   Share share = takers(p, total, senders);
-  // A record may have many rows, which are more than a block writes at once. By the host each block fetches its records whole.
+  // A record may have more rows than a block writes at once. With windows in host memory, each
+  // block fetches its records whole.
   Team team = team_for(total, share, p.group.by_host != 0 ? 1 : 2);
   fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
   u32 end = has_block(share) ? total : 0;
@@ -547,15 +558,16 @@ struct Dispatching {
   Arriving arriving;
 };
 
-// Sends few tokens, and receives, in one launch, in parts.
+// Sends a small batch and receives in one launch, record by record.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
   const UcclEpSend& send = p.send;
   Batch last = {0, 0};
   load_choices(send.routes, send.group.ranks, s.sending.few);
   if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
   if (!send_few(send, s.sending, last)) return;
-  // Where most blocks send, what arrives is counted while the rows are on their way: a fence ends no sooner if it begins before. Fewer are
-  // there at once, and others take them.
+  // If more than half of the blocks send, a block reads the counts while its rows are on their way:
+  // a fence ends no sooner if it begins earlier. Fewer rows arrive at once, and other blocks wait
+  // for them.
   bool marks_late = 2 * send.routes.tokens > gridDim.x;
   if (!marks_late) mark_sent(send, s.sending, last);
   go_on(s.sending.waiting, s.arriving.waiting);

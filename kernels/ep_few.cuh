@@ -1,34 +1,35 @@
-// Where tokens go, if there are few: each block finds it out for its own, and no launch before it has to. It reads the choices of all,
-// and counts those before its token's.
+// Routing of a small batch: each block finds the places of its own tokens, without a launch of
+// `layout` before. It reads the choices of all tokens, and counts those before its own.
 #pragma once
 
 #include "ep_layout.cuh"
 
-// Choices that are no expert: those that are none, and those that cannot be.
+// Choices that name no expert: no choice, and an invalid one.
 constexpr u32 NONE = 0xffff;
 constexpr u32 WRONG = 0xfffe;
-// A choice that names an expert which the token has named before: it has the same row, and is not counted.
+// A choice that repeats an expert of the token: it has the same row, and is not counted.
 constexpr u32 AGAIN = 0x4000;
 static_assert(UCCL_EP_MOST_EXPERTS <= AGAIN, "an expert's number");
 
-// The expert of a choice that is one.
+// The expert that a choice names.
 __device__ __forceinline__ u32 expert_of_few(u32 choice) { return choice & (AGAIN - 1); }
 
-// Tokens that a block sends at a time at most, each by as many of its warps.
+// The most tokens that a block sends at a time, each by an equal share of its warps.
 constexpr u32 TOGETHER = 2;
 
 struct Few {
   u16 choices[UCCL_EP_FEW_CHOICES];
   u64 masks[UCCL_EP_FEW_TOKENS];  // by token: its ranks
-  // Of each of the block's tokens: by choice, how many tokens before it chose the same expert; by rank, how many go there.
+  // By token of the block: by choice, earlier tokens that chose the same expert; by rank, earlier
+  // tokens that go there.
   u32 places[TOGETHER][UCCL_EP_MOST_TOP_K];
   u32 slots[TOGETHER][UCCL_EP_MOST_RANKS];
-  // Of all tokens, for the block that tells how many there are.
+  // Over all tokens, in the block that sends the counts.
   u32 per_expert[UCCL_EP_MOST_EXPERTS];
   u32 per_rank[UCCL_EP_MOST_RANKS];
 };
 
-// The tokens that a block sends at a time, which are as many apart as there are blocks.
+// The tokens that a block sends at a time; their numbers differ by the number of blocks.
 struct Batch {
   u32 first;
   u32 count;
@@ -43,7 +44,7 @@ __device__ __forceinline__ Batch batch_at(const UcclEpRoutes& r, u32 first) {
 // Choices of a token that a thread reads at a time.
 constexpr u32 CHOICES_AT_ONCE = 8;
 
-// Whether a token has named an expert with one of its first choices, of which `count` are kept.
+// Whether the first `count` stored choices of a token name an expert.
 __device__ __forceinline__ bool is_named(const Few& few, u32 begin, u32 count, u32 expert) {
   bool is_named = false;
 #pragma unroll 1
@@ -51,7 +52,8 @@ __device__ __forceinline__ bool is_named(const Few& few, u32 begin, u32 count, u
   return is_named;
 }
 
-// Reads the choices of all tokens: a thread has one at a time. The first warp does not: it has the call's place to find.
+// Reads the choices of all tokens, a token for each thread at a time. The first warp is busy with
+// the call's place.
 __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, Few& few) {
   if (warp_of_thread() == 0) return;
 #pragma unroll 1
@@ -77,14 +79,14 @@ __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, F
   }
 }
 
-// The sum of what the lanes of a warp have.
+// The sum of a count over the lanes of a warp.
 __device__ __forceinline__ u32 sum_of_warp(u32 count) {
 #pragma unroll
   for (u32 other = 1; other < LANES; other *= 2) count += __shfl_xor_sync(ALL, count, static_cast<int>(other));
   return count;
 }
 
-// How many of the tokens before one name the same expert as one of its choices.
+// The number of earlier tokens that chose the same expert as a token's choice.
 __device__ __forceinline__ u32 count_same(const UcclEpRoutes& r, u32 token, u32 k, const Few& few) {
   u32 end = token * r.top_k, mine = few.choices[end + k], same = 0;
   if (mine >= WRONG) return 0;
@@ -94,7 +96,7 @@ __device__ __forceinline__ u32 count_same(const UcclEpRoutes& r, u32 token, u32 
   return sum_of_warp(same);
 }
 
-// How many of the first tokens go to a rank.
+// The number of the first `tokens` tokens that go to a rank.
 __device__ __forceinline__ u32 count_going(u32 tokens, u32 rank, const Few& few) {
   u32 going = 0;
 #pragma unroll 4
@@ -119,7 +121,7 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Few&
   __syncthreads();
 }
 
-// Notes the first choice of a token that cannot be. One warp does it.
+// Notes the first invalid choice of a token. One warp.
 __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& few, u32 token, Waiting& w) {
   u32 lane = lane_of_thread();
   u32 choice = lane < p.routes.top_k ? few.choices[token * p.routes.top_k + lane] : NONE;
@@ -130,11 +132,11 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& fe
   note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
-// Finds where tokens go: a warp counts for a choice or for a rank. All threads of the block come here. Returns whether their choices
-// can be.
+// Finds the places of tokens: a warp counts for a choice or for a rank. All threads of the block
+// take part. Returns false after a fault, such as an invalid choice.
 __device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const Batch& batch, Few& few, Waiting& w) {
   const UcclEpRoutes& r = p.routes;
-  // The choices are there, and the tokens before have been sent.
+  // All choices have been read, and the tokens before have been sent.
   __syncthreads();
   u32 checks = r.top_k + p.group.ranks;
 #pragma unroll 1

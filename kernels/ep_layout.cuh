@@ -1,6 +1,8 @@
-// Which tokens go to which ranks, and to which place there: how many before them do, and how many before them chose the same expert. A
-// block has a chunk of the tokens, and counts places in it; the last block to end sums the chunks. Behind the chunks' counts it keeps those
-// of all tokens: callers that ask for a layout get others, which may change before the dispatch.
+// Routing: the ranks that tokens go to, and their places there. A place is the number of earlier
+// tokens that go to the same rank, or chose the same expert. A block has a chunk of the tokens, and
+// counts places in it; the last block to end sums up the chunks. Behind the chunks' counts it keeps
+// those of all tokens: a caller that asks for a layout gets a copy of its own, which may change
+// before the dispatch.
 #pragma once
 
 #include "ep_wait.cuh"
@@ -8,20 +10,20 @@
 
 constexpr u32 NO_EXPERT = 0xffffffff;
 
-// A choice, or NO_EXPERT.
+// An expert's number, or NO_EXPERT for a choice that is none or invalid.
 __device__ __forceinline__ u32 choice_of(const UcclEpRoutes& r, u32 ranks, u64 at) {
   u64 choice = r.is_64 ? reinterpret_cast<const u64*>(r.choices)[at]
                        : static_cast<u64>(reinterpret_cast<const u32*>(r.choices)[at]);
   return choice < static_cast<u64>(ranks) * r.local_experts ? static_cast<u32>(choice) : NO_EXPERT;
 }
 
-// Whether a choice is negative, which is none, and not a number that no expert has.
+// Whether a choice is negative, which means none, instead of invalid.
 __device__ __forceinline__ bool is_none(const UcclEpRoutes& r, u64 at) {
   return r.is_64 ? reinterpret_cast<const long long*>(r.choices)[at] < 0
                  : reinterpret_cast<const int*>(r.choices)[at] < 0;
 }
 
-// A choice and its place, together: the expert has the lower bits.
+// A choice and its place in one word: the expert has the lower bits.
 constexpr u32 EXPERT_BITS = 11;
 static_assert(UCCL_EP_MOST_EXPERTS <= 1u << EXPERT_BITS, "an expert's number");
 static_assert(UCCL_EP_MOST_TOKENS <= 1u << (31 - EXPERT_BITS), "a place, with room for NO_EXPERT");
@@ -36,22 +38,24 @@ __device__ __forceinline__ u32 expert_of(u32 placed) {
 
 __device__ __forceinline__ u32 place_of(u32 placed) { return placed == NO_EXPERT ? NO_EXPERT : placed >> EXPERT_BITS; }
 
-// Counts of a chunk of tokens: how many go to each rank, and then how many chose each expert. In the end, those of all chunks before.
+// A chunk's counts: tokens for each rank, and then tokens that chose each expert. In the end, the
+// sums over all chunks before.
 __device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 chunk) {
   return reinterpret_cast<u32*>(r.chunks) + static_cast<u64>(chunk) * (ranks + ranks * r.local_experts);
 }
 
-// How many tokens of the chunks before a token's are counted in a column.
+// The count in a column, over the chunks before a token's.
 __device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
   return counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
 }
 
-// How many tokens go to the same rank: of a token's chunk before it, or -1, if it does not go there; and of the chunks before.
+// Counts of earlier tokens that go to the same rank: in the token's chunk, or -1 if it does not go
+// there; and in the chunks before.
 struct Slot {
   int in_chunk;
   u32 before;
 
-  // How many before the token.
+  // The token's place at the rank, or -1.
   __device__ __forceinline__ int place() const { return in_chunk < 0 ? -1 : in_chunk + static_cast<int>(before); }
 };
 
@@ -59,7 +63,7 @@ __device__ __forceinline__ Slot slot_at(const UcclEpRoutes& r, u32 ranks, u32 to
   return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_chunk(r, ranks, token, rank)};
 }
 
-// A token's `nth` choice, and its place among those of the expert; or NO_EXPERT.
+// A token's `nth` choice, and its place among the tokens of the expert; or NO_EXPERT.
 __device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token, u32 nth) {
   u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + nth];
   if (choice == NO_EXPERT) return NO_EXPERT;
@@ -74,12 +78,12 @@ struct Column {
 
   u32 words[WORDS];
 
-  // Has a token of the chunk, which it may have already.
+  // Adds a token of the chunk, which may be there already.
   __device__ __forceinline__ void add(u32 token) { atomicOr(&words[token / BITS], 1u << token % BITS); }
 
   __device__ __forceinline__ bool has(u32 token) const { return (words[token / BITS] >> token % BITS & 1) != 0; }
 
-  // How many there are before a token, or, for the chunk's end, in all.
+  // The number of tokens before one, or, for the chunk's end, of all.
   __device__ __forceinline__ u32 before(u32 token) const {
     u32 count = 0;
 #pragma unroll
@@ -105,7 +109,7 @@ struct Chunk {
   u32 end;
 };
 
-// No token goes anywhere. All threads do it.
+// Clears the columns and masks. All threads take part.
 __device__ __forceinline__ void clear(Layout& s, u32 columns) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x) s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
@@ -113,18 +117,18 @@ __device__ __forceinline__ void clear(Layout& s, u32 columns) {
   for (u32 i = threadIdx.x; i < UCCL_EP_CHUNK * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
 }
 
-// A token of the chunk goes to a rank.
+// Notes that a token of the chunk goes to a rank.
 __device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
   s.columns[rank].add(token);
   atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
 }
 
-// Whether a choice cannot be.
+// Whether a choice is invalid: neither an expert nor none.
 __device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks, u64 at) {
   return choice_of(r, ranks, at) == NO_EXPERT && !is_none(r, at);
 }
 
-// Notes the first wrong choice of a token that has one. One thread does it.
+// Notes the first invalid choice of a token that has one. One thread.
 UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token) {
   const UcclEpRoutes& r = p.routes;
   u64 first = static_cast<u64>(token) * r.top_k;
@@ -136,7 +140,8 @@ UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token)
   note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
-// Goes through the choices of a chunk, of which a thread has several at a time: `each(at, token, expert)`. All threads come here.
+// Calls `each(at, token, expert)` for the choices of a chunk; a thread has several in flight. All
+// threads take part.
 template <typename Each>
 __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& chunk, Each each) {
   const UcclEpRoutes& r = p.routes;
@@ -158,7 +163,7 @@ __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& 
   }
 }
 
-// Finds where the tokens of a chunk go. A choice that cannot be is noted.
+// Finds the ranks of a chunk's tokens. Notes an invalid choice.
 __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks;
@@ -180,7 +185,8 @@ __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, con
   });
 }
 
-// Places the tokens of a chunk, and keeps their choices: the caller's may change before the combine.
+// Places the tokens of a chunk, and keeps a copy of their choices: the caller's may change before
+// the combine.
 __device__ __forceinline__ void place_chunk(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, counted = p.goes != 0 ? ranks : ranks + ranks * r.local_experts;
@@ -211,12 +217,12 @@ __device__ __forceinline__ void place_chunk(const UcclEpLayout& p, Layout& s, co
   }
 }
 
-// Turns counts of chunks into those of the chunks before. One block does it.
+// Turns the counts of chunks into the sums of the chunks before. One block.
 __device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, experts = ranks * r.local_experts;
   u32 counted = p.goes == 0 ? ranks + experts : ranks;
-  // Chunks whose counts are read at a time: most calls have no more.
+  // Chunks that are read at a time: most calls have no more.
   constexpr u32 BATCH = 16;
 #pragma unroll 1
   for (u32 column = threadIdx.x; column < ranks + experts; column += blockDim.x) {

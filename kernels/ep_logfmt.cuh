@@ -1,4 +1,5 @@
-// LogFMT-10 as crates/uccl-ep/src/numerics/logfmt.rs has it, step by step, so to the same bits.
+// LogFMT-10 with the steps of crates/uccl-ep/src/numerics/logfmt.rs, so results are equal to the
+// last bit.
 #pragma once
 
 #include "ep_numerics.cuh"
@@ -7,7 +8,7 @@
 struct Logarithms {
   double of[128];
 
-  // Bit by bit: a number's square has twice its logarithm.
+  // Bit by bit: squaring a number doubles its logarithm.
   constexpr Logarithms() : of() {
     for (u32 at = 0; at < 128; at++) {
       u64 number = (128ull + at) << 55, bits = 0;
@@ -24,10 +25,10 @@ struct Logarithms {
 
 __device__ constexpr Logarithms LOGARITHMS;
 
-// Of a magnitude that is not 0.
+// The logarithm of a magnitude that is not 0.
 __device__ __forceinline__ double log2_of(u32 magnitude) {
   bool is_normal = magnitude >= 0x80;
-  // Others in units of the smallest.
+  // Subnormal numbers count in units of the smallest.
   u32 bits = is_normal ? magnitude << 16 : __float_as_uint(static_cast<float>(magnitude));
   int exponent = static_cast<int>(bits >> 23) - (is_normal ? 127 : 127 + 133);
   return __dadd_rn(static_cast<double>(exponent), LOGARITHMS.of[bits >> 16 & 127]);
@@ -35,7 +36,7 @@ __device__ __forceinline__ double log2_of(u32 magnitude) {
 
 // 2 to a power from -200 to 1.
 __device__ __forceinline__ double exp2_of(double power) {
-  // One unit in the last place of this is 1, and its last bits are 0.
+  // The unit in the last place of this number is 1, and its last bits are 0.
   constexpr double UNITS = 6755399441055744.0;
   double shifted = __dadd_rn(power, UNITS);
   double rest = __dsub_rn(power, __dsub_rn(shifted, UNITS));
@@ -56,7 +57,7 @@ __device__ __forceinline__ double exp2_of(double power) {
   return __dmul_rn(sum, __longlong_as_double(exponent));
 }
 
-// The codes of a group of 128 whose bounds, the largest magnitude and the smallest, say that it is packed.
+// The code of a group of 128 values, if its largest and smallest magnitudes allow packing.
 struct LogCodes {
   double low;
   double step;
@@ -80,7 +81,7 @@ __device__ __forceinline__ u32 log_encode(const LogCodes& codes, u32 bits) {
   u32 magnitude = bits & 0x7fff;
   double steps = __dmul_rn(__dsub_rn(log2_of(magnitude), codes.low), codes.steps_of_one);
   constexpr double HALF = 0.5 + 1.0 / 1048576.0;
-  // What is below `low` has the smallest code.
+  // Magnitudes below `low` have the smallest code.
   u32 code = 1 + static_cast<u32>(__dadd_rn(steps > 0.0 ? steps : 0.0, HALF));
   return bits >> 15 << 9 | (magnitude == 0 ? 0 : code);
 }
@@ -92,7 +93,8 @@ __device__ __forceinline__ u32 log_decode(const LogCodes& codes, u32 code) {
   return code >> 9 << 15 | (magnitude == 0 ? 0 : value);
 }
 
-// Sixteen values of a group as they go, in words: as they are in bf16, or the first five words with ten bits of each.
+// Sixteen values of a group in transit, in words: plain bf16, or five words with ten bits for each
+// value.
 struct Sixteen {
   u32 words[8];
 };
@@ -101,7 +103,7 @@ constexpr u32 PACKED_WORDS = 5;
 
 __device__ __forceinline__ u32 bf16_of(const Sixteen& values, u32 at) { return values.words[at / 2] >> (at % 2 * 16) & 0xffff; }
 
-// Gives each packed word to `put` when it is full. Four values at a time: for more there are not enough registers.
+// Gives each full packed word to `put`. Four values at a time: registers do not suffice for more.
 template <typename Put>
 __device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put put) {
   u64 bits = 0;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put 
     for (u32 i = 0; i < 4; i++) four |= static_cast<u64>(log_encode(codes, bf16_of(values, i))) << (10 * i);
 #pragma unroll
     for (u32 i = 0; i < 6; i++) values.words[i] = values.words[i + 2];
-    // Eight bits of each four are behind the word.
+    // Each four values leave eight more bits behind the word.
     bits |= four << (8 * word);
     put(word, static_cast<u32>(bits));
     bits >>= 32;
@@ -120,7 +122,7 @@ __device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put 
   put(4, static_cast<u32>(bits));
 }
 
-// Adds what is packed, each value times the weight.
+// Adds packed values, each times the weight.
 __device__ __forceinline__ void add_packed(Sums (&sums)[2], const LogCodes& codes, const Sixteen& in, float weight) {
 #pragma unroll
   for (u32 i = 0; i < 16; i++) {

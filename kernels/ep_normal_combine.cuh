@@ -1,15 +1,17 @@
-// Normal mode: one row of each rank comes back for a token, and they are summed. Where rows are by expert, it is a sum already.
+// Normal-mode combine: each rank of a token returns a row, and these are summed. Where rows are by
+// expert, a returned row is a sum already, unless each row goes back.
 #pragma once
 
 #include "ep_combine.cuh"
 #include "ep_normal_dispatch.cuh"
 
-// Vectors of a row that a lane sums at a time: where all is summed, of one row or two, and where some is summed to go on.
+// Vectors of a row that a lane sums at a time: in a final sum, in one of one or two rows, and in
+// one that is sent on.
 constexpr u32 SUMMED = 4;
 constexpr u32 SUMMED_OF_TWO = 7;
 constexpr u32 SUMMED_ON_THE_WAY = 2;
 
-// Adds vectors of some rows, in their order: those of two rows are in flight.
+// Adds vectors of some rows in order, with those of two rows in flight.
 template <u32 N>
 __device__ __forceinline__ void add_rows(Sums (&sums)[N], const Targets& rows, u32 first, u32 end) {
 #pragma unroll 1
@@ -28,7 +30,7 @@ __device__ __forceinline__ void add_rows(Sums (&sums)[N], const Targets& rows, u
   }
 }
 
-// Sums rows to a row at `to`, from what `begin(sums, first, end)` adds first.
+// Sums rows to a row at `to`, beginning with the values that `begin(sums, first, end)` adds.
 template <u32 N, u32 SETS, typename Begin>
 __device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[SETS], u64 to, u32 count, Begin begin) {
   Slice slice = slice_of(team, count);
@@ -45,7 +47,7 @@ __device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[
   }
 }
 
-// The first two of some rows, in their order; and how many there are.
+// The first two of some rows, in order; and the number of rows.
 struct Two {
   u64 one;
   u64 other;
@@ -66,7 +68,8 @@ __device__ __forceinline__ Two first_two(const Targets (&rows)[SETS]) {
   return two;
 }
 
-// Sums one row or two, as `sum_all` does from nothing on. No sum waits for other rows, so there are registers for more vectors under way.
+// Sums one row or two, as `sum_all` does from zero. No sum is kept for later rows, so there are
+// registers for more loads in flight.
 template <u32 N>
 __device__ __forceinline__ void sum_two(const Team& team, const Two& rows, u64 to, u32 count) {
   Slice slice = slice_of(team, count);
@@ -86,7 +89,7 @@ __device__ __forceinline__ void sum_two(const Team& team, const Two& rows, u64 t
   }
 }
 
-// Sends a token's row, and its weights, to a record.
+// Sends a token's row, and its weights, to a slot.
 __device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
   copy<LONG_ROUND>(team, to, p.rows + at * p.row_stride, p.row_len / 16);
   u32 k = team.lane();
@@ -115,7 +118,7 @@ __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Te
   }
 }
 
-// Sends each of a token's rows to the slot of its choice, of which the first is at `to`.
+// Sends each of a token's rows to the slot of its choice; the first slot is at `to`.
 __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
   u32 row = given_row(p, at, lane_of_thread());
   u64 mine = p.rows + row * p.row_stride;
@@ -127,7 +130,7 @@ __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const T
   }
 }
 
-// Where what belongs to a token goes: its first slot, and the one that this rank has. 0 is nowhere.
+// Destinations of a token's rows: its first slot, and this rank's slot. 0: none.
 struct Back {
   u64 first;
   u64 to;
@@ -137,14 +140,14 @@ struct Back {
 __device__ __forceinline__ Back back_of(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 at) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
-  // Tensors that the caller has spoilt reach no other memory.
+  // Indices from corrupted tensors reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
   if (is_masked(call, rank)) return {0, 0, 0};
   u64 first = place_of_rank(p.group, call, rank) + token * p.slot_stride;
   return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
 }
 
-// Sends what belongs to a token back to where it came from.
+// Sends a token's row, its rows or their sum back to the token's rank.
 __device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
                                              u32 at) {
   Back back = back_of(p, call, at);
@@ -158,7 +161,7 @@ __device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const 
   }
 }
 
-// Whether a token has a slot for each of its choices, and not for each of its ranks.
+// Whether a token has a slot for each of its choices, instead of each of its ranks.
 __device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p.metadata != 0 && p.sends_each != 0; }
 
 // The `i`th slot that goes back: of a token, or of one of its choices.
@@ -171,7 +174,7 @@ __device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclE
   return {0, back.first + static_cast<u64>(choice) * p.slots * p.slot_stride, back.rank};
 }
 
-// Whether the caller gives as many rows as the dispatch had.
+// Whether the caller's input has as many rows as the dispatch made.
 __device__ __forceinline__ bool has_rows(const UcclEpNormalReturn& p, Waiting& w) {
   u32 rows = reinterpret_cast<const u32*>(p.starts)[p.group.ranks];
   if (p.spread != 0) rows = (p.group.ranks - 1) * p.spread + p.slots;
@@ -193,26 +196,26 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   end_send(g, p.call, w, [&] { send_rows_far(g, w, of, slots, p.slot_stride); });
 }
 
-// A row to be summed, and its weights.
+// A returned row, and its weights.
 struct Returned {
   u64 row;
   u64 weights;
 };
 
-// The one in the `nth` slot of a token, which a rank has sent.
+// The row that a rank has sent to the `nth` slot of a token.
 __device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
   u64 row = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
   return {row, row + p.weights_at};
 }
 
-// What is known of a token before its rows have come: a lane knows of two ranks and of a choice.
+// A token's routing, loaded before its rows have come: a lane has two ranks and a choice.
 struct Known {
   u64 mask;  // the token's ranks
   Slot slots[2];
   u32 choice;
 
-  // Of any rank. All lanes come here.
+  // The token's place at any rank. All lanes take part.
   __device__ __forceinline__ int place_of_rank(u32 rank) const {
     int lane = static_cast<int>(rank % LANES);
     int low = __shfl_sync(ALL, slots[0].place(), lane), high = __shfl_sync(ALL, slots[1].place(), lane);
@@ -220,7 +223,7 @@ struct Known {
   }
 };
 
-// All of it is on its way at once: nothing says where to look for other parts.
+// All loads are in flight at once: none depends on another.
 __device__ __forceinline__ Known known_of(const UcclEpNormalSum& p, u32 token) {
   const UcclEpRoutes& r = p.routes;
   u32 lane = lane_of_thread(), ranks = p.group.ranks;
@@ -236,13 +239,13 @@ __device__ __forceinline__ Known known_of(const UcclEpNormalSum& p, u32 token) {
   return known;
 }
 
-// The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
+// A rank's row for a token: its slot is the number of the token's ranks before it.
 __device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
                                            u32 rank) {
   return row_at(p, call, token, rank, ranks_before(known.mask, rank));
 }
 
-// Where a token's rows are that have come back to this rank's window.
+// Finds a token's returned rows in this rank's window.
 struct InWindow {
   __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known,
                                                  u32 token, u32 rank) const {
@@ -250,25 +253,25 @@ struct InWindow {
   }
 };
 
-// The same, but for this rank's own row, which stays where it is.
+// The same, except for this rank's own row, which is not copied.
 struct OwnInPlace {
   const UcclEpNormalReturn& from;
-  u64 at;  // its number
+  u64 at;  // the own row's number
 
   __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known,
                                                  u32 token, u32 rank) const {
     if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, known, token, rank);
-    // A table that the caller has spoilt reaches no other memory.
+    // Indices from a corrupted table reach no other memory.
     if (at >= from.len) return row_of(p, call, known, token, rank);
     return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
   }
 };
 
-// What is summed of a token: rows, and where their weights are. A lane has those of two ranks, or of a choice.
+// A token's rows to be summed, and their weights. A lane has those of two ranks, or of a choice.
 struct Summed {
   Targets rows[2];
   u64 weights[2];
-  bool is_there;  // whether the lane's choice has a row, its rank's last or not
+  bool is_there;  // whether the lane's choice has a row, be it its rank's last choice or not
 };
 
 // A token's rows by rank: a lane has those of two ranks.
@@ -297,7 +300,7 @@ __device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const
   u32 same = __match_any_sync(ALL, rank);
   bool is_there = rank < p.group.ranks && !has_no_row(w, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
-  // An expert that is named again has one row.
+  // A choice that repeats an expert has no row.
   if (is_each && (__match_any_sync(ALL, expert) & lanes_before()) != 0) is_there = false;
   Returned back = {0, 0};
   if (is_there) back = is_each ? row_at(p, w.call, token, rank, lane) : of(p, w.call, known, token, rank);
@@ -308,7 +311,7 @@ __device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const
   return summed;
 }
 
-// Sums what came back of a token's weights: those of all ranks, or of each choice's rank. One warp does it.
+// Sums a token's returned weights: those of all ranks, or of each choice's rank. One warp.
 __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token, const Summed& summed) {
   u32 lane = lane_of_thread();
   float sum = 0.0f;
@@ -325,7 +328,7 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
   if (lane < p.routes.top_k) reinterpret_cast<float*>(p.weights)[static_cast<u64>(token) * p.routes.top_k + lane] = sum;
 }
 
-// Sums any number of rows, from a token's biases on.
+// Sums any number of rows, beginning with a token's biases.
 __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const Team& team, const Summed& summed,
                                                 u64 row_at) {
   sum_all<SUMMED>(team, summed.rows, p.out + row_at, p.row_len / 16, [&](Sums (&sums)[SUMMED], u32 first, u32 end) {
@@ -340,7 +343,7 @@ __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const 
   });
 }
 
-// Sums a token's rows, which are where `of` says, from its biases on.
+// Sums a token's rows, which `of` finds, beginning with its biases.
 template <typename RowOf>
 __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const Waiting& w, const Team& team,
                                          const Known& known, u32 token, RowOf of) {
@@ -366,7 +369,8 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w)
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
-// The tokens that came from a rank: the first, and how many there are. A table that the caller has spoilt tells of no more than all.
+// The tokens that came from a rank: the first, and their number. Values from a corrupted table are
+// capped.
 struct Came {
   u32 first;
   u32 count;
@@ -378,12 +382,13 @@ __device__ __forceinline__ Came came_from(const UcclEpNormalReturn& p, u32 rank)
   return {p.spread != 0 ? rank * p.spread : first, min(end - first, p.slots)};
 }
 
-// To how many ranks rows go back. What is for this rank stays where it is, but for sums.
+// The number of ranks that rows go back to. This rank's own rows are not copied, unless they are
+// summed.
 __device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
   return p.metadata != 0 ? p.group.ranks : p.group.ranks - 1;
 }
 
-// The parts of the rank that has the most, times the ranks to which they go.
+// The number of parts to send: those of the rank that has the most, times the ranks.
 __device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
   u32 most = 0;
 #pragma unroll 1
@@ -391,7 +396,7 @@ __device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
   return most * ranks_of(p);
 }
 
-// Sends rows back, part by part, and parts for all ranks in turn.
+// Sends rows back, part by part; ranks take turns.
 __device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
                                              Outgoing& out) {
   const UcclEpGroup& g = p.group;
@@ -411,14 +416,14 @@ __device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const 
   });
 }
 
-// What a block that sends back and sums knows.
+// State of a block that sends back and sums.
 struct Combining {
   Waiting waiting;
   Outgoing out;
   u32 counts[UCCL_EP_MOST_RANKS];  // this rank's tokens by rank
 };
 
-// Waits until all of a token's rows are there: a lane looks for a piece of a rank's.
+// Waits until all of a token's rows are there: a lane polls a piece of a rank's row.
 __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Combining& s, const Known& known) {
   const UcclEpGroup& g = p.sum.group;
   Waiting& w = s.waiting;
@@ -439,12 +444,12 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
   return true;
 }
 
-// Sums tokens as their rows come. What a warp has to know of its next token is on its way while it sums one.
+// Sums tokens as their rows come. A warp loads the routing of its next token while it sums one.
 __device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combining& s) {
   const UcclEpNormalSum& sum = p.sum;
   const UcclEpNormalReturn& back = p.give_back;
   u32 me = sum.group.rank, tokens = sum.routes.tokens;
-  // Few tokens are shared by several warps each. A sum has no mark, so it costs nothing to have many.
+  // Several warps share each of a few tokens. A sum has no mark, so many pieces cost nothing.
   u32 pieces = pieces_of(tokens, UCCL_EP_PARTS);
   u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
   Known next;

@@ -1,30 +1,32 @@
-// Normal mode: tokens go to the ranks of their experts, once to each.
+// Normal-mode dispatch: a token goes once to each rank that has one of its experts.
 #pragma once
 
 #include "ep_dispatch.cuh"
 #include "ep_parts.cuh"
 #include "ep_scan.cuh"
 
-// A record's last word is its token, of TOKEN_BITS, and which of the token's ranks the receiver is: the row that comes back has this place.
+// A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
+// token's ranks: the slot of the row that comes back.
 
-// Parts of an origin.
+// An origin is a rank times ORIGIN_RANK, and an index among a token's ranks.
 constexpr u32 ORIGIN_RANK = UCCL_EP_MOST_RANKS;
 
-// How many of a token's ranks are before one.
+// The number of a token's ranks before `rank`.
 __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
   u64 before = mask & ((1ull << rank) - 1);
   return __popc(static_cast<u32>(before)) + __popc(static_cast<u32>(before >> 32));
 }
 
-// A token's number, and which of its ranks one is.
+// A record's last word: the token's number, and the rank's index among its ranks.
 __device__ __forceinline__ u32 token_sent(u64 mask, u32 token, u32 rank) {
   return ranks_before(mask, rank) << TOKEN_BITS | token;
 }
 
-// Words that go with a token: its choices with their places, their weights, and what a receiver is told of the token. They are behind each other.
+// The number of words that go with a token, one behind the other: its choices with their places,
+// their weights, and the last word.
 __device__ __forceinline__ u32 words_with(u32 top_k) { return 2 * top_k + 1; }
 
-// This rank's own token, which is where the caller has it.
+// A token of this rank, in the caller's memory.
 struct OwnToken {
   const UcclEpNormalSend& p;
   u32 number;
@@ -35,7 +37,7 @@ struct OwnToken {
     return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
   }
   __device__ __forceinline__ u64 mask() const { return reinterpret_cast<const u64*>(p.send.routes.masks)[number]; }
-  // The `nth` that goes with it.
+  // The `nth` word that goes with it.
   __device__ __forceinline__ u32 word(u32 nth) const {
     const UcclEpRoutes& r = p.send.routes;
     if (nth < r.top_k) return choice_sent(r, p.send.group.ranks, number, nth);
@@ -45,7 +47,8 @@ struct OwnToken {
   }
 };
 
-// What goes with a row, which is loaded while the row's first vectors are on their way: a lane's first scales, and its first word.
+// Data that goes with a row, loaded while the row's first vectors are in flight: a lane's first
+// scales, and its first word.
 struct Besides {
   static constexpr u32 SCALES = 2;
 
@@ -65,7 +68,8 @@ __device__ __forceinline__ Besides load_besides(const Token& token, const Team& 
   return besides;
 }
 
-// Has a row's `count` scales stored, `store(word, scale)`. Lanes that have none come too.
+// Stores a row's `count` scales by `store(word, scale)`, which is also called for words behind the
+// last.
 template <typename Token, typename Store>
 __device__ __forceinline__ void store_scales(const Token& token, const Besides& besides, const Team& team, u32 count, Store store) {
   u32 nth = 0;
@@ -77,14 +81,14 @@ __device__ __forceinline__ void store_scales(const Token& token, const Besides& 
   }
 }
 
-// The `nth` word that goes with a token. All lanes come here.
+// The `nth` word that goes with a token. All lanes take part.
 template <typename Token>
 __device__ __forceinline__ u32 word_with(const Token& token, const Besides& besides, u32 nth, u32 top_k) {
   u32 word = __shfl_sync(ALL, besides.word, static_cast<int>(nth % LANES));
   return nth >= LANES && nth < words_with(top_k) ? token.word(nth) : word;
 }
 
-// Stores what goes with a token, but for its scales. One warp does it.
+// Stores the words that go with a token. One warp.
 __device__ __forceinline__ void send_words(const OwnToken& token, const Besides& besides, u64 mask, const Targets (&to)[2]) {
   const UcclEpSend& send = token.p.send;
   u32 top_k = send.routes.top_k, count = words_with(top_k);
@@ -97,7 +101,7 @@ __device__ __forceinline__ void send_words(const OwnToken& token, const Besides&
       for (u32 left = to[half].has; left != 0; left &= left - 1) {
         int lane = __ffs(static_cast<int>(left)) - 1;
         u64 record = __shfl_sync(ALL, to[half].mine, lane);
-        // Each receiver is told something else.
+        // The last word is another for each receiver.
         if (nth + 1 == count) word = token_sent(mask, token.number, half * LANES + static_cast<u32>(lane));
         if (nth < count) *reinterpret_cast<u32*>(record + send.area.choices_at + 4ull * nth) = word;
       }
@@ -105,7 +109,7 @@ __device__ __forceinline__ void send_words(const OwnToken& token, const Besides&
   }
 }
 
-// Writes a token to its records, but for that of a rank that is left out.
+// Writes a token to its records, without that at `left_out`.
 __device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Team& team, u32 number,
                                             u32 left_out = NO_RANK) {
   const UcclEpArea& area = p.send.area;
@@ -141,7 +145,7 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// The mark that tells a rank that it has the tokens of a part, or a piece of them.
+// A rank's mark for the tokens of a part, or for a piece of them.
 __device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank,
                                          const Part& part) {
   const UcclEpGroup& g = p.group;
@@ -167,22 +171,22 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Ucc
     Part part = part_of(cut, mark, send.routes.tokens);
 #pragma unroll 1
     for (u32 token = part.begin; token < part.end; token++) {
-      // Its own it takes from where they are.
+      // This rank takes its own tokens from the caller's memory.
       send_record(p, call, part.team, token, g.rank);
     }
     tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, part); });
   });
 }
 
-// What a block knows of what arrives.
+// State of a block that receives.
 struct Rows {
   Waiting waiting;
   u32 starts[UCCL_EP_MOST_RANKS + 1];
   u32 before[UCCL_EP_MOST_EXPERTS];      // by rank and local expert: tokens of earlier ranks that chose the expert
   u32 counts[UCCL_EP_MOST_EXPERTS];      // by local expert: tokens that chose it
   u32 firsts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
-  u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, and not only those for this one
-  u32 marks;                             // as many for each rank as for the one with the most tokens
+  u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, for all receivers
+  u32 marks;                             // of all ranks, counting for each as many as the rank with the most tokens has
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -209,7 +213,7 @@ __device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_l
   __syncthreads();
 }
 
-// Where the rows of experts begin.
+// Finds the first row of each expert.
 __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows& s) {
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
@@ -219,7 +223,7 @@ __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows
   scan(s.firsts, p.local_experts, s.sums);
 }
 
-// Sends a call's counts when there is room for it; its rows come in a later launch. One block.
+// Sends a call's counts once the call has room; a later launch sends its rows. One block.
 __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w) {
   if (!wait_for_room(p.group, p.call, w)) return false;
   send_routed_counts(p, w.call);
@@ -228,7 +232,7 @@ __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w
   return true;
 }
 
-// Tells the host how much arrives, and whether this launch takes it out. One block.
+// Tells the host how many tokens arrive, and whether this launch takes them out. One block.
 __device__ __forceinline__ void tell_counts(const UcclEpGroup& g, u32 local, const Rows& s, u64 to, u64 ticket,
                                             bool is_taken) {
   UcclEpTold* told = reinterpret_cast<UcclEpTold*>(to);
@@ -241,7 +245,7 @@ __device__ __forceinline__ void tell_counts(const UcclEpGroup& g, u32 local, con
   if (threadIdx.x == 0) store_release(to, ticket);
 }
 
-// Waits for all ranks, and tells the host how much arrives. One block.
+// Waits for all ranks, and tells the host how many tokens arrive. One block.
 __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
@@ -254,7 +258,7 @@ __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   tell_counts(g, local, s, p.told, p.ticket, false);
 }
 
-// Whether there is room for all rows, or tokens.
+// Whether all rows, or tokens, fit; else notes a fault.
 __device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall& c, u32 rows, u32 len, Waiting& w) {
   if (threadIdx.x == 0 && rows > len) {
     w.expected[g.rank] = rows;
@@ -264,7 +268,7 @@ __device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall&
   return is_sound(g, c, w);
 }
 
-// The first block tells the caller what arrives.
+// In the first block: writes the received counts to the caller's tables.
 __device__ __forceinline__ void tell_rows(const UcclEpNormalReceive& p, const Rows& s) {
   const UcclEpGroup& g = p.group;
   if (blockIdx.x != 0 || p.origin == 0) return;
@@ -285,33 +289,34 @@ __device__ __forceinline__ void put_choice(const UcclEpNormalReceive& p, u64 at,
   }
 }
 
-// The first row of what comes from a rank.
+// The first row of a rank's tokens.
 __device__ __forceinline__ u32 first_row(u32 spread, const u32* starts, u32 rank) {
   return spread != 0 ? rank * spread : starts[rank];
 }
 
-// A token that has arrived: a record in this rank's window.
+// A received token: a record in this rank's window.
 struct Record {
   const UcclEpNormalReceive& p;
   u64 address;
 
-  // Whether its row is where the caller finds it.
+  // Whether the caller reads the row here, without a copy.
   __device__ __forceinline__ bool stays() const { return p.call.stays != 0; }
 
   __device__ __forceinline__ u64 row() const { return address; }
   __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
-  // The `nth` that comes with it.
+  // The `nth` word that came with it.
   __device__ __forceinline__ u32 word(u32 nth) const { return word_at(p.area.choices_at + 4ull * nth); }
   __device__ __forceinline__ u32 word_at(u64 offset) const { return *reinterpret_cast<const u32*>(address + offset); }
 };
 
-// Where a token is from, and how many came before it.
+// A received token: its sender, and its index.
 struct Arrival {
   u32 from;
   u32 at;
 };
 
-// A lane's choice of a token's: which of this rank's experts it is, and its place among the sender's tokens; or NO_EXPERT.
+// A choice of a received token: the local expert, and the token's place among the sender's tokens
+// for it; or NO_EXPERT.
 struct Chosen {
   u32 local;
   u32 place;
@@ -328,11 +333,11 @@ __device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const
   Chosen chosen = choice_here(p, choice);
   if (chosen.local == NO_EXPERT) return NO_ROW;
   u32 row = s.firsts[chosen.local] + s.before[from * p.local_experts + chosen.local] + chosen.place;
-  // A peer whose counts are not those of its records gets no further than this.
+  // Bounds the rows of a peer with counts that contradict its records.
   return row < p.len ? row : NO_ROW;
 }
 
-// Tells where a token is from, of which its sender has told so much. One lane does it.
+// Stores the origin of a token, from `sent`, its record's last word. Returns its number. One lane.
 __device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
   u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
@@ -340,14 +345,14 @@ __device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const A
   return token;
 }
 
-// What a warp has of what came with a token: a lane's choice and its weight, and what the sender has told of the token.
+// Per-lane metadata of a received token: a choice and its weight, and the record's last word.
 struct Heard {
   u32 choice;
   float weight;
   u32 sent;
 };
 
-// What came with a token, whose row is its number. One warp does it.
+// Stores the choices and weights of a token that has its index for a row. One warp.
 __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
@@ -362,8 +367,8 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
   if (lane == 0 && p.origin != 0) tell_origin(p, a, heard.sent);
 }
 
-// Stores the weight of each row. Choices that name an expert again add theirs to it, one after the other: some lanes have one. All lanes of
-// a warp come here.
+// Stores the weight of each row. Lanes in `again` repeat an expert, and add their weights to its
+// row, one after the other. All lanes of a warp take part.
 __device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 again) {
   u32 lane = lane_of_thread();
   if (weights == nullptr) return;
@@ -375,7 +380,8 @@ __device__ __forceinline__ void put_weights(float* weights, float weight, u32 ro
   }
 }
 
-// What came with a token, of which each lane's choice has a row. A choice that names an expert again has none. One warp does it.
+// Stores the weights and metadata of a token with a row for each choice. A choice that repeats an
+// expert has none. One warp.
 __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
   bool is_again = row != NO_ROW && (same & lanes_before()) != 0;
@@ -390,7 +396,7 @@ __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive
   }
 }
 
-// Copies a token to its row, or to those of its experts.
+// Copies a token to its row, or to the rows of its experts.
 template <typename Token>
 __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s, const Team& team, const Token& token,
                                      const Arrival& a) {
@@ -435,17 +441,17 @@ __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const 
   take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
 
-// Takes a part of another rank's tokens, or this warp's piece of them, when it is there.
+// Takes out a part of another rank's tokens, or this warp's piece of it, once it is there.
 __device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 mark) {
   const UcclEpGroup& g = p.group;
-  // What goes with rows is in the first piece.
+  // The words that go with rows come with the first piece, so each warp waits for all pieces.
   u32 lane = lane_of_thread(), first_piece = mark - mark % cut.pieces;
   u64 marks = marks_of(g, g.rank, from, s.waiting.call.number), seen;
   bool has = lane < cut.pieces;
   if (!wait_for_parts(g, s.waiting, has, from, marks + sizeof(u64) * (first_piece + lane), seen)) return false;
   seen = __shfl_sync(ALL, seen, 0);
   u32 first = first_of_mark(seen), count = s.starts[from + 1] - s.starts[from];
-  // A peer whose marks are not those of its counts gets no further than these.
+  // Bounds the records of a peer with marks that contradict its counts.
   u32 end = min(first + count_of_mark(seen), count);
   Team team = {0, 0, mark % cut.pieces, cut.pieces};
 #pragma unroll 1
@@ -453,12 +459,12 @@ __device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s,
   return true;
 }
 
-// Takes a part of this rank's own tokens, or this warp's piece of them.
+// Takes out a part of this rank's own tokens, or this warp's piece of it.
 __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 mark) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
   Part part = part_of(cut, mark, r.tokens);
-  // A lane finds out where one is placed.
+  // A lane finds the place of one token.
   u32 mine = part.begin + lane_of_thread();
   int places = mine < part.end ? slot_at(r, ranks, mine, me).place() : -1;
 #pragma unroll 1
@@ -466,14 +472,15 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
     int place = __shfl_sync(ALL, places, static_cast<int>(token - part.begin));
     if (place < 0) continue;
     u32 nth = static_cast<u32>(place);
-    // The window's counts may be others than this rank wrote: there is room for no more than these.
+    // The counts in the window may not be those that this rank wrote: rows beyond them have no
+    // room.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
     take(p.receive, s, part.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
   }
 }
 
-// Takes all parts of all ranks, this one's among them. Warps take them in the order in which they come, and parts of all ranks in turn:
-// while those of the others are on their way, its own are there.
+// Takes out all parts of all ranks, with this rank's own. Warps claim parts in order, and ranks
+// take turns: own parts are there while those of other ranks are on their way.
 __device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
   const UcclEpGroup& g = p.receive.group;
   share_out(g, s.waiting.call, s.marks, [&](u32 i) {
@@ -498,7 +505,7 @@ __device__ __forceinline__ void zero_row(const UcclEpNormalReceive& p, const Tea
   if (team.lane() == 0 && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = 0.0f;
 }
 
-// Sets rows to 0 that lie between those of experts. Teams take turns.
+// Sets the rows between those of experts to 0. Teams take turns.
 __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Rows& s, const Team& team) {
   u32 turn = team.first;
 #pragma unroll 1
@@ -511,7 +518,7 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Ro
   }
 }
 
-// Finds out where what arrives goes, whose counts are there.
+// Finds where the received rows go. The counts are there.
 __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s) {
   if (!count_records(p.group, p.call, p.slots, s.waiting, s.starts)) return false;
   bool by_expert = p.alignment != 0;
@@ -520,19 +527,19 @@ __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s
   return true;
 }
 
-// How many rows there are of what arrives.
+// The number of rows of the received tokens, with gaps.
 __device__ __forceinline__ u32 rows_placed(const UcclEpNormalReceive& p, const Rows& s) {
   u32 last = p.local_experts - 1, ranks = p.group.ranks;
   if (p.alignment != 0) return s.firsts[last] + s.counts[last];
   return first_row(p.spread, s.starts, ranks - 1) + s.starts[ranks] - s.starts[ranks - 1];
 }
 
-// Whether there is room for what arrives: the same for all blocks.
+// Whether the received rows fit: the same for all blocks.
 __device__ __forceinline__ bool fits(const UcclEpNormalReceive& p, const Rows& s) {
   return rows_placed(p, s) <= p.len && s.starts[p.group.ranks] <= p.tokens;
 }
 
-// Tells the caller what arrives, if there is room for it, which else is a fault.
+// Writes the caller's tables if the received rows fit; else notes a fault.
 __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
   u32 total = s.starts[g.ranks];
@@ -542,12 +549,12 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s
   return true;
 }
 
-// What is to be said of rows up to `end` that nothing arrives for. All warps do it.
+// Fills the rows without a token: zeros between experts, and choices of -1 up to `end`. All warps.
 __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
   Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   if (p.choices == 0) return;
-  // They chose no expert.
+  // These rows have no expert.
   u32 ranks = p.group.ranks;
 #pragma unroll 1
   for (u32 rank = 0; rank < ranks; rank++) {
@@ -575,7 +582,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
   if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
 }
 
-// Reads how many tokens each rank has, of which those for this one are.
+// Reads the number of tokens of each rank, for all receivers.
 __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
   if (threadIdx.x < g.ranks) {
@@ -593,7 +600,7 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
   __syncthreads();
 }
 
-// Begins a call that sends in parts: the spare block tells every rank how much there is for it.
+// Begins a call that is sent in parts: the spare block sends every rank its counts.
 __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiting& w) {
   const UcclEpSend& send = p.send.send;
   bool begins = p.does == UCCL_EP_WHOLE;
@@ -607,8 +614,8 @@ __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiti
   return true;
 }
 
-// Whether this launch takes out what arrives. A host that is told of the counts meanwhile may have guessed too little room: it has more
-// for a later launch then, and this one takes nothing.
+// Whether this launch takes out the received rows. A host that learns the counts from this launch
+// may have guessed too little room: then this launch takes nothing, and a later one has more room.
 __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const Rows& s) {
   if (p.told == 0) return true;
   bool is_taken = fits(p.receive, s);
@@ -616,12 +623,12 @@ __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const R
   return is_taken;
 }
 
-// Takes all of a call out, if there is room for it.
+// Takes out all rows of a call, if they fit.
 __device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s) {
   if (!admit_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
   take_parts(p, s);
-  // Who has guessed shows nobody the rows that nothing arrives for.
+  // A caller that has guessed the room shows nobody the rows without a token.
   fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
 }
 
@@ -638,9 +645,9 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   if (is_taken) take_all(p, s);
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
   if (p.does == UCCL_EP_WHOLE) take_place(g, c, s.waiting.call);
-  // Else the call goes on: what was sent stays where it is until a later launch takes it out.
+  // Otherwise the call goes on: its rows stay in the window until a later launch takes them out.
   if (!is_taken) return;
   end_shares(g, s.waiting.call);
-  // What stays is let go of when the next call begins.
+  // A zero-copy call ends when the next one begins.
   if (c.stays == 0) tell_taken(g, c, s.waiting);
 }

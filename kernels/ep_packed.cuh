@@ -1,7 +1,8 @@
-// A combine whose rows are packed as LogFMT-10 on their way.
+// Combine with rows that are packed as LogFMT-10 in transit.
 //
-// A row has a place of 256 bytes for each group of 128 values, and behind these the bounds of each. Eight lanes share a group, with
-// sixteen values each; word `w` of a lane is at `32 * w + 4 * lane`, so that the lanes' words fill a sector.
+// A row has 256 bytes for each group of 128 values, and behind them the bounds of each group. Eight
+// lanes share a group, with sixteen values each; word `w` of a lane is at `32 * w + 4 * lane`, so
+// that the lanes' words fill a sector.
 #pragma once
 
 #include "ep_combine.cuh"
@@ -9,7 +10,7 @@
 
 constexpr u32 GROUP_PLACE = 2 * GROUP;
 
-// Packs a row and writes it to where it goes.
+// Packs a row and writes it to its destination.
 __device__ __forceinline__ void send_packed(const Team& team, const Going& row, u32 row_len) {
   u32 lane = lane_of_thread(), hidden = row_len / 2;
 #pragma unroll 1
@@ -51,7 +52,7 @@ __device__ __forceinline__ void combine_send_packed(const UcclEpReturn& p, Retur
   send_rows(p, s, [&](const Team& team, const Going& row) { send_packed(team, row, p.row_len); });
 }
 
-// Adds a lane's part of a row.
+// Adds a lane's values of a row.
 __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u32 group, float weight) {
   u32 bounds = *reinterpret_cast<const u32*>(row + row_len + 4 * group);
   u64 place = row + group * GROUP_PLACE + 4 * (lane_of_thread() % GROUP_LANES);
@@ -97,8 +98,8 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w,
   }
 }
 
-// Few tokens have several blocks each, and the channels that follow each other are of different ones: it takes a multiprocessor longer to unpack a row
-// than to load it.
+// Several blocks share each of a few tokens, with neighbouring channels in different blocks: a
+// multiprocessor takes longer to unpack a row than to load it.
 __device__ __forceinline__ Team team_for_packed(u32 tokens) {
   u32 blocks = gridDim.x / max(tokens, 1u), block = block_number();
   if (blocks <= 1) return team_for(tokens);

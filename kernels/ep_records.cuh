@@ -1,5 +1,6 @@
-// What a dispatch of low latency mode tells its combine, in u32: by rank, how many records are before its first, and how many there are
-// in all; then of each record its token and how many rows it has, and these, each with the choice that it is for.
+// The handle that a low latency dispatch leaves for its combine, in u32: by rank, the records
+// before its first, and then the number of all; then for each record its token and number of rows,
+// and the rows, each with its choice.
 #pragma once
 
 #include "ep_warp.cuh"
@@ -13,7 +14,7 @@ __device__ __forceinline__ u32* record_of(u64 records, u32 top_k, u32 at) {
   return reinterpret_cast<u32*>(records) + STARTS + static_cast<u64>(at) * (1 + top_k);
 }
 
-// A row of a record: a choice has the lower bits.
+// A row of a record, and its choice, which has the lower bits.
 constexpr u32 CHOICE_BITS = 5;
 static_assert(UCCL_EP_MOST_TOP_K <= 1u << CHOICE_BITS, "a choice's number");
 static_assert(static_cast<u64>(UCCL_EP_MOST_EXPERTS) * UCCL_EP_MOST_TOKENS < NO_ROW >> CHOICE_BITS, "a row's number");
@@ -21,14 +22,14 @@ static_assert(static_cast<u64>(UCCL_EP_MOST_EXPERTS) * UCCL_EP_MOST_TOKENS < NO_
 __device__ __forceinline__ u32 row_of_record(u32 told) { return told >> CHOICE_BITS; }
 __device__ __forceinline__ u32 choice_of_record(u32 told) { return told & ((1u << CHOICE_BITS) - 1); }
 
-// What a record begins with: its token has the lower bits.
+// The first word of a record: its token has the lower bits.
 constexpr u32 TOKEN_BITS = 16;
 static_assert(UCCL_EP_MOST_TOKENS < 1u << TOKEN_BITS, "a token's number");
 
 __device__ __forceinline__ u32 token_of_record(u32 begin) { return begin & ((1u << TOKEN_BITS) - 1); }
 __device__ __forceinline__ u32 rows_of_record(u32 begin) { return begin >> TOKEN_BITS; }
 
-// A lane has the row of a choice, or NO_ROW. One warp does it.
+// Stores a record. A lane has the row of a choice, or NO_ROW. One warp.
 __device__ __forceinline__ void tell_record(u64 records, u32 top_k, u32 at, u32 token, u32 row) {
   u32* record = record_of(records, top_k, at);
   u32 lane = lane_of_thread(), has = __ballot_sync(ALL, row != NO_ROW);

@@ -1,9 +1,10 @@
-// Sums of what is before each of many numbers. One block does it.
+// Exclusive prefix sums. One block computes them.
 #pragma once
 
 #include "ep_warp.cuh"
 
-// Turns counts, of which there are `count`, into the sums of those before them. `all[count]` becomes the sum of all.
+// Turns `count` counts into the sums of the counts before each. `all[count]` becomes the sum of
+// all.
 __device__ __forceinline__ void scan(u32* all, u32 count, u32* sums) {
   u32 share = (count + blockDim.x - 1) / blockDim.x;
   u32 begin = min(threadIdx.x * share, count), end = min(begin + share, count);
@@ -13,7 +14,7 @@ __device__ __forceinline__ void scan(u32* all, u32 count, u32* sums) {
   __syncthreads();
   if (warp_of_thread() == 0) {
     u32 before = 0;
-    // Threads behind these have no counts.
+    // Later threads have no counts.
     u32 counting = min(count, blockDim.x);
 #pragma unroll 1
     for (u32 first = 0; first < counting; first += LANES) {

@@ -1,21 +1,23 @@
-// The weighted sum of a token's rows: rank by rank, in the order of the ranks' first choices. Of each rank its choices are summed before,
-// one by one, and this part is rounded to 24 bits a value; so that a rank may send its part where there are many.
+// The weighted sum of a token's rows: rank by rank, in the order of the ranks' first choices. The
+// rows of one rank are summed first, one by one, and this part is rounded to 24 bits a value. So a
+// rank with many rows may send its part instead.
 #pragma once
 
 #include "ep_numerics.cuh"
 #include "ep_warp.cuh"
 
-// The terms of a sum: a lane has one, or none; when they are in order the first lanes have them. Masks have a bit for each lane.
+// The terms of a sum: one for each lane, or none. In order, the first lanes have them. Masks have a
+// bit for each lane.
 struct Terms {
   u64 row;
   float weight;
-  u32 rank;    // whose term it is; more than any if there is none
+  u32 rank;    // the term's rank; larger than any rank if there is no term
   u32 has;
-  u32 begins;  // of terms in order, the first of each rank
-  u32 parts;   // those that are a rank's part, in two rows: the first has the upper 16 bits of its values, the other the next 8
+  u32 begins;  // in ordered terms, the first of each rank
+  u32 parts;   // terms that are a rank's part, in two rows: the upper 16 bits of its values, and the next 8
 };
 
-// Puts terms in the order in which they are summed.
+// Sorts terms into the order in which they are summed.
 __device__ __forceinline__ Terms in_order(const Terms& terms) {
   u32 lane = lane_of_thread(), count = __popc(terms.has), place = 0, from = lane;
   bool is_there = (terms.has >> lane & 1) != 0;
@@ -42,19 +44,20 @@ __device__ __forceinline__ Terms in_order(const Terms& terms) {
           __ballot_sync(ALL, has && is_part)};
 }
 
-// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut off. As numerics/sum.rs in Rust has it.
+// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal numbers are
+// truncated. As numerics/sum.rs.
 __device__ __forceinline__ float nearest_of_24_bits(float value) {
   u32 power = __float_as_uint(value) & 0xff800000;
   return __uint_as_float(__float_as_uint(__fmaf_rn(__uint_as_float(power), 0x1p-16f, value)) & 0xffffff00);
 }
 
-// Ends a rank's part.
+// Rounds a rank's complete part.
 __device__ __forceinline__ void round_part(Sums& part) {
 #pragma unroll
   for (u32 i = 0; i < 8; i++) part.of[i] = nearest_of_24_bits(part.of[i]);
 }
 
-// Adds a part that has ended to a sum.
+// Adds a rounded part to a sum, and clears the part.
 __device__ __forceinline__ void add_rounded(Sums& sums, Sums& part) {
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
@@ -63,7 +66,7 @@ __device__ __forceinline__ void add_rounded(Sums& sums, Sums& part) {
   }
 }
 
-// The same of one that has not.
+// Rounds a part, and adds it to a sum.
 __device__ __forceinline__ void end_part(Sums& sums, Sums& part) {
   round_part(part);
   add_rounded(sums, part);
@@ -83,7 +86,7 @@ __device__ __forceinline__ void put_upper(Sums& part, const Vector& v) {
   for (u32 i = 0; i < 8; i++) part.of[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
 }
 
-// The next 8 bits of them: half a vector.
+// The next 8 bits of a part's values: half a vector.
 __device__ __forceinline__ Vector lower_of(const Sums& part) {
   u32 pairs[4];
 #pragma unroll
@@ -91,7 +94,7 @@ __device__ __forceinline__ Vector lower_of(const Sums& part) {
   return {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410), 0, 0};
 }
 
-// `v` has those of two neighbours: the second half is of who `is_odd`.
+// Sets the lower bits from `v`, which has those of two neighbours: the second half if `is_odd`.
 __device__ __forceinline__ void put_lower(Sums& part, const Vector& v, bool is_odd) {
   u32 words[2] = {is_odd ? v.z : v.x, is_odd ? v.w : v.y};
 #pragma unroll
@@ -103,13 +106,15 @@ __device__ __forceinline__ void put_lower(Sums& part, const Vector& v, bool is_o
 // Terms that a lane loads at a time: of a whole sum, and of a rank's part.
 constexpr u32 SUM_ROUND = 8;
 constexpr u32 PART_ROUND = 4;
-// Vectors of each that are on their way together where a token's rows come in pieces.
+// Vectors of each term in flight together, where a token's rows come in pieces.
 constexpr u32 PIECE_WIDTH = 2;
 
-// Loads `WIDTH` vectors of each of some terms, so many terms at a time: `each(nth, vectors)` has those of the `nth`.
+// Loads `WIDTH` vectors of each term in `which`, `AT_ONCE` terms at a time, and calls `each(nth,
+// vectors)` for the `nth`.
 template <u32 AT_ONCE, u32 WIDTH, typename Each>
 __device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 first, u32 end, Each each) {
-  // Of the lower bits of a part two lanes load the same vector. `first` is a multiple of the lanes.
+  // Two lanes load the same vector with the lower bits of a part. `first` is a multiple of the
+  // lanes.
   u32 at = first + lane_of_thread(), lower = terms.parts & ~terms.begins;
 #pragma unroll 1
   for (u32 left = which; left != 0;) {
@@ -136,7 +141,7 @@ __device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 fir
   }
 }
 
-// The part of a rank's terms in the sums of some vectors.
+// Adds a rank's terms in `which` to its part of some vectors.
 template <u32 AT_ONCE, u32 WIDTH>
 __device__ __forceinline__ void add_part(const Terms& terms, u32 which, u32 first, u32 end, Sums (&part)[WIDTH]) {
   for_terms<AT_ONCE, WIDTH>(terms, which, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
@@ -146,18 +151,19 @@ __device__ __forceinline__ void add_part(const Terms& terms, u32 which, u32 firs
   });
 }
 
-// A rank's part of some vectors, which has been summed, and the terms that it is of; or none.
+// A rank's rounded part of some vectors, and its terms; or none.
 template <u32 WIDTH>
 struct KnownPart {
   u32 terms;
   Sums of[WIDTH];
 };
 
-// Sums some vectors of terms in order, of which those of one rank may have been summed: `store(at, sums)` has each.
+// Sums some vectors of ordered terms, with one rank's part perhaps known: calls `store(at, sums)`
+// for each vector.
 template <u32 AT_ONCE, u32 WIDTH, typename Store>
 __device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPart<WIDTH>& known, u32 first, u32 end, Store store) {
   Sums sums[WIDTH] = {}, part[WIDTH] = {};
-  // Lanes of terms before the known ones; all, if there are none, or they have been added.
+  // Lanes of the terms before the known ones; all, if none are known, or they have been added.
   constexpr u32 NONE_LEFT = ALL;
   u32 before = (known.terms & (0u - known.terms)) - 1;
   auto add_known = [&] {
@@ -193,7 +199,7 @@ __device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPart<WIDTH>
   }
 }
 
-// Sums a slice of terms in order to a row.
+// Sums a slice of ordered terms to a row.
 __device__ __forceinline__ void sum_terms(const Terms& terms, u64 out, const Slice& slice) {
   KnownPart<1> none = {};
 #pragma unroll 1

@@ -1,4 +1,5 @@
-// What ranks say to each other in a call, as crates/uccl-ep/src/protocol has it: marks, waiting for them, telling them.
+// Words between ranks in a call, as in crates/uccl-ep/src/protocol: marks, and the code that waits
+// for them and sets them.
 #pragma once
 
 #include "ep_far.cuh"
@@ -32,12 +33,13 @@ __device__ __forceinline__ u64 header_of(const UcclEpGroup& g, u32 at, u32 of, u
   return line_of(g, at, of, 3 + slot_of(call));
 }
 
-// Where blocks read a header that has come.
+// Where blocks read a received header: in the staging copy, if there is one.
 __device__ __forceinline__ u64 header_at_home(const UcclEpGroup& g, u32 of, u64 call) {
   return at_home(g, header_of(g, g.rank, of, call));
 }
 
-// The only round of a call, which is the last; of `taken`, the end of the call.
+// A call's mark. The call has one round, which is the last; in `taken` the mark is the end of the
+// call.
 __device__ __forceinline__ u64 mark_of(u64 call) { return call << 17 | 1; }
 __device__ __forceinline__ u64 call_of(u64 mark) { return mark >> 17; }
 
@@ -51,10 +53,10 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
 
 __device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
-// Words of a header that are told, and not agreed on, at most.
+// The most header words, behind the agreed ones, that a block keeps.
 constexpr u32 TOLD = 2;
 
-// What a block's threads know of their call, and tell each other about a wait or a fault.
+// State that the threads of a block share: the call, and a wait or a fault.
 struct Waiting {
   UcclEpPlaced call;
   u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
@@ -69,10 +71,10 @@ struct Waiting {
   u32 is_last_block;
 };
 
-// Another block has failed, or an earlier call.
+// Another block, or an earlier call, has failed.
 constexpr u32 STOPPED = 100;
 
-// How the block stands, the same for all its threads: nobody goes on to change it before all have read it.
+// The block's state, the same for all its threads: none of them changes it before all have read it.
 __device__ __forceinline__ u32 agreed_state(const Waiting& w) {
   __syncthreads();
   u32 state = w.state;
@@ -85,21 +87,22 @@ __device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
   return (call.masked >> rank & 1) != 0;
 }
 
-// Whether a sum has no row of a rank.
+// Whether sums have no row of a rank.
 __device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
 
-// Whether a rank is told of a call's end. One that is left out is too, unless it is known not to be there any more: if it takes part in a later
-// call, it writes to this place then.
+// Whether a rank is told of a call's end. A rank that is left out is told too, unless the host
+// knows that it is gone: if it takes part in a later call, it writes to this place then.
 __device__ __forceinline__ bool hears_of_end(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
   return !is_masked(call, rank) || (load_relaxed(lost_word(g)) >> rank & 1) == 0;
 }
 
-// How many calls before a call the last one was that had a slot: its own slot is of the one before by all slots.
+// The number of calls since the last earlier one in a slot; for the call's own slot, UCCL_EP_SLOTS.
 __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
   return (slot_of(number) + UCCL_EP_SLOTS - 1 - slot) % UCCL_EP_SLOTS + 1;
 }
 
-// Numbers and places the next call, as crates/uccl-ep/src/placing.rs does. One warp does it: a lane has a slot.
+// Finds the number and place of the next call, as crates/uccl-ep/src/placing.rs does. One warp,
+// with a slot for each lane.
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
   const UcclEpOwn* own = own_of(g);
   u32 slot = lane_of_thread();
@@ -117,8 +120,8 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
   if (slot == 0) call = {number, g.pool_at + offset, after, masked};
 }
 
-// The call has its number and place from here on. One thread does it, when no block looks for the call's place any more. `owed`: the
-// call, if its end is told when the next begins; or 0.
+// Stores the call's number and place for later launches. One thread does it, when all blocks have
+// found the place. `owed`: the call, if its end is sent when the next one begins; or 0.
 __device__ __forceinline__ void note_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
   UcclEpOwn* own = own_of(g);
   u32 slot = slot_of(call.number);
@@ -130,17 +133,17 @@ __device__ __forceinline__ void note_place(const UcclEpGroup& g, const UcclEpCal
   *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
 }
 
-// The same by the last block of the launch that sends.
+// Stores the place in the last block of a launch that sends.
 __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
   if (threadIdx.x == 0) {
-    // Other blocks may have left out ranks that they found late.
+    // Other blocks may have left out ranks that were late.
     if (g.masks_late != 0) call.masked = own_of(g)->masked;
     note_place(g, c, call, c.stays != 0 ? call.number : 0);
   }
   __syncthreads();
 }
 
-// Tells every rank of the end of the call before, if that is owed: all that its launch did is over. One warp does it.
+// Tells every rank of the end of the call before, if that is owed: its launch has ended. One warp.
 __device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlaced& call) {
   u64 owed = own_of(g)->owed;
   if (owed == 0) return;
@@ -150,15 +153,16 @@ __device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlac
   }
 }
 
-// The launches of a call: one sends and gives it its place, one receives. One before it, which is of no call, finds where tokens go.
+// Launches of a call: one sends and stores its place, one receives. `layout` runs before, and is
+// part of no call.
 constexpr u32 STEP_SEND = 0;
 constexpr u32 STEP_RECEIVE = 1;
 constexpr u32 STEP_LAYOUT = 2;
 
-// Nothing has gone wrong, unless an earlier call has failed. The first warp finds it out.
+// Sets the block's state: sound, unless an earlier call has failed. The first warp does it.
 __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
   if (warp_of_thread() != 0) return;
-  // It is on its way while the call gets its place.
+  // The load is in flight while the call gets its place.
   u32 has_failed = look(g.own);
   u64 unsent = c.sent != 0 ? reinterpret_cast<const UcclEpPlaced*>(c.sent)->masked : 0;
   if (step != STEP_RECEIVE) place_call(g, c, w.call);
@@ -180,7 +184,7 @@ __device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCa
   return agreed_state(w) == 0;
 }
 
-// A block that is sound goes on with its call.
+// Passes the state of a sound block on to the next half of its call.
 __device__ __forceinline__ void go_on(const Waiting& from, Waiting& to) {
   if (threadIdx.x == 0) {
     to.call = from.call;
@@ -190,7 +194,7 @@ __device__ __forceinline__ void go_on(const Waiting& from, Waiting& to) {
   __syncthreads();
 }
 
-// One thread has found a fault of a rank. The first decides what the block reports.
+// Notes a rank's fault, which one thread has found. The block reports the first one.
 __device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 peer) {
   u32 before = atomicCAS(&w.state, 0u, state);
   if (before != 0 && before != state) return;
@@ -198,7 +202,8 @@ __device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 
   atomicOr(&w.late, 1ull << peer);
 }
 
-// Tells all ranks that this one has given up. One thread does it; far ranks are told as long as the proxy takes commands.
+// Tells all ranks that this one has given up. One thread; far ranks are told as long as the proxy
+// takes commands.
 __device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool can_push) {
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) {
@@ -212,7 +217,7 @@ __device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool 
   }
 }
 
-// Tells the host and the peers why the block does not go on, if no block has done so before.
+// Reports the block's fault to the host and the peers, unless another block has reported before.
 UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
   if (w.state == STOPPED || atomicExch(&own_of(g)->has_failed, 1u) != 0) return;
   UcclEpStatus* status = status_of(g);
@@ -233,59 +238,61 @@ UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
   tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
 }
 
-// Whether the block goes on. If not, the first block that fails tells the host and the peers.
+// Whether the block is sound. If not, the first block that fails reports to the host and the peers.
 __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   if (agreed_state(w) == 0) return true;
   if (threadIdx.x == 0) report(g, c.phase, w);
   return false;
 }
 
-// How a wait ended: a fault, the word has its mark, or the call may go on without its rank.
+// Results of a wait: a fault; the word has its mark; or the call may go on without the rank.
 constexpr u32 FAULT = 0;
 constexpr u32 CAME = 1;
 constexpr u32 LATE = 2;
 
-// What blocks have found out of a rank's data: 0, CAME or LATE.
+// The blocks' verdict on a rank's data: 0 (none yet), CAME or LATE.
 __device__ __forceinline__ u32* verdict_on(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
   return &own_of(g)->verdicts[slot_of(call.number)][rank];
 }
 
-// Whether another block goes on without a rank.
+// Whether another block has left a rank out.
 __device__ __forceinline__ bool is_given_up(const UcclEpGroup& g, const Waiting& w, u32 rank, u32 what) {
   if (what == UCCL_EP_DATA) return *const_cast<volatile u32*>(verdict_on(g, w.call, rank)) == LATE;
   return (*const_cast<volatile u64*>(&own_of(g)->masked) >> rank & 1) != 0;
 }
 
-// The call goes on without a rank, and so do those after it.
+// Leaves a rank out of this call and of later ones.
 __device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 rank) {
   atomicOr(&own_of(g)->masked, 1ull << rank);
   atomicOr(&w.call.masked, 1ull << rank);
   atomicOr(&w.rowless, 1ull << rank);
 }
 
-// Whether a word has the mark, or, of `taken`, that of a later call.
+// Whether a word has the mark; a word of `taken` may have that of a later call.
 __device__ __forceinline__ bool has_mark(u64 seen, u64 mark, u32 what) {
   return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
 }
 
-// What a thread waits for: a word of a peer's that gets a mark. That of a part is another, of the same call.
+// A thread's wait for a mark in a word that a peer sets. A part's mark has another format, with the
+// same call.
 struct Awaited {
   u64 word;
   u64 mark;
   u32 peer;
   u32 what;
-  u16 call_at = 0;  // where in the word the call's number is, if it is not as in `mark`; NO_CALL: nowhere
+  u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `mark`; NO_CALL: the word has none
 };
 
-// Where a part's mark has the call's number: see ep_parts.cuh.
+// The lowest bit of the call's number in a part's mark: see ep_parts.cuh.
 constexpr u16 MARK_CALL = 22;
 constexpr u16 NO_CALL = 63;
 
-// Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
+// Checks for other reasons to end a wait, as its word has no mark yet. Returns CAME if there is
+// none.
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
   bool is_lost = looks_at_host && (load_acquire(lost_word(g)) >> peer & 1) != 0;
-  // What it did before it was lost may have come since.
+  // Writes of the peer from before its loss may have come since.
   if (is_lost && load_acquire(a.word) != seen) return CAME;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));
   bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
@@ -303,7 +310,7 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
   } else if (look(g.own) != 0) {
     atomicCAS(&w.state, 0u, STOPPED);
   } else if (look_shared(w.state) == UCCL_EP_OVERDUE) {
-    // Another rank is late: so is this one.
+    // Another thread's wait is overdue: this rank is late, too.
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
@@ -315,19 +322,20 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
   return look_shared(w.state) != 0 ? FAULT : CAME;
 }
 
-// How long it is since a time. The clock of a GPU may step back by a little.
+// The time since `began`. The clock of a GPU may step back by a little.
 __device__ __forceinline__ u64 since(u64 began) {
   u64 waited = now_ns() - began;
   return static_cast<long long>(waited) < 0 ? 0 : waited;
 }
 
-// Waits until `has_come` says so of what the word has, which is returned in `seen`.
+// Waits until `has_come` accepts the word's value, which is returned in `seen`.
 template <typename HasCome>
 __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64& seen,
                                              HasCome has_come) {
   constexpr u32 LOOKS = 32;
-  // The host's memory is far: where every block reads it, each wait takes 100 us longer, and so do the peers' waits for this
-  // rank. The first block reads it now and then, and tells the others by its fault; they read it themselves in case it has ended.
+  // Reads of host memory are slow: if every block made them, each wait would take 100 us longer,
+  // and so would the peers' waits for this rank. The first block reads it now and then, and its
+  // fault ends the others' waits; they read it seldom, in case the first block has ended.
   constexpr u32 LOOKS_AT_HOST = 256, SELDOM = 65536;
   seen = load_acquire(a.word);
   if (has_come(seen)) return CAME;
@@ -345,19 +353,19 @@ __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, c
   }
 }
 
-// Waits until a word of a peer's has the mark, or, of `taken`, that of a later call.
+// Waits until a peer's word has the mark; a word of `taken` may have that of a later call.
 __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, const Awaited& a) {
   u64 seen;
   return wait_for_word(g, w, a, seen, [&](u64 word) { return has_mark(word, a.mark, a.what); });
 }
 
-// A word of `taken`: a rank has one for each slot.
+// Reads a word of `taken`: a rank has one for each slot.
 __device__ __forceinline__ u64 load_taken(const UcclEpGroup& g, u32 i) {
   return load_acquire(line_of(g, g.rank, i / UCCL_EP_SLOTS, 1) + 8 * (i % UCCL_EP_SLOTS));
 }
 
-// Looks at all words of `taken` at once, which `word_of` reads. Sets `is_waiting` if one has not come, which the block knows behind its
-// next barrier.
+// Checks all words of `taken` at once, read by `word_of`. Sets `is_waiting`, valid behind the
+// block's next barrier, if a mark is missing.
 template <typename WordOf>
 __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, WordOf word_of) {
 #pragma unroll 1
@@ -369,10 +377,11 @@ __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, 
   }
 }
 
-// Whether this block goes by what the first finds, which alone looks at words of the host's again and again.
+// Whether this block follows the first one, which alone polls words in host memory.
 __device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.by_host != 0 && blockIdx.x != 0; }
 
-// Waits until the first block has found room. It has a deadline, and says if it has failed.
+// Waits until the first block has found room. The first block keeps the deadline, and its failure
+// ends this wait.
 __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   if (threadIdx.x == 0) {
     u64 room = g.own + offsetof(UcclEpOwn, room);
@@ -387,7 +396,8 @@ __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclE
   return is_sound(g, c, w);
 }
 
-// Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
+// Waits until every rank has ended the calls that had this call's place. All threads of the block
+// take part.
 __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   if (is_follower(g)) return follow_to_room(g, c, w);
   look_for_room(g, w, [&](u32 i) { return load_taken(g, i); });
@@ -407,13 +417,14 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
   return true;
 }
 
-// Words of `taken`, which are on their way while the call gets its number.
+// Words of `taken`, loaded while the call gets its number.
 struct Taken {
   u64 words[UCCL_EP_MOST_RANKS * UCCL_EP_SLOTS];
 };
 
-// Begins a block of a launch that sends, when there is room for the call. All blocks know its place then, so that the last of them to
-// come here takes it. `owed`: whether the call's end is told when the next begins.
+// Begins a block of a launch that sends, once the call has room. By then a block knows the place,
+// so the last block to come here stores it. `owed`: whether the call's end is sent when the next
+// one begins.
 __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool owed, Waiting& w, Taken& taken) {
   begin_waiting(g, c, STEP_SEND, w);
 #pragma unroll 1
@@ -432,18 +443,18 @@ __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEp
   return true;
 }
 
-// Begins a block of a launch that sends, when there is room for the call.
+// Begins a block of a launch that sends, once the call has room.
 __device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   return begin_block(g, c, STEP_SEND, w) && wait_for_room(g, c, w);
 }
 
-// Waits until the first block has found out of this thread's rank.
+// Waits for the first block's verdict on this thread's rank.
 __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) {
 #pragma unroll 1
   for (;;) {
     u32 verdict = *const_cast<volatile u32*>(verdict_on(g, w.call, threadIdx.x));
     if (verdict != 0) {
-      // What the first block has fetched is seen behind it.
+      // Data that the first block has fetched is visible behind the fence.
       __threadfence();
       return verdict;
     }
@@ -455,31 +466,34 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
   }
 }
 
-// Notes what this block has found out of this thread's rank, unless another was first, and returns what holds.
+// Stores this block's verdict on this thread's rank, unless another block was first. Returns the
+// valid one.
 __device__ __forceinline__ u32 settle(const UcclEpGroup& g, const Waiting& w, u32 ended) {
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
   return before != 0 ? before : ended;
 }
 
-// Waits for this thread's rank. Where late ranks are left out all blocks go by what the first of them has found.
+// Waits for this thread's rank. Where late ranks are left out, all blocks follow the first verdict.
 __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
   if (is_follower(g)) return follow_to_rank(g, w);
   u32 ended = wait_for_mark(g, w, {word, mark, threadIdx.x, UCCL_EP_DATA});
-  // By the host the others follow when this block has fetched what they read.
+  // With windows in host memory, the others follow once this block has fetched the data that they
+  // read.
   if (g.masks_late == 0 || g.by_host != 0 || ended == FAULT) return ended;
   ended = settle(g, w, ended);
-  // Another block has seen it, and it changes only when this call has ended.
+  // Another block has seen the mark, which changes only when this call has ended.
   while (ended == CAME && load_acquire(word) != mark) relax();
   return ended;
 }
 
-// How ranks' counts by expert lie in a place, where a call has any.
+// The layout of the ranks' counts by expert in a place, where a call has any.
 struct Counted {
   u64 area_len;
   u32 local_experts;
 };
 
-// The first block, which has waited for all ranks, fetches what they tell, and lets the others go on.
+// In the first block, after its wait for all ranks: fetches headers and counts, and lets the other
+// blocks go on.
 __device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const Counted& counted, bool is_awaited, u32 ended) {
   if (agreed_state(w) != 0) return;
 #pragma unroll 1
@@ -498,11 +512,11 @@ __device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const 
   if (is_awaited) settle(g, w, ended);
 }
 
-// Whether a rank tells the same of the call as this one, and what else it tells.
+// Compares a rank's header with this rank's, and keeps the words behind the agreed ones.
 __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
   const u64* header = reinterpret_cast<const u64*>(header_at_home(g, peer, w.call.number));
   u64 theirs[UCCL_EP_HEADER];
-  // All of them are under way before the first is compared.
+  // All loads are in flight before the first comparison.
 #pragma unroll
   for (u32 i = 0; i < UCCL_EP_HEADER; i++) theirs[i] = header[i];
   u32 first = UCCL_EP_HEADER;
@@ -521,8 +535,8 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
   note_fault(w, UCCL_EP_DISAGREE, first, peer);
 }
 
-// Waits until every rank's data is there, and compares what ranks tell of the call. To `waits`, if there are any, is added by rank how
-// many nanoseconds that took; what was there before counts nothing.
+// Waits until every rank's data is there, and compares headers. Adds the nanoseconds of waiting to
+// `waits`, by rank, unless it is null; data that is there already adds nothing.
 __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
                                               const Counted& counted = {0, 0}) {
   u32 peer = threadIdx.x, ended = FAULT;
@@ -541,17 +555,18 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
   return is_sound(g, c, w);
 }
 
-// Begins a block of a launch that receives, when every rank's data is there.
+// Begins a block of a launch that receives, once every rank's data is there.
 __device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
                                               const Counted& counted = {0, 0}) {
   return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w, counted);
 }
 
-// Whether all other blocks of the launch, which count in a word, have come here; what they wrote is then visible here.
+// Whether all other blocks of the launch, which count in a word, have come here; their writes are
+// then visible here.
 __device__ __forceinline__ bool is_last_block(u32* ended, Waiting& w) {
-  // The barrier puts the whole block's reads and stores before the count. No fence for the system: where GPUs reach each
-  // other, they come one after the other, and take a microsecond each. What the last block then releases to peers comes
-  // behind what it has seen.
+  // The barrier orders the whole block's reads and stores before the count. No fence for the
+  // system: fences between GPUs run one after the other, and take a microsecond each. The last
+  // block's release to peers is ordered behind the other blocks' writes, which it has seen.
   __syncthreads();
   if (threadIdx.x == 0) {
     w.is_last_block = count_up(ended) + 1 == gridDim.x;
@@ -574,14 +589,15 @@ __device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 
   note_fault(w, state, UCCL_EP_PUSH, rank);
 }
 
-// Has what is in a far rank's mirror copied to its window: a lane has a piece, or none. All lanes of a warp come here.
+// Has data in a far rank's mirror copied to its window: a piece for each lane, or none. All lanes
+// of a warp take part.
 __device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
   u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
   if (has && state != 0) note_push(g, w, state, rank);
 }
 
-// Sets a word of a rank that a lane has, or of none, for whom all is there that was written, and sent, to it before. All lanes of a
-// warp come here.
+// Sets a word of a rank for each lane, or none. Earlier writes and sends to that rank are visible
+// to a reader of the word. All lanes of a warp take part.
 __device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
   bool is_pushed = has && is_far(g, rank);
   if (has && !is_pushed) store_release(word, value);
@@ -589,7 +605,8 @@ __device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool 
   if (is_pushed && state != 0) note_push(g, w, state, rank);
 }
 
-// Writes each rank a header. `counts`: what it tells each behind what is agreed on; or null. One block does it.
+// Writes a header to each rank. `counts`: by rank, the word behind the agreed ones; or null. One
+// block.
 __device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, const u32* counts) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
@@ -608,11 +625,12 @@ __device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
   send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
 }
 
-// Tells every rank that this one's data is there. Headers and counts were written before, and what goes to far ranks was sent.
+// Tells every rank that this one's data is there. Headers and counts were written before, and rows
+// for far ranks were sent.
 __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   __syncthreads();
   u32 peer = threadIdx.x;
-  // Whole warps.
+  // Whole warps, as `push` needs all lanes.
   if (peer - lane_of_thread() < g.ranks) {
     bool is_told = peer < g.ranks && !is_masked(w.call, peer);
     if (g.far != 0) send_headers(g, w);
@@ -622,30 +640,31 @@ __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpC
   if (g.far != 0) is_sound(g, c, w);
 }
 
-// The block with the fewest rows, which does what one block has to.
+// The block with the fewest rows, for work that one block does.
 __device__ __forceinline__ bool is_spare_block() { return block_number() + 1 == gridDim.x; }
 
-// Ends a launch that sends: the last of its blocks sends what there is in mirrors, as `send` does, and tells every rank.
+// Ends a launch that sends: its last block sends the data in mirrors, by `send`, and tells every
+// rank.
 template <typename Send>
 __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Send send) {
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, c, w.call);
   if (g.far != 0) {
-    // Whoever pushes does so behind what all blocks wrote.
+    // Orders the commands behind the writes of all blocks.
     __threadfence_system();
     send();
   }
   tell_arrived(g, c, w);
 }
 
-// A row, and where it goes; 0 is nowhere.
+// A row and its destination; 0: none.
 struct Going {
   u64 from;
   u64 to;
   u32 rank;
 };
 
-// Sends far ranks their rows: of `total`, those that `of` says, each of `len` bytes.
+// Sends far ranks their rows, of `len` bytes: `of(i)` for each `i` below `total`.
 template <typename Of>
 __device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u64 len) {
 #pragma unroll 1
@@ -661,7 +680,7 @@ __device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, 
 __device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 peer = threadIdx.x;
   if (peer - lane_of_thread() < g.ranks) {
-    // The next call that has these words begins with none found out.
+    // Clears the verdict for the next call in this slot.
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
     bool is_told = peer < g.ranks && hears_of_end(g, w.call, peer);
     u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;

@@ -1,11 +1,12 @@
-// What a warp does together.
+// Work that the lanes of a warp share.
 #pragma once
 
 #include <machine.cuh>
 
 constexpr u32 LANES = 32;
 constexpr u32 ALL = 0xffffffff;
-// Vectors that a lane has in flight; and in kernels with fewer threads, which have more registers.
+// Vectors that a lane has in flight; the second for kernels with fewer threads, which have more
+// registers.
 constexpr u32 ROUND = 4;
 constexpr u32 LONG_ROUND = 14;
 
@@ -13,10 +14,10 @@ __device__ __forceinline__ u32 lane_of_thread() { return threadIdx.x % LANES; }
 __device__ __forceinline__ u32 warp_of_thread() { return threadIdx.x / LANES; }
 __device__ __forceinline__ u32 warps_of_block() { return blockDim.x / LANES; }
 
-// Lanes before this one.
+// A bit for each lane before this one.
 __device__ __forceinline__ u32 lanes_before() { return (1u << lane_of_thread()) - 1; }
 
-// Addresses that some lanes have: `has` is one bit for each.
+// Addresses that some lanes have: a bit for each in `has`.
 struct Targets {
   u64 mine;
   u32 has;
@@ -30,24 +31,25 @@ __device__ __forceinline__ void for_each(const Targets& targets, Each each) {
   }
 }
 
-// Warps that share the work on a row. All teams of a launch take one row each at a time.
+// Warps that share the work on a row. All teams of a launch work at the same time, on a row each.
 struct Team {
-  u32 first;  // the row that it begins with
+  u32 first;  // the team's first row
   u32 step;   // rows from one of its own to the next
-  u32 warp;   // which of its warps this is
+  u32 warp;   // this warp's index in the team
   u32 warps;
 
   __device__ __forceinline__ u32 lane() const { return warp * LANES + lane_of_thread(); }
   __device__ __forceinline__ u32 lanes() const { return warps * LANES; }
 };
 
-// A block's number. A GPU begins blocks in the order of blockIdx: behind the first, those with the last numbers. So the block that sends counts, and
-// those that send rows before they take any, are there before those that wait for them.
+// A block's number. A GPU starts blocks in the order of blockIdx: after the first, those with the
+// last numbers. So the block that sends counts, and those that send rows before they take any out,
+// run before those that wait for them.
 __device__ __forceinline__ u32 block_number() { return blockIdx.x == 0 ? 0 : gridDim.x - blockIdx.x; }
 
 // Some of a launch's blocks.
 struct Share {
-  u32 block;   // which of them this one is
+  u32 block;   // this block's index among them
   u32 blocks;
 };
 
@@ -56,8 +58,8 @@ __device__ __forceinline__ bool has_block(const Share& share) { return share.blo
 // The last blocks of a launch.
 __device__ __forceinline__ Share last_blocks(u32 blocks) { return {block_number() + blocks - gridDim.x, blocks}; }
 
-// Teams are as large as the rows leave them: few rows are taken by whole blocks, or by `most` blocks each, many by single warps, so that as
-// many loads are under way as there can be.
+// Chooses the size of teams by the rows: whole blocks, or up to `most` blocks, share each of a few
+// rows; single warps take many rows. So as many loads as possible are in flight.
 __device__ __forceinline__ Team team_for(u32 rows, const Share& share, u32 most) {
   u32 warps = warps_of_block(), size = warps, blocks = min(share.blocks / max(rows, 1u), most);
   if (blocks > 1) {
@@ -71,20 +73,20 @@ __device__ __forceinline__ Team team_for(u32 rows, const Share& share, u32 most)
 
 __device__ __forceinline__ Team team_for(u32 rows) { return team_for(rows, last_blocks(gridDim.x), 1); }
 
-// Some of a row's vectors, one behind the other.
+// Consecutive vectors of a row.
 struct Slice {
   u32 begin;
   u32 end;
 };
 
-// Those of `count` that a warp of a team has.
+// The slice of `count` vectors for a warp of a team.
 __device__ __forceinline__ Slice slice_of(const Team& team, u32 count) {
   u32 share = (count + team.lanes() - 1) / team.lanes() * LANES;
   u32 begin = min(team.warp * share, count);
   return {begin, min(begin + share, count)};
 }
 
-// Loads a lane's vectors of a slice from `first` on.
+// Loads a lane's vectors of a slice, starting at `first`.
 template <u32 IN_FLIGHT>
 __device__ __forceinline__ void load_vectors(Vector (&v)[IN_FLIGHT], u64 from, u32 first, u32 end) {
   u32 at = first + lane_of_thread();
@@ -105,8 +107,8 @@ __device__ __forceinline__ void store_vectors(u64 to, const Vector (&v)[IN_FLIGH
   }
 }
 
-// Copies `count` vectors to all targets, of which each lane has so many in flight. `meanwhile` is done while the first of them are: it may find
-// out what the targets are.
+// Copies `count` vectors to all targets, with IN_FLIGHT of them in flight in each lane. `meanwhile`
+// runs while the first are loaded, and may set the targets.
 template <u32 IN_FLIGHT, u32 SETS, typename Meanwhile>
 __device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count, Meanwhile meanwhile) {
   Slice slice = slice_of(team, count);

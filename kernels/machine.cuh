@@ -1,5 +1,5 @@
-// What kernels need of a GPU and of no kernel's subject: words that ranks share, vectors of 16 bytes, time. Tests of expert
-// parallelism put a header of this name before it, which has a CPU do the same.
+// Primitives that all kernels use: words shared by ranks, vectors of 16 bytes, time. Tests of
+// expert parallelism put a header of the same name before this one, which does the same on a CPU.
 #pragma once
 
 typedef unsigned char u8;
@@ -7,10 +7,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// A function that kernels call seldom: copies of it in them would have the code that they do need come late from memory.
+// A function that kernels call seldom. Inlined, it would fill the instruction cache and delay the
+// code that runs often.
 #define UCCL_SELDOM __device__ __noinline__
 
-// Memory of a block's threads together: one struct for a kernel.
+// Shared memory of a block: one struct for each kernel.
 #define UCCL_SHARED(Type, name) __shared__ Type name
 
 struct Vector {
@@ -38,7 +39,7 @@ __device__ __forceinline__ void store_half(u64 address, Vector v) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(v.x), "r"(v.y) : "memory");
 }
 
-// What was written before the word was set is seen after it is read so.
+// Writes made before the word was released are visible after this load has read it.
 __device__ __forceinline__ u64 load_acquire(u64 address) {
   u64 value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -49,32 +50,32 @@ __device__ __forceinline__ void store_release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// Alone it orders nothing: a fence before it may.
+// Orders nothing by itself: a caller that needs order puts a fence before it.
 __device__ __forceinline__ void store_relaxed(u64 address, u64 value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// A word that says itself of what it is, whenever it is seen.
+// For words that carry their call's number: such a word needs no order with other memory.
 __device__ __forceinline__ u64 load_relaxed(u64 address) {
   u64 value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
 
-// Two words that lie behind each other, aligned to 16 bytes: each is whole whenever it is seen.
+// Stores two adjacent words, aligned to 16 bytes. A reader sees each of them whole.
 __device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
 }
 
-// Counts one more, and returns how many were before. What every thread that has counted wrote, itself or before a barrier of its
-// block, is seen behind the count by those that count later.
+// Increments a count and returns its value before. Writes of every thread that has counted, or of
+// its block before a barrier, are visible to the threads that count later.
 __device__ __forceinline__ u32 count_up(u32* count) {
   u32 before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
   return before;
 }
 
-// A word that the host, or another block, may set at any time.
+// Reads a word that the host, or another block, may set at any time.
 __device__ __forceinline__ u32 look(u64 address) {
   u32 value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -91,7 +92,8 @@ __device__ __forceinline__ u64 now_ns() {
   return now;
 }
 
-// Two numbers as bf16, the nearest, ties to even: the first has the lower half. Every NaN becomes this one.
+// The bf16 NaN that `bf16_pair` makes of every NaN. Other numbers become the nearest, ties to even;
+// the first has the lower half.
 constexpr u32 GPU_NAN = 0x7fff;
 
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
@@ -100,11 +102,12 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
   return pair;
 }
 
-// Sets a word of the block's for whom what this thread wrote before is there, when it has looked and made a fence.
+// Sets a word in shared memory. A thread of the block that reads it and then makes a fence sees
+// this thread's earlier writes.
 __device__ __forceinline__ void say_to_block(u32& word, u32 value) {
   __threadfence_block();
   *const_cast<volatile u32*>(&word) = value;
 }
 
-// Between two looks at a word.
+// Pauses between two reads of a word.
 __device__ __forceinline__ void relax() { __nanosleep(40); }
