@@ -1,7 +1,7 @@
-"""Moves tensors between GPUs and hosts over whatever link joins them.
+"""Moves tensors between GPUs and hosts over any link that joins them.
 
-The point-to-point engine is :mod:`uccl.p2p`; :func:`nixl_plugin_dir` brings it to NIXL. Expert parallelism is
-:mod:`uccl.ep`, which needs torch.
+The point-to-point engine is :mod:`uccl.p2p`; :func:`nixl_plugin_dir` brings it to NIXL. Expert
+parallelism is :mod:`uccl.ep`, which needs torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Only for those who use NIXL.
+    # Loaded only for users of NIXL.
     if name == "nixl_plugin_dir":
         from uccl.nixl import plugin_dir
 

@@ -69,11 +69,13 @@ class _CupyStream(Protocol):
 _Signal: TypeAlias = tuple[Buffer, int, str]
 _Stream: TypeAlias = Union[SupportsIndex, _TorchStream, _CupyStream]
 
-# What vectors take one of an iov. A buffer is an array of 64-bit integers, the cheapest way to name many.
+# Elements that calls on vectors take. A buffer is an array of 64-bit integers, the cheapest form
+# for many.
 _Ids: TypeAlias = Union[Iterable[int], Buffer]
 _Pointers: TypeAlias = Union[Iterable[_Pointer], Buffer]
 _Sizes: TypeAlias = Union[Iterable[Union[int, None]], Buffer]
-# One buffer holds them all, one after another: 64 bytes for an advert, 104 for what advertise_ipc made.
+# One buffer holds them all, one after another: 64 bytes for an advert, 104 for one of
+# advertise_ipc.
 _Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 
 def get_oob_ip(local_gpu_idx: int | None = None) -> str: ...
@@ -856,7 +858,7 @@ class EpCudaNormalKind:
 class EpCudaParts:
     def __init__(self, parts: Any) -> None: ...
 
-#: What `uccl.ep._gpu_dispatch` has under these names.
+#: The types of these names in `uccl.ep._gpu_dispatch`.
 _Sending: TypeAlias = tuple[
     int,
     Union[tuple[int, int, int, int], None],

@@ -42,7 +42,8 @@ __all__ = [
 
 
 class FloatType(enum.IntEnum):
-    """What registered memory holds, as UCCL numbers it. Taken by ``reg``, which makes no use of it."""
+    """The type of registered memory's elements, with UCCL's numbers. ``reg`` accepts it and makes
+    no use of it."""
 
     kUndefined = 0
     kFloat16 = 1
@@ -76,16 +77,16 @@ class SharedBuffer:
 
     @property
     def ptr(self) -> int:
-        """Where it starts."""
+        """The address of its first byte."""
         return self._memory.ptr
 
     @property
     def size(self) -> int:
-        """How long it is, in bytes."""
+        """Its length in bytes."""
         return self._memory.size
 
     def data_ptr(self) -> int:
-        """Where it starts, under PyTorch's name."""
+        """The address of its first byte, under PyTorch's name."""
         return self._memory.ptr
 
     if TYPE_CHECKING:
@@ -109,8 +110,8 @@ class Endpoint(_core.Endpoint):
     """One process's engine for one GPU (or none).
 
     ``local_gpu_idx`` is the GPU that it serves (0 where there is none), ``num_cpus`` the most threads it
-    works with. What follows changes the settings that the environment makes: ``psk`` (a secret that both
-    ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
+    works with. The other arguments change the environment's settings: ``psk`` (a secret that both ends
+    prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
     ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``, ``"fifo"``),
     ``tcp_streams``, ``tcp_congestion``, ``checksum`` (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``,
@@ -118,9 +119,9 @@ class Endpoint(_core.Endpoint):
     says which these are).
 
     Transfers take ``stream=``, a ``torch.cuda.Stream``, a CuPy stream or a handle: the transfer begins after
-    what is on that stream when it is posted, and the caller does not wait. Without it, the caller has
-    synchronised with whatever fills or uses the memory. :meth:`stream_wait` has a stream wait for a transfer
-    in the same way.
+    the work that is on that stream when it is posted, and the caller does not wait. Without it, the
+    caller must have synchronised with the work that fills or uses the memory. :meth:`stream_wait` has a
+    stream wait for a transfer in the same way.
 
     Writes take ``signal=(meta, value, "set" or "add")``: when all their bytes are visible at the peer, also to its GPU, the
     word of eight bytes at the start of ``meta`` there becomes ``value``, or ``value`` is added to it, once. It stays as it

@@ -1,4 +1,4 @@
-"""Where DeepEP has its extension module: those of its names that programs and DeepEP's helpers import."""
+"""DeepEP's extension module: its names that programs and DeepEP's helpers import."""
 
 from uccl.ep import Config, EventHandle, topk_idx_t
 

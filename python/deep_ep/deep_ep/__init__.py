@@ -1,7 +1,8 @@
 """DeepEP's name for :mod:`uccl.ep`: programs that import ``deep_ep`` run unchanged.
 
-A distribution of its own, so that nobody gets this name who has not asked for it. Buffers are on the current GPU where there is one, because
-DeepEP's programs have no words to say so; ``UCCL_EP_DEVICE=cpu`` keeps them on the CPU.
+It is a distribution of its own, so that no user gets this name unasked. Buffers are on the current
+GPU where there is one, because DeepEP's programs have no argument for it; ``UCCL_EP_DEVICE=cpu``
+keeps them on the CPU.
 """
 
 from deep_ep import buffer, buffers, utils
@@ -36,5 +37,5 @@ __all__ = [
     "utils",
 ]
 
-#: The version of DeepEP whose interface this is.
+#: The version of DeepEP that this interface follows.
 __version__ = "2.1.0"

@@ -1,4 +1,4 @@
-"""Where earlier versions of DeepEP had its buffer."""
+"""The module of the buffer in earlier versions of DeepEP."""
 
 from deep_ep.buffers.legacy import Buffer, Config, EventHandle, EventOverlap
 

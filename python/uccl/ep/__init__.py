@@ -1,7 +1,8 @@
-"""Expert parallelism: tokens go to the ranks of their experts, and what those made of them comes back.
+"""Expert parallelism: tokens go to the ranks of their experts, and the experts' rows come back.
 
-The interface is DeepEP's, of both generations: :class:`Buffer` has its first, :class:`ElasticBuffer` its second.
-Tensors are torch's, on the CPU or on GPUs; torch is imported when this module is.
+The interface is DeepEP's, of both generations: :class:`Buffer` has its first,
+:class:`ElasticBuffer` its second. Tensors are torch's, on the CPU or on GPUs; importing this module
+imports torch.
 """
 
 from __future__ import annotations

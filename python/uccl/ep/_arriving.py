@@ -1,4 +1,4 @@
-"""Tensors for what arrives in low latency mode, and how rows are quantised on the way there."""
+"""Output tensors of low latency mode, and the quantisation of rows on the way there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TILE = 128
 
 @dataclass(frozen=True)
 class Format:
-    """How rows are quantised: a kind that the engine knows, and NVFP4's global scale."""
+    """The format of quantised rows: a name that the engine knows, and NVFP4's global scale."""
 
     kind: str = "bytes"
     global_scale: torch.Tensor | float | None = None
@@ -27,7 +27,8 @@ class Format:
     def of(
         use_fp8: bool, round_scale: bool, use_ue8m0: bool, use_nvfp4: bool, x_global_scale: torch.Tensor | float | None
     ) -> Format:
-        """The format that callers' arguments ask for. NVFP4 goes before FP8, which callers have unless they say no."""
+        """The format that callers' arguments ask for. NVFP4 takes precedence, as FP8 is the
+        callers' default."""
         if use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 needs round_scale")
         if use_nvfp4:
@@ -39,7 +40,8 @@ class Format:
         return UNSCALED["exponent" if use_ue8m0 else "power" if round_scale else "exact"]
 
     def global_scale_on(self, device: torch.device) -> tuple[float, int]:
-        """NVFP4's global scale, 1 if there is none, for calls of a device: a number, or an address if it is in a GPU's memory."""
+        """NVFP4's global scale for calls on a device, 1 if there is none: a number, or an address
+        if it is in a GPU's memory."""
         scale = self.global_scale
         if scale is None:
             return 1.0, 0
@@ -53,7 +55,7 @@ class Format:
         return 1.0, scale.data_ptr()
 
     def arriving(self, memory: Memory, runtime: Any, shape: tuple[int, int, int]) -> Arriving:
-        """Tensors for ``(local experts, rows, hidden)``."""
+        """Output tensors for ``(local experts, rows, hidden)``."""
         local, rows, hidden = shape
         if self.kind == "nvfp4":
             tile_rows = align(rows, TILE) // TILE
@@ -72,17 +74,17 @@ class Format:
         return Arriving(values, (values, scales.mT), {"scales": strides})
 
 
-#: The formats that have no global scale, by kind; each call has one of them.
+#: The formats without a global scale, by kind, made once.
 UNSCALED = {kind: Format(kind) for kind in ("bytes", "exact", "power", "exponent")}
 
 
 @dataclass
 class Arriving:
-    """Tensors that a dispatch fills."""
+    """Output tensors of a dispatch."""
 
     values: torch.Tensor
-    """A row of each expert after the other."""
+    """The rows, expert by expert."""
     returned: Any
-    """What callers get."""
+    """The tensors that callers get."""
     scales: dict[str, Any]
-    """Where the engine puts scales."""
+    """The layout of scales, as arguments of the engine."""

@@ -33,14 +33,16 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 from uccl.ep._memory import Memory
 
-#: As much as programs that train bring, and those that serve in one piece: 4096 tokens of each rank go at once on GPUs.
+#: Tokens of each rank in a typical call of training, or of serving in one piece. On GPUs twice as
+#: many go at once.
 DEFAULT_TOKENS = 2048
 #: Ranks of a node in DeepEP's first interface.
 RANKS_OF_NODE = 8
 
 
 class Config:
-    """How normal mode was tuned in DeepEP. Here only the size hints mean something, and on GPUs ``num_sms``."""
+    """Tuning of normal mode in DeepEP. Here only its size hints have a meaning, and ``num_sms`` on
+    GPUs."""
 
     def __init__(
         self,
@@ -62,12 +64,16 @@ class Config:
         self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or
-        2048. On GPUs one call may have all of it, so twice as many tokens of each rank go at once, and no more than that."""
+        """Returns the bytes of a buffer for rows of ``hidden_bytes`` bytes.
+
+        It holds two calls, each with ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or 2048. On
+        GPUs one call may use all of it: then each rank may have twice as many tokens, but no more.
+        """
         return self._two_calls(hidden_bytes, (1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that relays need besides, where ranks are on several nodes of eight, as DeepEP counts them; else 0."""
+        """Returns the bytes that relays need in addition, where ranks are on several nodes of
+        eight, as DeepEP counts them; else 0."""
         nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
         if rest or nodes < 2:
             return 0
@@ -83,7 +89,7 @@ class Config:
 
 
 def tokens_at_once() -> int:
-    """The number that was said, or 2048."""
+    """Tokens of each rank that size hints have room for: the environment's number, or 2048."""
     text = os.environ.get(TOKENS, str(DEFAULT_TOKENS))
     if not text.isdecimal() or not int(text):
         raise ValueError(f"{TOKENS} is a number of tokens, more than 0, not {text!r}")
@@ -91,34 +97,56 @@ def tokens_at_once() -> int:
 
 
 class NormalHandle(tuple):
-    """What :meth:`Buffer.combine` needs of :meth:`Buffer.dispatch`: a tuple, as callers know it, and more."""
+    """A dispatch's handle for :meth:`Buffer.combine`: DeepEP's tuple, and the engine's handle."""
 
     native: Any
     num_tokens: int
 
 
 class LowLatencyHandle(tuple):
-    """``(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts)``, and more."""
+    """``(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts)``, and the
+    engine's handle."""
 
     native: Any
     owner: Any
     to_combine: torch.Tensor | None
-    """Memory that the caller has asked for, to write there what a combine with ``zero_copy`` sends."""
+    """Memory that the caller got for its rows: a combine with ``zero_copy`` sends it."""
 
 
 class Buffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
-    Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
-    have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
-    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on a GPU: that which ``device`` says, else
-    ``UCCL_EP_DEVICE``, else the current one if the group has NCCL, the process has begun to use CUDA, or the first tensor is on it. All ranks
-    are on the CPU, or all are on GPUs. On a GPU a call returns when it is
-    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`. Without
-    ``allow_nvlink_for_low_latency_mode`` on any of them, ranks with GPUs reach each other by the host's memory, in both modes.
+    Making a buffer is collective; dropping it is not. All ranks are on the CPU, or all are on GPUs.
+    On a GPU a call returns when it is enqueued on the current stream; its failure is raised by the
+    next call, its hook, or :meth:`check`.
 
-    With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
-    group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.
+    With ``store``, ranks may come and go: see :meth:`connect_ranks`.
+
+    Args:
+        group: The ranks' ``torch.distributed`` group, of gloo or NCCL.
+        num_nvl_bytes: Bytes for calls; see :meth:`Config.get_nvl_buffer_size_hint`.
+        num_rdma_bytes: More bytes; calls use both together.
+        low_latency_mode: Only recorded: a buffer has both modes.
+        allow_nvlink_for_low_latency_mode: If it is false on any rank, ranks with GPUs reach each
+            other through host memory, in both modes.
+        explicitly_destroy: Only recorded.
+        enable_shrink: Whether a call goes on without peers that are late, instead of failing.
+        comm: An MPI communicator, in place of ``group``.
+        timeout: Seconds that a call waits for its peers; ``UCCL_EP_TIMEOUT_SECS``, or 100, if it is
+            None. Then the call fails and names them.
+        store: A ``torch.distributed.Store`` by which ranks meet. A rank without ``group`` and
+            ``comm`` is alone until it is connected.
+        rank: The number of a rank that has only ``store``.
+        num_ranks: The most ranks, for a rank that has only ``store``.
+        device: The CPU or a GPU. If it is None: ``UCCL_EP_DEVICE``; else the current GPU if the
+            group has NCCL or the process has begun to use CUDA; else the first tensor's device.
+        num_qps_per_rank, allow_mnnvl, is_intranode: Not used.
+
+    Raises:
+        NotImplementedError: For an unknown keyword that is neither None nor False.
+        RuntimeError: On all ranks, if one of them finds no GPU that it asked for.
+        ValueError: Without ``group``, ``comm``, or ``store`` with ``rank`` and ``num_ranks``; or if
+            some ranks are on GPUs and some on the CPU.
     """
 
     num_sms: int = 20
@@ -146,7 +174,7 @@ class Buffer(Joined):
     ) -> None:
         refuse_unknown("Buffer", unknown)
         ranks = Ranks(group, comm, store, rank, num_ranks)
-        # Both modes share one group, and so its way.
+        # Both modes share one group, and so the path between its ranks.
         by_host = not allow_nvlink_for_low_latency_mode
         made = Made(num_nvl_bytes + num_rdma_bytes, timeout, timeout, bool(enable_shrink), by_host=by_host)
         super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
@@ -157,26 +185,35 @@ class Buffer(Joined):
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
-        """How many SMs calls of normal mode use at most, unless they have a ``config``; the CPU has none."""
+        """Sets the most SMs of a call in normal mode without a ``config``: an even number above 0.
+        The CPU has none."""
         if new_num_sms <= 0 or new_num_sms % 2:
             raise ValueError(f"num_sms is even and more than 0, not {new_num_sms}")
         cls.num_sms = new_num_sms
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether FP8 is there; it always is."""
+        """Returns whether FP8 is there; it always is."""
         return True
 
     @staticmethod
     def capture() -> EventOverlap:
-        """The work of the current stream up to now."""
+        """Returns an event behind the current stream's work up to now."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes that low latency mode needs: room for two dispatches and two combines at a time, of any top-k."""
+        """Returns the bytes of low latency mode: two dispatches and two combines at a time, of any
+        top-k.
+
+        Args:
+            num_max_dispatch_tokens_per_rank: The most tokens of any rank.
+            hidden: Values of a row.
+            num_ranks: Ranks of the group.
+            num_experts: Experts of all ranks.
+        """
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
         dispatch = _core.ep_dispatch_len(2 * hidden, 0, top_k, local, tokens, (1, num_ranks))
@@ -186,12 +223,12 @@ class Buffer(Joined):
 
     @classmethod
     def get_dispatch_config(cls, num_ranks: int) -> Config:
-        """A configuration; all are the same here."""
+        """Returns a configuration for dispatch; all are the same here."""
         return Config(cls.num_sms)
 
     @classmethod
     def get_combine_config(cls, num_ranks: int) -> Config:
-        """A configuration; all are the same here."""
+        """Returns a configuration for combine; all are the same here."""
         return Config(cls.num_sms)
 
     def get_local_buffer_tensor(
@@ -201,7 +238,17 @@ class Buffer(Joined):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
-        """This rank's own memory. What is written there is lost with the next call."""
+        """Returns a view of this rank's own memory, which the next call overwrites.
+
+        Args:
+            dtype: The view's dtype.
+            size: Its shape; one dimension, up to the end, if it is None.
+            offset: Bytes before it.
+            use_rdma_buffer: Whether ``offset`` counts from the end of ``num_nvl_bytes``.
+
+        Raises:
+            ValueError: If the memory ends before the view does.
+        """
         start = offset + (self.num_nvl_bytes if use_rdma_buffer else 0)
         count = None if size is None else size.numel()
         flat = self._pool_tensor(dtype, start, count)
@@ -217,7 +264,20 @@ class Buffer(Joined):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
+        """Counts the tokens for each rank and expert.
+
+        Args:
+            topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none.
+            num_experts: Experts of all ranks, E.
+            previous_event: An event that the current stream waits for before the call.
+            async_finish: Whether an event behind the call is returned.
+            allocate_on_comm_stream: Not used.
+
+        Returns:
+            Tokens by rank, ``[R]`` i32; None, for tokens by node; tokens by expert, ``[E]`` i32;
+            whether each token goes to each rank, ``[n, R]`` bool; and an event, empty without
+            ``async_finish``.
+        """
         self._begin(topk_idx)
         self._wait_for(previous_event)
         if self._normal is not None:
@@ -250,18 +310,46 @@ class Buffer(Joined):
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None, EventOverlap]:
         """Sends each token once to each rank that has one of its experts.
 
-        ``x`` is ``[n, H]``, or that and its scales ``[n, S]`` of four bytes each. What arrives is in order of rank and
-        token: ``recv_x`` (and scales), ``recv_topk_idx`` with numbers of this rank's experts (-1 for others),
-        ``recv_topk_weights`` (0 for others), the tokens of each local expert, aligned up, a handle, and an event. With
-        ``num_worst_tokens`` there are as many rows, and nothing is counted on the host. With a ``handle`` of an
-        earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned. On GPUs tokens are not counted
-        again where ``is_token_in_rank`` is the tensor that :meth:`get_dispatch_layout` has returned for the same ``topk_idx``, and as it was then.
+        With ``zero_copy``, ``recv_x`` (and scales) may be a view of the buffer: its rows are some
+        bytes apart, there are more of them than tokens may arrive, and those without a token may be
+        anywhere; ``recv_topk_idx`` is -1 there. The view is valid until the buffer's next call
+        begins, and a combine copies it. All ranks ask for it, or none. Without ``topk_idx``, on the
+        CPU, on GPUs that do not reach each other and in a buffer that is too small, the rows are
+        copied.
 
-        With ``zero_copy`` and ``num_worst_tokens``, or the handle of such a call, what arrives may stay where it does, in the buffer:
-        ``recv_x`` (and scales) is then a view with rows some bytes apart, more of them than may arrive, and -1 in ``recv_topk_idx`` of those
-        that nothing arrived for, which may be anywhere. It is there until the buffer's next call begins, and is copied before it goes back.
-        All ranks ask for it, or none. Where it cannot stay (without ``topk_idx``, GPUs that do not reach each other, the CPU, too small a
-        buffer), it is copied.
+        Args:
+            x: ``[n, H]``, of any dtype; or this and its scales, ``[n, S]`` of four bytes each.
+            handle: The handle of an earlier dispatch: tokens go to the same places.
+            num_tokens_per_rank, num_tokens_per_rdma_rank: Not used.
+            is_token_in_rank: ``[n, R]`` bool, from :meth:`get_dispatch_layout`. On GPUs tokens are
+                not counted again, if it is the very tensor returned for the same, unchanged
+                ``topk_idx``.
+            num_tokens_per_expert: ``[E]`` i32: tokens of each expert; with ``topk_idx`` only its
+                length counts.
+            topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none. Without it,
+                ``is_token_in_rank`` decides.
+            topk_weights: ``[n, K]`` f32.
+            expert_alignment: Rounds up the returned counts by expert.
+            num_worst_tokens: Rows of the output, for as many tokens as may arrive; the list of
+                counts is then empty. 0: as many as arrive.
+            config: On GPUs, its ``num_sms`` is the most blocks of a launch.
+            previous_event: An event that the current stream waits for before the call.
+            async_finish: Whether an event behind the call is returned.
+            allocate_on_comm_stream: Not used.
+            zero_copy: Whether ``recv_x`` may be a view of the buffer. Needs ``num_worst_tokens``,
+                or the handle of such a call.
+
+        Returns:
+            ``recv_x`` ``[m, H]`` in order of rank and token, or this and its scales ``[m, S]``;
+            ``recv_topk_idx`` ``[m, K]``, with numbers of this rank's experts, or -1 for others;
+            ``recv_topk_weights`` ``[m, K]`` f32, 0 for others; a list of aligned counts, one for
+            each local expert, empty with ``num_worst_tokens``; a handle; and an event. With
+            ``handle`` only ``recv_x`` and the event are returned, and None for the rest.
+
+        Raises:
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
+                devices.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._begin(rows)
@@ -338,7 +426,7 @@ class Buffer(Joined):
         return self.num_sms if config is None else config.num_sms
 
     def _room(self) -> int:
-        """Bytes of a call of normal mode: two are under way at a time."""
+        """Bytes of a call in normal mode: two are in flight at a time."""
         return self.runtime.pool_len // 2 // 64 * 64
 
     def _dispatch_on_gpu(
@@ -350,8 +438,11 @@ class Buffer(Joined):
         sizes: tuple[int, int, int],
         zero_copy: bool,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
-        """``by`` are a handle, choices, and which tokens go to which ranks, and how many experts are told of; ``sizes`` the alignment
-        of counts, how many rows there are if nothing is counted on the host, and how many blocks launches have at most."""
+        """Dispatches on a GPU.
+
+        ``by`` are a handle, choices, the ranks of tokens, and counts by expert; ``sizes`` are the
+        alignment of counts, the rows if the host counts nothing, and the most blocks of a launch.
+        """
         (handle, idx, goes, per_expert), (alignment, worst, blocks) = by, sizes
         if handle is not None:
             routed = mode.again(rows_of(handle))
@@ -368,7 +459,7 @@ class Buffer(Joined):
             placed,
             choices=None if idx is None else idx.dtype,
             zeroes_foreign=True,
-            # Without choices nothing says which rows nothing arrived for.
+            # Without choices, nothing marks the rows that have no token.
             may_stay=bool(zero_copy) and routed.top_k > 0,
             blocks=blocks,
         )
@@ -410,10 +501,27 @@ class Buffer(Joined):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Sums what ranks made of each token, without weights: ``[m, H]`` bf16 to ``[n, H]``.
+        """Sums the rows that ranks return for each token, without weights.
 
-        Sums are made in f32, from the biases on and rank by rank, and rounded once; on several nodes, the sum of each
-        node is made first and rounded too. ``topk_weights`` ``[m, K]`` are summed to ``[n, K]``.
+        Sums are made in f32, beginning with the biases and then rank by rank, and rounded once. On
+        several nodes the sum of each node is made first, and rounded too.
+
+        Args:
+            x: ``[m, H]`` bf16: a row for each received token, in the order of dispatch.
+            handle: The dispatch's handle.
+            topk_weights: ``[m, K]`` f32, to be summed too; or None.
+            bias: ``[n, H]`` bf16, or two of them; or None.
+            config: On GPUs, its ``num_sms`` is the most blocks of a launch.
+            previous_event: An event that the current stream waits for before the call.
+            async_finish: Whether an event behind the call is returned.
+            allocate_on_comm_stream: Not used.
+
+        Returns:
+            The sums, ``[n, H]`` bf16; the sums of weights, ``[n, K]`` f32, or None; and an event.
+
+        Raises:
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For tensors with wrong shapes, dtypes or devices.
         """
         self._wait_for(previous_event)
         if isinstance(handle.native, Rows):
@@ -479,16 +587,43 @@ class Buffer(Joined):
         x_global_scale: torch.Tensor | float | None = None,
         **unknown: Any,
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook | None]:
-        """Sends each token to its experts: ``[n, H]`` bf16 to ``[E/R, R*T, H]``, quantised on the way with ``use_fp8``.
+        """Sends each token to its experts, quantised on the way with ``use_fp8`` or ``use_nvfp4``.
 
-        Scales, one for 128 channels, are ``[E/R, R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` of four exponents each
-        with ``use_ue8m0``; rows of one scale are contiguous. With ``use_nvfp4`` two E2M1 of a row share a byte,
-        ``[R*T, H/2, E/R]`` u8, the first the lower half, and there is an E4M3 scale for 16 channels,
-        ``amax / 6 * x_global_scale``, in tiles of 128 rows by 4 scales: scale ``s`` of row ``r`` of expert ``e`` is
-        ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``. ``use_fp8`` then says nothing.
-        The first ``count[e]`` rows of expert ``e`` are valid, in order of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
-        To ``dispatch_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many nanoseconds the receive waited
-        for its tokens; on GPUs that reach each other, if tokens are few, for its counts, which come before them.
+        The first ``count[e]`` rows of local expert ``e`` are valid, in order of rank and token.
+        Below, T is ``num_max_dispatch_tokens_per_rank``, E the experts and R the ranks.
+
+        Args:
+            x: ``[n, H]`` bf16, with H a multiple of 128.
+            topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none.
+            num_max_dispatch_tokens_per_rank: The most tokens of any rank, T; the same on all ranks.
+            num_experts: Experts of all ranks, E.
+            cumulative_local_expert_recv_stats: ``[E/R]`` i32: the tokens of each local expert are
+                added; or None.
+            dispatch_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
+                receive waited for its tokens are added; or None. On GPUs that reach each other,
+                with few tokens, it is the wait for the rank's counts, which come before them.
+            use_fp8: Whether rows are E4M3, with an f32 scale for 128 values.
+            round_scale: Whether scales are powers of two.
+            use_ue8m0: Whether scales are exponents, four in an i32. Needs ``round_scale``.
+            async_finish: Whether an event behind the call is returned.
+            return_recv_hook: Whether the call only sends. The hook receives, and fills the tensors.
+            use_nvfp4: Whether rows are E2M1, with an E4M3 scale for 16 values, ``amax / 6 *
+                x_global_scale``. ``use_fp8`` is then not read.
+            x_global_scale: NVFP4's global scale: a number, or a tensor of one f32; 1 if it is None.
+
+        Returns:
+            The rows, or a pair of rows and scales; ``count`` ``[E/R]`` i32; a handle; an event; and
+            the hook, or None. Rows are ``[E/R, R*T, H]`` bf16 or E4M3. FP8's scales are ``[E/R,
+            R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` i32 with ``use_ue8m0``; those of one channel
+            are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two values in the
+            lower half of a byte. Its scales are in tiles of 128 rows by 4 scales: scale ``s`` of
+            row ``r`` of expert ``e`` is ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
+
+        Raises:
+            NotImplementedError: For an unknown keyword that is neither None nor False.
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
+                devices.
         """
         refuse_unknown("low_latency_dispatch", unknown)
         self._begin(x)
@@ -579,14 +714,43 @@ class Buffer(Joined):
         src_signal_expect_value: int = 0,
         **unknown: Any,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        """Sums what experts made of each token, each times its weight: ``[E/R, R*T, H]`` bf16 to ``[n, H]``.
+        """Sums the rows that experts made of each token, each times its weight.
 
-        Sums are made in f32, of each rank choice by choice, which is rounded to 24 bits, and then of all ranks, and rounded once.
-        ``use_logfmt`` packs rows to ten bits a value where their magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
-        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
-        all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
-        nanoseconds the receive waited for its rows; on GPUs that reach each other, if tokens are few, until it began to send.
-        ``overlap``, which sends rows as their experts finish, is refused.
+        Sums are made in f32: for each rank choice by choice, rounded to 24 bits, and then over all
+        ranks, rounded once. On the CPU, peers read ``x`` in place if it is a tensor that a dispatch
+        or :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with
+        ``zero_copy``, and then ``x`` must not change until all ranks have called their hooks.
+
+        Args:
+            x: ``[E/R, R*T, H]`` bf16: rows where the dispatch's rows were.
+            topk_idx: ``[n, K]`` i64 or i32, as in the dispatch.
+            topk_weights: ``[n, K]`` f32.
+            handle: The dispatch's handle.
+            use_logfmt: Whether rows are sent with ten bits a value, where their magnitudes are
+                below 1.
+            zero_copy: Whether the rows in the tensor of :meth:`get_next_low_latency_combine_buffer`
+                are sent, without a copy.
+            async_finish: Whether an event behind the call is returned.
+            return_recv_hook: Whether the call only sends. The hook receives, and fills the sums.
+            out: ``[n, H]`` bf16 for the sums; or None.
+            combine_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
+                receive waited for its rows are added; or None. On GPUs that reach each other, with
+                few tokens, it is the wait until the rank began to send.
+            overlap: Sending rows as their experts finish; it is refused.
+            packed_recv_count, comp_signal, block_m, threshold, num_sms, src_signals,
+                src_signal_expect_value: Only for ``overlap``.
+
+        Returns:
+            The sums, ``[n, H]`` bf16; an event; and the hook, or None.
+
+        Raises:
+            NotImplementedError: For ``overlap``, or an unknown keyword that is neither None nor
+                False.
+            RuntimeError: If the dispatch's hook has not been called, or the handle is of another
+                buffer.
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
+                devices.
         """
         if overlap:
             unknown["overlap"] = overlap
@@ -604,7 +768,7 @@ class Buffer(Joined):
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
         if zero_copy and handle.to_combine is not None:
-            # As in DeepEP what was written there is sent, whatever `x` is.
+            # As in DeepEP, the memory that the caller got is sent, even if `x` is another tensor.
             x, handle.to_combine = handle.to_combine, None
         if self._low_latency is not None:
             to = out, combine_wait_recv_cost_stats
@@ -665,9 +829,18 @@ class Buffer(Joined):
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from
-        it, so that a combine with ``zero_copy`` copies none. Each call needs a new one. The handle's next combine with ``zero_copy`` sends what is
-        there then, whatever its ``x`` is."""
+        """Returns new memory for the experts' rows, which a combine with ``zero_copy`` does not
+        copy.
+
+        The handle's next combine with ``zero_copy`` sends this memory, even if its ``x`` is another
+        tensor. Each call needs a new one.
+
+        Args:
+            handle: The dispatch's handle.
+
+        Returns:
+            ``[E/R, R*T, H]`` bf16.
+        """
         _, _, most, hidden, num_experts = handle
         shape = (num_experts // self.group_size, self.group_size * most, hidden)
         if self._gpu is not None:
@@ -680,32 +853,36 @@ class Buffer(Joined):
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
-        """Waits for all ranks that take part, as long as a call does. There is nothing to clean: what a call leaves behind is told apart by its number."""
+        """Waits for all ranks that take part, with the timeout of a call.
+
+        There is nothing to clean: data of earlier calls is recognised by its call number. The
+        arguments are not used.
+        """
         self._barrier()
 
-    #: The names that DeepEP has for these.
+    #: DeepEP's names for these methods.
     low_latency_update_mask_buffer = Joined.update_mask_buffer
     low_latency_query_mask_buffer = Joined.query_mask_buffer
     low_latency_clean_mask_buffer = Joined.clean_mask_buffer
 
 
 def rows_of(handle: NormalHandle) -> Rows:
-    """What a dispatch on a GPU left."""
+    """The rows of a dispatch on a GPU."""
     if not isinstance(handle.native, Rows):
         raise RuntimeError("the handle is of a buffer on the CPU")
     return handle.native
 
 
 def where_to(routing: Any, ranks: int) -> torch.Tensor:
-    """``[n, R]`` bool: which tokens go to which rank."""
+    """``[n, R]`` bool: whether each token goes to each rank."""
     goes = torch.empty((routing.tokens, ranks), dtype=torch.bool)
     routing.fill_goes(address(goes))
     return goes
 
 
 def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:
-    """``[m, K + 2]`` i32 for the tokens that arrived: ``rank * most + token``, ``rank * K + the last choice of its``,
-    and, by choice, the row that it has by experts, or -1."""
+    """``[m, K + 2]`` i32 for the received tokens: ``rank * most + token``, ``rank * K + last
+    choice`` of this rank's experts, and for each choice its row where rows are by expert, or -1."""
     table = torch.empty((arrived, 2 + top_k), dtype=torch.int32)
     if arrived:
         native.fill_source_metadata(table.data_ptr(), most)
@@ -715,7 +892,7 @@ def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.T
 def combined_tensors(
     memory: Memory, routing: Any, hidden: int, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tensors for the sums of a rank's tokens."""
+    """Tensors for the sums of a rank's tokens, and of their weights if there are any."""
     out = memory.empty((routing.tokens, hidden), torch.bfloat16)
     if weights is None:
         return out, None
@@ -734,10 +911,11 @@ def initialize_uccl(
     rdma_buffer_is_host_allocated: bool = False,
     **unknown: Any,
 ) -> tuple[list[Any], None]:
-    """What UCCL's programs call before they make a :class:`Buffer`. Buffers see to all of it themselves."""
+    """Does nothing: UCCL's programs call it before they make a :class:`Buffer`, which needs no
+    help."""
     refuse_unknown("initialize_uccl", unknown)
     return [], None
 
 
 def destroy_uccl(proxies: Any, workers: Any) -> None:
-    """What UCCL's programs call at the end: there is nothing to destroy."""
+    """Does nothing: UCCL's programs call it at their end."""

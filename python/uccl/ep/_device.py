@@ -1,4 +1,4 @@
-"""Where a buffer is: on the CPU, or on a GPU."""
+"""Chooses a buffer's device: the CPU, or a GPU."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from uccl.ep._group import DEVICE, Ranks
 
 
 class Place(NamedTuple):
-    """Where a buffer is made."""
+    """A buffer's device."""
 
     gpu: torch.device | None
     """None for the CPU."""
     may_move: bool = False
-    """Whether nobody has said so: the first tensor may be on a GPU, and then the buffer is too."""
+    """Whether no rank has named a device: if the first tensor is on a GPU, the buffer moves there.
+    """
 
 
-#: What a rank tells the others of its place. One that leaves it open goes where the others are; one that has none says why.
+#: A rank's device, as the others get it. An open one follows the others; a rank without a device
+#: gives the reason.
 ON_CPU, ON_GPU, OPEN, NOWHERE = b"the CPU", b"a GPU", b"open", b"nowhere: "
 
 
 def place_of(ranks: Ranks, device: Any, prefers_gpu: bool) -> Place:
-    """Where all ranks make their buffers. Collective, where ranks have a group.
+    """Chooses the devices of all ranks' buffers. Collective, where ranks have a group.
 
-    It is what the caller says, or else the environment. Otherwise it is the current GPU where there is one and the caller ``prefers_gpu``,
-    or the group has NCCL, or the process has begun to use CUDA. Where nothing says so, the first tensor does.
+    The caller's ``device`` decides, or else the environment. Otherwise it is the current GPU, if
+    there is one and the caller ``prefers_gpu``, or the group has NCCL, or the process has begun to
+    use CUDA. If none of these holds, the first tensor decides.
     """
     asked = device if device is not None else os.environ.get(DEVICE) or None
-    # Who has only a store is alone here, and ranks that come later are on the CPU.
+    # A rank with only a store is alone here, and ranks that come later are on the CPU.
     is_open = asked is None and ranks.has_peers() and torch.cuda.is_available()
     if is_open and (prefers_gpu or has_nccl(ranks.group) or torch.cuda.is_initialized()):
         asked, is_open = "cuda", False
@@ -50,7 +53,7 @@ def place_of(ranks: Ranks, device: Any, prefers_gpu: bool) -> Place:
 
 
 def check_alike(told: dict[int, bytes]) -> None:
-    """Raises, on all ranks, where some are on GPUs and others are not."""
+    """Raises, on all ranks, if some are on GPUs and others are not."""
     for rank, one in told.items():
         if one.startswith(NOWHERE):
             raise RuntimeError(f"rank {rank} made no buffer: {one[len(NOWHERE):].decode()}")
@@ -63,7 +66,7 @@ def check_alike(told: dict[int, bytes]) -> None:
 
 
 def found_on(asked: Any) -> torch.device | None:
-    """The GPU that somebody asks for, or None for the CPU."""
+    """The GPU that is asked for, or None for the CPU."""
     found = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
     if found.type == "cpu":
         return None
@@ -75,12 +78,13 @@ def found_on(asked: Any) -> torch.device | None:
 
 
 def has_nccl(group: Any) -> bool:
-    """Whether a torch group reaches GPUs by NCCL, perhaps beside another backend for the CPU. Groups that torch's world does not know
-    (vLLM's stateless ones) are asked too, and gloo, which takes tensors of GPUs, does not count."""
+    """Whether a torch group reaches GPUs by NCCL, perhaps beside another backend for the CPU. The
+    test also works for groups that torch's world does not know (vLLM's stateless ones); gloo, which
+    takes tensors of GPUs, does not count."""
     if not isinstance(group, getattr(torch.distributed, "ProcessGroup", ())):
         return False
     try:
         return str(group._get_backend(torch.device("cuda")).name()) == "nccl"
     except (AttributeError, NotImplementedError, RuntimeError):
-        # It has no backend for GPUs, or an older torch does not tell.
+        # The group has no backend for GPUs, or an older torch has no such method.
         return False

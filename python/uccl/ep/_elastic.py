@@ -33,18 +33,43 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 
 UNIT = 2 << 20
-#: GB/s of a GPU's links to its peers, where nobody says: an H200's.
+#: GB/s of a GPU's links to its peers, if the caller gives no number: an H200's.
 NVLINK_GBS = 430.0
-#: The fewest SMs where nothing is computed beside a call.
+#: The least SMs of a call beside which nothing is computed.
 ALONE = 64
 
 
 class ElasticBuffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
-    Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
-    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing here. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
-    :class:`Buffer` has them.
+    Making a buffer is collective; dropping it is not. ``comm``, ``store``, ``rank``, ``num_ranks``
+    and ``device`` are as in :class:`Buffer`.
+
+    Args:
+        group: The ranks' ``torch.distributed`` group, of gloo or NCCL.
+        num_bytes: Bytes for calls, which use no more. If it is None, :meth:`get_buffer_size_hint`
+            computes it.
+        num_cpu_bytes: 0: anything else is refused.
+        num_max_tokens_per_rank: The most tokens of any rank, in calls that give no other number.
+        hidden: Values of a row, for the size.
+        num_topk: The most choices of a token, for the size; 0: 32.
+        use_fp8_dispatch: Whether dispatched rows are FP8 with scales, for the size.
+        deterministic: Only recorded: calls are.
+        allow_hybrid_mode: Whether tokens for another node cross once, to a relay there.
+        allow_multiple_reduction: Whether expanded rows of a token are summed and rounded by each
+            rank, and by each node, before they go back.
+        prefer_overlap_with_compute: Whether :meth:`get_theoretical_num_sms` leaves SMs to kernels
+            that run beside a call.
+        num_cpu_timeout_secs: Seconds that a call waits for its peers on the CPU; and, with GPUs,
+            that the host waits for counts.
+        num_gpu_timeout_secs: Seconds that a call waits for its peers on a GPU.
+        explicitly_destroy: Only recorded.
+        sl_idx, num_allocated_qps: Not used.
+
+    Raises:
+        NotImplementedError: For ``num_cpu_bytes``, or an unknown keyword that is neither None nor
+            False.
+        ValueError: Without ``num_bytes`` and the sizes that it follows from, or as :class:`Buffer`.
     """
 
     def __init__(
@@ -124,16 +149,26 @@ class ElasticBuffer(Joined):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Bytes that a dispatch and a combine of such sizes need, one after the other, relayed where the group has several nodes.
+        """Returns the bytes for a dispatch and a combine, one after the other, with relays if the
+        group has several nodes.
 
         Collective in hybrid mode, the first time for a group: see :func:`get_logical_domain_size`.
+
+        Args:
+            group: The ranks' group.
+            num_max_tokens_per_rank: The most tokens of any rank.
+            hidden: Values of a row.
+            num_topk: The most choices of a token; 0: 32.
+            use_fp8_dispatch: Whether dispatched rows are FP8 with scales; else they are bf16.
+            allow_hybrid_mode: As in the buffer.
+            allow_multiple_reduction: As in the buffer.
         """
         spread = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
         spread = spread if spread[1] > 1 else (1, group.size())
         tokens, top_k = num_max_tokens_per_rank, num_topk or MAX_TOP_K
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
-        # One more has room for what is lost between ranks where rows stay in the buffer.
+        # One more token: room for the gaps between ranks in zero-copy rows.
         dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens + 1, spread)
         slots = _core.ep_row_slots(top_k, spread) if allow_multiple_reduction else top_k
         combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
@@ -142,8 +177,11 @@ class ElasticBuffer(Joined):
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
-        """Waits for all ranks that take part, as long as a call does: on a GPU the current stream, and the host too
-        ``with_cpu_sync``."""
+        """Waits for all ranks that take part, with the timeout of a call.
+
+        On a GPU the current stream waits; with ``with_cpu_sync`` the host waits too, and raises the
+        failure of an earlier call. The other arguments are not used.
+        """
         self._barrier()
         if with_cpu_sync and self._gpu is not None:
             self._gpu.current_stream().synchronize()
@@ -151,17 +189,17 @@ class ElasticBuffer(Joined):
 
     @staticmethod
     def capture() -> EventHandle:
-        """The work of the current stream up to now."""
+        """Returns an event behind the current stream's work up to now."""
         return EventHandle()
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """Nodes, and ranks of each."""
+        """Returns the number of nodes, and of ranks on each."""
         self._check_is_there()
         nodes, ranks = self._native.nodes
         return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Nodes, and ranks of each, as dispatch sees them."""
+        """Returns the number of nodes, and of ranks on each, as dispatch sees them."""
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(
@@ -174,12 +212,25 @@ class ElasticBuffer(Joined):
         sm_read_gbs: float = 200.0,
         sm_write_gbs: float = 50.0,
     ) -> int:
-        """How many SMs of a GPU would keep its links busy: from the bytes that each token reads, writes and sends. At least 64 where
-        nothing is computed beside (``prefer_overlap_with_compute=False``), and never more than the buffer's GPU has."""
+        """Returns the SMs of a GPU that would keep its links busy, from the bytes that each token
+        reads, writes and sends.
+
+        At least 64 with ``prefer_overlap_with_compute=False``, and at most those of the buffer's
+        GPU.
+
+        Args:
+            num_experts: Experts of all ranks.
+            num_topk: Choices of a token.
+            num_scaleout_topk: Not used.
+            rdma_gbs: Not used.
+            nvlink_gbs: GB/s of the GPU's links; 0: an H200's.
+            sm_read_gbs: GB/s that an SM reads.
+            sm_write_gbs: GB/s that an SM writes.
+        """
         ranks, gbs = self.num_ranks, nvlink_gbs or NVLINK_GBS
         most = sms_of(self.device)
         if ranks == 1:
-            # Nothing goes over a link: all of them copy.
+            # No data goes over a link: all SMs copy.
             return most or 4
         missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(num_experts, num_topk)
         copies = ranks * (1 - missed)
@@ -191,11 +242,12 @@ class ElasticBuffer(Joined):
         return min(sms, most) if most else sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """How many queue pairs DeepEP would use for these SMs."""
+        """Returns the queue pairs that DeepEP would use for so many SMs."""
         return min(num_sms, 9)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
-        """This rank's own memory. What is written there is lost with the next call."""
+        """Returns a view of this rank's own memory, from byte ``offset`` to its end. The next call
+        overwrites it."""
         return self._pool_tensor(dtype, offset, None)
 
     def dispatch(
@@ -223,13 +275,49 @@ class ElasticBuffer(Joined):
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
         """Sends each token once to each rank that has one of its experts.
 
-        ``x`` is ``[n, H]`` of any dtype whose rows are a multiple of 32 bytes, or that and opaque scales ``[n, S]`` of four
-        bytes each. What arrives is in order of rank and token: one row for each token, or, with ``do_expand``, one for
-        each token and local expert, where experts begin at multiples of ``expert_alignment``. Rows behind those that
-        arrived are not written; ``recv_topk_idx`` is -1 there. With a ``handle`` tokens go where they went then.
+        Received rows are in order of rank and token: one for each token, or, with ``do_expand``,
+        one for each token and local expert. Rows behind the received ones are not written;
+        ``recv_topk_idx`` is -1 there.
 
-        With ``zero_copy``, without ``do_cpu_sync`` and ``do_expand``, what arrives may stay where it does, in the buffer, as
-        :meth:`Buffer.dispatch` has it: a view, until the buffer's next call begins, whose unused rows may be anywhere.
+        Args:
+            x: ``[n, H]`` of any dtype, in rows of a multiple of 32 bytes; or this and its opaque
+                scales, ``[n, S]`` of four bytes each.
+            topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none.
+            topk_weights: ``[n, K]`` f32; or None.
+            cumulative_local_expert_recv_stats: ``[E/R]`` i32: the tokens of each local expert are
+                added; or None.
+            num_experts: Experts of all ranks, E.
+            num_max_tokens_per_rank: The most tokens of any rank, T; the same on all ranks. None:
+                the buffer's.
+            expert_alignment: Each expert's first row is a multiple of it, with ``do_expand``; it
+                also rounds up counts.
+            num_sms: On GPUs, the most blocks of a launch; 0: as many as the group has.
+            previous_event, previous_event_before_epilogue: Events that the current stream waits for
+                before the call.
+            async_with_compute_stream: Whether an event behind the call is returned.
+            handle: The handle of an earlier dispatch: tokens go to the same places.
+            do_handle_copy: Whether the handle keeps a copy of ``topk_idx``.
+            do_cpu_sync: Whether the host waits for counts, so that outputs have the exact size.
+                None: yes, unless there is a handle.
+            do_expand: Whether a token has a row for each of its local experts.
+            do_zero_padding: Whether the rows between experts become 0, with ``do_expand``.
+            use_tma_aligned_col_major_sf: Whether scales of one channel are contiguous, padded to a
+                multiple of four rows.
+            zero_copy: Whether ``recv_x`` may be a view of the buffer, as in
+                :meth:`Buffer.dispatch`. Excludes ``do_cpu_sync``, ``do_expand`` and
+                ``use_tma_aligned_col_major_sf``.
+            num_qps, allocate_on_comm_stream: Not used.
+
+        Returns:
+            ``recv_x`` ``[m, H]``, or this and its scales ``[m, S]``; ``recv_topk_idx`` ``[m, K]``,
+            with numbers of this rank's experts, or -1 for others, and None with ``do_expand``;
+            ``recv_topk_weights`` f32, ``[m, K]``, or ``[m]`` with ``do_expand``, or None; a handle;
+            and an event.
+
+        Raises:
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
+                devices.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._begin(rows)
@@ -375,11 +463,34 @@ class ElasticBuffer(Joined):
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Sums what ranks made of each token, without weights: rows as dispatch gave them to ``[n, H]`` bf16.
+        """Sums the rows that ranks return for each token, without weights.
 
-        Sums are made in f32, from the biases on, in order of each rank's last choice of the token, and rounded once.
-        With ``allow_multiple_reduction``, expanded rows of one rank are summed and rounded first, and then, in hybrid mode
-        on several nodes, the rows of each node; without it each counts by itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
+        Sums are made in f32, beginning with the biases, in order of each rank's last choice of the
+        token, and rounded once. With ``allow_multiple_reduction``, expanded rows of one rank are
+        summed and rounded first, and then, in hybrid mode on several nodes, the rows of each node;
+        without it each row counts by itself.
+
+        Args:
+            x: ``[m, H]`` bf16: rows where the dispatch's rows were.
+            handle: The dispatch's handle.
+            topk_weights: ``[m, K]`` f32, or ``[m]`` for expanded rows, to be returned to the
+                tokens' ranks; or None.
+            bias: ``[n, H]`` bf16, or two of them; or None.
+            num_sms: On GPUs, the most blocks of a launch; 0: the dispatch's.
+            previous_event, previous_event_before_epilogue: Events that the current stream waits for
+                before the call.
+            async_with_compute_stream: Whether an event behind the call is returned.
+            num_qps, allocate_on_comm_stream: Not used.
+
+        Returns:
+            The sums, ``[n, H]`` bf16; the weights that the ranks of the choices return, ``[n, K]``
+            f32, or None; and an event.
+
+        Raises:
+            RuntimeError: If the handle is of another buffer.
+            TimeoutError: If peers are late. On GPUs the next call raises it.
+            ValueError: For tensors with wrong shapes, dtypes or devices; or for weights of expanded
+                rows without ``allow_multiple_reduction``.
         """
         self._wait_for(previous_event)
         self._wait_for(previous_event_before_epilogue)
@@ -416,18 +527,19 @@ class ElasticBuffer(Joined):
         if name.startswith(("engram_", "pp_", "agrs_")) or name in EXPERIMENTAL:
             raise NotHere(f"ElasticBuffer.{name} is experimental in DeepEP, and not here")
         if name == "runtime":
-            # The property has raised, and Python asks here too.
+            # The property has raised AttributeError, and Python tries this method next.
             raise self._not_on_gpus()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def ends_of(starts: list[int], counts: list[int]) -> torch.Tensor:
-    """``[E/R]`` i32: where the rows of each expert end, of which there are so many behind each start."""
+    """``[E/R]`` i32: the end of each expert's rows."""
     return torch.tensor([start + count for start, count in zip(starts, counts)], dtype=torch.int32)
 
 
 def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None) -> torch.Tensor:
-    """Of the tokens that arrived, where they are from and the rows of their choices; those of rows by token are these rows."""
+    """The sources of received tokens, and the rows of their choices. Where rows are by token,
+    ``choices`` give the latter."""
     table = source_metadata(native, arrived, most, top_k)
     if choices is not None:
         table[:, 2:] = rows_of_choices(choices[:arrived])
@@ -439,7 +551,7 @@ def sms_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
-#: What no framework calls.
+#: DeepEP's experimental functions, which no framework calls.
 EXPERIMENTAL = frozenset(
     {
         "get_engram_storage_size_hint",
@@ -453,14 +565,17 @@ EXPERIMENTAL = frozenset(
 )
 
 
-#: Nodes of groups, and ranks of each, as long as a group is there: its ranks do not move, and all of them have asked for it once.
+#: Nodes of a group, and ranks of each, while the group lives: its ranks do not move, and all have
+#: asked once.
 KNOWN_NODES: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Nodes of a group, and ranks of each: one, unless all have as many ranks, one behind the other.
+    """Returns the number of nodes of a group, and of ranks on each.
 
-    The first time it is collective, as ranks tell each other where they are. A group that has no more than a size counts as one node.
+    It is one node unless all nodes have as many ranks, one behind the other, and for a group that
+    is no ``torch.distributed.ProcessGroup``. Collective the first time, as ranks exchange their
+    hosts.
     """
     if group.size() == 1 or not isinstance(group, torch.distributed.ProcessGroup):
         return 1, group.size()
@@ -472,5 +587,6 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Nodes of a group, and ranks of each, as dispatch sees them. Collective the first time, in hybrid mode."""
+    """Returns the number of nodes of a group, and of ranks on each, as dispatch sees them.
+    Collective the first time, in hybrid mode."""
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

@@ -1,6 +1,7 @@
-"""When something has been done.
+"""Events behind the work of a call.
 
-On the CPU a call has done what it does when it returns, or when its hook does, so an event is over where there is no GPU.
+On the CPU a call's work is done when it returns, or when its hook does, so without a GPU an event
+is always over.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ import torch
 
 
 class EventHandle:
-    """The work that was given to a stream before this: the current one of the current GPU, unless it is said."""
+    """An event behind the work that a stream has been given. Without ``stream``: the current stream
+    of the current GPU."""
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.event: torch.cuda.Event | None = None
-        # It is there where torch has begun to use it; asking the driver takes longer than the call.
+        # Only if torch has begun to use CUDA; asking the driver takes longer than the call.
         if torch.cuda.is_initialized():
             self.event = torch.cuda.Event()
             self.event.record(stream or torch.cuda.current_stream())
 
     def current_stream_wait(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Makes the current stream of the current GPU, or the one that is said, wait for that work."""
+        """Makes ``stream``, or the current stream of the current GPU, wait for that work."""
         if self.event is not None:
             self.event.wait(stream or torch.cuda.current_stream())
 
 
 class EventOverlap:
-    """An event, or none, and what lives as long as the work before it."""
+    """An event, or none, and objects that live as long as the work before it."""
 
     def __init__(
         self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None
@@ -38,8 +40,14 @@ class EventOverlap:
         self._is_released_at_exit = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """Makes the current stream wait for the event, which there must be. What lived until then is let go of, and with ``release_handle``
-        the event is too."""
+        """Makes the current stream wait for the event, and drops the objects that lived until then.
+
+        Args:
+            release_handle: Whether the event is dropped too.
+
+        Raises:
+            RuntimeError: If there is no event, because the call was not asynchronous.
+        """
         if self.event is None:
             raise RuntimeError("there is no event to wait for: the call was not asynchronous")
         self.event.current_stream_wait()
@@ -51,11 +59,12 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
-        """Has ``hook`` called by the next wait."""
+        """Registers ``hook`` to be called by the next wait."""
         self._hooks.append(hook)
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """Itself, for ``with event(release_handle=True):``, whose end waits and lets go of the event."""
+        """Returns itself, for ``with event(release_handle=True):``. The end of this block waits,
+        and drops the event."""
         self._is_released_at_exit = release_handle
         return self
 

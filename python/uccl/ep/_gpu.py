@@ -1,4 +1,4 @@
-"""Low latency mode of ranks that have GPUs."""
+"""Low latency mode of ranks with GPUs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from uccl.ep._group import address, align, check
 
 @dataclass
 class Rows:
-    """What a dispatch returned, and a combine needs."""
+    """A dispatch's handle, for its combine."""
 
     native: Any
     records: int
-    """The address of what the combine has to know of records."""
+    """The address of the records that the combine reads."""
     memory: torch.Tensor
-    """Where they are."""
+    """The memory with the records."""
     shape: tuple[int, int]
-    """Tokens of this rank, and the choices of each."""
+    """Tokens of this rank, and choices of each."""
     stream: int
-    """The number of the stream that they were made on."""
+    """The number of the stream of the dispatch."""
     spare: int
-    """Where in the memory the first combine has its scratch; 0 behind it."""
+    """The address of the first combine's scratch in this memory; 0 once it is used."""
 
 
 @dataclass
 class Dispatch:
-    """A dispatch."""
+    """A prepared dispatch."""
 
     returned: Any
     """Rows, and their scales."""
@@ -42,16 +42,16 @@ class Dispatch:
     begin: Callable[[], None]
     """Enqueues the sending."""
     receive: Callable[[], Rows]
-    """Enqueues the arrival of all of it, and the sending if it was not."""
+    """Enqueues the receive, and the send if that has not begun."""
 
 
 @dataclass
 class Combine:
-    """A combine, and what its sums need."""
+    """A prepared combine, and the tensors for its sums."""
 
     native: Any
     memory: torch.Tensor
-    """Where its scratch is."""
+    """The memory with its scratch."""
     chosen: tuple[torch.Tensor, torch.Tensor]
     out: torch.Tensor
     waits: torch.Tensor | None
@@ -61,7 +61,7 @@ class Combine:
         self.native.begin()
 
     def finish(self) -> None:
-        """Enqueues the sums, and the sending if it was not."""
+        """Enqueues the sums, and the send if that has not begun."""
         experts, weights = self.chosen
         self.native.finish(
             rows=self.out.data_ptr(),
@@ -86,8 +86,9 @@ class LowLatency:
         form: Format,
         added_to: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> Dispatch:
-        """Prepares to send tokens, rows of bf16; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
-        ranks were waited for, are added to two tensors if there are any."""
+        """Prepares to send tokens, rows of bf16. ``sizes`` are the most tokens of a rank and the
+        number of experts. Two tensors, or None, get counts by expert and nanoseconds of waits by
+        rank added."""
         (most, num_experts), (stats, waits) = sizes, added_to
         (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
         check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=self.device)
@@ -95,7 +96,8 @@ class LowLatency:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        # One piece of memory for all that is small: scratch of the first combine and of this dispatch, records, `src_info` and counts.
+        # One piece of memory for all small parts: scratch of the first combine and of this
+        # dispatch, records, `src_info` and counts.
         spare = _core.ep_cuda_combine_scratch_len()
         records = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
         first = records + _core.ep_cuda_records_len(most, self.ranks, top_k) // 4
@@ -144,8 +146,8 @@ class LowLatency:
         to: tuple[torch.Tensor | None, torch.Tensor | None],
         is_packed: bool,
     ) -> Combine:
-        """Prepares to send rows back, as LogFMT-10 if ``is_packed``; ``chosen`` are experts and weights, ``to`` are tensors for the sums
-        and for waits, if the caller has any."""
+        """Prepares to send rows back, as LogFMT-10 if ``is_packed``. ``chosen`` are experts and
+        weights; ``to`` are the caller's tensors for the sums and for waits, or None."""
         hidden, (topk_idx, topk_weights), (out, waits) = x.shape[-1], chosen, to
         check("topk_idx", topk_idx, rows.shape, torch.int64, torch.int32, device=self.device)
         check("topk_weights", topk_weights, rows.shape, torch.float32, device=self.device)

@@ -1,7 +1,8 @@
 """Dispatches of normal mode on a GPU.
 
-Of a call's host time only what passes before its launch is seen: the rest passes beside the GPU's work. So what follows from sizes is kept for
-the next call, small parts lie in one piece of memory, and tensors of them are made behind the launch.
+Only the host time before the launch delays a call: the rest runs beside the GPU's work. So objects
+that follow from sizes are kept for the next call, small parts share one piece of memory, and their
+tensors are made after the launch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from uccl.ep._gpu_routed import LaidOut, Routed, Rows
 from uccl.ep._group import TOKENS, address, check, scales_for, scales_in
 
 COMBINE_SCRATCH_WORDS = words(_core.ep_cuda_combine_scratch_len())
-#: Of a combine, and of a dispatch.
+#: Words for a combine, and for a dispatch.
 NO_SCRATCH = (0, 0)
 #: Tokens, and their scales if they have any.
 Sent = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -27,31 +28,31 @@ Sent = tuple[torch.Tensor, "torch.Tensor | None"]
 
 @dataclass
 class Wanted:
-    """What a caller wants of what arrives."""
+    """The caller's options for received rows."""
 
     placed: Placed | None = None
-    """How rows are placed; None: exactly as many as arrive, which the host waits to be told."""
+    """The layout of rows; None: exactly as many as arrive, for which the host waits."""
     alignment: int | None = None
-    """Of the rows of each expert; None: rows are by token."""
+    """The alignment of each expert's rows; None: rows are by token."""
     choices: torch.dtype | None = None
-    """Of the choices that are returned, if any are."""
+    """The dtype of returned choices, or None."""
     zeroes_foreign: bool = False
     """Whether weights of other ranks' experts are 0."""
     zeroes_gaps: bool = False
     """Whether rows between those of experts are 0."""
     is_col_major: bool = False
-    """Whether the scales of one channel are one behind the other."""
+    """Whether the scales of one channel are contiguous."""
     may_stay: bool = False
-    """Whether rows may stay in the buffer, whatever ``placed`` says."""
+    """Whether rows may stay in the buffer, for any ``placed``."""
     most: int | None = None
-    """The most tokens of any rank; None: as many as there is room for."""
+    """The most tokens of any rank; None: as many as the pool has room for."""
     blocks: int = 0
     """The most blocks of a launch; 0: as many as the group has."""
 
 
 @dataclass
 class Arrived:
-    """What arrives, each with as many rows."""
+    """Received tensors, all with as many rows."""
 
     rows: torch.Tensor
     scales: torch.Tensor | None
@@ -61,56 +62,61 @@ class Arrived:
 
 
 class Sizes(NamedTuple):
-    """Sizes of a dispatch, but for its tokens."""
+    """Sizes of a dispatch, without its tokens."""
 
     hidden: int
     """Values of a row."""
     row_bytes: int
     scales: int
-    """Words of a row's."""
+    """Words of a row's scales."""
     top_k: int
     num_experts: int
     alignment: int | None
     choice_words: int
-    """Of each choice that is returned, or 0."""
+    """Words of each returned choice, or 0."""
     has_weights: bool
     zeroes_foreign: bool
     zeroes_gaps: bool
     is_col_major: bool
     stays: bool
-    """Whether rows may stay."""
+    """Whether rows may stay in the buffer."""
     tells: bool
-    """Whether it tells of its rows: one to where tokens went does not."""
+    """Whether the dispatch fills the handle's tables: one that reuses a handle does not."""
     may_guess: bool
-    """Whether there may be memory for what arrives before the host knows how much does."""
+    """Whether memory for received rows may be allocated from a guess, before the host has counts.
+    """
 
 
-#: What the engine is told of what is sent; 0 is no address. Rows; scales, with words of a token, and strides by token and by word; weights; experts, and
-#: whether they have 64 bits; where tokens have ranks and no choices, a byte by token and rank, and i32 by expert; tokens; a layout, or the handle of a
-#: dispatch before; the most tokens of any rank, and the most blocks; scratch; the stream.
+#: Arguments for the engine about sent tokens; 0 is no address. Rows; scales, with words of a token
+#: and strides by token and by word; weights; experts, and whether they have 64 bits; for tokens
+#: with ranks and without choices, a byte by token and rank, and i32 by expert; tokens; a layout, or
+#: the handle of an earlier dispatch; the most tokens of any rank, and the most blocks; scratch; the
+#: stream.
 Sending = tuple[
     int, "tuple[int, int, int, int] | None", int, int, bool, "tuple[int, int] | None", int, Any, Any, int, int, int, int
 ]
-#: What it is told of memory for what arrives: how many rows, and where; scales, with strides by row and by word; whether both stay; how many tokens;
-#: where the small parts are.
+#: Arguments for the engine about output memory: rows and their address; scales, with strides by row
+#: and by word; whether both stay in the buffer; tokens; the small parts.
 Receiving = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
 
 
 class Kind:
-    """Dispatches of the same sizes, and about as many tokens: what the engine knows of them, and what they have led to."""
+    """Dispatches of the same sizes and of about as many tokens: the engine's data for them, and a
+    guess of rows."""
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
         self.sizes, self._ranks = sizes, ranks
         self.native = _core.EpCudaNormalKind(sizes)
-        #: The most tokens of any rank that the pool has room for, once that was asked.
+        #: The most tokens of any rank that the pool has room for; -1 before the first check.
         self.most = -1
-        #: Room for what will arrive.
+        #: The guessed layout of the next received rows.
         self.guess: Placed | None = None
-        #: Memory for the small parts of a dispatch to come, on a stream.
+        #: Memory for the small parts of the next dispatch, on a stream.
         self.ready: tuple[Small, int] | None = None
 
     def learn(self, last: Placed, slots: int) -> None:
-        """What has arrived, of up to ``slots`` tokens of each rank, is what the next guess is made of."""
+        """Makes the next guess from the received sizes, where each rank has up to ``slots`` tokens.
+        """
         sizes, ranks = self.sizes, self._ranks
         if sizes.may_guess:
             most = Placed.at_most(ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks)
@@ -119,8 +125,8 @@ class Kind:
 
 @lru_cache(maxsize=64)
 def cut_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | None) -> Cut:
-    """Where in one piece of memory lie so many words of a combine's scratch, and of the dispatch's, and what comes with rows that are placed so,
-    if they are."""
+    """Offsets of the parts in the workspace: scratch of a combine and of the dispatch, in words,
+    and the parts for rows of this layout, if there is one."""
     if placed is None:
         return Parts(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).cut()
     tokens, local, by_expert = placed.tokens, sizes.num_experts // ranks, placed.alignment is not None
@@ -134,29 +140,31 @@ def cut_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | 
 
 @dataclass
 class Outputs:
-    """Memory for what arrives."""
+    """Output memory."""
 
     placed: Placed
     rows: torch.Tensor | None
-    """None where rows and scales stay."""
+    """None where rows and scales stay in the buffer."""
     scales: torch.Tensor | None
-    """None too where they are a small part."""
+    """None also where scales are a small part."""
     small: Small
     stay: tuple[int, int, int, int] | None = None
-    """How many rows stay; the first one's place in the pool, how many bytes they are apart, and the first scale's place."""
+    """Rows that stay, the first one's offset in the pool, the bytes between them, and the first
+    scale's offset."""
 
 
 class Dispatches:
     """Dispatches of one rank's end of a group."""
 
     def __init__(self, gpu: GpuGroup, limit: float) -> None:
-        """The host waits ``limit`` seconds for counts, at most."""
+        """The host waits up to ``limit`` seconds for counts."""
         self.gpu, self.limit = gpu, limit
         self.guesses = gpu.native.has_whole_calls
         self.kinds: dict[tuple[Any, ...], Kind] = {}
 
     def kind_of(self, *about: Any) -> Kind:
-        """Those of these sizes, one behind the other, with tokens of so many bits."""
+        """The kind for these sizes, given one behind the other, and for token counts of so many
+        bits."""
         kind = self.kinds.get(about)
         if kind is None:
             kind = self.kinds[about] = Kind(Sizes(*about[:-1]), self.gpu.ranks)
@@ -180,11 +188,11 @@ class Dispatch:
             refuse_in_graph(routed.laid_out)
         given = scales_in(scales, have, gpu.device)
         self._of, self._gpu, self._routed, self._wanted = of, gpu, routed, wanted
-        # They are read until the work of the dispatch has ended.
+        # The dispatch reads these tensors until its work has ended.
         self._rows, self._scales, self._weights = rows, scales, weights
         self._addresses = address(rows), given, address(weights)
         has_columns = scales is not None and wanted.is_col_major
-        # In the order of `Sizes`: those are made once for a kind, because it takes a microsecond or two.
+        # In the order of `Sizes`, which a kind makes once, because that takes a microsecond or two.
         self._kind = of.kind_of(
             hidden,
             hidden * rows.element_size(),
@@ -199,23 +207,23 @@ class Dispatch:
             has_columns,
             wanted.may_stay,
             routed.again is None,
-            # Where the scales of a channel are one behind the other, their places follow from how many rows there are.
+            # With contiguous scales of a channel, their offsets depend on the number of rows.
             of.guesses and routed.again is None and not has_columns,
             have.bit_length(),
         )
         self._sizes = self._kind.sizes
         self._slots = self._most_tokens()
         self._stream = gpu.stream()
-        #: Words of the first combine's, and of the dispatch's.
+        #: Words of the first combine's scratch, and of the dispatch's.
         self._scratch = self._scratch_words()
 
     def make(self) -> tuple[Arrived, Rows, list[int]]:
-        """Sends tokens, and takes out what arrives. Where the host waits for counts, returns how many tokens chose each expert too; if it has a
-        guess of them, rows are on their way while it waits."""
+        """Sends tokens, and takes out the received ones. Where the host waits for counts, also
+        returns the tokens of each expert; with a guess, rows are on their way while it waits."""
         wanted, kind, group = self._wanted, self._kind, self._gpu.native
         placed, handle, left, counts = wanted.placed or kind.guess, None, None, None
         if placed is None or wanted.may_stay:
-            # How rows are placed shows only when it has begun.
+            # Whether rows stay, or how many there are, is known only after the call has begun.
             own = self._small(self._scratch, None)
             left = kind.native.begin(group, self._sending(own))
             if placed is None:
@@ -228,7 +236,7 @@ class Dispatch:
         if counts is not None:
             placed = Placed.of(counts, wanted.alignment)
         if left is not None:
-            # Rows may stay, or nothing was guessed, or too little.
+            # Rows may stay, or there was no guess, or it was too small.
             to = self._outputs(placed, None, left.in_place() if wanted.may_stay else None)
             handle = kind.native.receive(left, self._receiving(to))
         else:
@@ -243,8 +251,8 @@ class Dispatch:
         return arrived, rows, counts[1]
 
     def _most_tokens(self) -> int:
-        """Of any rank: as the caller has it, or else as there is room for; where tokens went before, as it was then. A rank that has more
-        tells the others, which would wait for it."""
+        """The most tokens of any rank: the caller's number, or else the room; with a handle, the
+        handle's number. A rank with more tokens tells the others, which would wait for it."""
         routed, most = self._routed, self._wanted.most
         if routed.again is not None:
             return routed.again.slots
@@ -264,7 +272,8 @@ class Dispatch:
         return self._kind.most
 
     def _room(self) -> int:
-        """How many tokens of each rank there is room for, if it is enough for this one's."""
+        """The tokens of each rank that the pool has room for, if they are enough for this rank's.
+        """
         routed, sizes = self._routed, self._sizes
         return _core.ep_cuda_room_for(
             self._gpu.native,
@@ -278,7 +287,7 @@ class Dispatch:
         )
 
     def _tell_too_many(self) -> None:
-        # A graph's work is not done now, and on no rank.
+        # The work of a captured graph is not done now, on any rank.
         if not torch.cuda.is_current_stream_capturing():
             self._gpu.native.tell_too_many(self._gpu.stream())
 
@@ -296,7 +305,7 @@ class Dispatch:
     def _small(self, scratch: tuple[int, int], placed: Placed | None) -> Small:
         """Memory for small parts."""
         cut = cut_of(self._sizes, self._gpu.ranks, scratch, placed)
-        # What a graph captures has memory of its own, but it never waits for counts.
+        # A captured dispatch has memory of its own, and never waits for counts.
         if self._wanted.placed is None:
             ready, self._kind.ready = self._kind.ready, None
             if ready is not None and ready[0].cut is cut and ready[1] == self._stream:
@@ -305,7 +314,8 @@ class Dispatch:
         return Small(memory, memory.data_ptr(), cut)
 
     def _outputs(self, placed: Placed, small: Small | None, stay: Any = None) -> Outputs:
-        """Memory for rows that are placed so, or for what comes with those that stay."""
+        """Memory for rows of this layout, or for the small parts of rows that stay in the buffer.
+        """
         if stay is not None:
             placed = Placed(stay[0], stays=True)
             return Outputs(placed, None, None, self._small(NO_SCRATCH, placed), stay)
@@ -343,7 +353,7 @@ class Dispatch:
         return placed.length(), address(to.rows), scales, to.stay is not None, placed.tokens, small.start, small.cut.native
 
     def _arrived(self, to: Outputs) -> Arrived:
-        """Tensors for the caller, of as many rows as are placed."""
+        """The caller's tensors, with the rows of the layout."""
         sizes, small, tokens, have, scales = self._sizes, to.small, to.placed.tokens, to.placed.length(), self._scales
         choices = weights = None
         if self._wanted.choices is not None:
@@ -385,7 +395,7 @@ class Dispatch:
 
 
 def refuse_in_graph(laid_out: LaidOut | None) -> None:
-    """Raises where a graph is captured. It was looked at for tokens that are laid out: it is as then."""
+    """Raises if a graph is being captured. A layout has stored the answer."""
     if torch.cuda.is_current_stream_capturing() if laid_out is None else laid_out.is_captured:
         raise RuntimeError(
             "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"

@@ -1,4 +1,4 @@
-"""Dispatches of the second interface of ranks that have GPUs, in normal mode."""
+"""Dispatches of the second interface on GPUs, in normal mode."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from uccl.ep._gpu_placed import Placed, most_rows
 from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import align_all
 
-#: As kernels have it.
+#: The largest alignment that kernels take.
 MAX_ALIGNMENT = 1 << 16
 
 
 @dataclass
 class Asked:
-    """What a caller of dispatch wants."""
+    """The arguments of a caller of dispatch."""
 
     num_experts: int
     most: int
-    """Tokens of any rank."""
+    """The most tokens of any rank."""
     alignment: int
     num_sms: int
     do_cpu_sync: bool
     do_expand: bool
     do_zero_padding: bool
     is_col_major: bool
-    """Whether the scales of one channel are one behind the other."""
+    """Whether the scales of one channel are contiguous."""
     zero_copy: bool
     """Whether rows may stay in the buffer."""
 
     def of_experts(self) -> int | None:
-        """What rows of each expert are aligned to; None: rows are by token."""
+        """The alignment of each expert's rows; None: rows are by token."""
         return self.alignment if self.do_expand else None
 
     def wanted(self, placed: Placed | None, choices: torch.dtype) -> Wanted:
-        """What the engine is asked for, with rows that are placed so, unless the host waits to be told."""
+        """The engine's options, with rows of this layout; None: the host waits for counts."""
         return Wanted(
             placed,
             self.of_experts(),
@@ -89,7 +89,7 @@ def first(
 def again(
     mode: NormalMode, x: Sent, weights: torch.Tensor | None, asked: Asked, handle: EPHandle
 ) -> Arrived:
-    """Dispatches to where tokens went."""
+    """Dispatches to the places of an earlier dispatch."""
     before: Rows = handle.native
     placed: Placed | None = Placed(handle.num_recv_tokens)
     if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list and not before.layout.stays:
@@ -101,13 +101,13 @@ def again(
 
 
 def in_columns(x: Sent) -> Sent:
-    """With scales that have a column for each word, one if they had none."""
+    """Gives scales two dimensions, with a column for each word."""
     rows, scales = x
     return (rows, scales.unsqueeze(1)) if scales is not None and scales.dim() == 1 else x
 
 
 def aligned_sums(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    """Sums of aligned counts, of each and those before it."""
+    """Inclusive sums of the aligned counts."""
     if alignment > 1:
         counts = (counts + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
     return counts.cumsum(0, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""One rank's end of a group whose ranks have GPUs: what calls of all modes share.
+"""One rank's end of a group of ranks with GPUs, for calls of all modes.
 
-A call enqueues kernels on torch's current stream and returns. Tensors that it makes are of this stream too, so torch gives
-their memory only to work behind the call's.
+A call enqueues kernels on torch's current stream and returns. Its tensors belong to this stream
+too, so torch reuses their memory only for work behind the call's.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from uccl import _core
 from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
 
-#: How many multiprocessors launches leave to others.
+#: Multiprocessors that launches leave to other kernels.
 RESERVED = "UCCL_EP_RESERVED_SMS"
 
 
 class HasSpare(Protocol):
-    """What a dispatch returned."""
+    """A dispatch's handle."""
 
     memory: torch.Tensor
     spare: int
-    """Where in it is memory that no combine has used, or 0."""
+    """The address in ``memory`` of scratch that no combine has used, or 0."""
 
 
 class GpuGroup:
-    """One rank's end of a group. Both modes go through it: their calls are numbered together."""
+    """One rank's end of a group. Calls of both modes are numbered together."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class GpuGroup:
         torch.cuda.init()
         self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
         self.timeout = timeout_of(timeout)
-        #: The stream that was given the last call.
+        #: The stream of the last call.
         self._last: torch.cuda.Stream | None = None
         self._last_number = -1
-        #: All of this rank's own pool, when a caller wants a part of it.
+        #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
         self._pool: torch.Tensor | None = None
         blocks, is_alone = blocks_of(ranks, device)
         self.native = _core.EpCudaGroup(
@@ -70,8 +70,9 @@ class GpuGroup:
             )
 
     def stream(self) -> int:
-        """The current stream's number, behind the calls that other streams were given. Calls are numbered when a GPU comes to them,
-        and have to come in the same order on all ranks. In a graph that order is the caller's."""
+        """The current stream's number. Makes the stream wait for the calls on other streams: calls
+        get their numbers when a GPU executes them, in an order that must be the same on all ranks.
+        In a graph that order is the caller's."""
         number = number_of_stream(self.device.index)
         if number != self._last_number and not torch.cuda.is_current_stream_capturing():
             stream = torch.cuda.current_stream(self.device)
@@ -81,26 +82,29 @@ class GpuGroup:
         return number
 
     def current_stream(self) -> torch.cuda.Stream:
-        """The current stream; that of the last call is at hand, and torch need not make an object for it."""
+        """The current stream. That of the last call is at hand, which saves torch a new object."""
         if self._last is not None and number_of_stream(self.device.index) == self._last_number:
             return self._last
         return torch.cuda.current_stream(self.device)
 
     def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Has torch keep tensors for work of the current stream, which has this number, unless they were made on it."""
+        """Makes torch keep tensors for work of the current stream, which has this number, unless
+        they were made on it."""
         if number != made_on:
             stream = self.current_stream()
             for tensor in tensors:
                 tensor.record_stream(stream)
 
     def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
-        """Enqueues that ranks, a bit for each, are left out or take part again; ``status`` then says by rank which are left out."""
+        """Enqueues a change of masks, a bit for each rank: left out, or readmitted. ``status`` then
+        gets by rank which are left out."""
         self.native.mask(
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
 
     def scratch_of(self, rows: HasSpare) -> tuple[torch.Tensor, int]:
-        """Memory for a combine, and its address: what the dispatch has left for its first one, or more."""
+        """Memory for a combine's scratch, and its address: the dispatch's, for its first combine,
+        or new memory."""
         if rows.spare:
             spare, rows.spare = rows.spare, 0
             return rows.memory, spare
@@ -109,13 +113,14 @@ class GpuGroup:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
-        # Of a tuple torch first asks whether it names dimensions, which takes as long as the rest.
+        # For a tuple torch first checks whether it names dimensions, which takes as long as the
+        # rest.
         return torch.empty(*shape, dtype=dtype, device=self.device)
 
     def rows_in_pool(
         self, offset: int, stride: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        """Rows in this rank's own pool, from a byte on, so many bytes apart."""
+        """Rows in this rank's own pool, from byte ``offset`` on, ``stride`` bytes apart."""
         if self._pool is None:
             self._pool = pool_tensor(self.native, torch.int32, 0, None, self.device)
         flat, size = self._pool.view(dtype), dtype.itemsize
@@ -123,19 +128,22 @@ class GpuGroup:
         return flat.as_strided(shape, (stride // size, *behind), offset // size)
 
     def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""
+        """Memory for rows that may go back. Any memory will do: rows are written once, straight to
+        the windows of the ranks that sum them."""
         return self.empty(shape, dtype)
 
 
 def number_of_stream(device: int) -> int:
-    """The number of a GPU's current stream, without an object for it where torch can do without."""
+    """The number of a GPU's current stream, without a new object where torch has a function for it.
+    """
     number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return number(device) if number is not None else torch.cuda.current_stream(device).cuda_stream
 
 
 def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
-    """Blocks of a launch at most, and whether no other rank is on the GPU. Kernels of ranks that share one wait for each other, so all have to fit
-    on it together; and some multiprocessors are left to kernels of others, which may wait for other GPUs too."""
+    """The most blocks of a launch, and whether no other rank is on the GPU. Kernels of ranks on one
+    GPU wait for each other, so all have to fit on it together; some multiprocessors are left to
+    other kernels, which may wait for other GPUs too."""
     facts = torch.cuda.get_device_properties(device)
     sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
     every, reserved = facts.multi_processor_count, os.environ.get(RESERVED) or "3"

@@ -1,5 +1,5 @@
-"""Normal mode of ranks that have GPUs: what both interfaces make of it. A call is one round, and waits for nothing unless it is asked
-how much arrives."""
+"""Normal mode of ranks with GPUs, for both interfaces. A call is one round, and its host waits only
+if the caller asks for counts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class NormalMode:
     """Calls of normal mode of one rank's end of a group."""
 
     def __init__(self, gpu: GpuGroup, limit: float) -> None:
-        """The host waits ``limit`` seconds for counts, at most."""
+        """The host waits up to ``limit`` seconds for counts."""
         self.gpu, self.dispatches = gpu, Dispatches(gpu, limit)
         self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
-        #: What handles of DeepEP's have of its channels.
+        #: The empty tables of channels in DeepEP's handles.
         self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
-        #: By the number of the object that says which tokens go to which ranks, for as long as that object lives: tensors are no keys,
-        #: since they are compared value by value.
+        #: By the id of a table of tokens and ranks, while that tensor lives. Tensors cannot be
+        #: keys, as they are compared value by value.
         self._laid_out: dict[int, LaidOut] = {}
 
     def layout(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,7 +34,7 @@ class NormalMode:
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
         goes = empty((tokens, self.ranks), torch.bool)
-        # One piece of memory, whose parts begin at multiples of 16 bytes.
+        # One piece of memory, with parts that begin at multiples of 16 bytes.
         scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks)
         ranks_at = align(num_experts, 4)
         scratch_at = ranks_at + align(self.ranks, 4)
@@ -61,7 +61,8 @@ class NormalMode:
         return per_rank, per_expert, goes
 
     def by_choices(self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None) -> Routed:
-        """Tokens go to the ranks of their experts. With ``goes`` of ``layout`` they need not be counted again."""
+        """Tokens go to the ranks of their experts. With ``goes`` from ``layout`` they need not be
+        counted again."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         tokens, top_k = topk_idx.shape
         laid_out = self._laid_out.get(id(goes))
@@ -76,13 +77,13 @@ class NormalMode:
         return Routed(goes.shape[0], 0, per_expert.numel(), ranks=(goes, per_expert))
 
     def again(self, rows: Rows) -> Routed:
-        """Tokens go where they went before, through the buffer that they went through then."""
+        """Tokens go to the same places as before, through the buffer of that dispatch."""
         return Routed(rows.routed.tokens, rows.routed.top_k, rows.routed.num_experts, again=rows)
 
     def dispatch(
         self, x: Sent, weights: torch.Tensor | None, routed: Routed, wanted: Wanted
     ) -> tuple[Arrived, Rows, list[int]]:
-        """Sends tokens, and takes out what arrives; see :meth:`Dispatch.make`."""
+        """Sends tokens, and takes out the received ones; see :meth:`Dispatch.make`."""
         of = self.dispatches if routed.again is None else routed.again.of
         return Dispatch(of, x, weights, routed, wanted).make()
 
@@ -96,8 +97,9 @@ class NormalMode:
         sends: str = "row",
         blocks: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of rows by expert ``sends`` their "sum", or
-        "each". All of it goes through the buffer that the dispatch went through."""
+        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of
+        rows by expert, ``sends`` is their "sum", or "each". The call goes through the buffer of the
+        dispatch."""
         gpu = rows.gpu
         check("x", x, (None, None), torch.bfloat16, device=gpu.device)
         (have, hidden), routed, empty = x.shape, rows.routed, gpu.empty

@@ -1,4 +1,5 @@
-"""How the rows of normal mode's dispatches lie on a GPU, and the small parts of memory that come with them."""
+"""The layout of rows in normal mode's dispatches on a GPU, and the workspace of small parts beside
+them."""
 
 from __future__ import annotations
 
@@ -9,29 +10,30 @@ import torch
 from uccl import _core
 from uccl.ep._group import align, align_all
 
-#: Rows that a guess has room for beyond those that came last: one of so many, and no fewer than these.
+#: A guess has room for one sixteenth more rows than the last call, and at least 64 more.
 SPARE, LEAST_SPARE = 16, 64
-#: Words of four bytes that a part of memory is aligned to: kernels of torch's that read one are others where it is not.
+#: Alignment of a part, in words of four bytes: torch has other kernels for tensors that are not so
+#: aligned.
 PART_WORDS = 4
 
 
 class Placed(NamedTuple):
-    """How rows lie: by token, or by expert."""
+    """The layout of rows: by token, or by expert."""
 
     tokens: int
-    """How many there are, or, where the host does not know, may be."""
+    """Tokens, or the most that may arrive if the host has no counts."""
     alignment: int | None = None
-    """Of the rows of each expert; None by token."""
+    """The alignment of each expert's rows; None by token."""
     rows: int | None = None
-    """How many there are by expert."""
+    """Rows by expert."""
     least: int = 0
-    """Rows that a combine needs, as far as the host knows."""
+    """The least rows of a combine's input, as far as the host has counts."""
     stays: bool = False
-    """Whether they are in the buffer, where they arrived: their places are those of the buffer's rows."""
+    """Whether rows stay in the buffer, at the places where they arrived."""
 
     @staticmethod
     def of(counts: tuple[list[int], list[int]], alignment: int | None) -> Placed:
-        """As tokens lie of which so many are from each rank, and so many chose each expert."""
+        """The layout for these counts of tokens by rank and by expert."""
         of_ranks, per_expert = counts
         tokens = sum(of_ranks)
         if alignment is None:
@@ -41,46 +43,46 @@ class Placed(NamedTuple):
 
     @staticmethod
     def at_most(tokens: int, alignment: int | None, top_k: int, local: int) -> Placed:
-        """As rows of so many tokens lie, whatever they choose of so many experts."""
+        """The layout with room for so many tokens, with any choice of so many local experts."""
         rows = None if alignment is None else most_rows(tokens, top_k, local, alignment)
         return Placed(tokens, alignment, rows)
 
     def length(self) -> int:
-        """How many rows there are."""
+        """Rows of the output."""
         return self.tokens if self.rows is None else self.rows
 
     def and_more(self, most: Placed) -> Placed:
-        """Room for so much, and for some more, if there is no more than ``most``."""
+        """The layout with headroom for the next call, limited to ``most``."""
         tokens = min(with_spare(self.tokens), most.tokens)
         if self.alignment is None:
             return Placed(tokens)
         rows = min(with_spare(self.length()), most.length())
-        # What fits then fits with the rows behind the last expert's, that alignment leaves.
+        # Rounded up for the alignment behind the last expert's rows.
         return Placed(tokens, self.alignment, align(rows, self.alignment))
 
 
 def words(length: int) -> int:
-    """So many bytes in words of four."""
+    """Rounds a length in bytes up to words of four bytes."""
     return align(length, 4) // 4
 
 
 def with_spare(count: int) -> int:
-    """Some more."""
+    """Adds one sixteenth of headroom, at least 64 rows."""
     return count + max(count // SPARE, LEAST_SPARE)
 
 
 def most_rows(tokens: int, top_k: int, local: int, alignment: int) -> int:
-    """The most rows by expert of so many tokens."""
+    """The most rows by expert for so many tokens."""
     return align(tokens * min(top_k, local) + (alignment - 1) * local, alignment)
 
 
 class Parts(NamedTuple):
-    """Parts of one piece of memory: where each begins, in words of four bytes, or how long it is."""
+    """Parts of one piece of memory: their offsets or lengths, in words of four bytes."""
 
     spare: int
     """Scratch of the first combine."""
     scratch: int
-    """Of the dispatch."""
+    """Scratch of the dispatch."""
     starts: int
     """``[R + 1]``: the first token of each rank."""
     per_expert: int
@@ -88,9 +90,9 @@ class Parts(NamedTuple):
     src_info: int
     """``[m]``: numbers of tokens at their ranks."""
     origin: int
-    """``[m]``: ranks of tokens."""
+    """``[m]``: ranks of tokens, and this rank's index among the token's ranks."""
     ends: int
-    """``[E/R]``: behind the last row of each expert, where rows are by expert."""
+    """``[E/R]``: the row behind the last of each expert, where rows are by expert."""
     metadata: int
     """``[m, K + 2]``, where rows are by expert."""
     choices: int
@@ -98,7 +100,7 @@ class Parts(NamedTuple):
     scales: int
 
     def cut(self) -> Cut:
-        """Parts of these lengths, one behind the other."""
+        """The offsets of parts with these lengths, one behind the other."""
         at, end = [], 0
         for length in self:
             at.append(end)
@@ -107,11 +109,11 @@ class Parts(NamedTuple):
 
 
 class Cut:
-    """How a piece of memory of so many words is cut into parts."""
+    """Offsets of the parts in a piece of memory, and its length in words."""
 
     def __init__(self, at: Parts, length: int) -> None:
         self.at, self.length = at, length
-        #: What the engine knows of it.
+        #: The engine's copy of the offsets.
         self.native = _core.EpCudaParts(at)
 
 
@@ -120,13 +122,13 @@ class Small(NamedTuple):
 
     memory: torch.Tensor
     start: int
-    """Its address."""
+    """The address of the memory."""
     cut: Cut
 
     def tensor(
         self, part: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, strides: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """A part, as a tensor that to torch is no view of another one: it may be written to in place where autograd looks, whenever the memory
-        was made."""
+        """A part as a tensor that is no view for torch: autograd then allows writes in place,
+        regardless of when the memory was made."""
         made = torch.empty(0, dtype=dtype, device=self.memory.device)
         return made.set_(self.memory.untyped_storage(), 4 * part // dtype.itemsize, shape, strides or (*shape[1:], 1))

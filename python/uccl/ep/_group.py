@@ -1,4 +1,4 @@
-"""Ranks that find each other, by whatever group the caller has."""
+"""Ranks that find each other through the caller's group."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import torch
 
 from uccl import _core
 
-#: Seconds that a call waits for its peers, unless the caller says.
+#: Seconds that a call waits for its peers, if the caller gives no number.
 TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
 DEFAULT_TIMEOUT = 100.0
-#: Ranks of one host that have different numbers here reach each other over the network, as if they were on several hosts.
+#: Ranks of one host with different numbers here reach each other over the network, as if they were
+#: on several hosts.
 NODE = "UCCL_EP_NODE"
-#: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
+#: The device of tensors, for callers that cannot pass ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
-#: Tokens of each rank that normal mode's hint has room for at once, twice; more go in rounds, but on GPUs.
+#: Tokens of each rank that normal mode's hint has room for, in each of two calls; more go in
+#: rounds, except on GPUs.
 TOKENS = "UCCL_EP_TOKENS_AT_ONCE"
 CPU = torch.device("cpu")
 
 
 def timeout_of(seconds: float | None) -> float:
-    """The seconds that were said, or the environment's, or a hundred."""
+    """The caller's seconds, or the environment's, or a hundred."""
     if seconds is None:
         seconds = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
     if seconds <= 0:
@@ -32,7 +34,7 @@ def timeout_of(seconds: float | None) -> float:
 
 
 def node_of_environment() -> int | None:
-    """The number that was said, if any."""
+    """The environment's node number, if there is one."""
     text = os.environ.get(NODE, "")
     if not text:
         return None
@@ -42,7 +44,8 @@ def node_of_environment() -> int | None:
 
 
 class Ranks:
-    """A torch process group (gloo or NCCL), or an MPI communicator; or a rank by itself, which meets others by a store."""
+    """A torch process group (gloo or NCCL), or an MPI communicator; or a single rank, which meets
+    others by a store."""
 
     def __init__(
         self,
@@ -65,7 +68,8 @@ class Ranks:
             self.rank, self.size = rank, num_ranks
 
     def exchange(self, mine: bytes) -> list[bytes | None]:
-        """What every rank gives, in order of rank; a rank that has only a store is alone until it is connected."""
+        """The bytes of all ranks, in order of rank. A rank that has only a store is alone until it
+        is connected."""
         everyone: list[Any] = [None] * self.size
         if self.group is not None:
             torch.distributed.all_gather_object(everyone, mine, group=self.group)
@@ -76,7 +80,7 @@ class Ranks:
         return everyone
 
     def has_peers(self) -> bool:
-        """Whether there is more than a store."""
+        """Whether there is a group or a communicator, besides a store."""
         return self.group is not None or self._comm is not None
 
     def is_whole(self, ranks: list[int]) -> bool:
@@ -84,7 +88,7 @@ class Ranks:
         return self.has_peers() and ranks == list(range(self.size))
 
     def join(self, pool: int, timeout: float | None, masks_late: bool) -> Any:
-        """This rank's end of the group."""
+        """Joins the group; returns the engine's object of this rank."""
         return _core.EpGroup(
             rank=self.rank,
             ranks=self.size,
@@ -97,11 +101,12 @@ class Ranks:
 
 
 class NotHere(NotImplementedError, AttributeError):
-    """Answers for a name that DeepEP has: it is not here, so that ``hasattr`` is False, and why is said."""
+    """For a name of DeepEP that does not exist here. It is an AttributeError, so that ``hasattr``
+    is False, and its text says why."""
 
 
 def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
-    """Takes keywords that other libraries have, as long as they ask for nothing."""
+    """Accepts keywords of other libraries if they are None or False, and raises for others."""
     if not keywords:
         return
     asked = sorted(name for name, value in keywords.items() if value is not None and value is not False)
@@ -110,7 +115,8 @@ def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
 
 
 class PoolMemory:
-    """Bytes of a GPU's memory that torch makes a tensor of. The pool lives as long as this."""
+    """A range of a GPU's memory that torch makes a tensor of. The pool lives as long as this
+    object."""
 
     def __init__(self, native: Any, offset: int, size: int) -> None:
         self._native = native
@@ -125,7 +131,7 @@ class PoolMemory:
 def pool_tensor(
     native: Any, dtype: torch.dtype, offset: int, count: int | None, device: torch.device
 ) -> torch.Tensor:
-    """Elements of a rank's own pool, which is on a device, ``offset`` bytes from its start."""
+    """Elements of a rank's own pool on a device, starting ``offset`` bytes into it."""
     size = torch.empty(0, dtype=dtype).element_size()
     most = (native.pool_len - offset) // size
     count = most if count is None else count
@@ -142,7 +148,7 @@ def pool_tensor(
 
 
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Raises for a tensor that is not where the buffer's tensors are."""
+    """Raises for a tensor on another device than the buffer's tensors."""
     if tensor.device == device:
         return
     why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
@@ -152,7 +158,7 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
 
 
 def fits(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
-    """Whether a shape is this one (None: any length)."""
+    """Whether a shape equals this one (None: any length)."""
     if len(have) != len(shape):
         return False
     for length, want in zip(have, shape):
@@ -168,7 +174,8 @@ def check(
     *dtypes: torch.dtype,
     device: torch.device = CPU,
 ) -> torch.Tensor:
-    """The tensor, if it is contiguous, on the device, and of this shape (None: any length) and one of these dtypes."""
+    """Returns the tensor, if it is contiguous, on the device, and of this shape (None: any length)
+    and one of these dtypes."""
     on_device(name, tensor, device)
     have = tensor.shape
     if have != shape and not fits(have, shape):
@@ -182,19 +189,21 @@ def check(
 
 
 def address(tensor: torch.Tensor | None) -> int:
-    """Where a tensor is; 0 for none, and for one without elements."""
+    """A tensor's address; 0 for None, and for one without elements."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def weights_address(weights: torch.Tensor | None) -> int:
-    """Where weights are. All ranks give them or none does, so those of no token are told from none."""
+    """The address of weights. It is 1 for weights of no token: all ranks give weights or none does,
+    so these differ from None."""
     return 0 if weights is None else address(weights) or 1
 
 
 def scales_in(
     scales: torch.Tensor | None, tokens: int, device: torch.device = CPU
 ) -> tuple[int, int, int, int] | None:
-    """Scales of four bytes each, of any strides: address, words of a token, strides by token and by word."""
+    """Scales of four bytes each, of any strides: address, words of a token, strides by token and by
+    word."""
     if scales is None:
         return None
     on_device("scales", scales, device)
@@ -218,7 +227,7 @@ def scales_for(scales: torch.Tensor | None, rows: int, is_col_major: bool) -> to
 
 
 def biases(bias: Any, out: torch.Tensor) -> tuple[int, int]:
-    """Addresses of up to two biases, which are as ``out``."""
+    """Addresses of up to two biases, of the shape and dtype of ``out``."""
     given = bias if isinstance(bias, tuple) else (bias, None)
     if len(given) > 2:
         raise ValueError(f"there are up to two biases, not {len(given)}")
@@ -230,7 +239,7 @@ def biases(bias: Any, out: torch.Tensor) -> tuple[int, int]:
 
 
 def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:
-    """Where tokens go, by their choices."""
+    """The routing of tokens, from their choices."""
     check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32)
     tokens, top_k = topk_idx.shape
     return _core.EpRouting.by_choices(
@@ -244,12 +253,12 @@ def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:
 
 
 def align(count: int, to: int) -> int:
-    """The next multiple."""
+    """The count rounded up to a multiple."""
     return -(-count // to) * to
 
 
 def align_all(counts: list[int], to: int) -> list[int]:
-    """The next multiple of each."""
+    """Each count rounded up to a multiple."""
     return counts if to == 1 else [align(count, to) for count in counts]
 
 

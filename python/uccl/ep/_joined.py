@@ -1,4 +1,4 @@
-"""What both buffers are: one rank's end of a group, whose ranks may come and go."""
+"""The base of both buffers: one rank's end of a group, where ranks may come and go."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
 
 MAX_TOP_K = 32
-#: The experts of a rank that size hints have room for.
+#: Experts of a rank that size hints have room for.
 LOCAL_EXPERTS = 256
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a buffer is made of, wherever it is."""
+    """A buffer's parameters, for the CPU and for GPUs."""
 
     pool: int
     """Bytes."""
     timeout: float | None
     """Seconds that a call waits for its peers."""
     gpu_timeout: float | None
-    """The same on a GPU."""
+    """Seconds that a call on a GPU waits for its peers."""
     masks_late: bool = False
     count_timeout: float | None = None
-    """On a GPU, how long the host waits for counts: twice the timeout unless it is said, because work that the stream was given before may wait
-    for its peers too."""
+    """With GPUs, seconds that the host waits for counts. None: twice the timeout, because earlier
+    work on the stream may wait for its peers too."""
     by_host: bool = False
-    """Whether ranks do not reach each other's GPU memory."""
+    """Whether ranks do not reach each other's GPU memory, and use host memory."""
 
 
 class Joined:
-    """One rank's end of a group, and the memory that its calls return tensors in."""
+    """One rank's end of a group, and the memory of the tensors that its calls return."""
 
-    #: Whether a buffer is on the current GPU, if there is one, where nothing says otherwise.
+    #: Whether a buffer is on the current GPU, if there is one, where no argument or setting names a
+    #: device.
     prefers_gpu = False
 
     def __init__(self, ranks: Ranks, made: Made, place: Place) -> None:
         self._ranks, self._made = ranks, made
         self.group = ranks.group
         self._memory = Memory()
-        #: Whether the first tensor says where the buffer is.
+        #: Whether the first tensor decides where the buffer is.
         self._may_move = place.may_move
         self._last_meeting: Meeting | None = None
         self._join(place.gpu)
 
     def _join(self, gpu: torch.device | None) -> None:
-        """Collective."""
+        """Joins the group. Collective."""
         made = self._made
         timeout = made.timeout if gpu is None else made.gpu_timeout
         self._timeout = timeout_of(timeout)
@@ -74,8 +75,8 @@ class Joined:
             self._normal = NormalMode(self._gpu, made.count_timeout or 2 * self._timeout)
 
     def _begin(self, tensor: torch.Tensor) -> None:
-        """What each call begins with. The first one of all ranks makes the buffer anew on their GPUs, if its tensor is there and nothing has said
-        where the buffer is."""
+        """Begins a call. In the first one, if no rank has named a device and the tensor is on a
+        GPU, all ranks make the buffer again on their GPUs."""
         self._check_is_there()
         if self._may_move:
             self._may_move = False
@@ -94,7 +95,8 @@ class Joined:
         return NotHere(f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far")
 
     def check(self) -> None:
-        """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""
+        """Raises the failure of a call on a GPU that has ended. It waits for no call. On the CPU
+        calls raise it themselves."""
         if self._gpu is not None:
             self._gpu.native.check()
 
@@ -107,7 +109,7 @@ class Joined:
             raise RuntimeError("the buffer has been destroyed")
 
     def destroy(self) -> None:
-        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
+        """Drops the buffer's memory. Local: other ranks are not told."""
         self._native = self._gpu = self._low_latency = self._normal = None
 
     def get_comm_stream(self) -> torch.cuda.Stream | None:
@@ -115,28 +117,43 @@ class Joined:
         return None if self._gpu is None else self._gpu.current_stream()
 
     def _wait_for(self, event: EventHandle | EventOverlap | None) -> None:
-        """Has the stream of the next call wait for an event of any of the kinds that callers pass."""
+        """Makes the stream of the next call wait for an event of any of the kinds that callers
+        pass."""
         if isinstance(event, EventOverlap):
             event = event.event
         if event is not None:
             event.current_stream_wait(self.get_comm_stream())
 
     def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
-        """What a call returns: with an event of its stream if it was asynchronous."""
+        """The event that a call returns: of its stream if the call is asynchronous, or else empty.
+        """
         return EventOverlap(EventHandle(self.get_comm_stream()), tensors) if is_async else EventOverlap()
 
     @property
     def generation(self) -> int:
-        """How often ranks have met. A handle of an earlier generation is refused."""
+        """The number of meetings of the ranks so far. A handle of an earlier generation is refused.
+        """
         return self.runtime.generation
 
     def connect_ranks(self, ranks: Iterable[int], activate: bool = True, store: Any = None) -> None:
-        """Has ranks take part that were not there, or are there again.
+        """Lets ranks take part that are new, or have come back.
 
-        Every rank that takes part calls this, with those that it does not know yet: the new ones with all others. They meet by
-        ``store``, a ``torch.distributed.Store``, or the one that the buffer was made with; without any, all ranks of the
-        group meet by the group. Without ``activate`` the ranks are masked until :meth:`update_mask_buffer` lets
-        them take part; all have to make as many calls until then.
+        Every rank that takes part calls this with the ranks that it does not know yet; new ones
+        name all others. They meet by ``store``, or the store of the buffer; without any, all ranks
+        of the group meet by the group.
+
+        Args:
+            ranks: The ranks that this one does not know yet.
+            activate: Whether they take part at once. Otherwise they are masked until
+                :meth:`update_mask_buffer` readmits them; until then all ranks have to make as many
+                calls.
+            store: A ``torch.distributed.Store``.
+
+        Raises:
+            NotImplementedError: If the buffer is on GPUs.
+            TimeoutError: If a rank does not come to the meeting in time.
+            ValueError: For a rank that the buffer has no room for, or without a store if some ranks
+                of the group are missing.
         """
         new = self._checked(ranks)
         self._regroup(self._active() | new, store)
@@ -145,15 +162,32 @@ class Joined:
                 self.runtime.mask(rank, True)
 
     def disconnect_ranks(self, ranks: Iterable[int], store: Any = None) -> None:
-        """Lets go of ranks, and of the memory of theirs that was mapped. Every rank that stays calls this, as
-        :meth:`connect_ranks`; those that leave destroy their buffers, or have ended."""
+        """Drops ranks, and the mapped memory of theirs.
+
+        Every rank that stays calls this, as :meth:`connect_ranks`; those that leave destroy their
+        buffers, or have ended.
+
+        Args:
+            ranks: The ranks that leave.
+            store: A ``torch.distributed.Store``; None: the store of the buffer.
+
+        Raises:
+            NotImplementedError: If the buffer is on GPUs.
+            TimeoutError: If a rank does not come to the meeting in time.
+            ValueError: If this rank is among them; it leaves by :meth:`destroy`.
+        """
         gone = self._checked(ranks)
         if self._ranks.rank in gone:
             raise ValueError(f"rank {self._ranks.rank} is this one; it leaves by destroy()")
         self._regroup(self._active() - gone, store)
 
     def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of the calls that follow, or lets it take part again."""
+        """Leaves a rank out of later calls, or readmits it.
+
+        Args:
+            rank_to_mask: The rank.
+            mask: Whether it is left out.
+        """
         if self._gpu is None:
             self.runtime.mask(rank_to_mask, mask)
             return
@@ -164,7 +198,8 @@ class Joined:
             self._gpu.mask(let_in=1 << rank_to_mask)
 
     def query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out, because they are masked or not there."""
+        """Writes to ``mask_status``, ``[R]`` i32, a 1 for each rank that is masked or gone, else 0.
+        """
         check("mask_status", mask_status, (self._ranks.size,), torch.int32, device=self.device)
         if self._gpu is not None:
             self._gpu.mask(status=mask_status)
@@ -172,7 +207,7 @@ class Joined:
         mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
 
     def clean_mask_buffer(self) -> None:
-        """Lets all ranks take part again that are there."""
+        """Readmits all ranks that are there."""
         if self._gpu is not None:
             self._gpu.mask(let_in=(1 << self._ranks.size) - 1)
             return
@@ -197,12 +232,13 @@ class Joined:
         self._memory = Memory()
 
     def _barrier(self) -> None:
-        """Waits for all ranks that take part: a call like others, with the buffer's timeout and its masks. On a GPU the stream waits."""
+        """Waits for all ranks that take part, like any call, with the buffer's timeout and masks.
+        On a GPU the stream waits."""
         self._check_is_there()
         if self._low_latency is None:
             self._native.barrier()
             return
-        # A dispatch of no token, which waits for what all ranks tell.
+        # A dispatch without tokens, which waits for the headers of all ranks.
         size = self._ranks.size
         x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
         chosen = torch.empty((0, 1), dtype=torch.int64, device=self.device)
@@ -210,7 +246,8 @@ class Joined:
         self._low_latency.dispatch(x, chosen, (1, size), form, (None, None)).receive()
 
     def _meet(self, ranks: set[int], store: Any, meet: Callable[[Any], Any]) -> Any:
-        """What ``meet`` returns, which is given a function by which these ranks give each other bytes."""
+        """Returns the result of ``meet``, which gets a function by which these ranks exchange
+        bytes."""
         all_of_them, store = sorted(ranks), store or self._ranks.store
         if store is None:
             if not self._ranks.is_whole(all_of_them):
@@ -220,7 +257,7 @@ class Joined:
         met = meet(meeting.exchange)
         before, self._last_meeting = self._last_meeting, meeting
         if before is not None:
-            # Ranks have met. A store that has gone since has nothing left to remove.
+            # All ranks have met. A store that is gone by now has nothing left to remove.
             with contextlib.suppress(RuntimeError):
                 before.clear()
         return met

@@ -1,4 +1,5 @@
-"""Ranks that meet by a store: for those that no process group has together, because some have gone or come later."""
+"""Ranks that meet by a store, because no process group has all of them: some have gone, or come
+later."""
 
 from __future__ import annotations
 
@@ -6,18 +7,19 @@ import secrets
 import time
 from typing import Any
 
-#: Seconds between two looks at the store: each takes longer than the one before, up to the last. A wait of the store's own would
-#: not be interrupted, and torch logs each that ends without a key.
+#: Seconds between two reads of the store, doubled each time. A wait of the store's own could not be
+#: interrupted, and torch logs each one that ends without a key.
 FIRST_NAP, LAST_NAP = 0.001, 0.05
-#: What no rank writes to the store.
+#: A value that no rank writes to the store.
 ABSENT = b"-"
 
 
 class Meeting:
-    """What some ranks give each other over a ``torch.distributed.Store``, turn by turn.
+    """Ranks that exchange bytes over a ``torch.distributed.Store``, turn by turn.
 
-    All of them know who meets. Each *asks* with a number that nobody had before, and the first of them gives all who asked the name
-    of this meeting: so what is left of earlier ones, or of a process that has died, is never taken for an answer.
+    All of them have the same list of ranks. Each *asks* with a fresh random number, and the first rank answers
+    each of them with the name of this meeting. So keys left by earlier meetings, or by a process
+    that has died, are never taken for an answer.
     """
 
     def __init__(self, store: Any, me: int, ranks: list[int], size: int, timeout: float) -> None:
@@ -27,7 +29,7 @@ class Meeting:
         self._name, self._turn = "", 0
 
     def exchange(self, mine: bytes) -> list[bytes | None]:
-        """What every rank gives, in order of rank; None for those that do not meet."""
+        """The bytes of all ranks, in order of rank; None for ranks that do not meet."""
         deadline = time.monotonic() + self._timeout
         if not self._name:
             self._name = self._begin(deadline)
@@ -37,26 +39,27 @@ class Meeting:
         given: list[bytes | None] = [None] * self._size
         for rank in self._ranks:
             given[rank] = told[rank]
-        # Who gives something in this turn has read what was given in the one before.
+        # A rank that writes in this turn has read all bytes of the turn before.
         if self._turn > 1:
             self._store.delete_key(self._key(self._turn - 1, self._me))
         return given
 
     def clear(self) -> None:
-        """Removes what is left in the store, once all have begun another meeting, or have gone."""
+        """Removes the remaining keys, once all ranks have begun another meeting or are gone."""
         for rank in self._ranks:
             self._store.delete_key(self._key(self._turn, rank))
 
     def _look(self, key: str) -> bytes:
-        """What is at a key, or :data:`ABSENT`: a rank that gave up has removed its own. Of the store's calls this is the only one that
-        reads and waits for nobody: it changes nothing, because nobody writes what it is to find."""
+        """The value at a key, or :data:`ABSENT`, since a rank that gave up has removed its own. Of
+        the store's calls only this one reads without a wait. It changes nothing, because no rank
+        writes the expected value."""
         return bytes(self._store.compare_set(key, ABSENT.decode(), ABSENT.decode()))
 
     def _key(self, turn: int, rank: int) -> str:
         return f"{self._prefix}/{self._name}/{turn}/{rank}"
 
     def _begin(self, deadline: float) -> str:
-        """The meeting's name."""
+        """Agrees on the meeting's name."""
         ours = secrets.token_hex(8)
         asked = {rank: f"{self._prefix}/asked/{rank}" for rank in self._ranks}
         self._store.set(asked[self._me], ours)
@@ -74,8 +77,8 @@ class Meeting:
             raise
 
     def _wait(self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None) -> dict[int, bytes]:
-        """What is at keys of ranks, once all are there. Who has not given its own, or has not ``asked``, is named when that takes too
-        long."""
+        """The values at the ranks' keys, once all are there. A timeout names the ranks that have
+        not written theirs, or have not ``asked``."""
         nap = FIRST_NAP
         while True:
             if self._store.check(list(keys.values())):

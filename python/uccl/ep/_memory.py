@@ -1,7 +1,7 @@
-"""Memory for outputs, which is used again once nobody holds what was returned in it.
+"""Memory for outputs, which is used again once all returned tensors in it are gone.
 
-Worst-case outputs are large and mostly untouched. Fresh memory of the kernel's would be zeroed at each call, which
-takes longer than the call.
+Worst-case outputs are large and mostly untouched. Fresh memory from the kernel would be zeroed at
+each call, which takes longer than the call.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 
 from uccl import _core
 
-#: Blocks that are kept while nobody uses them: those of the calls that may be under way.
+#: Blocks that are kept while they are unused: enough for the calls that may be in flight.
 KEPT = 16
-#: Below this, torch's own allocator does.
+#: Smaller tensors come from torch's own allocator.
 SMALLEST = 1 << 18
 
 
 class Block:
-    """Memory of torch's, or some that peers read where it is."""
+    """Memory of torch, or memory that peers read in place."""
 
     def __init__(self, size: int, native: Any = None) -> None:
         self.size, self.native = size, native
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of the first byte."""
         return self._owner.data_ptr() if self.native is None else self._owner.address
 
     def is_free(self) -> bool:
@@ -39,7 +39,7 @@ class Block:
 
 
 class Memory:
-    """Blocks that one buffer's calls return tensors in."""
+    """Blocks for the tensors that one buffer's calls return."""
 
     def __init__(self) -> None:
         self._free: list[Block] = []
@@ -72,6 +72,6 @@ class Memory:
 
 
 def give_back(free: list[Block], block: Block) -> None:
-    """Keeps a block for the next call; there are no more than enough, and the oldest goes first."""
+    """Keeps a block for later calls, and drops the oldest beyond ``KEPT``."""
     free.append(block)
     del free[:-KEPT]

@@ -22,7 +22,8 @@ __all__ = ["NixlNotFound", "plugin_dir"]
 
 NixlNotFound = _find.NixlNotFound
 
-#: What NIXL loads for the backend ``UCCL``; a wheel that was built without a C++ compiler does not have it.
+#: The library that NIXL loads for the backend ``UCCL``; a wheel built without a C++ compiler lacks
+#: it.
 _PLUGIN = Path(__file__).with_name("libplugin_UCCL.so")
 
 

@@ -53,7 +53,8 @@ def _chosen() -> str:
 
 
 def _cuda_major() -> int | None:
-    """What releases of ``nixl`` that look at CUDA's version see; None for those that do not."""
+    """The CUDA version that releases of ``nixl`` with such a check find; None for other releases.
+    """
     if not importlib.util.find_spec("nixl_meta_utils"):
         return None
     try:
@@ -61,7 +62,7 @@ def _cuda_major() -> int | None:
 
         return nixl_meta_utils.detect_cuda_major()
     except Exception:
-        # Whatever is the matter with CUDA's packages, import nixl has to report it.
+        # A problem with CUDA's packages is for import nixl to report.
         return None
 
 
@@ -69,7 +70,7 @@ def _check_version(package: str) -> None:
     try:
         version = importlib.metadata.version(_distribution(package))
     except importlib.metadata.PackageNotFoundError:
-        # It was not installed by pip: whoever put it there knows.
+        # NIXL was not installed by pip, so its version is unknown and its user's concern.
         return
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < _OLDEST:

@@ -1,1 +1,1 @@
-"""Where DeepEP has its buffers."""
+"""DeepEP's buffers."""

@@ -1,4 +1,4 @@
-"""Names that callers look for here."""
+"""Names that callers import from here."""
 
 from deep_ep.utils import event
 from uccl.ep import EventHandle, EventOverlap

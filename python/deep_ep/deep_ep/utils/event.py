@@ -1,4 +1,4 @@
-"""Names that callers look for here."""
+"""Names that callers import from here."""
 
 from uccl.ep import EventHandle, EventOverlap
 
