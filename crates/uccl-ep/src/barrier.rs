@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Group {
-    /// Waits until every rank that takes part has called this too. It is a call like others, of one round without data: numbered,
-    /// with the group's deadline and its masks.
+    /// Waits until every rank that takes part has called this too. It is a call of one round
+    /// without data: numbered, with the group's deadline and its masks.
     ///
     /// # Errors
     /// A peer is late, or makes another call.

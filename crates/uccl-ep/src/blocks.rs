@@ -1,4 +1,4 @@
-//! Memory of a rank that its peers read where it is. They map it when a call first tells of it.
+//! Memory of a rank that its peers read in place. A peer maps it when a call first names it.
 
 use std::{
     collections::VecDeque,
@@ -24,20 +24,20 @@ use crate::{
 
 /// Bytes before a block's memory: its owner's nonce and its number.
 const HEAD: usize = 4096;
-/// Blocks of peers that stay mapped. Far more than calls use in turns.
+/// Blocks of peers that stay mapped: far more than calls use in turn.
 const MAPPED: usize = 64;
 
-/// Memory that peers can read where it is.
+/// Memory that peers can read in place.
 #[derive(Debug)]
 pub struct Block {
     segment: Segment,
     id: u32,
-    /// Calls whose peers read from it, as far as they may not have ended.
+    /// Calls that peers may still read from it.
     pub(crate) calls: Mutex<SmallVec<[u64; SLOTS]>>,
 }
 
 impl Block {
-    /// Where it begins. All zero at first.
+    /// The address of its first byte. The memory is zero at first.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: a segment is longer than its head.
@@ -49,18 +49,18 @@ impl Block {
         start..start + self.segment.len() - HEAD
     }
 
-    /// What peers are told: its descriptor and its number, never 0.
+    /// The word that peers get: the block's descriptor and its number, never 0.
     pub(crate) fn word(&self) -> u64 {
         u64::from(self.segment.fd().as_raw_fd().cast_unsigned()) << 32 | u64::from(self.id)
     }
 
-    /// Where in the block's segment an address of it is.
+    /// The offset of an address in the block's segment.
     pub(crate) fn offset_of(&self, address: *const u8) -> u64 {
         (address.addr() - self.segment.as_ptr().addr()) as u64
     }
 }
 
-/// A peer whose blocks can be mapped.
+/// A peer with blocks that can be mapped.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     pid: u32,
@@ -86,7 +86,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// `cards` are those of all ranks, and `me` is this one. Ranks of another node have no blocks here.
+    /// `cards` are those of all ranks, and `me` is this one. Ranks of another node have no blocks
+    /// here.
     pub(crate) fn new(cards: &[Option<EpCard>], me: usize) -> Self {
         let own = cards.get(me).copied().flatten();
         let is_near = |card: &EpCard| own.is_some_and(|own| own.is_near(card));
@@ -123,7 +124,7 @@ impl Blocks {
         self.peers.iter().all(Option::is_some)
     }
 
-    /// The block that memory is in.
+    /// The block that contains this memory.
     pub(crate) fn find(&self, memory: &Range<usize>) -> Option<Arc<Block>> {
         let has_it = |block: &Arc<Block>| {
             let range = block.range();
@@ -132,7 +133,7 @@ impl Blocks {
         self.own.lock().iter().filter_map(Weak::upgrade).find(has_it)
     }
 
-    /// The block of which a peer told.
+    /// The block that a peer has named.
     ///
     /// # Errors
     /// It cannot be mapped.

@@ -1,4 +1,4 @@
-//! What experts made of tokens comes back, and is summed.
+//! Combine: the experts' rows come back and are summed.
 
 mod reading;
 mod relay;
@@ -26,7 +26,7 @@ use crate::{
     waits::Waits,
 };
 
-/// What a rank sends back for each token.
+/// The rows that a rank sends back for each token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sends {
     /// The token's one row.
@@ -37,15 +37,16 @@ pub enum Sends {
     SumOfExperts,
 }
 
-/// How a token's sum is made of the rows that come back. Each sum is made in f32 and rounded once.
+/// The order in which a token's returned rows are summed. Each sum is made in f32 and rounded once.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sums {
     /// Rank by rank, ascending. Weights are summed too.
     ByRank,
     /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
     ByChoice,
-    /// Each choice multiplied by its weight, of which there is one for each choice of each token: rank by rank, in the order of their first
-    /// choices. Of each rank its choices are summed, one by one, before that is added.
+    /// Each choice multiplied by its weight, one for each choice of each token: rank by rank, in
+    /// the order of their first choices. The choices of one rank are summed first, one by one, and
+    /// this part is added.
     Weighted(*const f32),
 }
 
@@ -63,27 +64,29 @@ pub enum Order {
 pub struct Results {
     /// The first row.
     pub rows: *const u8,
-    /// How many rows there are.
+    /// The number of rows.
     pub len: usize,
     /// Bytes from one row to the next.
     pub stride: usize,
     /// Values of a row.
     pub hidden: usize,
-    /// What is sent of them.
+    /// The rows that are sent.
     pub sends: Sends,
-    /// Weights that go back too: one for each choice of each row, or, by experts, one for each row.
+    /// Weights that go back too: one for each choice of each row; or, where rows are by expert, one
+    /// for each row.
     pub weights: Option<*const f32>,
-    /// Whether rows are packed as LogFMT-10 on their way.
+    /// Whether rows are packed as LogFMT-10 in transit.
     pub is_packed: bool,
-    /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and rounded to bf16, and the sum goes
-    /// across; in the order that the sum of nodes has too. Else every row goes all the way.
+    /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and
+    /// rounded to bf16, and only this sum crosses to the other node; in this order, which the sum
+    /// of nodes has too. `None`: every row goes all the way.
     pub relays: Option<Order>,
-    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them, and
-    /// peers read rows that are in a [`Block`] where they are.
+    /// Whether rows do not change until the combine has ended: this rank's own tokens are then
+    /// summed from them, and peers read rows in a [`Block`] in place.
     pub stays: bool,
 }
 
-/// Choices of a combine's own: one for each choice of each token.
+/// Choices given to a combine: one for each choice of each token.
 #[derive(Clone, Copy, Debug)]
 pub enum Chosen {
     /// Of 32 bits.
@@ -96,7 +99,7 @@ impl Chosen {
     /// # Safety
     /// There is a choice `at`.
     unsafe fn is_none(self, at: usize) -> bool {
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             match self {
                 Self::I32(all) => all.add(at).read() < 0,
@@ -109,34 +112,35 @@ impl Chosen {
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Combined {
-    /// The first row of bf16; as long as one another.
+    /// The first row of bf16; rows are contiguous.
     pub rows: *mut u16,
-    /// How they are made.
+    /// The order of the sums.
     pub sums: Sums,
-    /// Up to two rows for each token that each sum begins with.
+    /// Up to two first addends of each sum, with a row for each token.
     pub bias: [Option<*const u16>; 2],
     /// Weights: one for each choice of each token.
     pub weights: Option<*mut f32>,
 }
 
-/// A combine under way. One that is dropped before it has ended is a call that this rank gave up on: peers that wait for it are told.
+/// A combine in flight. A drop before its end gives the call up, and tells the peers that wait for
+/// it.
 pub struct Combine {
     part: Part,
     call: Call,
     begun: Begun,
     waits: Waits,
-    /// Whether the end waits for those that read this rank's block.
+    /// Whether the end waits for the peers that read this rank's block.
     waits_for_readers: bool,
 }
 
-/// What this rank sends back, and how a place is divided.
+/// The rows that this rank sends back, and the layout of a place.
 struct Part {
     handle: Arc<Handle>,
     results: Results,
     row: Row,
-    /// How a place is divided, if rows are relayed.
+    /// The layout of a place, if rows are relayed.
     levels: Option<Levels>,
-    /// What peers read rows from.
+    /// The block from which peers read rows in place.
     block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
@@ -144,19 +148,19 @@ struct Part {
     chosen: Option<Chosen>,
 }
 
-// SAFETY: what its pointers lead to may be used by any thread, as `Combine::begin` demands.
+// SAFETY: any thread may use the memory behind its pointers, as `Combine::begin` demands.
 unsafe impl Send for Part {}
 
 impl Combine {
-    /// Begins to send rows back to where their tokens came from. Where all fit at once ([`Room::Tokens`]) they have been
-    /// sent when this returns.
+    /// Begins to send rows back to the ranks of their tokens. Where all fit at once
+    /// ([`Room::Tokens`]), they have been sent when this returns.
     ///
     /// # Errors
     /// Arguments are wrong, or a peer is late.
     ///
     /// # Safety
-    /// `results` describes memory with those rows and weights that `handle` tells of, which any thread may read, until
-    /// this returns or, in rounds and with `stays`, until the combine is over or dropped.
+    /// `results` describes memory with the rows and weights of `handle`, which any thread may read,
+    /// until this returns or, in rounds and with `stays`, until the combine is over or dropped.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
         results: Results,
@@ -170,7 +174,8 @@ impl Combine {
         let levels = Levels::of(handle, &results)?;
         let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
         let weights = weights.map_or(0, |_| top_k);
-        // Where every row goes all the way, a place may be smaller. All ranks see that alike.
+        // Where every row goes all the way, a place may be smaller. All ranks come to the same
+        // result.
         let levels = levels.filter(|levels| match handle.room {
             Room::Tokens(tokens) => {
                 Row { values, weights, slots: levels.slots() }.place(tokens) <= group.pool_len()
@@ -201,7 +206,8 @@ impl Combine {
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
         let mut parties = group.parties(nodes);
-        // A rank that the dispatch did not go to has no rows of this one's tokens, nor this one of its.
+        // A rank that the dispatch left out has no rows of this rank's tokens, nor this rank of its
+        // tokens.
         let both = parties.is_there.iter_mut().zip(&handle.sent_to);
         both.for_each(|(is_there, sent)| *is_there &= sent);
         let call = Call::new(place, Takes::AllTogether, parties, rounds);
@@ -221,13 +227,14 @@ impl Combine {
         Ok(combine)
     }
 
-    /// Lets the end of the call not wait for peers that read this rank's rows in a block: whoever writes there next
-    /// waits for [`Group::is_read`].
+    /// Lets the call end without a wait for peers that read this rank's rows in a block: the next
+    /// writer there waits for [`Group::is_read`].
     pub fn leave_rows(&mut self) {
         self.waits_for_readers = false;
     }
 
-    /// Leaves out of sums of [each expert](Sends::EachExpert)'s rows what is a negative number here, though the dispatch had it.
+    /// Leaves choices that are negative here out of sums of [each expert](Sends::EachExpert)'s
+    /// rows, though the dispatch had them.
     ///
     /// # Safety
     /// There is a number for each choice of each token, which may be read until the combine is over or dropped.
@@ -235,8 +242,9 @@ impl Combine {
         self.part.chosen = Some(chosen);
     }
 
-    /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
-    /// Returns, by rank, how long this waited for its rows.
+    /// Sums the returned rows, and ends the call. Then no peer reads this rank's rows any more,
+    /// unless [`leave_rows`](Self::leave_rows) was called. Returns, by rank, the time spent waiting
+    /// for its rows.
     ///
     /// # Errors
     /// A peer is late, or combines something else.
@@ -258,7 +266,7 @@ impl Combine {
             let tokens = part.handle.routing.tokens();
             let first = usize::from(round) * part.at_once;
             for token in first..tokens.min(first + part.at_once) {
-                // SAFETY: as the caller has it.
+                // SAFETY: the caller guarantees it.
                 unsafe {
                     match &part.levels {
                         None => part.sum((call, &sources), token, &combined, &mut scratch)?,
@@ -317,15 +325,16 @@ impl Part {
         Header { phase: Phase::Combine, agreed, told }
     }
 
-    /// What a stream's peer tells if it agrees: its block, or 0.
+    /// The part of a stream's header that needs no agreement, if the rest agrees: the peer's block,
+    /// or 0.
     fn told(&self, call: &Call, stream: &Stream) -> Result<u64> {
         let theirs = self.group().window().header(stream, call.number());
         let [block] = self.header().told_by(self.group().rank(), stream.peer, theirs)?;
         Ok(block)
     }
 
-    /// Which of the slots of a token of rank `about` this rank's one row has. `last` is the last of the token's choices that is
-    /// this rank's.
+    /// The slot, among those of a token of rank `about`, of this rank's one row. `last` is the last
+    /// of the token's choices that is this rank's.
     fn slot_of(&self, about: usize, last: usize) -> usize {
         let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
         match &self.levels {
@@ -361,7 +370,7 @@ impl Part {
         }
     }
 
-    /// Writes what goes back for one token.
+    /// Writes the rows that go back for one token.
     ///
     /// # Safety
     /// `slot_at` gives memory for a row of a slot.
@@ -375,7 +384,7 @@ impl Part {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
         let one_slot = || self.slot_of(entry[1] as usize, self.handle.masters[at].into());
-        // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
+        // SAFETY: the caller guarantees it; `check` compared each row with the number of rows.
         unsafe {
             match self.results.sends {
                 Sends::EachExpert => {
@@ -420,7 +429,7 @@ impl Part {
     /// # Safety
     /// There is such a row.
     unsafe fn result(&self, row: usize) -> &[u16] {
-        // SAFETY: as the caller has it; `check` saw that rows are aligned.
+        // SAFETY: the caller guarantees it; `check` saw that rows are aligned.
         unsafe {
             slice::from_raw_parts(
                 self.results.rows.add(row * self.results.stride).cast(),
@@ -432,7 +441,7 @@ impl Part {
     /// # Safety
     /// `out` has room for a row.
     unsafe fn put(&self, row: &[u16], out: *mut u8) {
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             if let Some(block) = &self.block {
                 return out.cast::<u64>().write(block.offset_of(row.as_ptr().cast()));
@@ -448,19 +457,19 @@ impl Part {
     /// `out` has room for a row, and `row` is one that has a weight.
     unsafe fn put_weight(&self, out: *mut u8, k: usize, row: usize) {
         let Some(weights) = self.results.weights else { return };
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read())
         };
     }
 
-    /// Whether rows for this rank's own tokens are read where they are, and not copied to its place.
+    /// Whether rows for this rank's own tokens are read in place, and not copied to its place.
     fn sums_own_in_place(&self) -> bool {
         let Results { sends, weights, is_packed, stays, .. } = self.results;
         stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts
     }
 
-    /// The row of a term that is this rank's own.
+    /// The row of a term of this rank.
     fn own_row(&self, token: usize, term: &Term) -> Option<usize> {
         let me = self.group().rank();
         let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
@@ -473,7 +482,7 @@ impl Part {
         }
     }
 
-    /// How many values a token has on their way to its sum: rows that are unpacked, or the sum of this node.
+    /// Values that a token needs on the way to its sum: unpacked rows, or the sum of this node.
     fn scratch_len(&self) -> usize {
         let rows = if self.results.is_packed { self.row.slots } else { 1 };
         rows * self.results.hidden
@@ -482,7 +491,7 @@ impl Part {
     /// Makes a token's sum.
     ///
     /// # Errors
-    /// A peer tells of a row where none is.
+    /// A peer names a row outside its block.
     ///
     /// # Safety
     /// `combined` has memory for it.
@@ -505,7 +514,8 @@ impl Part {
         for term in &terms {
             if term.rank == me && in_place {
                 let row = self.own_row(token, term);
-                // SAFETY: the table's rows are there (`check`), and stay as they are until the combine has ended.
+                // SAFETY: `check` saw that the table's rows are there; they do not change until the
+                // combine has ended.
                 rows.extend(row.map(|row| unsafe { self.result(row) }));
                 continue;
             }
@@ -513,7 +523,8 @@ impl Part {
             if self.results.is_packed {
                 let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);
                 free = rest;
-                // SAFETY: the row was written before its rank's mark, and nobody writes to it until the call has ended.
+                // SAFETY: the row was written before its rank's mark, and no rank writes to it
+                // until the call has ended.
                 logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
                 rows.push(own);
             } else {
@@ -544,7 +555,7 @@ impl Part {
         Ok(())
     }
 
-    /// Where a slot's row of a token of the round begins in a pool.
+    /// The offset in a pool of a slot's row, for a token of the round.
     fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
         call.place().offset + self.row.at(self.at_once, slot, token)
     }
@@ -555,13 +566,13 @@ impl Part {
         self.group().window().own().pool(at, self.row.stride())
     }
 
-    /// What comes back of a token's weights.
+    /// Sums the weights returned for a token.
     fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
         out.fill(0.0);
         let routing = &self.handle.routing;
         let choices = routing.choices(token);
         for term in terms {
-            // The row of one expert has one weight.
+            // A row of one expert has one weight.
             let has_it = |k| self.results.sends != Sends::EachExpert || k == term.choice;
             let is_its =
                 |k: usize| routing.owner(choices[k]).is_some_and(|(rank, _)| rank == term.rank);
@@ -575,7 +586,7 @@ impl Part {
         }
     }
 
-    /// The weights that a row came with; none if rows have none.
+    /// The weights that came with a row; none if rows have none.
     ///
     /// # Safety
     /// `row` is one that was written.
@@ -585,7 +596,8 @@ impl Part {
         unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), weights) }
     }
 
-    /// A token's terms, in the order of its sum. In the slot of a rank that takes no part in this call is what an earlier one left.
+    /// A token's terms, in the order of its sum. Slots of ranks that take no part in this call have
+    /// data of earlier calls, and are skipped.
     fn terms(&self, call: &Call, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
         let (group, routing) = (self.group(), &self.handle.routing);
         let is_there = |rank: &usize| call.is_there(*rank);
@@ -599,7 +611,8 @@ impl Part {
                     continue;
                 }
                 let rank = routing.owner(*choice).map(|(rank, _)| rank);
-                // An expert that was named before has one row, which has all of its weights but where it is summed as it is.
+                // A repeated choice of an expert has no row of its own. Its weight adds to that row
+                // only in weighted sums.
                 let slot = first_of(choices, k);
                 let counts = slot == k || matches!(sums, Sums::Weighted(_));
                 if let Some(rank) = rank.filter(is_there).filter(|_| counts) {
@@ -630,7 +643,7 @@ impl Part {
     }
 }
 
-/// Has terms, which are in the order of their choices, follow the first one of their rank.
+/// Moves terms, which are in the order of their choices, behind the first one of their rank.
 fn gather_ranks(terms: &mut [Term]) {
     for at in 1..terms.len() {
         let rank = terms[at].rank;
@@ -640,29 +653,30 @@ fn gather_ranks(terms: &mut [Term]) {
     }
 }
 
-/// Slots of a token for one row of each of so many ranks, or nodes: of each choice, if these are fewer.
+/// Slots of a token for one row from each of so many ranks or nodes; or one for each choice, if
+/// these are fewer.
 fn one_of(count: usize, top_k: usize) -> usize {
     if top_k == 0 { count } else { count.min(top_k) }
 }
 
-/// Which of them one has. `last` is the last of the token's choices that is its.
+/// The slot of one of them. `last` is the last of the token's choices that it has.
 fn slot_of_one(nth: usize, count: usize, top_k: usize, last: usize) -> usize {
     if one_of(count, top_k) == count { nth } else { last }
 }
 
-/// Adds those weights that count.
+/// Adds the weights that `counts` selects.
 fn add(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
     let all = out.iter_mut().zip(weights).enumerate();
     all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out += weight);
 }
 
-/// Copies those weights that count.
+/// Copies the weights that `counts` selects.
 fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
     let all = out.iter_mut().zip(weights).enumerate();
     all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out = *weight);
 }
 
-/// Takes a round out.
+/// A function that takes a round out.
 type Take<'a> = dyn FnMut(&Part, &Call, u16) -> Result<()> + 'a;
 
 /// One row of a token's sum.

@@ -1,4 +1,4 @@
-//! Why a call fails.
+//! Errors of calls.
 
 use std::{fmt, io, time::Duration};
 
@@ -9,14 +9,14 @@ use crate::protocol::{Awaited, Mark};
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where in a call a rank is.
+/// The call that a rank is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Ranks find each other.
     Join,
     /// Tokens go to the ranks of their experts.
     Dispatch,
-    /// What experts made of them comes back.
+    /// The experts' rows come back.
     Combine,
     /// Ranks wait for each other.
     Barrier,
@@ -33,47 +33,47 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Why a call fails.
+/// The reason why a call fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is wrong. Nothing was done.
     #[error("{0}")]
     Invalid(String),
-    /// A peer did not do its part in time.
+    /// A peer is late.
     #[error("{}", overdue(*.phase, *.rank, .awaited, *.waited))]
     Overdue {
-        /// What this rank was at.
+        /// This rank's call.
         phase: Phase,
         /// This rank.
         rank: usize,
-        /// What it waited for, of each rank that is late.
+        /// The words that it waited for, of each late rank.
         awaited: Vec<Awaited>,
-        /// For how long.
+        /// The length of the wait.
         waited: Duration,
     },
     /// A peer has ended, or gave up on a call.
     #[error("{phase} on rank {rank}: rank {peer} {why}")]
     PeerLost {
-        /// What this rank was at.
+        /// This rank's call.
         phase: Phase,
         /// This rank.
         rank: usize,
         /// The peer.
         peer: usize,
-        /// What happened to it.
+        /// The peer's fate.
         why: String,
     },
     /// A peer makes another call than this rank, or with other sizes.
     #[error("{phase} on rank {rank}: rank {peer} has {what} {theirs}, this rank {ours}")]
     Disagree {
-        /// What this rank was at.
+        /// This rank's call.
         phase: Phase,
         /// This rank.
         rank: usize,
         /// The peer.
         peer: usize,
-        /// What differs.
+        /// The size or count that differs.
         what: &'static str,
         /// The peer's value.
         theirs: u64,
@@ -86,7 +86,7 @@ pub enum Error {
          came or went; dispatch again"
     )]
     Stale {
-        /// What this rank was at.
+        /// This rank's call.
         phase: Phase,
         /// This rank.
         rank: usize,
@@ -98,23 +98,23 @@ pub enum Error {
     /// The caller was interrupted.
     #[error("interrupted")]
     Interrupted,
-    /// A GPU or its driver refuses something.
+    /// A GPU or its driver refuses a request.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// The system refuses something.
+    /// The system refuses a request.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// The request.
         what: String,
-        /// What the system says.
+        /// The system's answer.
         source: io::Error,
     },
     /// The network between nodes cannot be used.
     #[error("{what}: {source}")]
     Network {
-        /// What was tried.
+        /// The request.
         what: &'static str,
-        /// Why it failed.
+        /// The reason of the failure.
         source: uccl_p2p::Error,
     },
 }
@@ -145,7 +145,7 @@ fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> 
     text
 }
 
-/// What was expected of a peer, and what was seen.
+/// Describes the word expected of a peer, and the one seen.
 pub(crate) fn described(late: &Awaited) -> String {
     let Awaited { what, expected, seen, .. } = late;
     let Mark { call, round, .. } = seen;

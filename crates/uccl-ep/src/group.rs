@@ -33,9 +33,9 @@ use crate::{
 /// How a rank takes part in a group.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which rank this is.
+    /// This rank's number.
     pub rank: usize,
-    /// How many ranks there are, with those that are not there yet.
+    /// The number of ranks, with those that have not come yet.
     pub ranks: usize,
     /// Bytes of the pool in which calls are placed; all ranks have the same.
     pub pool: usize,
@@ -43,32 +43,34 @@ pub struct Config {
     pub timeout: Duration,
     /// Whether a peer that is late is masked, and the call goes on without it, instead of failing.
     pub masks_late: bool,
-    /// Ranks of one host and one node map each other's windows; the network is between all others. `None`: ranks whose processes
-    /// can see each other are on one node.
+    /// A number for this rank's node. Ranks of one host and one node map each other's windows, and
+    /// reach all others over the network. `None`: ranks are on one node if their processes can see
+    /// each other.
     pub node: Option<u64>,
-    /// How the network is used, but for its timeouts, which follow from `timeout`. `None`: as the environment says
-    /// ([`uccl_p2p::Config::from_env`]).
+    /// Settings of the network, except its timeouts, which follow from `timeout`. `None`: the
+    /// environment's ([`uccl_p2p::Config::from_env`]).
     pub network: Option<uccl_p2p::Config>,
 }
 
-/// Asked now and then by a call that waits: true ends it.
+/// A function that a waiting call runs now and then: if it returns true, the call ends.
 pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
 
-/// One rank's end of a group. Dropping it says nothing to the others.
+/// One rank's end of a group. Dropping it tells the other ranks nothing.
 ///
-/// It is of one *generation*: the ranks that met. When ranks come or go, those that are there [meet anew](Self::regroup).
+/// It belongs to one *generation*: the ranks that met. When ranks come or go, those that are there
+/// [meet anew](Self::regroup).
 pub struct Group {
     config: Config,
     generation: u32,
-    /// The generation that came after; 0 if this is the last.
+    /// The next generation; 0 if this is the last.
     next_generation: AtomicU32,
     nodes: Nodes,
     window: Window,
     places: Mutex<Places>,
     masked: Vec<AtomicBool>,
-    /// Processes of the peers; none of this process.
+    /// Processes of the peers; `None` for ranks in this process.
     processes: Vec<Option<Process>>,
-    /// By rank, who joined as it.
+    /// By rank, the process that joined as it.
     members: Vec<Option<Member>>,
     blocks: Blocks,
     scratch: Scratch,
@@ -84,11 +86,11 @@ impl Group {
         Self::join_by(config, exchange, &mut Endpoint::new)
     }
 
-    /// The same where the caller makes the endpoint, if there are far ranks: of the network's settings, with the group's
-    /// timeouts.
+    /// Joins a group like [`join`](Self::join), with an endpoint that the caller makes if there are
+    /// far ranks. `make` gets the network's settings with the group's timeouts.
     ///
     /// # Errors
-    /// As [`join`](Self::join) has them, or there is no endpoint.
+    /// As [`join`](Self::join), or there is no endpoint.
     pub fn join_by(
         config: Config,
         exchange: &mut Exchange<'_>,
@@ -102,7 +104,8 @@ impl Group {
         Self::meet(config, how, exchange, make)
     }
 
-    /// The same for a rank whose calls a device makes: it gets mirrors of far ranks' windows.
+    /// Joins a group like [`join`](Self::join), for a rank with calls made by a device: it gets
+    /// mirrors of far ranks' windows.
     pub(crate) fn join_for_device(
         config: Config,
         exchange: &mut Exchange<'_>,
@@ -111,11 +114,13 @@ impl Group {
         Self::meet(config, how, exchange, &mut Endpoint::new)
     }
 
-    /// The group with the ranks that are there now: every rank that stays calls this, and a rank that comes
-    /// [joins](Self::join), with the same exchange. Those that give nothing to the exchange are left out.
+    /// Makes the group of the ranks that are there now: every rank that stays calls this, and a
+    /// rank that comes [joins](Self::join), with the same exchange. Ranks that give no bytes to the
+    /// exchange are left out.
     ///
-    /// Ranks meet in new windows. What a rank that has gone, or was stopped and goes on, may yet write to the old ones is seen by
-    /// nobody; the old ones stay until the calls that were begun in them are over. New calls of this group are refused.
+    /// Ranks meet in new windows. No rank reads later writes to the old windows, by a rank that has
+    /// gone or was stopped for a while. The old windows live until the calls that were begun in
+    /// them are over. New calls of this group are refused.
     ///
     /// # Errors
     /// As [`join`](Self::join); this group then stays as it is.
@@ -132,7 +137,8 @@ impl Group {
             then.zip(now).is_some_and(|(then, now)| now.is_after(then, generation))
         };
         let gone: Vec<_> = (0..self.ranks()).filter(|rank| !stays(rank)).collect();
-        // Who looks whether blocks are read, or lets go of this group, does not wait for them.
+        // Neither a check whether blocks are read, nor the drop of this group, waits for these
+        // ranks.
         gone.iter().for_each(|rank| self.masked[*rank].store(true, Ordering::Relaxed));
         self.window.give_up(&gone);
         Ok(next)
@@ -170,7 +176,7 @@ impl Group {
         }))
     }
 
-    /// How often ranks have met, this time included.
+    /// The number of meetings of the ranks, with this one.
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.generation
@@ -185,13 +191,13 @@ impl Group {
         }
     }
 
-    /// Which rank this is.
+    /// This rank's number.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.config.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.config.ranks
@@ -202,14 +208,16 @@ impl Group {
         self.config.timeout
     }
 
-    /// How ranks are spread over nodes: all as on one, unless each node has as many, one behind the other.
+    /// The spread of ranks over nodes: one node, unless all nodes have as many ranks, one behind
+    /// the other.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
         self.nodes
     }
 
-    /// The nodes that tokens can be relayed on: there are several, of several ranks each, and nobody is left out. A group that masks
-    /// ranks relays nothing, because a relay that is lost would take its peers on other nodes with it.
+    /// The nodes on which tokens can be relayed: there are several, with several ranks each, and no
+    /// rank is left out. A group that masks ranks relays nothing, because the loss of a relay would
+    /// cut off its peers on other nodes.
     #[must_use]
     pub fn relays(&self) -> Option<Nodes> {
         let Nodes { count, ranks } = self.nodes;
@@ -230,19 +238,19 @@ impl Group {
         self.window.own().pool(0, self.pool_len())
     }
 
-    /// What went over the network; `None` if all ranks are near.
+    /// Counts of traffic over the network; `None` if all ranks are near.
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
         self.window.network_stats()
     }
 
-    /// What this rank's proxy has done; `None` if all ranks are near.
+    /// Counts of this rank's proxy; `None` if all ranks are near.
     #[must_use]
     pub fn proxy_stats(&self) -> Option<ProxyStats> {
         self.window.far().map(Far::proxy_stats)
     }
 
-    /// Leaves a rank out of the calls that follow, or lets it take part again.
+    /// Leaves a rank out of later calls, or readmits it.
     ///
     /// # Errors
     /// There is no such rank, it has no window here, or it is this one and would be left out.
@@ -273,10 +281,10 @@ impl Group {
         self.masked[rank].load(Ordering::Relaxed)
     }
 
-    /// Makes memory that peers can read where it is: a combine of rows in it copies none.
+    /// Makes memory that peers can read in place: a combine of rows in it copies none.
     ///
     /// # Errors
-    /// There is not enough.
+    /// There is not enough memory.
     pub fn block(&self, len: usize) -> Result<Arc<Block>> {
         self.blocks.make(len)
     }
@@ -287,7 +295,7 @@ impl Group {
         self.blocks.find(memory).is_some()
     }
 
-    /// Whether nobody reads from a block any more, so that it may be written to.
+    /// Whether no peer reads from a block any more, so that it may be written to.
     #[must_use]
     pub fn is_read(&self, block: &Block) -> bool {
         let mut calls = block.calls.lock();
@@ -295,7 +303,7 @@ impl Group {
         calls.is_empty()
     }
 
-    /// A call reads from a block.
+    /// Notes that a call reads from a block.
     pub(crate) fn note_reading(&self, block: &Block, call: u64) {
         let mut calls = block.calls.lock();
         self.forget_ended(&mut calls);
@@ -328,7 +336,7 @@ impl Group {
     /// The next call's place.
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
-        // A far peer's place begins at a multiple of what a write is measured in.
+        // A write to a far peer's place begins at a multiple of the write's unit.
         let len = len.next_multiple_of(64);
         self.places.lock().take(len, pool).ok_or_else(|| {
             let why = format!(
@@ -338,7 +346,7 @@ impl Group {
         })
     }
 
-    /// Who takes part in a call that begins now, if it relays on so many nodes.
+    /// The ranks that take part in a call that begins now, if it is relayed on so many nodes.
     pub(crate) fn parties(&self, nodes: Nodes) -> Parties {
         let (me, ranks) = (self.rank(), self.ranks());
         let is_there = (0..ranks).map(|rank| !self.is_masked(rank)).collect();
@@ -349,7 +357,7 @@ impl Group {
         Parties { me, is_there, streams }
     }
 
-    /// Does the steps of a call until `until`. `act` copies what is sent or taken.
+    /// Does the steps of a call until `until`. `act` copies the data that is sent or taken.
     pub(crate) fn drive(
         &self,
         call: &mut Call,
@@ -392,7 +400,7 @@ impl Group {
         Err(driven)
     }
 
-    /// Waits a moment; an error when that has no end in sight.
+    /// Waits a moment; fails once the wait has no end in sight.
     fn wait(
         &self,
         call: &mut Call,
@@ -420,7 +428,7 @@ impl Group {
         let (mut awaited, timeout) = (self.missing(call), self.config.timeout);
         awaited.retain(|late| until.needs(late) || late.peer == rank);
         if awaited.is_empty() {
-            // What was missing may have come since, but not twice in a row.
+            // The missing word may have come since, but not twice in a row.
             let was_idle = std::mem::replace(&mut patience.was_idle, waited >= timeout);
             let is_stuck = was_idle && waited >= timeout;
             return if is_stuck {
@@ -438,7 +446,8 @@ impl Group {
             return Err(Error::Overdue { phase, rank, awaited, waited });
         }
         let late = awaited.iter().zip(times).filter(|(_, time)| *time >= timeout);
-        // Who has not made room may wait for the same ranks whose data is missing here, and gets as much time again.
+        // A rank that has not made room may itself wait for the ranks with missing data. It
+        // gets the same time again.
         let lacks_data = late.clone().any(|(late, _)| late.what == Awaited::DATA);
         let late = late.filter(|(late, _)| !lacks_data || late.what == Awaited::DATA);
         late.for_each(|(late, _)| self.go_on_without(late.peer, call));
@@ -446,8 +455,8 @@ impl Group {
         Ok(())
     }
 
-    /// What a call waits for, of this rank itself only what an earlier call of it holds up: room for its rounds comes with what peers
-    /// send.
+    /// The words that a call waits for. Of this rank's own, only those that an earlier call of it
+    /// holds up: room for its rounds comes with the peers' data.
     fn missing(&self, call: &Call) -> Vec<Awaited> {
         let mut awaited = call.awaited(&self.window);
         let is_held_up = |late: &Awaited| late.expected.call != call.number();
@@ -460,7 +469,7 @@ impl Group {
         self.window.set_fault(why);
     }
 
-    /// Why nothing is to be expected of a peer any more.
+    /// The reason why no more words are to be expected of a peer.
     fn failure(&self, peer: usize) -> Option<String> {
         if let Some(call) = self.window.fault(peer) {
             return Some(format!("gave up on call {call}"));
@@ -468,7 +477,7 @@ impl Group {
         self.loss(peer)
     }
 
-    /// Why a peer is not there any more.
+    /// The reason why a peer is gone.
     pub(crate) fn loss(&self, peer: usize) -> Option<String> {
         match &self.processes[peer] {
             Some(process) => process.has_ended().then(|| "has ended".to_owned()),
@@ -482,17 +491,18 @@ impl Group {
     }
 }
 
-/// Something that is awaited of a peer of which nothing is to be expected any more, and why.
+/// An awaited word of a peer from which no more words are to be expected, and the reason.
 fn lost_of(
     awaited: impl Fn() -> Vec<Awaited>,
     failure: impl Fn(usize) -> Option<String>,
 ) -> Option<(Awaited, String)> {
     let lost = |late: Awaited| Some((late, failure(late.peer)?));
-    // What it did before it ended may have come since.
+    // Words that the peer set before it ended may have come since.
     awaited().into_iter().filter_map(lost).find(|(late, _)| awaited().contains(late))
 }
 
-/// A call of this rank that was begun. If it is dropped before it has ended, peers are told, so that none waits for it in vain.
+/// A call that this rank has begun. A drop before its end tells the peers, so that none waits for
+/// it in vain.
 pub(crate) struct Begun {
     group: Arc<Group>,
     call: u64,
@@ -513,14 +523,14 @@ impl Drop for Begun {
     }
 }
 
-/// How a rank meets others.
+/// Parameters of a meeting.
 #[derive(Clone, Copy)]
 struct How {
     position: Position,
     send_from: SendFrom,
 }
 
-/// What a rank has when it has reached the others.
+/// The peers, once this rank has reached them.
 struct Reached {
     processes: Processes,
     members: Vec<Option<Member>>,
@@ -529,8 +539,8 @@ struct Reached {
     position: Position,
 }
 
-/// Reaches the windows of all ranks that are there, and watches the processes of those that are near. The error inside is this
-/// rank's own, and the others have to be told of it.
+/// Reaches the windows of all ranks that are there, and watches the processes of those that are
+/// near. The inner error is this rank's own, and the others have to be told of it.
 fn reach_all(
     config: &Config,
     window: &mut Window,
@@ -546,7 +556,7 @@ fn reach_all(
     };
     let mut known = cards.iter().flatten();
     let first = known.next();
-    // All ranks see the same, so all take part in what follows.
+    // All ranks see the same cards, so all take part in the next exchange, or none.
     if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
         let nodes = Nodes::one(cards.len());
         let blocks = Blocks::new(&cards, me);
@@ -570,24 +580,25 @@ fn reach_all(
     }))
 }
 
-/// Where the ranks of these cards go on.
+/// The generation and the call from which the ranks of these cards continue.
 fn met_at(cards: &[Option<EpCard>]) -> Position {
     let position =
         |card: &EpCard| Position { generation: card.generation, next_call: card.next_call };
     Position::after(cards.iter().flatten().map(position))
 }
 
-/// Who joined as a rank.
+/// The process that joined as a rank.
 #[derive(Clone, Copy)]
 struct Member {
     pid: u32,
-    /// How often it had met others before; 0 for one that came for the first time.
+    /// The number of its meetings before; 0 for a new process.
     met: u32,
 }
 
 impl Member {
-    /// Whether this is who joined as `then`, and has taken part in that generation. The pid alone does not tell: another one's may
-    /// be the same, in another container or after a while.
+    /// Whether this is the process that joined as `then`, and has taken part in that generation.
+    /// The pid alone does not tell: a process in another container, or a later one, may have the
+    /// same.
     fn is_after(self, then: Self, generation: u32) -> bool {
         self.pid == then.pid && self.met >= generation
     }
@@ -598,10 +609,10 @@ fn members_of(cards: &[Option<EpCard>]) -> Vec<Option<Member>> {
     cards.iter().map(|card| card.map(member)).collect()
 }
 
-/// By rank; none of this process, and none of another node.
+/// By rank; `None` for ranks in this process or on another node.
 type Processes = Vec<Option<Process>>;
 
-/// Reads the cards of all ranks, and sees whether they agree with this rank.
+/// Reads the cards of all ranks, and checks that they agree with this rank.
 fn cards_of(
     config: &Config,
     window: &Window,
@@ -657,14 +668,14 @@ fn far_of(cards: &[Option<EpCard>], me: usize) -> Result<Vec<Option<EpEndpoint>>
     cards.iter().enumerate().map(endpoint).collect()
 }
 
-/// How far a call is driven.
+/// The point up to which a call is driven.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// All has been sent.
+    /// All data has been sent.
     SentAll,
     /// The first round of every rank is there.
     HeardAll,
-    /// Nothing is left to do.
+    /// No step is left.
     Over,
 }
 
@@ -677,7 +688,7 @@ impl Until {
         }
     }
 
-    /// Whether it is not reached before this is there.
+    /// Whether the point needs this word.
     fn needs(self, late: &Awaited) -> bool {
         match self {
             Self::SentAll => late.what == Awaited::ROOM,
@@ -687,11 +698,11 @@ impl Until {
     }
 }
 
-/// What a call that waits needs to know.
+/// A waiting call's callbacks.
 pub(crate) struct Wait<'a, 'b> {
     pub(crate) phase: Phase,
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
-    /// Where a receive counts its time.
+    /// The counters of a receive's waiting time.
     pub(crate) waits: Option<&'a mut Waits>,
 }
 
@@ -755,7 +766,8 @@ mod tests {
             let (expected, seen) = (mark(1), mark(0));
             Awaited { peer, about: peer, what: "data", expected, seen }
         };
-        // Its data comes, and then it ends, between the look at its words and the look at its process.
+        // The data comes, and then the peer ends, between the reads of its words and of its
+        // process.
         let has_ended = Cell::new(false);
         let awaited = || if has_ended.get() { vec![late(2)] } else { vec![late(1), late(2)] };
         let failure = |peer: usize| {
@@ -763,7 +775,7 @@ mod tests {
             (peer == 1).then(|| "has ended".to_owned())
         };
         assert_eq!(lost_of(awaited, failure), None);
-        // One that has not done its part is named, also behind one that is only late.
+        // A peer that has not done its part is named, even behind one that is only late.
         let found =
             lost_of(|| vec![late(1), late(2)], |peer| (peer == 2).then(|| "has ended".to_owned()));
         assert_eq!(found, Some((late(2), "has ended".to_owned())));

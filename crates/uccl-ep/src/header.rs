@@ -1,33 +1,33 @@
-//! What a rank says of a call before its data: sizes that all ranks must have alike, and how much there is.
+//! A rank's header of a call, sent before its data: sizes that all ranks must agree on, and counts.
 //!
-//! Headers lie beside the words and not with the data, whose place follows from the sizes: ranks that disagree on
-//! these still find each other's headers.
+//! Headers lie beside the words and not with the data, because the data's place depends on the
+//! sizes: ranks that disagree on them still find each other's headers.
 
 use crate::error::{Error, Phase};
 
 /// Words of a header.
 pub(crate) const WORDS: usize = 8;
 
-/// A header as it lies in a window: so many bytes for each rank and each call that may be under way.
+/// A header as it lies in a window, once for each rank and each call that may be in flight.
 pub(crate) type Words = [u64; WORDS];
 
-/// How errors name the first word.
+/// The name of the first word in errors.
 pub(crate) const KINDS: &str =
     "as kind of call (1 dispatch, 2 combine, 3 dispatch whose rows stay, 4 barrier)";
-/// The third of these, which only GPUs make.
+/// The third kind of call, which only GPUs make.
 pub(crate) const STAYS: u64 = 3;
 
-/// What a rank says of its part of a call.
+/// A rank's header of a call.
 pub(crate) struct Header<const AGREED: usize, const TOLD: usize> {
     pub(crate) phase: Phase,
-    /// What all ranks must have alike.
+    /// Sizes that all ranks must agree on.
     pub(crate) agreed: [(&'static str, usize); AGREED],
-    /// What each has of its own.
+    /// Values of the sender.
     pub(crate) told: [usize; TOLD],
 }
 
 impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
-    /// As words: the kind of call, what is agreed on, and what is told.
+    /// As words: the kind of call, the agreed sizes, and this rank's values.
     pub(crate) fn to_words(&self) -> Words {
         const { assert!(1 + AGREED + TOLD <= WORDS) };
         let agreed = self.agreed.iter().map(|(_, value)| *value as u64);
@@ -47,7 +47,7 @@ impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
         }
     }
 
-    /// What a peer tells, if it agrees.
+    /// The values of a peer, if it agrees on the sizes.
     pub(crate) fn told_by(
         &self,
         rank: usize,

@@ -1,30 +1,32 @@
-//! How ranks join: what they exchange, and how all of them learn that one of them cannot.
+//! Joining of ranks: the bytes that they exchange, and how all of them learn that one cannot join.
 
 use uccl_p2p::Endpoint;
 
 use crate::error::{Error, Phase, Result};
 
-/// Gives every rank what every rank gives, in order of rank; `None` for a rank that is not there.
+/// Collects the bytes of every rank, in order of rank, and gives them to all; `None` for a rank
+/// that is not there.
 pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<Option<Vec<u8>>>> + 'a;
 
 /// Makes the endpoint of a rank that has far peers, with these settings.
 pub type MakeEndpoint<'a> = dyn FnMut(uccl_p2p::Config) -> uccl_p2p::Result<Endpoint> + 'a;
 
-/// How far a rank is in a group.
+/// A rank's progress in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Position {
-    /// How often it has met others.
+    /// The number of its meetings with others.
     pub(crate) generation: u32,
     /// The number of its next call.
     pub(crate) next_call: u64,
 }
 
 impl Position {
-    /// Of a rank that comes for the first time.
+    /// The position of a new rank.
     pub(crate) const FIRST: Self = Self { generation: 0, next_call: 1 };
 
-    /// Where ranks go on that were so far. Calls that failed, or that a rank was not there for, leave ranks at different calls: all
-    /// go on behind the furthest, so that no number is used twice.
+    /// The position from which these ranks continue together. Calls that failed, or that a rank
+    /// missed, leave ranks at different calls: all continue behind the furthest, so that no number
+    /// is used twice.
     pub(crate) fn after(ranks: impl Iterator<Item = Self>) -> Self {
         let furthest = ranks.fold(Self::FIRST, |a, b| Self {
             generation: a.generation.max(b.generation),
@@ -34,10 +36,10 @@ impl Position {
     }
 }
 
-/// What a rank's card says of the group: what it is, what the card has, and what this rank has.
+/// Facts of a rank's card: the name of each, the card's value, and this rank's value.
 pub(crate) type Facts<'a> = &'a [(&'static str, u64, u64)];
 
-/// Compares a peer's card with what this rank knows.
+/// Compares a peer's card with this rank's values.
 pub(crate) fn agree(rank: usize, peer: usize, facts: Facts<'_>) -> Result<()> {
     match facts.iter().copied().find(|(_, theirs, ours)| theirs != ours) {
         None => Ok(()),
@@ -47,8 +49,8 @@ pub(crate) fn agree(rank: usize, peer: usize, facts: Facts<'_>) -> Result<()> {
     }
 }
 
-/// Tells all ranks whether this one could join, and hears it of them. A rank that failed says why, so that none waits for it
-/// in vain.
+/// Tells all ranks whether this one could join, and learns it of them. A rank that failed sends the
+/// reason, so that none waits for it in vain.
 pub(crate) fn all_joined<T>(
     rank: usize,
     joined: Result<T>,
@@ -57,7 +59,7 @@ pub(crate) fn all_joined<T>(
     judged_by_all(rank, joined, exchange)?
 }
 
-/// The same, where the error inside is known to all ranks: each has one.
+/// The same, with an inner error that all ranks know of: each has one.
 pub(crate) fn judged_by_all<T>(
     rank: usize,
     joined: Result<T>,

@@ -1,4 +1,4 @@
-//! Blocks that their rank needs no more, while peers may yet read them.
+//! Blocks that their rank has dropped, while peers may still read them.
 
 use std::{
     mem,
@@ -11,19 +11,20 @@ use parking_lot::Mutex;
 
 use crate::{Block, Group};
 
-/// Blocks that are kept at most. The oldest goes first, if its peers never say that they have read it.
+/// The most blocks that are kept. The oldest is dropped first, if its peers never report that they
+/// have read it.
 const KEPT: usize = 16;
-/// How long the thread that looks after blocks sleeps between two looks, at first and at most.
+/// The first and the longest pause of the thread between two checks of the blocks.
 const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// A block, its group, and when peers have given up on the call that reads it.
+/// A block, its group, and the time by which peers have given up on the call that reads it.
 struct Leaving {
     group: Arc<Group>,
     block: Arc<Block>,
     until: Instant,
 }
 
-/// Those that peers may yet read, and the thread that looks after them while there are any.
+/// Blocks that peers may still read, and the thread that checks them while there are any.
 #[derive(Default)]
 struct Room {
     leaving: Vec<Leaving>,
@@ -33,8 +34,9 @@ struct Room {
 
 static ROOM: Mutex<Room> = Mutex::new(Room { leaving: Vec::new(), looks: false, thread: None });
 
-/// Lets go of a block. It stays until its peers have read it, also when its group is dropped: a peer that ends a combine
-/// later maps the block only then. A peer that does not come in the group's time has given up on the combine.
+/// Drops a block once its peers have read it, even if its group is dropped: a peer that ends a
+/// combine later maps the block only then. A peer that does not read it within the group's timeout
+/// has given up on the combine.
 pub fn let_go(group: Arc<Group>, block: Arc<Block>) {
     let until = Instant::now() + group.timeout();
     let mut room = ROOM.lock();
@@ -44,18 +46,18 @@ pub fn let_go(group: Arc<Group>, block: Arc<Block>) {
     let ended = if is_needed { room.thread.take() } else { None };
     if is_needed {
         let looks = thread::Builder::new().name("uccl-ep-blocks".into()).spawn(look_after);
-        // Without a thread the next block that is let go has all looked at.
+        // Without a thread, the next dropped block has all blocks checked.
         (room.looks, room.thread) = (looks.is_ok(), looks.ok());
     }
     drop(room);
-    // It has said that it looks no more, and ends. A panic of it has been reported.
+    // The thread has announced its end. A panic of it has been reported.
     ended.into_iter().for_each(|thread| drop(thread.join()));
-    // The end of a group may wait for its peers, so nobody waits for it here.
+    // The end of a group may wait for its peers, so it happens without the lock.
     drop(gone);
 }
 
 impl Room {
-    /// What nobody reads any more, and what is too much.
+    /// The blocks that no peer reads any more, and those beyond the limit.
     fn take_gone(&mut self) -> Vec<Leaving> {
         let now = Instant::now();
         let is_kept = |one: &Leaving| !one.group.is_read(&one.block) && now < one.until;
@@ -68,7 +70,7 @@ impl Room {
     }
 }
 
-/// Looks after blocks until there are none.
+/// Checks the blocks until there are none.
 fn look_after() {
     let [mut nap, longest] = NAPS;
     loop {

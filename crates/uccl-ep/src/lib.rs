@@ -1,10 +1,11 @@
-//! Expert parallelism: the tokens of every rank go to the ranks of the experts that they chose (dispatch), and what the
-//! experts made of them comes back and is summed (combine).
+//! Expert parallelism: the tokens of every rank go to the ranks of the experts that they chose
+//! (dispatch); the experts' rows come back and are summed (combine).
 //!
-//! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
-//! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
-//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that;
-//! [`dispatch`] and [`combine`], what callers ask of it; [`cuda`], the same for few tokens of ranks that have GPUs.
+//! The modules, from the ground up: [`numerics`], formats of tokens in transit; [`routing`], the
+//! ranks and places of tokens; [`record`], the layout of tokens in memory; [`placing`], the places
+//! of calls in the ranks' windows; [`protocol`], the words between ranks; [`Block`], memory that
+//! peers read in place; [`Group`], one rank's end of a group; [`dispatch`] and [`combine`], the
+//! calls; [`cuda`], the calls of ranks that have GPUs.
 
 mod barrier;
 mod blocks;

@@ -7,7 +7,7 @@ use uccl_wire::ep_card::HOST_LEN;
 
 use crate::error::{Error, Result};
 
-/// Where a rank is: ranks of one node map each other's memory.
+/// A rank's node: ranks of one node map each other's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
     /// The boot id of its kernel.
@@ -17,7 +17,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// This process's. It is on the node with this number, or, without one, with the processes that can see it.
+    /// This process's node: the one with this number, or, without one, that of the processes that
+    /// can see it.
     ///
     /// # Errors
     /// The kernel does not tell its boot id.
@@ -43,18 +44,19 @@ pub(crate) fn host_of(identity: &HostIdentity) -> Result<[u8; HOST_LEN]> {
     })
 }
 
-/// The same for processes of one kernel that can map each other's memory: those of other containers cannot.
+/// A number that is equal for processes of one kernel that can map each other's memory: those in
+/// other containers cannot.
 fn node_of(identity: &HostIdentity) -> u64 {
     let [processes, users] = [identity.pid_namespace, identity.user_namespace];
     processes.unwrap_or(0) << 32 ^ users.unwrap_or(0)
 }
 
-/// How the ranks of a group are spread over nodes.
+/// The spread of a group's ranks over nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nodes {
-    /// How many nodes there are.
+    /// The number of nodes.
     pub count: usize,
-    /// Ranks of each.
+    /// Ranks on each node.
     pub ranks: usize,
 }
 
@@ -65,7 +67,8 @@ impl Nodes {
         Self { count: 1, ranks }
     }
 
-    /// How ranks are spread, by the node that each is on: all as on one, unless each node has as many, one behind the other.
+    /// The spread of ranks with these nodes: one node, unless all nodes have as many ranks, one
+    /// behind the other.
     #[must_use]
     pub fn of<K: PartialEq>(node_of: &[Option<K>]) -> Self {
         let one = Self::one(node_of.len());

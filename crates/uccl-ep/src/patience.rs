@@ -1,4 +1,4 @@
-//! How a call waits for other ranks, and how often it looks whether that makes sense.
+//! The waits of a call for other ranks, and the checks whether such a wait still makes sense.
 
 use std::{
     thread,
@@ -7,25 +7,26 @@ use std::{
 
 use crate::protocol::Awaited;
 
-/// Looks without a pause, then yields, then naps. Whoever waits looks, asks whether the wait is [due](Self::due) to be judged,
-/// and pauses, again and again.
+/// Polls without a pause at first, then yields, then sleeps. A waiting loop polls, asks whether the
+/// wait is [due](Self::due) for a check, and pauses.
 pub(crate) struct Patience {
     since: Instant,
     looks: u32,
-    /// When it was last time to look whether the wait makes sense.
+    /// The time of the last check.
     judged: Instant,
-    /// How long the wait had lasted at the end of the last pause, if it is to be judged.
+    /// The length of the wait at the end of the last pause, if a check is due.
     due: Option<Duration>,
-    /// Whether nothing was missing when the wait was judged last.
+    /// Whether no word was missing at the last check.
     pub(crate) was_idle: bool,
 }
 
-/// Looks before the processor is offered to others: a peer may be waiting for it.
+/// Polls before the processor is yielded: a peer may be waiting for it.
 const SPINS: u32 = 64;
-/// How long a wait only yields. Yields cannot be counted instead: on a busy machine each takes milliseconds.
+/// The time for which a wait only yields. Counting yields does not work: on a busy machine each
+/// takes milliseconds.
 const YIELDING: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
-/// How often a wait looks whether it makes sense.
+/// The time between two checks.
 const JUDGING: Duration = Duration::from_millis(2);
 
 impl Patience {
@@ -37,13 +38,13 @@ impl Patience {
         Self { since, looks: 0, judged: since, due: None, was_idle: false }
     }
 
-    /// How long the wait had lasted before the last look, once it is time to see whether it makes sense. What has come until then
-    /// was seen by that look: this process may have been stopped for long.
+    /// The length of the wait before the last poll, if a check is due. That poll has seen all words
+    /// that came until then, even if this process was stopped for long.
     pub(crate) fn due(&mut self) -> Option<Duration> {
         self.due.take()
     }
 
-    /// When the wait began.
+    /// The start of the wait.
     pub(crate) fn began(&self) -> Instant {
         self.since
     }
@@ -65,21 +66,22 @@ impl Patience {
     }
 }
 
-/// Since when each thing is missing that a call waits for. A step that the call does meanwhile makes nobody less late: ranks that each
-/// counted from their own last step would wait for a late one longer than others wait for them.
+/// The time since which each awaited word is missing. A step of the call meanwhile does not reset
+/// it: otherwise ranks that each count from their own last step would wait for a late rank longer
+/// than others wait for them.
 #[derive(Default)]
 pub(crate) struct Clocks(Vec<(Awaited, Instant)>);
 
 impl Clocks {
-    /// How long each has been missing in a wait that `began` and has lasted so long. What was not missing when this was asked last is
-    /// so since the wait began.
+    /// The time for which each word has been missing, in a wait that `began` and has lasted so
+    /// long. A word that was not missing at the last call is missing since the wait began.
     pub(crate) fn times(
         &mut self,
         awaited: &[Awaited],
         began: Instant,
         waited: Duration,
     ) -> Vec<Duration> {
-        // What is there instead may change, and is not what is awaited.
+        // The value that is there instead may change, and is no part of the identity.
         let thing = |late: &Awaited| Awaited { seen: late.expected, ..*late };
         let before = std::mem::take(&mut self.0);
         let since = |thing: Awaited| {
@@ -107,7 +109,7 @@ mod tests {
         let (began, second) = (Instant::now(), Duration::from_secs(1));
         let mut clocks = Clocks::default();
         assert_eq!(clocks.times(&[late(1, 0, 9), late(2, 0, 9)], began, second), [second; 2]);
-        // A step was done, and the wait began anew; rank 2's next round is another thing.
+        // The call did a step, and a new wait began; rank 2's next round is another word.
         let again = began + 2 * second;
         let times = clocks.times(&[late(1, 0, 8), late(2, 1, 9)], again, second);
         assert_eq!(times, [3 * second, second]);

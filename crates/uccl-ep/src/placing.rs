@@ -1,29 +1,31 @@
-//! Where in the ranks' windows a call's data goes.
+//! The places of calls' data in the ranks' windows.
 //!
-//! Calls are numbered, and placed one behind the other, around and around, at the same place in every window: all ranks
-//! make the same calls in the same order and compute the same places. Before a rank writes to a peer's place it waits
-//! until this peer has ended the earlier calls whose places overlap. Small calls therefore never wait for the one
-//! before them, and a call as large as the window waits for exactly that one. A round is no longer than a few calls, so that
-//! what they touch stays in caches.
+//! Calls are numbered, and placed one behind the other, around and around, at the same place in
+//! every window: all ranks make the same calls in the same order and compute the same places.
+//! Before a rank writes to a peer's place, it waits until this peer has ended the earlier calls
+//! that overlap it. So a small call never waits for the one before it, and a call as large as the
+//! window waits for exactly that one. A round has only a few calls, so that the memory they touch
+//! stays in caches.
 
 use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-/// How many calls may be under way at once: each has words of its own (see [`crate::protocol`]).
+/// Calls that may be in flight at once: each has words of its own (see [`crate::protocol`]).
 pub const SLOTS: usize = 8;
 
-/// Calls of a round: two dispatches and two combines may be under way at a time.
+/// Calls of a round: two dispatches and two combines may be in flight at a time.
 pub(crate) const ROUND: usize = 4;
 
-/// Where a call's data is, and which earlier calls must have ended at a peer before it is written there.
+/// The place of a call's data, and the earlier calls that a peer must have ended before it is
+/// written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The call's number; the first is 1.
     pub call: u64,
-    /// Where it begins, in bytes from the start of the pool.
+    /// Its begin, in bytes from the start of the pool.
     pub offset: usize,
-    /// Numbers of calls.
+    /// The numbers of these earlier calls.
     pub after: SmallVec<[u64; SLOTS]>,
 }
 
@@ -42,7 +44,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Begins with this number, in an empty window.
+    /// Starts with this number, in an empty window.
     #[must_use]
     pub fn from_call(call: u64) -> Self {
         Self { next_call: call, next_offset: 0, recent: VecDeque::new() }
@@ -54,7 +56,8 @@ impl Places {
         self.next_call
     }
 
-    /// The next call's place, of `len` bytes in a pool of `pool` bytes; `None` if that is too much.
+    /// The next call's place, of `len` bytes in a pool of `pool` bytes; `None` if the pool is too
+    /// small.
     pub fn take(&mut self, len: usize, pool: usize) -> Option<Place> {
         if len > pool {
             return None;
@@ -111,7 +114,7 @@ mod tests {
         let mut places = Places::default();
         for call in 1..=50u64 {
             let (number, _, after) = taken(&mut places, 1);
-            // The one that used the same words, and the one that had the same place.
+            // The call that used the same words, and the call that had the same place.
             let before = [SLOTS as u64, ROUND as u64]
                 .map(|ago| call.checked_sub(ago).filter(|old| *old > 0));
             let expected: Vec<u64> = before.into_iter().flatten().collect();

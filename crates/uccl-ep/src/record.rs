@@ -1,4 +1,4 @@
-//! How tokens lie in a place: byte layouts that ranks share.
+//! The layout of tokens in a place: bytes that ranks share.
 //!
 //! ```text
 //! dispatch:  an area for each rank that sends:  records of the round | counts of the receiver's experts | records
@@ -9,7 +9,8 @@
 //!            a row:                             values | weights
 //! ```
 //!
-//! Parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind each other.
+//! Parts begin at multiples of 32 bytes, except choices, weights and token, which follow each
+//! other.
 
 use crate::nodes::Nodes;
 
@@ -31,25 +32,25 @@ pub struct Record {
 }
 
 impl Record {
-    /// Where the scales begin.
+    /// The offset of the scales.
     #[must_use]
     pub fn scales_at(&self) -> usize {
         align(self.payload)
     }
 
-    /// Where the choices begin: an i32 each.
+    /// The offset of the choices: an i32 each.
     #[must_use]
     pub fn choices_at(&self) -> usize {
         self.scales_at() + align(4 * self.scales)
     }
 
-    /// Where the weights begin: an f32 each.
+    /// The offset of the weights: an f32 each.
     #[must_use]
     pub fn weights_at(&self) -> usize {
         self.choices_at() + 4 * self.top_k
     }
 
-    /// Where the token's number begins: a u32.
+    /// The offset of the token's number: a u32.
     #[must_use]
     pub fn token_at(&self) -> usize {
         self.weights_at() + 4 * self.top_k
@@ -61,7 +62,8 @@ impl Record {
         align(self.token_at() + 4)
     }
 
-    /// Where the records of an area begin, behind the number of them in this round and the counts of `local_experts` (u32).
+    /// The offset of an area's records, behind the number of them in this round and the counts of
+    /// `local_experts` (u32).
     #[must_use]
     pub fn first_at(local_experts: usize) -> usize {
         (4 * (1 + local_experts)).next_multiple_of(64)
@@ -73,20 +75,20 @@ impl Record {
         Self::first_at(local_experts) + (slots * self.stride()).next_multiple_of(64)
     }
 
-    /// How many records an area of `len` bytes has.
+    /// The number of records in an area of `len` bytes.
     #[must_use]
     pub fn slots_in(&self, local_experts: usize, len: usize) -> usize {
         (len.saturating_sub(Self::first_at(local_experts)) & !63) / self.stride()
     }
 
-    /// How many records are as long as an area with `slots` of them, where areas are of whole records: then the records of all areas together are
-    /// rows with as many bytes from each to the next.
+    /// The length, in records, of an area with `slots` of them, where areas are a whole number of
+    /// records: then the records of all areas together are rows with one stride.
     #[must_use]
     pub fn spread(&self, local_experts: usize, slots: usize) -> usize {
         slots + self.records_before(local_experts)
     }
 
-    /// How many records an area of `len` bytes has then.
+    /// The number of records in such an area of `len` bytes.
     #[must_use]
     pub fn slots_spread_in(&self, local_experts: usize, len: usize) -> usize {
         (len / self.stride()).saturating_sub(self.records_before(local_experts))
@@ -97,10 +99,11 @@ impl Record {
     }
 }
 
-/// How a dispatch's place is divided: an area for each rank, and, where tokens are relayed, an inbox for each other node.
+/// The layout of a dispatch's place: an area for each rank, and, where tokens are relayed, an inbox
+/// for each other node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Areas {
-    /// What lies in them.
+    /// The layout of a record.
     pub record: Record,
     /// Experts of each rank.
     pub local_experts: usize,
@@ -115,7 +118,7 @@ impl Areas {
         self.inbox_at(slots, self.nodes.count - 1)
     }
 
-    /// How many records each area of a place of `len` bytes has.
+    /// The number of records in each area of a place of `len` bytes.
     #[must_use]
     pub fn slots_in(&self, len: usize) -> usize {
         let Self { record, local_experts, nodes } = self;
@@ -123,20 +126,20 @@ impl Areas {
         if inboxes == 0 {
             return record.slots_in(*local_experts, (len / ranks) & !63);
         }
-        // Records, and the words of where they go, are rounded up to 64 bytes.
+        // Records, and the words of their destinations, are rounded up to 64 bytes.
         let fixed =
             ranks * (Record::first_at(*local_experts) + 63) + inboxes * (self.goes_at() + 2 * 63);
         let of_slot = ranks * record.stride() + inboxes * (record.stride() + 8);
         len.saturating_sub(fixed) / of_slot
     }
 
-    /// Where a rank's area begins.
+    /// The offset of a rank's area.
     #[must_use]
     pub fn area_at(&self, slots: usize, rank: usize) -> usize {
         rank * self.record.area(self.local_experts, slots)
     }
 
-    /// Where the inbox of the `nth` other node begins.
+    /// The offset of the inbox of the `nth` other node.
     #[must_use]
     pub fn inbox_at(&self, slots: usize, nth: usize) -> usize {
         self.area_at(slots, self.nodes.all_ranks()) + nth * self.inbox(slots)
@@ -148,19 +151,21 @@ impl Areas {
         self.first_of_inbox(slots) + (slots * self.record.stride()).next_multiple_of(64)
     }
 
-    /// Where in an inbox it is told of a rank of the node how many tokens go to it, and to each of its experts (u32).
+    /// The offset, in an inbox, of the counts for a rank of the node: its tokens, and those of each
+    /// of its experts (u32).
     #[must_use]
     pub fn told_at(&self, local: usize) -> usize {
         4 * local * (1 + self.local_experts)
     }
 
-    /// Where in an inbox it is told of each record to which ranks of the node it goes (u64).
+    /// The offset, in an inbox, of the destinations of each record: a bit for each rank of the node
+    /// (u64).
     #[must_use]
     pub fn goes_at(&self) -> usize {
         self.told_at(self.nodes.ranks).next_multiple_of(64)
     }
 
-    /// Where the records of an inbox begin.
+    /// The offset of an inbox's records.
     #[must_use]
     pub fn first_of_inbox(&self, slots: usize) -> usize {
         self.goes_at() + (8 * slots).next_multiple_of(64)
@@ -170,16 +175,16 @@ impl Areas {
 /// A row on its way back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Bytes of its values at most.
+    /// The most bytes of its values.
     pub values: usize,
-    /// Weights that come along: as many as a token has choices, or none.
+    /// Weights that go with it: one for each choice of the token, or none.
     pub weights: usize,
-    /// Rows of a token: as many as it has choices, or as there are ranks.
+    /// Rows of a token: one for each choice, or for each rank.
     pub slots: usize,
 }
 
 impl Row {
-    /// Where the weights begin.
+    /// The offset of the weights.
     #[must_use]
     pub fn weights_at(&self) -> usize {
         align(self.values)
@@ -197,13 +202,13 @@ impl Row {
         (tokens * self.slots * self.stride()).next_multiple_of(64)
     }
 
-    /// Where the row in a token's slot begins, in a place for `tokens`.
+    /// The offset of the row in a token's slot, in a place for `tokens`.
     #[must_use]
     pub fn at(&self, tokens: usize, slot: usize, token: usize) -> usize {
         (slot * tokens + token) * self.stride()
     }
 
-    /// How many tokens have rows in a place of `len` bytes.
+    /// The number of tokens with rows in a place of `len` bytes.
     #[must_use]
     pub fn tokens_in(&self, len: usize) -> usize {
         (len & !63) / (self.slots * self.stride())

@@ -1,4 +1,4 @@
-//! Which tokens go to which ranks: from the experts that each token chose.
+//! The routing of tokens to ranks, from the experts that each token chose.
 
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ pub const MAX_EXPERTS: usize = 2048;
 /// The most ranks of a node, where tokens are relayed.
 pub const MAX_RANKS_OF_NODE: usize = u64::BITS as usize;
 
-/// The experts that each of a rank's tokens chose. A token that names one again goes there once.
+/// The experts that each of a rank's tokens chose. A token that repeats an expert goes there once.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
     /// `tokens * top_k` numbers of experts, row by row; a negative number is no choice.
@@ -27,10 +27,10 @@ pub struct Choices<'a> {
     pub ranks: usize,
 }
 
-/// Where a rank's tokens go. A token goes once to each rank that has an expert of its choice.
+/// The ranks of a rank's tokens. A token goes once to each rank that has an expert of its choice.
 ///
-/// A token's place among those that go to the same rank is how many before it go there too, so the order is the same
-/// each time, without a sort and without a counter that several threads add to.
+/// A token's place at a rank is the number of earlier tokens that go there too, so the order is the
+/// same each time, without a sort and without a counter that several threads add to.
 #[derive(Clone, Debug)]
 pub struct Routing {
     tokens: usize,
@@ -56,7 +56,7 @@ pub struct ToNode {
 }
 
 impl Routing {
-    /// The routing that follows from choices.
+    /// Computes the routing of choices.
     ///
     /// # Errors
     /// A number is out of its range.
@@ -100,11 +100,11 @@ impl Routing {
         Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert, to_node })
     }
 
-    /// The routing of tokens without choices: `goes[token * ranks + rank]`. `per_expert` has, for each expert of all
-    /// ranks, how many tokens will be told to its rank.
+    /// The routing of tokens without choices: `goes[token * ranks + rank]`. `per_expert` has, for
+    /// each expert of all ranks, the token count that its rank will get.
     ///
     /// # Errors
-    /// The experts are not the same number for each rank.
+    /// The number of experts is no multiple of the ranks.
     pub fn by_rank(goes: &[bool], per_expert: &[u32], ranks: usize) -> Result<Self> {
         let num_experts = per_expert.len();
         if num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
@@ -119,7 +119,8 @@ impl Routing {
         Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert, to_node })
     }
 
-    /// The same, where a token goes once to each other node that it needs, to the relay there.
+    /// The same, with relays: a token goes once to each other node that it needs, to the relay
+    /// there.
     ///
     /// # Errors
     /// The nodes have other ranks, or more than [`MAX_RANKS_OF_NODE`] each.
@@ -158,7 +159,7 @@ impl Routing {
         &self.to_node[node]
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -194,31 +195,31 @@ impl Routing {
         &self.to[self.starts[rank]..self.starts[rank + 1]]
     }
 
-    /// What a token chose.
+    /// The experts that a token chose.
     #[must_use]
     pub fn choices(&self, token: usize) -> &[i32] {
         &self.experts[token * self.top_k..(token + 1) * self.top_k]
     }
 
-    /// Of a choice, the rank that has the expert, and which of the rank's experts it is.
+    /// The rank that has the expert of a choice, and the expert's number on this rank.
     #[must_use]
     pub fn owner(&self, choice: i32) -> Option<(usize, usize)> {
         owner_of(choice, self.local_experts())
     }
 
-    /// The last of a token's choices that is a rank's.
+    /// The last of a token's choices with an expert of a rank.
     #[must_use]
     pub fn last_choice(&self, rank: usize, choices: &[i32]) -> Option<usize> {
         last_choice_of(rank, choices, self.local_experts())
     }
 
-    /// The last of a token's choices that is a node's, of as many as tokens are relayed on.
+    /// The last of a token's choices with an expert of a node, where tokens are relayed.
     #[must_use]
     pub fn last_choice_of_node(&self, node: usize, choices: &[i32]) -> Option<usize> {
         last_choice_of(node, choices, self.local_experts() * self.nodes().ranks)
     }
 
-    /// How many tokens chose each of a rank's experts.
+    /// The tokens that chose each of a rank's experts.
     #[must_use]
     pub fn per_expert_of(&self, rank: usize) -> &[u32] {
         let local = self.local_experts();
@@ -226,7 +227,7 @@ impl Routing {
     }
 }
 
-/// The first of a token's choices that names the same expert as one of them.
+/// The first of a token's choices with the same expert as choice `choice`.
 pub(crate) fn first_of(choices: &[i32], choice: usize) -> usize {
     choices[..choice].iter().position(|other| *other == choices[choice]).unwrap_or(choice)
 }
@@ -242,8 +243,8 @@ fn last_choice_of(rank: usize, choices: &[i32], local_experts: usize) -> Option<
     choices.iter().rposition(is_its)
 }
 
-/// The tokens of each rank, ascending, those of one rank behind those of another. `ranks_of` says to which ranks a token goes, each
-/// once: it is asked twice for each token, to count them and to place them.
+/// The tokens of each rank, ascending, one rank behind the other. `ranks_of` names the ranks of a
+/// token, each once. It is called twice for each token: to count, and to place.
 fn listed(
     ranks: usize,
     tokens: usize,

@@ -1,14 +1,15 @@
-//! Memory that a group's calls use in turns. Fresh memory of the kernel's would be zeroed for each call, page by page.
+//! Memory that a group's calls use in turn. The kernel would zero fresh memory for each call, page
+//! by page.
 
 use parking_lot::Mutex;
 
 use crate::placing::SLOTS;
 
-/// Memory that no call uses.
+/// Memory that no call uses at the moment.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch(Mutex<Vec<Pieces>>);
 
-/// Memory of one call. What is in it is of no meaning.
+/// Memory of one call. Its content is arbitrary.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     pub(crate) bytes: Vec<u8>,
@@ -16,7 +17,7 @@ pub(crate) struct Pieces {
 }
 
 impl Scratch {
-    /// So many bytes and words.
+    /// Takes memory for so many bytes and words.
     pub(crate) fn take(&self, bytes: usize, words: usize) -> Pieces {
         let mut pieces = self.0.lock().pop().unwrap_or_default();
         pieces.bytes.resize(bytes, 0);
@@ -24,7 +25,7 @@ impl Scratch {
         pieces
     }
 
-    /// Keeps memory for the calls that follow, for as many as may be under way.
+    /// Keeps memory for later calls: as many pieces as calls may be in flight.
     pub(crate) fn give_back(&self, pieces: Pieces) {
         let mut free = self.0.lock();
         if free.len() < SLOTS {

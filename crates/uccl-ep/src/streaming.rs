@@ -1,10 +1,10 @@
-//! Copies past the caches, to memory that is larger than they are: a store that goes there directly does not read the line first.
-//! Who reads such memory asks for it ahead.
+//! Copies past the caches, for memory that is larger than they are: such a store does not first
+//! read the line. Readers of such memory prefetch it.
 
 /// Bytes of a line of memory.
 const LINE: usize = 64;
 
-/// Copies past the caches. What was copied is ordered before other stores only behind a [`fence`].
+/// Copies past the caches. Only a [`fence`] orders the copied bytes before other stores.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
@@ -29,7 +29,8 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, len: usize) {
 
     const STEP: usize = size_of::<__m128i>();
     for at in (0..len).step_by(LINE) {
-        // SAFETY: inside, as the caller has it; a multiple of a line is aligned for each of its parts.
+        // SAFETY: the caller guarantees that it is inside; a multiple of a line is aligned for each
+        // of its parts.
         unsafe {
             let (from, to) = (from.add(at), to.add(at));
             for part in (0..LINE).step_by(STEP) {
@@ -43,24 +44,24 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, len: usize) {
 /// As for [`copy`].
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller has it.
+    // SAFETY: the caller guarantees it.
     unsafe { to.copy_from_nonoverlapping(from, len) };
 }
 
-/// Orders what was copied before all stores that follow.
+/// Orders the copied bytes before all later stores.
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has it.
+    // SAFETY: every x86-64 has the instruction.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Asks for the line at an address, which may be any.
+/// Prefetches the line at any address.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has it, and it does not fault.
+    // SAFETY: every x86-64 has the instruction, and it does not fault.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }

@@ -1,7 +1,8 @@
-//! A mapping of a window, and where things are in it.
+//! A mapping of a window, and offsets in it.
 //!
-//! A window begins with the words of streams (see [`crate::protocol`]), a cache line of each kind, and their headers of the
-//! calls that may be under way; then comes the pool in which calls are placed.
+//! A window begins with the words of streams (see [`crate::protocol`]), a cache line for each kind,
+//! and the streams' headers for the calls that may be in flight. Behind them is the pool in which
+//! calls are placed.
 
 use std::{
     io,
@@ -18,10 +19,10 @@ pub(crate) const LINES: usize = 3 + SLOTS;
 const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 pub(crate) const PAGE: usize = 4096;
 
-/// Bytes before the pool, for as many ranks.
+/// Bytes before the pool, for so many ranks.
 #[must_use]
 pub fn control_len(ranks: usize) -> usize {
-    // No spreading over nodes has more words: see `protocol::words_of`.
+    // No spread over nodes has more words: see `protocol::words_of`.
     (3 * ranks * LINES * LINE).next_multiple_of(PAGE)
 }
 
@@ -44,7 +45,7 @@ pub(crate) fn fault_at(of: usize) -> usize {
     word_at(of, 2, 0)
 }
 
-/// The first word of what a stream's sender tells of a call.
+/// The first word of the header that a stream's sender writes for a call.
 pub(crate) fn header_at(stream: usize, call: u64) -> usize {
     word_at(stream, 3 + call as usize % SLOTS, 0)
 }
@@ -68,7 +69,7 @@ impl View {
         Ok(Self { mapping, words, control_len })
     }
 
-    /// All of it.
+    /// The whole mapping.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -88,7 +89,8 @@ impl View {
         self.mapping.len() - self.control_len
     }
 
-    /// `len` bytes of the pool. Peers may write to them at any time: whoever reads has seen a mark.
+    /// `len` bytes of the pool. Peers may write to them at any time: a reader has to see a mark
+    /// first.
     pub(crate) fn pool(&self, at: usize, len: usize) -> *mut u8 {
         let is_inside = at.checked_add(len).is_some_and(|end| end <= self.pool_len());
         assert!(is_inside, "{len} bytes at {at} of a pool of {}", self.pool_len());

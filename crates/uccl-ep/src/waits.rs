@@ -1,9 +1,9 @@
-//! How long a receive waits for each rank.
+//! The time that a receive waits for each rank.
 
 use std::time::{Duration, Instant};
 
-/// By rank, how long this one waited for the first round of its data: from the beginning of the receive until the data was
-/// seen. Nothing for data that was there before.
+/// By rank, the time that this rank waited for the first round of its data: from the begin of the
+/// receive until the data was seen; zero for data that was there before.
 #[derive(Debug)]
 pub(crate) struct Waits {
     since: Option<Instant>,
@@ -15,7 +15,8 @@ impl Waits {
         Self { since: None, waited: vec![None; ranks] }
     }
 
-    /// Notes whose data is there by now. Called first when the receive begins, then again and again.
+    /// Notes the ranks with data that has come. Called first when the receive begins, and then
+    /// repeatedly.
     pub(crate) fn look(&mut self, has_heard: impl Fn(usize) -> bool) {
         if self.since.is_some() && self.waited.iter().all(Option::is_some) {
             return;
@@ -28,7 +29,7 @@ impl Waits {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// How long each rank was waited for; nothing for one whose data has not been seen.
+    /// The time waited for each rank; zero for one with data that has not been seen.
     pub(crate) fn waited(&self) -> Vec<Duration> {
         self.waited.iter().map(|waited| waited.unwrap_or_default()).collect()
     }

@@ -1,5 +1,5 @@
-//! A rank's window, which its peers write to, and its way to theirs: a mapping where they are near, and the network where they are
-//! far.
+//! A rank's window, which its peers write to, and its access to theirs: a mapping where they are
+//! near, and the network where they are far.
 
 use std::{
     io,
@@ -23,22 +23,22 @@ use crate::{
     view::{self, PAGE, View, control_len},
 };
 
-/// How a rank's window is written to.
+/// The access to a rank's window.
 enum Reach {
-    /// It is not there.
+    /// The rank has not come.
     Absent,
     Near(View),
     Far,
 }
 
-/// A rank's own window, and its way to those of its peers.
+/// A rank's own window, and its access to those of its peers.
 pub(crate) struct Window {
     me: usize,
     host: [u8; HOST_LEN],
     node: u64,
     segment: Segment,
     own: View,
-    /// By rank; its own too, which is near.
+    /// By rank, with its own, which is near.
     peers: Vec<Reach>,
     far: Option<Far>,
     nonce: u64,
@@ -61,7 +61,7 @@ impl Window {
         Ok(Self { me, host, node, segment, own, peers, far: None, nonce })
     }
 
-    /// What peers need to reach it.
+    /// A card with all that peers need to reach the window.
     pub(crate) fn card(&self, position: Position, endpoint: Option<EpEndpoint>) -> EpCard {
         let Position { generation, next_call } = position;
         EpCard {
@@ -92,7 +92,7 @@ impl Window {
     /// Maps the window of a near peer.
     ///
     /// # Errors
-    /// It is not reachable by this process.
+    /// This process cannot reach it.
     pub(crate) fn map(&mut self, card: &EpCard) -> Result<()> {
         let rank = card.rank as usize;
         if rank != self.me {
@@ -101,7 +101,7 @@ impl Window {
         Ok(())
     }
 
-    /// The far peers are written to from now on.
+    /// Uses the network for far peers from now on.
     pub(crate) fn join_far(&mut self, far: Far, cards: &[Option<EpEndpoint>]) {
         self.far = Some(far);
         for (peer, _) in self.peers.iter_mut().zip(cards).filter(|(_, card)| card.is_some()) {
@@ -140,27 +140,27 @@ impl Window {
         }
     }
 
-    /// The way to far peers, if there are any.
+    /// The connection to far peers, if there are any.
     pub(crate) fn far(&self) -> Option<&Far> {
         self.far.as_ref()
     }
 
-    /// Why a far peer cannot be reached any more.
+    /// The reason why a far peer cannot be reached any more.
     pub(crate) fn failure(&self, peer: usize) -> Option<String> {
         self.far.as_ref()?.failure(peer)
     }
 
-    /// Nothing more is sent to these peers, and nobody waits any more until they have what was sent.
+    /// Stops sending to these peers, and ends the waits until they have received earlier data.
     pub(crate) fn give_up(&self, peers: &[usize]) {
         self.far.iter().for_each(|far| far.give_up(peers));
     }
 
-    /// What went over the network.
+    /// Counts of traffic over the network.
     pub(crate) fn network_stats(&self) -> Option<uccl_p2p::Stats> {
         self.far.as_ref()?.stats()
     }
 
-    /// Begins to write to the window of a stream's peer; `None` if it is not there any more.
+    /// Begins a write to the window of a stream's peer; `None` if the peer is gone.
     pub(crate) fn letter(&self, stream: &Stream) -> Option<Letter<'_>> {
         let way = match &self.peers[stream.peer] {
             Reach::Absent => return None,
@@ -173,13 +173,13 @@ impl Window {
         Some(Letter { word: stream.there, way })
     }
 
-    /// What a stream's peer told of a call, once its mark has been seen.
+    /// The header of a stream's peer for a call, once its mark has been seen.
     pub(crate) fn header(&self, stream: &Stream, call: u64) -> header::Words {
         let at = view::header_at(stream.here, call);
         std::array::from_fn(|index| self.own.word(at + index).load(Ordering::Relaxed))
     }
 
-    /// Sets a word of a rank's window. All that was written there before is visible to whoever sees it.
+    /// Sets a word of a rank's window. A reader that sees it also sees all earlier writes there.
     fn set(&self, at: usize, word: usize, value: u64) {
         match &self.peers[at] {
             Reach::Absent => {}
@@ -188,18 +188,18 @@ impl Window {
         }
     }
 
-    /// Tells a stream's peer that data is in its place.
+    /// Tells a stream's peer that its data is in place.
     pub(crate) fn set_arrived(&self, stream: &Stream, mark: Mark) {
         let word = view::arrived_at(stream.there, mark.call as usize % SLOTS);
         self.set(stream.peer, word, mark.to_word());
     }
 
-    /// Tells a rank, by one of its words, how far data was taken out.
+    /// Tells a rank, by one of its words, up to which round data was taken out.
     pub(crate) fn set_taken(&self, at: usize, word: usize, mark: Mark) {
         self.set(at, view::taken_at(word, mark.call as usize % SLOTS), mark.to_word());
     }
 
-    /// Tells all peers that this rank gave up on a call.
+    /// Tells all peers that this rank has given up on a call.
     pub(crate) fn set_fault(&self, call: u64) {
         (0..self.peers.len()).for_each(|rank| self.set(rank, view::fault_at(self.me), call));
     }
@@ -221,7 +221,8 @@ impl Words for Window {
     }
 }
 
-/// What is being written to a rank's window. It is all there for whoever sees the mark that is set after this has been dropped.
+/// A write to a rank's window. A reader that sees a mark set after the drop of this value sees all
+/// of the write.
 pub(crate) struct Letter<'a> {
     /// The number of the stream's words there.
     word: usize,
@@ -235,7 +236,7 @@ enum Way<'a> {
 }
 
 impl Letter<'_> {
-    /// Tells the rank of a call.
+    /// Writes the rank's header of a call.
     pub(crate) fn tell(&mut self, call: u64, words: header::Words) {
         let at = view::header_at(self.word, call);
         match &mut self.way {
@@ -246,13 +247,14 @@ impl Letter<'_> {
             }
             Way::Far(letter, _) => {
                 let to = letter.at(8 * at, 8 * header::WORDS).cast::<u64>();
-                // SAFETY: there is room for as many words.
+                // SAFETY: there is room for so many words.
                 unsafe { to.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
             }
         }
     }
 
-    /// Memory for `len` bytes at `at` of the rank's pool: to be filled before the next is asked for.
+    /// Memory for `len` bytes at `at` of the rank's pool, to be filled before the next call of
+    /// this.
     pub(crate) fn at(&mut self, at: usize, len: usize) -> *mut u8 {
         match &mut self.way {
             Way::Near(view) => view.pool(at, len),

@@ -1,4 +1,5 @@
-//! Rows that peers read where experts left them, in a block: a slot has the place of such a row and not the row.
+//! Rows that peers read in place, in a block of the experts' rank: a slot then has the offset of a
+//! row, not the row.
 
 use std::sync::Arc;
 
@@ -12,25 +13,25 @@ use crate::{
     protocol::Call,
 };
 
-/// The block that rows stay in until the combine has ended, whoever reads them there.
+/// The block with the rows, if they do not change until the combine has ended.
 pub(super) fn block_with(group: &Group, results: &Results) -> Option<Arc<Block>> {
     let Results { rows, len, stride, stays, .. } = *results;
     let memory = rows.addr()..rows.addr().checked_add(len.checked_mul(stride)?)?;
     (stays && len > 0).then(|| group.blocks().find(&memory))?
 }
 
-/// Whether peers read rows from their block: they go back as they are. A relay has no use for the place of a row.
+/// Whether peers read rows from their block, unchanged. A relay cannot use the offset of a row.
 pub(super) fn is_read(group: &Group, results: &Results, levels: Option<&Levels>) -> bool {
     let Results { sends, weights, is_packed, .. } = *results;
     let is_whole = !is_packed && weights.is_none() && sends != Sends::SumOfExperts;
     is_whole && levels.is_none() && group.blocks().are_near()
 }
 
-/// By rank, the block that its slots tell of; none of those whose slots have rows.
+/// By rank, the block that its slots refer to; `None` if its slots have rows.
 pub(super) struct Sources(Vec<Option<Arc<Mapping>>>);
 
 impl Sources {
-    /// Compares what peers say of the call with what this rank does, and maps the blocks that they tell of.
+    /// Compares the headers of the peers with this rank's, and maps the blocks that they name.
     pub(super) fn of(part: &Part, call: &Call) -> Result<Self> {
         let group = part.group();
         let mut sources = vec![None; group.ranks()];
@@ -43,10 +44,10 @@ impl Sources {
         Ok(Self(sources))
     }
 
-    /// Where the row of a slot is.
+    /// The address of a slot's row.
     ///
     /// # Errors
-    /// The slot tells of a place outside its block.
+    /// The slot names a row outside its block.
     ///
     /// # Safety
     /// `slot` is one that rank `from` has written.
@@ -57,7 +58,7 @@ impl Sources {
         slot: *const u8,
     ) -> Result<*const u8> {
         let Some(block) = &self.0[from] else { return Ok(slot) };
-        // SAFETY: as the caller has it; slots are aligned.
+        // SAFETY: the caller guarantees it; slots are aligned.
         let at = unsafe { slot.cast::<u64>().read() };
         let len = 2 * part.results.hidden as u64;
         let is_inside = at.checked_add(len).is_some_and(|end| end <= block.len() as u64);

@@ -1,4 +1,5 @@
-//! Rows that go back over relays: a node's rows of a token are summed at the relay, and the sum goes across.
+//! Relays of a combine: they sum a node's rows of a token, and only the sum crosses to the token's
+//! node.
 
 use std::slice;
 
@@ -16,16 +17,16 @@ use crate::{
     routing::MAX_TOP_K,
 };
 
-/// How a place is divided: for tokens of each node, rows of this node's ranks; for this rank's own tokens, a row of each other
-/// node.
+/// The layout of a place with relays: for tokens of each node, rows of this node's ranks; and for
+/// this rank's own tokens, a row of each other node.
 pub(super) struct Levels {
     pub(super) nodes: Nodes,
     order: Order,
     top_k: usize,
 }
 
-/// Rows that a token has in a combine's place, where each rank sends one: to its owner, or, on several nodes, to a relay, which
-/// sends one of the node.
+/// Rows of a token in a combine's place, where each rank sends one: to the token's rank, or, on
+/// several nodes, to a relay, which sends one row of its node.
 #[must_use]
 pub fn slots_of(nodes: Nodes, top_k: usize) -> usize {
     let of_node = one_of(nodes.ranks, top_k);
@@ -36,7 +37,7 @@ pub fn slots_of(nodes: Nodes, top_k: usize) -> usize {
 }
 
 impl Levels {
-    /// None if rows are not relayed.
+    /// `None` if rows are not relayed.
     pub(super) fn of(handle: &Handle, results: &Results) -> Result<Option<Self>> {
         let (nodes, top_k) = (handle.routing.nodes(), handle.routing.top_k());
         let Some(order) = results.relays.filter(|_| handle.group.relays() == Some(nodes)) else {
@@ -53,7 +54,7 @@ impl Levels {
         slots_of(self.nodes, self.top_k)
     }
 
-    /// Rows of a node's ranks.
+    /// Rows of a token from a node's ranks.
     fn of_node(&self) -> usize {
         one_of(self.nodes.ranks, self.top_k)
     }
@@ -71,7 +72,7 @@ impl Levels {
     }
 }
 
-/// A token at a node: where it went there, and what it chose.
+/// A token at a node: the ranks there that it went to, and its choices.
 struct AtNode<'a> {
     about: usize,
     goes: u64,
@@ -86,7 +87,7 @@ struct NodeTerm {
 }
 
 impl Part {
-    /// The sums that were asked for have the order of the relays' sums.
+    /// Checks that the sums have the order of the relays' sums.
     pub(super) fn check_order(&self, sums: Sums) -> Result<()> {
         let Some(levels) = &self.levels else { return Ok(()) };
         let is_same = match levels.order {
@@ -98,7 +99,8 @@ impl Part {
         is_same.then_some(()).ok_or_else(why)
     }
 
-    /// Sums what this node's ranks give back of a rank's tokens on another node, and sends the sums there.
+    /// Sums the rows that this node's ranks return for tokens of a rank on another node, and sends
+    /// the sums there.
     pub(super) fn pass_on(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
         call.inputs_about(stream.about).try_for_each(|input| self.told(call, input).map(drop))?;
         let Some(levels) = &self.levels else { return Ok(()) };
@@ -121,7 +123,8 @@ impl Part {
             let last = self.handle.routing.last_choice_of_node(node, choices).unwrap_or(0);
             let out =
                 letter.at(self.row_at(call, levels.far(node, last), token), self.row.stride());
-            // SAFETY: rows of ranks were written before their marks; there is room for a row, whose parts are where `row` says.
+            // SAFETY: the ranks have written their rows before their marks; there is room for a
+            // row, with its parts where `row` says.
             unsafe {
                 let sum = slice::from_raw_parts_mut(out.cast(), self.results.hidden);
                 let weights = &mut weights[..self.row.weights];
@@ -133,10 +136,10 @@ impl Part {
         Ok(())
     }
 
-    /// Sums what this node's ranks give back of a token, and their weights.
+    /// Sums the rows that this node's ranks return for a token, and their weights.
     ///
     /// # Safety
-    /// They have written it.
+    /// The ranks have written them.
     unsafe fn sum_node(
         &self,
         levels: &Levels,
@@ -152,11 +155,12 @@ impl Part {
         let rows = terms.iter().filter_map(|term| {
             if is_own(term.rank) {
                 let row = self.own_row(token, term)?;
-                // SAFETY: the table's rows are there (`check`), and stay as they are until the combine has ended.
+                // SAFETY: `check` saw that the table's rows are there; they do not change until the
+                // combine has ended.
                 return Some(unsafe { self.result(row) });
             }
             let row = self.row_of(call, token, term);
-            // SAFETY: as the caller has it; rows are aligned.
+            // SAFETY: the caller guarantees it; rows are aligned.
             let given = unsafe { self.weights_of(row) };
             let is_its =
                 |k: usize| routing.owner(at.choices[k]).is_some_and(|(rank, _)| rank == term.rank);
@@ -189,7 +193,8 @@ impl Part {
     /// Makes a token's sum of the sums of nodes.
     ///
     /// # Safety
-    /// `combined` has memory for it, and everything was written that it is made of. `own` is for the sum of this node's rows.
+    /// `combined` has memory for it, and all rows of the sum were written. `own` is for the sum of
+    /// this node's rows.
     pub(super) unsafe fn sum_nodes(
         &self,
         levels: &Levels,
@@ -206,7 +211,7 @@ impl Part {
         let terms = self.node_terms(levels, token);
         for term in terms.iter().filter(|term| term.node == own_node) {
             let at = AtNode { about: me, goes: term.goes, choices };
-            // SAFETY: as the caller has it.
+            // SAFETY: the caller guarantees it.
             unsafe { self.sum_node(levels, call, token, &at, (&mut *own, &mut *own_weights)) };
         }
         let mut rows = Rows::new();

@@ -1,29 +1,29 @@
-//! What a dispatch leaves behind.
+//! The handle that a dispatch leaves.
 
 use std::sync::Arc;
 
 use super::Room;
 use crate::{group::Group, routing::Routing};
 
-/// How much arrives.
+/// Counts of received tokens.
 #[derive(Clone, Debug)]
 pub struct Counts {
     /// Tokens that each rank sends to this one.
     pub from: Vec<u32>,
-    /// How many of them chose each of this rank's experts, rank by rank.
+    /// Tokens that chose each of this rank's experts, rank by rank.
     pub per_expert: Vec<u32>,
     /// Tokens that each rank has.
     pub tokens_of: Vec<u32>,
 }
 
 impl Counts {
-    /// Tokens that arrive.
+    /// Received tokens.
     #[must_use]
     pub fn total(&self) -> usize {
         self.from.iter().map(|count| *count as usize).sum()
     }
 
-    /// Which of the tokens that arrive are from a rank.
+    /// The received tokens of a rank.
     pub(crate) fn rows_from(&self, rank: usize) -> std::ops::Range<usize> {
         let start = self.from[..rank].iter().sum::<u32>() as usize;
         start..start + self.from[rank] as usize
@@ -38,24 +38,26 @@ impl Counts {
     }
 }
 
-/// What a combine needs to know of the dispatch before it.
+/// A dispatch's handle, for its combine.
 #[derive(Clone)]
 pub struct Handle {
-    /// Where the ranks are.
+    /// The group of the dispatch.
     pub group: Arc<Group>,
-    /// Where this rank's own tokens went.
+    /// The routing of this rank's own tokens.
     pub routing: Arc<Routing>,
-    /// How much of the window the dispatch used.
+    /// The part of the window that the dispatch used.
     pub room: Room,
-    /// By rank, whether the dispatch went there to its end. Rows come back from no other rank, whoever takes part by then.
+    /// By rank, whether the dispatch went there to its end. Rows come back from no other rank, even
+    /// if it takes part by then.
     pub sent_to: Vec<bool>,
-    /// What arrived.
+    /// Counts of received tokens.
     pub counts: Counts,
-    /// For each token that arrived: its number at its rank, its rank, and, for each choice, the row that it has by experts, or -1.
+    /// For each received token: its number at its rank, its rank, and, for each choice, its row
+    /// where rows are by expert, or -1.
     pub table: Vec<i32>,
-    /// For each token that arrived: the last of its choices that is this rank's.
+    /// For each received token: the last of its choices that is this rank's.
     pub masters: Vec<u8>,
-    /// By node: what this rank passed on from it. None if tokens are not relayed.
+    /// By node: the tokens that this rank passed on from it. Empty if tokens are not relayed.
     pub relayed: Vec<Relayed>,
 }
 
@@ -66,7 +68,7 @@ pub struct Relayed {
     pub tokens: Vec<u32>,
     /// For each of them: bit `i` if it went to this node's rank number `i`.
     pub goes: Vec<u64>,
-    /// What they chose.
+    /// Their choices.
     pub choices: Vec<i32>,
 }
 

@@ -1,4 +1,4 @@
-//! Where tokens are, and where those that arrive go: what callers describe of their memory.
+//! The callers' memory: their tokens, and the outputs for received ones.
 
 use crate::{
     error::{Error, Result},
@@ -9,10 +9,10 @@ use crate::{
     record::Record,
 };
 
-/// How a token's payload is made of its row.
+/// The format of a token's payload.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Payload {
-    /// As it is: so many bytes.
+    /// Unchanged: so many bytes.
     Bytes(usize),
     /// Rows of this many bf16, quantised here to FP8.
     Quantised(usize, Scales),
@@ -59,13 +59,14 @@ pub struct Tokens {
     pub rows: *const u8,
     /// Bytes from one row to the next.
     pub stride: usize,
-    /// What is made of a row.
+    /// The format of the payload.
     pub payload: Payload,
     /// Scales that come with the rows: opaque words.
     pub scales: Option<ScalesIn>,
     /// A weight for each choice, if there are any.
     pub weights: Option<*const f32>,
-    /// Whether rows stay as they are until the dispatch is over: those for this rank's own experts are then copied only once.
+    /// Whether rows do not change until the dispatch is over: those for this rank's own experts are
+    /// then copied only once.
     pub stays: bool,
 }
 
@@ -82,16 +83,16 @@ pub struct ScalesIn {
     pub word_stride: usize,
 }
 
-/// How much of the window a call uses.
+/// The part of the window that a call uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Room {
     /// Slots for this many tokens of each rank, which no rank exceeds.
     Tokens(usize),
-    /// This many bytes; what does not fit at once goes in rounds.
+    /// This many bytes; tokens that do not fit at once go in rounds.
     Bytes(usize),
 }
 
-/// Where what arrives is put.
+/// The layout of received rows.
 #[derive(Clone, Debug)]
 pub enum Layout {
     /// A row for each token, those of rank 0 first, in the order of their rank.
@@ -100,10 +101,10 @@ pub enum Layout {
     Experts(Vec<usize>),
 }
 
-/// Memory for what arrives. There is a row for each that [`Layout`] has.
+/// Memory for received tokens, with the rows of [`Layout`].
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs {
-    /// How many rows there are.
+    /// The number of rows.
     pub len: usize,
     /// Payloads: the first row.
     pub rows: *mut u8,
@@ -113,13 +114,13 @@ pub struct Outputs {
     pub scales: Option<ScalesOut>,
     /// The choices of each row, as numbers of this rank's experts, -1 for others ([`Layout::Rows`]).
     pub choices: Option<Choices>,
-    /// Weights: one for each choice of each row, or, by experts, one for each row.
+    /// Weights: one for each choice of each row; or, where rows are by expert, one for each row.
     pub weights: Option<*mut f32>,
     /// Whether weights of other ranks' experts become 0.
     pub zeroes_foreign_weights: bool,
 }
 
-/// Where scales go.
+/// The layout of scales in the output.
 #[derive(Clone, Copy, Debug)]
 pub enum ScalesOut {
     /// Word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
@@ -133,8 +134,9 @@ pub enum ScalesOut {
         /// From one word to the next.
         word_stride: usize,
     },
-    /// In tiles of 128 rows and one word, as the GPU's products of scaled blocks read them: an expert has tiles for its
-    /// rows, and in each of these rows of tiles one tile for each word. Row `r` of a tile has its word at `r % 32 * 4 + r / 32`.
+    /// In tiles of 128 rows and one word, as the GPU's products of scaled blocks read them: an
+    /// expert has rows of tiles, with a tile for each word in each of them. Row `r` of a tile has
+    /// its word at `r % 32 * 4 + r / 32`.
     Tiled {
         /// The first word.
         words: *mut u32,
@@ -147,8 +149,8 @@ pub enum ScalesOut {
 pub(crate) const TILE: usize = 128;
 
 impl ScalesOut {
-    /// Where the first word of a row goes, and how far it is from one of the row's `count` words to the next. The row is
-    /// an expert's `nth`.
+    /// The address of a row's first word, and the distance between two of its `count` words. The
+    /// row is an expert's `nth`.
     ///
     /// # Safety
     /// There is such a row.
@@ -159,13 +161,13 @@ impl ScalesOut {
     ) -> (*mut u32, usize) {
         match self {
             Self::Strided { words, row_stride, expert_stride, word_stride } => {
-                // SAFETY: as the caller has it.
+                // SAFETY: the caller guarantees it.
                 (unsafe { words.add(row * row_stride + expert * expert_stride) }, word_stride)
             }
             Self::Tiled { words, tile_rows } => {
                 let tile = (expert * tile_rows + nth / TILE) * count;
                 let inside = nth % 32 * 4 + nth % TILE / 32;
-                // SAFETY: as the caller has it.
+                // SAFETY: the caller guarantees it.
                 (unsafe { words.add(tile * TILE + inside) }, TILE)
             }
         }
@@ -185,7 +187,7 @@ impl Choices {
     /// # Safety
     /// There is an integer `at`.
     pub(super) unsafe fn put(self, at: usize, value: i32) {
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             match self {
                 Self::I32(all) => all.add(at).write(value),

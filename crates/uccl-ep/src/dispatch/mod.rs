@@ -1,4 +1,4 @@
-//! Tokens go to the ranks of their experts.
+//! Dispatch: tokens go to the ranks of their experts.
 
 mod handle;
 mod memory;
@@ -30,7 +30,8 @@ use crate::{
     window::Letter,
 };
 
-/// A dispatch under way. One that is dropped before it has ended is a call that this rank gave up on: peers that wait for it are told.
+/// A dispatch in flight. A drop before its end gives the call up, and tells the peers that wait for
+/// it.
 pub struct Dispatch {
     part: Part,
     call: Call,
@@ -41,7 +42,7 @@ pub struct Dispatch {
     relayed: Vec<Relayed>,
 }
 
-/// What this rank sends, and how a place is divided.
+/// The tokens that this rank sends, and the layout of a place.
 struct Part {
     group: Arc<Group>,
     routing: Arc<Routing>,
@@ -49,15 +50,16 @@ struct Part {
     areas: Areas,
     slots: usize,
     tokens: Tokens,
-    /// `None` if rows go as they are.
+    /// `None` if rows are sent unchanged.
     quantised: Option<Quantised>,
 }
 
-// SAFETY: what its pointers lead to may be used by any thread, as `Dispatch::begin` demands.
+// SAFETY: any thread may use the memory behind its pointers, as `Dispatch::begin` demands.
 unsafe impl Send for Part {}
 
 impl Dispatch {
-    /// Begins to send a rank's tokens. Where all fit at once ([`Room::Tokens`]) they have been sent when this returns.
+    /// Begins to send a rank's tokens. Where all fit at once ([`Room::Tokens`]), they have been
+    /// sent when this returns.
     ///
     /// # Errors
     /// Arguments are wrong, or a peer is late.
@@ -83,7 +85,7 @@ impl Dispatch {
             Room::Bytes(len) => areas.slots_in(len),
         };
         if matches!(room, Room::Tokens(_)) && areas.place(slots) > group.pool_len() {
-            // Without inboxes a place is smaller. All ranks see that alike.
+            // Without inboxes a place is smaller. All ranks come to the same result.
             areas.nodes = Nodes::one(group.ranks());
         }
         let parties = group.parties(areas.nodes);
@@ -105,7 +107,7 @@ impl Dispatch {
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
         let call = Call::new(place, Takes::EachAlone, parties, rounds);
         let begun = Begun::new(group, &call);
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
         let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
@@ -118,7 +120,7 @@ impl Dispatch {
         Ok(dispatch)
     }
 
-    /// How much arrives; waits until every rank has said so.
+    /// Counts of the tokens that arrive. Waits until every rank has sent its own.
     ///
     /// # Errors
     /// A peer is late, or makes another call.
@@ -134,14 +136,15 @@ impl Dispatch {
         Ok(self.counts.insert(counts))
     }
 
-    /// By rank, how long [`counts`](Self::counts) waited for it. Data that was there before took none of that time.
+    /// By rank, the time that [`counts`](Self::counts) waited for it; zero for data that was there
+    /// before.
     #[must_use]
     pub fn waited(&self) -> Vec<Duration> {
         self.waits.waited()
     }
 
-    /// Takes out what arrives, and ends the call. Rows of a rank that was lost behind its first round, which counts told of, are
-    /// zeros without a choice.
+    /// Takes out the received tokens, and ends the call. Counted rows of a rank that was lost after
+    /// its first round are zeros without a choice.
     ///
     /// # Errors
     /// A peer is late.
@@ -158,7 +161,7 @@ impl Dispatch {
         let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
         self.begun.has_ended = true;
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             sink.write_scales(self.part.areas.record.scales);
             sink.blank_missing(&counts, self.part.areas.record);
@@ -200,7 +203,7 @@ impl Dispatch {
 }
 
 impl Part {
-    /// Reads the headers, and compares them with what this rank would write.
+    /// Reads the headers and counts, and compares the headers with this rank's.
     fn heard(&self, call: &Call) -> Result<Counts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
         let mut counts = Counts {
@@ -223,14 +226,16 @@ impl Part {
             counts.from[from] = theirs as u32;
             counts.tokens_of[from] = tokens as u32;
             let area = self.area(call, from);
-            // SAFETY: behind its first word, the area begins with counts, which the sender has written before its mark.
+            // SAFETY: behind its first word, the area begins with counts, which the sender has
+            // written before its mark.
             let words = unsafe { slice::from_raw_parts(area.cast::<u32>().add(1), local) };
             counts.per_expert[from * local..][..local].copy_from_slice(words);
         }
         Ok(counts)
     }
 
-    /// What is told over a stream, if its sender agrees with this rank: tokens that come over it, and all of the rank's.
+    /// The counts in a stream's header, if its sender agrees with this rank: tokens over this
+    /// stream, and all of the rank's.
     fn told_over(&self, call: &Call, stream: &Stream) -> Result<[u64; 2]> {
         let theirs = self.group.window().header(stream, call.number());
         let told = self.header([0; 2]).told_by(self.group.rank(), stream.about, theirs)?;
@@ -250,7 +255,7 @@ impl Part {
         Header { phase: Phase::Dispatch, agreed, told }
     }
 
-    /// Where the area of a rank's data begins in a pool.
+    /// The offset in a pool of the area for a rank's data.
     fn area_at(&self, call: &Call, from: usize) -> usize {
         call.place().offset + self.areas.area_at(self.slots, from)
     }
@@ -261,7 +266,7 @@ impl Part {
         self.group.window().own().pool(self.area_at(call, from), len)
     }
 
-    /// Where an area's record is, from the area's start.
+    /// The offset of a record in its area.
     fn record_at(&self, slot: usize) -> usize {
         Record::first_at(self.areas.local_experts) + slot * self.areas.record.stride()
     }
@@ -281,7 +286,7 @@ impl Part {
         let stays_out = stream.peer == self.group.rank() && self.is_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
             let out = letter.at(area + self.record_at(slot), self.areas.record.stride());
-            // SAFETY: an area has `slots` records, which are ours to write until the mark.
+            // SAFETY: an area has `slots` records, which only this rank uses until the mark.
             unsafe {
                 match stays_out {
                     true => self.write_rest(out, *token),
@@ -291,10 +296,10 @@ impl Part {
         }
     }
 
-    /// Whether payloads of this rank's tokens are where they are until the dispatch is over. Those for itself stay out of its
-    /// window then.
+    /// Whether payloads of this rank's tokens do not change until the dispatch is over. Those for
+    /// itself then stay out of its window.
     fn is_in_place(&self) -> bool {
-        // In rounds rows stay too: see `begin`.
+        // In rounds rows do not change either: see `begin`.
         self.quantised.is_some() || self.tokens.stays || matches!(self.room, Room::Bytes(_))
     }
 
@@ -307,13 +312,14 @@ impl Part {
         }
     }
 
-    /// Which of so many tokens go in a round.
+    /// The tokens, of so many, that go in a round.
     fn round_of(&self, tokens: usize, round: u16) -> std::ops::Range<usize> {
         let first = tokens.min(usize::from(round) * self.slots);
         first..tokens.min(first + self.slots)
     }
 
-    /// Tells the receiver of what is in its area, and, in the first round, of what comes in all of them.
+    /// Writes the number of records in the receiver's area, and, in the first round, the header and
+    /// the counts by expert.
     fn write_head(
         &self,
         call: &Call,
@@ -328,7 +334,8 @@ impl Part {
             letter.tell(call.number(), self.header(head.told).to_words());
         }
         let out = letter.at(area, 4 * (1 + counts.len())).cast::<u32>();
-        // SAFETY: an area begins with a count and those of the receiver's experts, and is ours to write until the mark.
+        // SAFETY: an area begins with a count and those of the receiver's experts, and only this
+        // rank uses it until the mark.
         unsafe {
             out.write(head.in_round as u32);
             out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
@@ -340,22 +347,23 @@ impl Part {
     /// # Safety
     /// There is room for one.
     unsafe fn write(&self, out: *mut u8, token: u32) {
-        // SAFETY: as the caller has it, and the payload may be read, as `begin` demands.
+        // SAFETY: the caller guarantees it, and the payload may be read, as `begin` demands.
         unsafe {
             out.copy_from_nonoverlapping(self.payload(token), self.areas.record.payload);
             self.write_rest(out, token);
         }
     }
 
-    /// Writes a token's record but for its payload.
+    /// Writes a token's record without its payload.
     ///
     /// # Safety
     /// There is room for one.
     unsafe fn write_rest(&self, out: *mut u8, token: u32) {
         let Self { areas: Areas { record, .. }, tokens, routing, quantised, .. } = self;
         let token = token as usize;
-        // SAFETY: `out` has room for a record, whose parts are where `record` says; the token's scales and weights may be
-        // read, as `begin` demands. Numbers are written unaligned.
+        // SAFETY: `out` has room for a record, with its parts, which are aligned, where `record`
+        // says; the token's scales and weights may be read, as `begin` demands. The caller's scales
+        // are read unaligned.
         unsafe {
             if let Some(quantised) = quantised {
                 let scales = quantised.scales(token);
@@ -387,7 +395,7 @@ impl Part {
         }
     }
 
-    /// Takes a round of a rank's tokens out.
+    /// Takes out a round of a rank's tokens.
     fn take(&self, call: &Call, from: usize, counts: &Counts, sink: &mut Sink<'_>) {
         let area = self.area(call, from);
         // SAFETY: an area begins with a count, which was written before its mark.
@@ -397,7 +405,7 @@ impl Part {
         let own = self.routing.to(self.group.rank());
         for slot in 0..in_round.min(self.slots) {
             let at = rows.start + sink.taken[from];
-            // A peer whose rounds have more than it told gets no further than this.
+            // Bounds the tokens of a peer with rounds that have more than it announced.
             if at >= rows.end {
                 break;
             }
@@ -414,18 +422,18 @@ impl Part {
     }
 }
 
-/// What a receiver is told of an area.
+/// The counts for a receiver of an area.
 struct Head<'a> {
-    /// Tokens for it, and all that the rank has.
+    /// Tokens for it, and all tokens of the rank.
     told: [usize; 2],
     in_round: usize,
     per_expert: &'a [u32],
 }
 
-/// More tokens than any rank has. Bytes for as many do not overflow.
+/// More tokens than any rank has. The bytes for so many do not overflow.
 const MAX_TOKENS: usize = 1 << 28;
 
-/// How a place is divided for these tokens.
+/// The layout of a place for these tokens.
 fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> {
     let (record, ranks, nodes) = (record_of(tokens, routing)?, group.ranks(), routing.nodes());
     if routing.ranks() != ranks {

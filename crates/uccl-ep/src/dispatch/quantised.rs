@@ -1,4 +1,4 @@
-//! What is made of a rank's rows before they are sent.
+//! Quantises a rank's rows before they are sent.
 
 use std::{slice, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     scratch::Pieces,
 };
 
-/// Payloads and scales of tokens that are quantised.
+/// Payloads and scales of quantised tokens.
 pub(super) struct Quantised {
     group: Arc<Group>,
     record: Record,
@@ -18,7 +18,7 @@ pub(super) struct Quantised {
 }
 
 impl Quantised {
-    /// Those of so many tokens; `None` if rows go as they are.
+    /// Quantises so many tokens; `None` if rows are sent unchanged.
     ///
     /// # Safety
     /// There are so many tokens, and they may be read.

@@ -1,4 +1,4 @@
-//! Tokens that go to another node: once to the relay there, which passes them on.
+//! Relays of a dispatch: a token for another node goes once to the relay there, which passes it on.
 
 use std::slice;
 
@@ -10,7 +10,7 @@ use crate::{
     routing::{MAX_TOP_K, Routing},
 };
 
-/// The tokens that leave this rank over a stream of its own.
+/// The tokens that leave this rank over one of its own streams.
 pub(super) fn tokens_over<'a>(
     routing: &'a Routing,
     nodes: Nodes,
@@ -31,7 +31,7 @@ impl Part {
         nodes.node_of(stream.peer) != nodes.node_of(self.group.rank())
     }
 
-    /// Where the inbox of a node begins at a rank of another.
+    /// The offset of a node's inbox in the pool of a rank on another node.
     fn inbox_at(&self, call: &Call, rank: usize, node: usize) -> usize {
         let own = self.areas.nodes.node_of(rank);
         call.place().offset + self.areas.inbox_at(self.slots, node - usize::from(node > own))
@@ -51,7 +51,8 @@ impl Part {
             let out = letter.at(inbox, areas.goes_at());
             for (local, rank) in nodes.ranks_of(nodes.node_of(stream.peer)).enumerate() {
                 let counts = routing.per_expert_of(rank);
-                // SAFETY: there is room for the counts of all ranks, which is ours to write until the mark.
+                // SAFETY: there is room for the counts of all ranks, which only this rank
+                // uses until the mark.
                 unsafe {
                     let out = out.add(areas.told_at(local)).cast::<u32>();
                     out.write(routing.to(rank).len() as u32);
@@ -70,8 +71,8 @@ impl Part {
         }
     }
 
-    /// Passes on to a rank of this node what goes to it, of a round that has come from another node. What goes to this rank
-    /// itself also tells what there was.
+    /// Passes a round from another node on to a rank of this node: the tokens for that rank. The
+    /// round for this rank itself is also remembered for the combine.
     pub(super) fn pass_on(
         &self,
         call: &Call,
@@ -89,8 +90,8 @@ impl Part {
         let inbox = self.inbox_at(call, me, areas.nodes.node_of(stream.about));
         let inbox = window.own().pool(inbox, areas.inbox(*slots));
         let in_round = self.round_of(tokens, mark.round).len();
-        // SAFETY: the inbox is so long, and its parts lie where `areas` says; the sender has written them before its mark, and
-        // writes again when this round has been passed on.
+        // SAFETY: the inbox is so long, with its parts where `areas` says; the sender has written
+        // them before its mark, and writes again only when this round has been passed on.
         let (for_rank, goes, records) = unsafe {
             let told = inbox.add(areas.told_at(areas.nodes.local_of(stream.peer)));
             (
@@ -130,7 +131,7 @@ impl Part {
         let mut choices = [0; MAX_TOP_K];
         relayed.goes.extend_from_slice(goes);
         for nth in 0..goes.len() {
-            // SAFETY: as the caller has it; numbers are aligned, as the parts of a record are.
+            // SAFETY: the caller guarantees it; numbers are aligned, as the parts of a record are.
             unsafe {
                 let record_at = records.add(nth * record.stride());
                 let from = record_at.add(record.choices_at()).cast::<i32>();

@@ -1,4 +1,4 @@
-//! Puts tokens that arrive where they belong.
+//! Puts received tokens into the caller's memory.
 
 use std::slice;
 
@@ -12,12 +12,14 @@ use crate::{
     streaming,
 };
 
-/// More bytes than this go past the caches: most of them would be gone from there before they are read.
+/// More bytes than this are copied past the caches, which would evict most of them before they are
+/// read.
 const CACHED: usize = 2 << 20;
-/// Rows of an expert whose scales are written together: their words of one group of channels fill a line.
+/// Rows of an expert with scales that are written together: their words of one group of channels
+/// fill a line.
 const ROWS_OF_LINE: usize = 16;
 
-/// By rank and expert, the row of the first token; and how many rows there must be.
+/// By rank and expert, the row of the first token; and the least number of rows of the output.
 fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
     let local = starts.len();
     let mut next = starts.to_vec();
@@ -31,13 +33,13 @@ fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
     (first, next.into_iter().max().unwrap_or(0))
 }
 
-/// Where tokens that arrive go.
+/// The destination of received tokens.
 pub(super) struct Sink<'a> {
     outputs: Outputs,
     layout: &'a Layout,
     /// By rank and expert, the row of its next token ([`Layout::Experts`]).
     next: Vec<usize>,
-    /// By rank, how many of its tokens have been taken out.
+    /// By rank, its tokens that have been taken out.
     pub(super) taken: Vec<usize>,
     pub(super) table: Vec<i32>,
     pub(super) masters: Vec<u8>,
@@ -48,7 +50,7 @@ pub(super) struct Sink<'a> {
     scaled: Vec<Scaled>,
 }
 
-/// A row whose scales begin at a word.
+/// A row, and the index of its first word of scales.
 #[derive(Clone, Copy)]
 struct Scaled {
     row: usize,
@@ -56,18 +58,18 @@ struct Scaled {
     words: usize,
 }
 
-/// A token that has arrived.
+/// A received token.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) from: usize,
-    /// How many arrived before it.
+    /// The number of tokens before it.
     pub(super) at: usize,
     pub(super) record: *const u8,
     pub(super) payload: *const u8,
 }
 
 impl<'a> Sink<'a> {
-    /// For as many tokens as were counted.
+    /// For the counted tokens.
     pub(super) fn new(
         outputs: Outputs,
         layout: &'a Layout,
@@ -95,17 +97,17 @@ impl<'a> Sink<'a> {
         Ok(Self { outputs, layout, next, taken, table, masters, streams, scales, scaled })
     }
 
-    /// Puts a token where it belongs, but for its scales: see [`write_scales`](Self::write_scales).
+    /// Stores a token, without its scales: see [`write_scales`](Self::write_scales).
     ///
     /// # Safety
-    /// Its record and its payload are all there.
+    /// Its record and its payload are complete.
     pub(super) unsafe fn put(&mut self, part: &Part, arrival: Arrival) {
         let Arrival { from, at, record, .. } = arrival;
         let (layout, routing, me) = (&part.areas.record, &part.routing, part.group.rank());
         let (top_k, local) = (layout.top_k, routing.local_experts());
         let mut choices = [0; MAX_TOP_K];
         let mut weights = [0.0; MAX_TOP_K];
-        // SAFETY: a record is all there, and its numbers are aligned, as its parts are.
+        // SAFETY: the record is complete, and its numbers are aligned, as its parts are.
         let token = unsafe {
             record
                 .add(layout.choices_at())
@@ -125,7 +127,7 @@ impl<'a> Sink<'a> {
         (table[0], table[1]) = (token as i32, from as i32);
         self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
         if self.outputs.scales.is_some() {
-            // SAFETY: a record is all there, and has aligned words for its scales.
+            // SAFETY: the record is complete, and has aligned words for its scales.
             let words = unsafe {
                 slice::from_raw_parts(record.add(layout.scales_at()).cast(), layout.scales)
             };
@@ -133,7 +135,7 @@ impl<'a> Sink<'a> {
         }
         match self.layout {
             Layout::Rows => {
-                // SAFETY: as the caller has it.
+                // SAFETY: the caller guarantees it.
                 unsafe { self.copy(layout, arrival, at, 0) };
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
@@ -159,19 +161,19 @@ impl<'a> Sink<'a> {
                     let first = first_of(&choices[..top_k], k);
                     if first < k {
                         let row = self.table[at * width + 2 + first];
-                        // SAFETY: as the caller has it.
+                        // SAFETY: the row was written for an earlier choice, or is -1 and has no weight.
                         unsafe { self.add_weight(row, weights[k]) };
                         continue;
                     }
                     let next = &mut self.next[from * local + expert];
                     let row = *next;
-                    // A peer whose counts are not those of its records gets no further than this.
+                    // Bounds the rows of a peer with counts that contradict its records.
                     if row >= self.outputs.len {
                         continue;
                     }
                     *next += 1;
                     self.table[at * width + 2 + k] = row as i32;
-                    // SAFETY: as the caller has it.
+                    // SAFETY: the caller guarantees it.
                     unsafe { self.copy(layout, arrival, row, expert) };
                     if let Some(out) = self.outputs.weights {
                         // SAFETY: there is a weight for each row, as `receive` demands.
@@ -195,10 +197,10 @@ impl<'a> Sink<'a> {
     /// Copies a token's payload to a row.
     ///
     /// # Safety
-    /// The payload is all there.
+    /// The payload is complete.
     unsafe fn copy(&mut self, layout: &Record, arrival: Arrival, row: usize, expert: usize) {
         let payload = arrival.payload;
-        // SAFETY: it is all there, and there is room for each row, as `receive` demands.
+        // SAFETY: it is complete, and there is room for each row, as `receive` demands.
         unsafe {
             let to = self.outputs.rows.add(row * self.outputs.stride);
             match self.streams {
@@ -212,8 +214,8 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Writes the scales of all tokens. Token by token, each word would go to a line and a page of its own, where words of one row are
-    /// far apart.
+    /// Writes the scales of all tokens. Token by token, each word would go to another line and page
+    /// where the words of a row are far apart.
     ///
     /// # Safety
     /// Outputs have room for all rows.
@@ -227,21 +229,22 @@ impl<'a> Sink<'a> {
                     Layout::Rows => scaled.row,
                     Layout::Experts(starts) => scaled.row - starts[scaled.expert],
                 };
-                // SAFETY: there is such a row, as the caller has it.
+                // SAFETY: the caller guarantees that there is such a row.
                 let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
                 (&self.scales[scaled.words..][..count], to, stride)
             };
             let places: SmallVec<[_; ROWS_OF_LINE]> = rows.iter().map(place).collect();
             for word in 0..count {
                 for (words, to, stride) in &places {
-                    // SAFETY: a row has room for all of its words, as the caller has it.
+                    // SAFETY: the caller guarantees that a row has room for all of its words.
                     unsafe { to.add(word * stride).write(words[word]) };
                 }
             }
         }
     }
 
-    /// Fills the rows of tokens that were counted and did not come: those of a rank that was lost behind its first round.
+    /// Fills the rows of tokens that were counted and did not come, because their rank was lost
+    /// after its first round.
     ///
     /// # Safety
     /// Outputs have room for all rows.
@@ -252,7 +255,7 @@ impl<'a> Sink<'a> {
                 Layout::Rows => {
                     let rows = counts.rows_from(from);
                     for at in rows.start + self.taken[from]..rows.end {
-                        // SAFETY: as the caller has it.
+                        // SAFETY: the caller guarantees it.
                         unsafe { self.blank((at, 0, at), record, record.top_k) };
                     }
                 }
@@ -262,7 +265,7 @@ impl<'a> Sink<'a> {
                         let nth = from * local + expert;
                         let end = first[nth] + counts.per_expert[nth] as usize;
                         for row in self.next[nth]..end {
-                            // SAFETY: as the caller has it; a row of an expert has one weight.
+                            // SAFETY: the caller guarantees it; a row of an expert has one weight.
                             unsafe { self.blank((row, expert, row - start), record, 1) };
                         }
                     }
@@ -271,7 +274,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Fills a row, the `nth` of its expert, which has so many weights.
+    /// Fills a row, the `nth` of its expert, and its weights: so many.
     ///
     /// # Safety
     /// There is such a row.
@@ -281,7 +284,7 @@ impl<'a> Sink<'a> {
         record: Record,
         weights: usize,
     ) {
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe {
             self.outputs.rows.add(row * self.outputs.stride).write_bytes(0, record.payload);
             if let Some(out) = self.outputs.scales {
