@@ -1,8 +1,9 @@
-//! What experts made of tokens comes back, and is summed, each times its weight: of each rank choice by choice, and these parts, rounded to
-//! 24 bits, in the order of their ranks' first choices. The sum is rounded once.
+//! Low latency combine: the experts' rows come back and are summed, each times its weight: for each
+//! rank choice by choice, and then these parts, rounded to 24 bits, in the order of their ranks'
+//! first choices. The sum is rounded once.
 //!
-//! A rank with several choices of a token sends its part of the sum instead of their rows, where it knows the weights: those of a combine of
-//! one launch are told at its beginning.
+//! A rank with several choices of a token sends its part of the sum instead of their rows, if it
+//! has the weights: a combine of one launch sends them at its begin.
 
 use std::sync::Arc;
 
@@ -31,14 +32,16 @@ pub struct Combine {
 }
 
 impl Combine {
-    /// A combine of rows that go back to where their tokens came from, of which nothing is enqueued yet.
+    /// Prepares a combine of rows that go back to the ranks of their tokens, and enqueues nothing
+    /// yet.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// `results` describes memory that the GPU may read until the combine's work has ended: as many rows as the dispatch had, and
-    /// what it told of them. `scratch` has [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
+    /// `results` describes memory that the GPU may read until the combine's work has ended: as many
+    /// rows as the dispatch had, and its records. `scratch` has
+    /// [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
     /// combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, results: &Results, scratch: u64) -> Result<Self> {
         let Handle { group, routes, slots, placed } = &**handle;
@@ -71,7 +74,7 @@ impl Combine {
         Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
     }
 
-    /// Enqueues the sending.
+    /// Enqueues the send.
     ///
     /// # Errors
     /// An earlier call has failed, or the driver refuses.
@@ -84,24 +87,27 @@ impl Combine {
         self.is_begun = true;
         let kernels = group.kernels();
         let kernel = if self.is_packed { kernels.give_back_packed } else { kernels.give_back };
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
-        // long as the group lives, and freed when the GPU's work has ended.
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
+        // the rest. Windows are open as long as the group lives, and freed when the GPU's work has
+        // ended.
         unsafe { group.launch(stream, (kernel, self.rows()), &self.give_back) }
     }
 
-    /// Rows that go back at most.
+    /// The most rows that go back.
     fn rows(&self) -> usize {
         self.handle.expert_rows() * self.handle.routes.top_k as usize
     }
 
-    /// Enqueues the sums, which end the call; and the sending, in the same launch if it can be, where it was not begun.
+    /// Enqueues the sums, which end the call; and the send, in the same launch if possible, if it
+    /// has not begun.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row and
-    /// weights for each of this rank's tokens, and their choices; nobody else uses the rows until this work has ended.
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
+    /// `combined` has a row and weights for each of this rank's tokens, and their choices; no other
+    /// code uses the rows until this work has ended.
     pub unsafe fn finish(mut self, combined: &Combined, stream: &Stream) -> Result<()> {
         let group = Arc::clone(&self.handle.group);
         group.check()?;
@@ -125,34 +131,36 @@ impl Combine {
         if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
             let whole = WholeCombine { give_back: self.give_back, sum };
-            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
         }
         if !self.is_begun {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { self.begin(stream)? };
         }
         let (kernel, blocks) = match self.is_packed {
-            // Few tokens have several blocks each.
+            // Several blocks share each of a few tokens.
             true => (kernels.sum_packed, tokens * (row_len as usize).div_ceil(PACKED_STEP)),
             false => (kernels.sum, tokens),
         };
-        // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+        // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
         unsafe { group.launch(stream, (kernel, blocks), &sum) }
     }
 }
 
-/// Bytes of a sum that a warp makes at a time where rows are packed.
+/// Bytes of a sum that a warp makes at a time from packed rows.
 const PACKED_STEP: usize = 1024;
 
 /// Bytes of a vector, which a thread moves at a time.
 const VECTOR: usize = 16;
 
-/// Into how many pieces with marks the rows of a token are cut, which have so many vectors: all ranks find the same. 0: they have no marks.
+/// The number of pieces with marks that a token's rows, of so many vectors, are cut into: the same
+/// on all ranks. 0: they have no marks.
 fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
-    /// More would be no faster: each is waited for.
+    /// More would be no faster, as each takes a wait.
     const MOST: usize = 16;
-    /// Of a launch, more or less. Those that send a second piece, when the first is there, leave the link idle for a while.
+    /// Warps of a launch, about. A warp that sends a second piece, once the first is there, leaves
+    /// the link idle for a while.
     const WARPS: usize = 1792;
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
@@ -161,20 +169,22 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
         return 0;
     }
     let most = (PARTS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
-    // None of them is empty.
+    // No piece is empty.
     let each = vectors.div_ceil(most * WIDTH) * WIDTH;
     vectors.div_ceil(each.max(1))
 }
 
-/// Whether ranks may send parts of sums: a rank has two choices of each token on average, they are so many that a wait for the weights is
-/// shorter than what the rows take, and there are notes for the weights. All ranks find the same.
+/// Whether ranks may send parts of sums: a rank has two choices of each token on average, there are
+/// so many tokens that a wait for the weights is shorter than the transfer of the rows, and there
+/// are notes for the weights. All ranks compute the same.
 fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
-    /// Of tokens: on two and four H100s 32 take less time so, and 16 about as long either way.
+    /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;
     ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
 }
 
-/// What the kernels need to know of a call with such rows, of which each rank has so many slots: with scratch memory, and that of the dispatch.
+/// The kernels' parameters of a call with such rows, and with so many slots for each rank;
+/// `scratch` is its memory, and `sent` that of the dispatch.
 pub(super) fn call_of(
     group: &Group,
     row: &Row,

@@ -1,4 +1,4 @@
-//! Tokens go to the ranks of their experts.
+//! Low latency dispatch: tokens go to the ranks of their experts.
 
 use std::sync::Arc;
 
@@ -29,17 +29,18 @@ pub struct Dispatch {
     is_begun: bool,
 }
 
-/// What a combine needs of its dispatch.
+/// A dispatch's handle, for its combine.
 pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
-    /// Where the dispatch's number and place are, and which ranks it left out.
+    /// The address of the dispatch's number and place, and of the ranks that it left out.
     pub(super) placed: u64,
 }
 
 impl Dispatch {
-    /// A dispatch of a rank's tokens, of which nothing is enqueued yet. No rank has more than `slots`.
+    /// Prepares a dispatch of a rank's tokens, and enqueues nothing yet. No rank has more than
+    /// `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -75,13 +76,13 @@ impl Dispatch {
             },
             how: how_of(tokens.payload),
             is_few: u32::from(is_few),
-            // As all ranks find it, which have the same slots.
+            // All ranks compute the same, because they have the same slots.
             in_parts: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
         };
         Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
 
-    /// Enqueues the sending.
+    /// Enqueues the send.
     ///
     /// # Errors
     /// An earlier call has failed, or the driver refuses.
@@ -92,23 +93,24 @@ impl Dispatch {
         self.group.check()?;
         if self.send.is_few == 0 {
             let layout = Layout::of(&self.group, self.send.call, self.send.routes);
-            // SAFETY: as for the next.
+            // SAFETY: as for the launch below.
             unsafe { layout.launch(&self.group, stream)? };
         }
         self.is_begun = true;
         let (send, rows) = (self.group.kernels().send, self.rows());
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as long
-        // as the group lives, and freed when the GPU's work has ended.
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
+        // the rest. Windows are open as long as the group lives, and freed when the GPU's work has
+        // ended.
         unsafe { self.group.launch(stream, (send, rows), &self.send) }
     }
 
-    /// Blocks that have something to send: one for each token, and one for what is told of them.
+    /// Blocks with work in the send: one for each token, and one for the counts.
     fn rows(&self) -> usize {
         self.send.routes.tokens as usize + 1
     }
 
-    /// Enqueues the taking out of what arrives, which ends the call; and the sending, in the same launch if it can be, where it was not
-    /// begun.
+    /// Enqueues the receive, which ends the call; and the send, in the same launch if possible, if
+    /// it has not begun.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -121,18 +123,19 @@ impl Dispatch {
         let receive = self.receiving(outputs)?;
         let rows = receive.expert_rows as usize;
         if !self.is_begun && self.send.in_parts != 0 {
-            // A block for each token and two for each record, if there are so many: nobody takes records late because it has sent.
+            // A block for each token and two for each record, if there are so many, so that no
+            // block takes its records late because it has sent.
             let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
             let whole = WholeDispatch { send: self.send, receive };
-            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &whole)? };
         } else {
             if !self.is_begun {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 unsafe { self.begin(stream)? };
             }
             let kernel = self.group.kernels().receive;
-            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
@@ -192,12 +195,12 @@ impl Handle {
     }
 }
 
-/// Whether each block of a launch may look at all tokens.
+/// Whether each block of a launch may read all tokens' choices.
 fn are_few(tokens: usize, top_k: usize) -> bool {
     tokens <= FEW_TOKENS && tokens * top_k <= FEW_CHOICES
 }
 
-/// The kernels' name of a payload.
+/// The kernels' number of a payload's format.
 fn how_of(payload: Payload) -> u32 {
     match payload {
         Payload::Bytes(_) => how::COPIED,
@@ -214,7 +217,7 @@ fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
     Ok(record)
 }
 
-/// What the kernels need to know of a call with such records, and how they lie in an area of its place.
+/// The kernels' parameters of a call with such records, and the layout of an area of its place.
 pub(super) fn call_of(
     group: &Group,
     record: &Record,
@@ -233,7 +236,7 @@ pub(super) fn call_of(
     let header = Header::<5, 2> {
         phase: Phase::Dispatch,
         agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
-        // How many tokens there are for each rank is known to the kernel.
+        // The kernel knows the tokens for each rank.
         told: [0, tokens],
     };
     let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;

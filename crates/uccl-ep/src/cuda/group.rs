@@ -1,4 +1,4 @@
-//! One rank's end of a group whose ranks have GPUs.
+//! One rank's end of a group of ranks with GPUs.
 
 use std::{
     sync::{
@@ -34,52 +34,57 @@ use crate::{
 /// How a rank takes part in a group.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which rank this is.
+    /// This rank's number.
     pub rank: usize,
-    /// How many ranks there are, [`MAX_RANKS`] at most.
+    /// The number of ranks, [`MAX_RANKS`] at most.
     pub ranks: usize,
     /// Bytes of the pool in which calls are placed; all ranks have the same.
     pub pool: usize,
     /// How long a call waits for its peers.
     pub timeout: Duration,
-    /// Whether a rank that is late is left out of the call and of those that follow, instead of failing the call.
+    /// Whether a rank that is late is left out of the call and of later ones, instead of failing
+    /// the call.
     pub masks_late: bool,
-    /// The GPU, by the number that the driver gives it.
+    /// The GPU, by the driver's number.
     pub device: u32,
-    /// Blocks of a launch at most; 0: as many as the GPU has multiprocessors, less [`RESERVED`]. The blocks of all ranks on a GPU have
-    /// to fit on it at the same time, because they wait for each other.
+    /// The most blocks of a launch; 0: as many as the GPU has multiprocessors, less [`RESERVED`].
+    /// The blocks of all ranks on a GPU have to fit on it at the same time, because they wait for
+    /// each other.
     pub blocks: u32,
     /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait until they can.
     pub is_alone: bool,
-    /// How ranks reach each other.
+    /// The path between ranks.
     pub reach: Reach,
-    /// Which node the rank is on, as for [a group of the CPU](crate::Config::node).
+    /// A number for this rank's node, as for [a group of the CPU](crate::Config::node).
     pub node: Option<u64>,
-    /// How the network between nodes is used, as for [a group of the CPU](crate::Config::network).
+    /// Settings of the network between nodes, as for [a group of the CPU](crate::Config::network).
     pub network: Option<uccl_p2p::Config>,
 }
 
-/// Multiprocessors that launches leave to kernels of others unless [`Config::blocks`] says otherwise. With 129 blocks on Hopper, 128 tokens have
-/// one each, beside the block that sends counts. Collectives of NCCL take 16 to 32, and to leave these makes calls of low latency mode 6 to 14 % longer.
+/// Multiprocessors that launches leave to other kernels unless [`Config::blocks`] is set. With 129
+/// blocks on Hopper, 128 tokens have a block each, beside the block that sends counts. Collectives
+/// of NCCL take 16 to 32; leaving these free makes calls of low latency mode 6 to 14 % longer.
 pub const RESERVED: u32 = 3;
 
-/// How the ranks of a group reach each other; the same for all of them, but that those that take any go by the host if one does.
+/// The path between the ranks of a group. All ranks have the same value, but if some have
+/// [`ByHost`](Self::ByHost), those with [`Any`](Self::Any) use the host too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
-    /// Directly if all are on one node and each reaches all windows, and else by the host.
+    /// Direct access if all ranks are on one node and each reaches all windows; else the host.
     #[default]
     Any,
     /// Windows are in the GPUs' memory, and every rank stores to all of them.
     Direct,
-    /// Windows are in locked memory of the host. Ranks of a node store to each other's; what goes to another node is carried by a
-    /// proxy, a thread of the sender's.
+    /// Windows are in locked host memory. Ranks of a node store to each other's; data for another
+    /// node is carried by a proxy, a thread of the sender.
     ByHost,
 }
 
-/// One rank's end of a group. Dropping it says nothing to the others.
+/// One rank's end of a group. Dropping it tells the other ranks nothing.
 ///
-/// Calls are enqueued on a stream and do not wait. One that fails, because a peer is late, ends like any other; what it was to
-/// write is then undefined, and [`check`](Self::check) and each call after it return the error. The GPU's context stays usable.
+/// Calls are enqueued on a stream and do not wait. A call that fails, because a peer is late, ends
+/// like any other; its outputs are then undefined, and [`check`](Self::check) and each later call
+/// return the error. The GPU's context stays usable.
 pub struct Group {
     config: Config,
     context: &'static Context,
@@ -89,15 +94,15 @@ pub struct Group {
     own: DeviceBuffer,
     reports: Arc<Reports>,
     told: Mutex<ToldMemory>,
-    /// Blocks of a launch at most: fewer than asked for where a stream has fewer multiprocessors.
+    /// The most blocks of a launch: fewer than asked for where a stream has fewer multiprocessors.
     blocks: AtomicU32,
-    /// What all kernels need to know of the group.
+    /// The group's parameters for all kernels.
     pub(super) params: GroupParams,
 }
 
-/// Where the ranks' windows are.
+/// The memory of the ranks' windows.
 enum Windows {
-    /// And the thread that looks after the processes of others, if there are any.
+    /// In GPU memory; with the thread that watches the processes of other ranks, if there are any.
     Direct(Window, Option<Watch>),
     ByHost(Box<Hosted>),
 }
@@ -121,7 +126,7 @@ impl Group {
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
             Reach::Any | Reach::ByHost => may_be_direct(&config, exchange)?,
         };
-        // Whether that goes well all ranks hear, so all go on in the same way.
+        // All ranks learn whether that succeeds, so all continue in the same way.
         let unreached = match is_direct {
             true => match Self::join_directly(&config, exchange)? {
                 Ok(group) => return Ok(Arc::new(group)),
@@ -133,7 +138,7 @@ impl Group {
         Ok(Arc::new(Self { unreached, ..group }))
     }
 
-    /// The error inside is known to all ranks.
+    /// All ranks know of the inner error.
     fn join_directly(config: &Config, exchange: &mut Exchange<'_>) -> Result<Result<Self>> {
         let Config { rank, ranks, pool, .. } = *config;
         let prepared = Parts::new(config).and_then(|parts| {
@@ -166,13 +171,13 @@ impl Group {
         all_joined(rank, joined, exchange)
     }
 
-    /// Which rank this is.
+    /// This rank's number.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.config.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.config.ranks
@@ -184,39 +189,41 @@ impl Group {
         self.windows.pool_len()
     }
 
-    /// Whether ranks reach each other by the host.
+    /// Whether the path between ranks is through the host.
     #[must_use]
     pub fn is_by_host(&self) -> bool {
         self.by_host().is_some()
     }
 
-    /// How ranks are spread over nodes, as for [a group of the CPU](crate::Group::nodes); where they reach each other directly, all
-    /// are on one.
+    /// The spread of ranks over nodes, as for [a group of the CPU](crate::Group::nodes); one node
+    /// where they reach each other directly.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
         self.by_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
     }
 
-    /// Why ranks of one node do not reach each other's GPU memory, which is found out where [`Reach::Any`] is asked for.
+    /// The reason why ranks of one node do not reach each other's GPU memory, if [`Reach::Any`] was
+    /// tried.
     #[must_use]
     pub fn unreached(&self) -> Option<&str> {
         self.unreached.as_deref()
     }
 
-    /// What went over the network; `None` if nothing does.
+    /// Counts of traffic over the network; `None` if there is none.
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
         self.by_host()?.network_stats()
     }
 
-    /// What this rank's proxy has done; `None` if it has none.
+    /// Counts of this rank's proxy; `None` if it has none.
     #[must_use]
     pub fn proxy_stats(&self) -> Option<ProxyStats> {
         self.by_host()?.proxy_stats()
     }
 
-    /// Whether one launch may do all of a call, which in normal mode sends its rows in parts. Its blocks wait for each other, so all
-    /// have to find the same ranks, and none may wait for what a proxy does.
+    /// Whether one launch may do a whole call, which in normal mode sends its rows in parts. The
+    /// blocks of such a launch wait for each other, so all have to see the same ranks, and none may
+    /// wait for a proxy.
     #[must_use]
     pub fn has_whole_calls(&self) -> bool {
         !self.is_by_host() && !self.config.masks_late
@@ -229,13 +236,13 @@ impl Group {
         }
     }
 
-    /// Where the GPU reaches this rank's own pool, for as long as the group lives.
+    /// The GPU's address of this rank's own pool, valid as long as the group.
     #[must_use]
     pub fn pool_address(&self) -> u64 {
         self.params.windows[self.rank()] + self.params.pool_at
     }
 
-    /// Fails for rows in this rank's pool, which peers may write to while they go.
+    /// Fails for rows in this rank's pool, as peers may overwrite them while they are sent.
     pub(super) fn check_apart(&self, rows: u64) -> Result<()> {
         let pool = self.pool_address();
         if !(pool..pool + self.pool_len() as u64).contains(&rows) {
@@ -252,10 +259,10 @@ impl Group {
         self.context
     }
 
-    /// Whether all calls have gone well that have ended.
+    /// Whether all ended calls have succeeded.
     ///
     /// # Errors
-    /// What the first call failed with that failed.
+    /// The error of the first call that failed.
     pub fn check(&self) -> Result<()> {
         match self.reports.read() {
             Some(told) => Err(told.to_error(self.rank(), |peer| self.loss(peer))),
@@ -270,13 +277,13 @@ impl Group {
         }
     }
 
-    /// Has calls end that wait for peers. They and all calls after them fail.
+    /// Ends the calls that wait for peers. They fail, and so do all later calls.
     pub fn interrupt(&self) {
         self.reports.poison();
     }
 
-    /// Enqueues that peers are told that this rank has more tokens than a call has room for, and so makes none: their calls end, and say so,
-    /// where else they would wait for it as long as they may.
+    /// Enqueues a message to the peers that this rank has more tokens than a call has room for, and
+    /// makes no call. Their calls then fail with this reason at once, instead of at their deadline.
     ///
     /// # Errors
     /// The driver refuses.
@@ -285,7 +292,7 @@ impl Group {
     /// The stream is of the group's context.
     pub unsafe fn tell_too_many(&self, stream: &Stream) -> Result<()> {
         if let Some(group) = self.by_host() {
-            // Behind the calls before, as on the stream.
+            // After the earlier calls, as on the stream.
             stream.synchronize()?;
             group.tell_fault(TOO_MANY);
             return Ok(());
@@ -293,15 +300,16 @@ impl Group {
         let at = (size_of::<u64>() * view::fault_at(self.rank())) as u64;
         for (peer, window) in self.params.windows[..self.ranks()].iter().enumerate() {
             if peer != self.rank() {
-                // SAFETY: as the caller has it; the word is within the peer's window, which this rank has open.
+                // SAFETY: the caller guarantees it; the word is within the peer's window, which
+                // this rank has open.
                 unsafe { stream.fill(window + at, 0xff, size_of::<u64>())? };
             }
         }
         Ok(())
     }
 
-    /// What kernels need to know of a call that takes so many bytes of the pool. They number and place it themselves, in the memory
-    /// at `placed`, so a graph can repeat it.
+    /// The parameters of a call that takes so many bytes of the pool. Kernels number and place it
+    /// themselves, in the memory at `placed`, so a graph can repeat it.
     pub(super) fn call<const AGREED: usize, const TOLD: usize>(
         &self,
         len: usize,
@@ -309,7 +317,8 @@ impl Group {
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
-        // As for a group of the CPU: a place begins at a multiple of what is copied to far ranks.
+        // As in a group of the CPU, a place begins at a multiple of the unit of copies to far
+        // ranks.
         let len = len.next_multiple_of(64);
         if len > pool {
             let why = format!(
@@ -334,8 +343,9 @@ impl Group {
         })
     }
 
-    /// Enqueues that `left_out`, a bit for each rank, are left out of the calls behind it, and that `let_in` take part again. At
-    /// `status`, unless it is 0, is written i32 by rank, 1 for those that are left out then.
+    /// Enqueues a change of masks, with a bit for each rank: `left_out` take no part in later
+    /// calls, and `let_in` take part again. Unless `status` is 0, it gets an i32 by rank: 1 for
+    /// those that are left out then.
     ///
     /// # Errors
     /// The driver refuses.
@@ -351,11 +361,11 @@ impl Group {
         let ranks = self.config.ranks as u32;
         let mask =
             Mask { own: self.own.address(), set: left_out, clear: let_in, status, ranks, zero: 0 };
-        // SAFETY: the kernel takes this struct; otherwise as the caller has it.
+        // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { self.kernels.mask.launch(stream, 1, &mask) }
     }
 
-    /// Memory for what one dispatch at a time tells the host.
+    /// Memory for the report of one dispatch at a time.
     pub(super) fn told(&self) -> MutexGuard<'_, ToldMemory> {
         self.told.lock()
     }
@@ -364,7 +374,7 @@ impl Group {
         &self.kernels
     }
 
-    /// Launches a kernel on a block for each of `rows`, or on as many blocks as the group has.
+    /// Launches a kernel with a block for each of `rows`, or with as many blocks as the group has.
     ///
     /// # Safety
     /// As for [`Stream::launch`].
@@ -377,16 +387,16 @@ impl Group {
         let blocks_of = |most: u32| rows.clamp(1, most as usize) as u32;
         let most = self.blocks.load(Ordering::Relaxed);
         if !self.config.is_alone {
-            // SAFETY: as the caller has it.
+            // SAFETY: the caller guarantees it.
             return unsafe { kernel.launch(stream, blocks_of(most), parameter) };
         }
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         match unsafe { kernel.launch_together(stream, blocks_of(most), parameter) } {
             Err(why) if why.is_too_large() => {
                 let there = stream.multiprocessors().filter(|there| (1..most).contains(there));
                 let fewer = there.ok_or(why)?;
                 self.blocks.fetch_min(fewer, Ordering::Relaxed);
-                // SAFETY: as the caller has it; nothing was launched.
+                // SAFETY: the caller guarantees it; nothing was launched.
                 Ok(unsafe { kernel.launch_together(stream, blocks_of(fewer), parameter) }?)
             }
             launched => Ok(launched?),
@@ -394,7 +404,7 @@ impl Group {
     }
 }
 
-/// What a rank has before it knows of others.
+/// A rank's resources before it meets the others.
 struct Parts {
     context: &'static Context,
     kernels: Arc<Kernels>,
@@ -415,7 +425,7 @@ impl Parts {
         let kernels = Kernels::of(context)?;
         let own = DeviceBuffer::new(context, size_of::<Own>())?;
         let stream = Stream::new(context, Priority::Normal)?;
-        // SAFETY: nobody else has it yet, and the stream is waited for.
+        // SAFETY: no other code uses the memory yet, and the stream is waited for.
         unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
         stream.synchronize()?;
         let all = context.device().multiprocessors().max(1);
@@ -444,7 +454,7 @@ impl Parts {
     }
 }
 
-/// What kernels need to know of a group with these windows: a rank's own words and reports are there.
+/// The kernels' parameters of a group with these windows, and with a rank's own words and reports.
 fn params(
     config: &Config,
     windows: &Windows,
@@ -486,9 +496,10 @@ fn params(
     params
 }
 
-/// Whether all ranks are there and on one node, and none goes by the host.
+/// Whether all ranks are there and on one node, and none uses the host.
 fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
-    // A rank that cannot tell takes part in the exchange, and fails later, so that the others do not wait for it in vain.
+    // A rank without a known node takes part in the exchange, and fails later, so that the others
+    // do not wait for it in vain.
     let node = match config.reach {
         Reach::ByHost => Vec::new(),
         _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
@@ -497,7 +508,7 @@ fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
     Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
 }
 
-/// Opens the windows of all ranks. Returns the processes of those that can be watched.
+/// Opens the windows of all ranks. Returns the processes that can be watched.
 fn open_all(
     config: &Config,
     window: &mut Window,

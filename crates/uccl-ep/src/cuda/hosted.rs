@@ -1,8 +1,9 @@
 //! Windows in locked memory of the host, for ranks that do not reach each other's GPU memory.
 //!
-//! They are those of a [group of the CPU](crate::Group), which joins, maps the windows of near ranks and connects to far ones;
-//! kernels make the calls. They store into the windows of near ranks. What goes to a far one they put into a mirror of its window,
-//! and push commands for this rank's proxy, which copies it. A thread watches the peers, because kernels cannot.
+//! They belong to a [group of the CPU](crate::Group), which joins, maps the windows of near ranks
+//! and connects to far ones; kernels make the calls. Kernels store into the windows of near ranks.
+//! Data for a far rank goes into a mirror of its window, and then kernels push commands for this
+//! rank's proxy, which copies it. A thread watches the peers, because kernels cannot.
 
 use std::{
     sync::Arc,
@@ -24,15 +25,17 @@ use crate::{
     view::control_len,
 };
 
-/// A rank's window, and its way to those of its peers.
+/// A rank's window, and the GPU's access to those of its peers.
 pub(super) struct Hosted {
     watch: Watch,
     group: Arc<Group>,
-    /// What each keeps mapped it keeps until no kernel uses it any more; so the proxy carries what the last kernels push. They are
-    /// dropped last, so that the last of them ends the group.
+    /// Each keeps its memory mapped until no kernel uses it any more, so the proxy carries the
+    /// commands of the last kernels. They are dropped last, so that the last of them ends the
+    /// group.
     _locked: Vec<HostRegistration>,
     windows: [u64; MAX_RANKS],
-    /// As long as a window: rows that stay with this rank, and what it has fetched from its own.
+    /// The staging copy, as long as a window: rows that stay with this rank, and data fetched from
+    /// its own window.
     home: DeviceBuffer,
     far: u64,
     mirrors: u64,
@@ -41,7 +44,7 @@ pub(super) struct Hosted {
 }
 
 impl Hosted {
-    /// Lets the kernels of a GPU make a group's calls, of which the host makes none.
+    /// Makes a group's calls available to the kernels of a GPU; the host makes none.
     pub(super) fn new(
         group: Arc<Group>,
         context: &'static Context,
@@ -84,17 +87,17 @@ impl Hosted {
         self.group.pool_len()
     }
 
-    /// The group that has the windows.
+    /// The group that owns the windows.
     pub(super) fn group(&self) -> &Group {
         &self.group
     }
 
-    /// Why a rank is not there any more.
+    /// The reason why a rank is gone.
     pub(super) fn loss(&self, rank: usize) -> Option<String> {
         self.watch.loss(rank)
     }
 
-    /// Tells kernels where windows are.
+    /// Sets the addresses of the windows in the kernels' parameters.
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
         let home = self.home.address();
@@ -102,22 +105,23 @@ impl Hosted {
     }
 }
 
-/// A share of what may take long to end, as a group does that waits until far peers have what was sent to them. The last share ends it on
-/// a thread of its own: whoever drops that one has memory of GPUs to free, for which others wait.
+/// A share of an object that may take long to end, as a group does while far peers receive earlier
+/// data. The last share ends it on a thread of its own: the thread that drops the last share frees
+/// GPU memory, for which others wait.
 struct EndsApart<T: Send + Sync + 'static>(Option<Arc<T>>);
 
-/// The threads that end something, each until the next that does joins those that are over.
+/// The threads that end such objects. Each drop of a last share joins those that are over.
 static ENDING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
 impl<T: Send + Sync> Drop for EndsApart<T> {
     fn drop(&mut self) {
         let Some(last) = self.0.take().and_then(Arc::into_inner) else { return };
         let end = move || drop(last);
-        // Where there is no thread to be had, it ends here.
+        // If no thread can be started, it ends here.
         let begun = thread::Builder::new().name("uccl-ep-end".into()).spawn(end);
         let mut ending = ENDING.lock();
         for over in ending.extract_if(.., |thread| thread.is_finished()) {
-            // A panic in it has been told already.
+            // A panic in it has been reported already.
             let _ = over.join();
         }
         ending.extend(begun);
@@ -133,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Tells whether it may end before the time is over.
+    /// Reports whether it was allowed to end in time.
     struct Slow {
         may_end: Mutex<Receiver<()>>,
         has_ended: Sender<bool>,

@@ -1,4 +1,4 @@
-//! The kernels, loaded: how each is launched.
+//! The loaded kernels and their launches.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
 use crate::error::{Error, Result};
 
-/// A kernel, and how many threads its blocks have.
+/// A kernel, and the number of threads in its blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel {
     function: Function,
@@ -34,14 +34,14 @@ impl Kernel {
         parameter: &P,
     ) -> Result<()> {
         let grid = Grid { blocks, threads: self.threads };
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe { stream.launch(self.function, grid, parameter) }.map_err(Error::from)
     }
 
-    /// As [`launch`](Self::launch), of blocks that begin together.
+    /// As [`launch`](Self::launch), with blocks that begin together.
     ///
     /// # Errors
-    /// As there; and there are more than may.
+    /// As there; and there are more blocks than can begin together.
     ///
     /// # Safety
     /// As for [`launch`](Self::launch).
@@ -52,7 +52,7 @@ impl Kernel {
         parameter: &P,
     ) -> Result<(), GpuError> {
         let grid = Grid { blocks, threads: self.threads };
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller guarantees it.
         unsafe { stream.launch_together(self.function, grid, parameter) }
     }
 }
@@ -81,7 +81,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels of a GPU, which are loaded at the first call.
+    /// The kernels of a GPU, loaded at the first call.
     pub(super) fn of(context: &'static Context) -> Result<Arc<Self>, GpuError> {
         static LOADED: LazyLock<Mutex<HashMap<u32, Arc<Kernels>>>> = LazyLock::new(Mutex::default);
         let mut loaded = LOADED.lock();
@@ -94,7 +94,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
+    /// Looks up every kernel now: the driver may load a kernel only at its look-up, and waits for
+    /// other kernels while it does.
     fn load(context: &'static Context) -> Result<Self, GpuError> {
         let module = Module::load(context, &uccl_kernels::EP, false)?;
         let kernel =

@@ -1,5 +1,5 @@
-//! Where a rank's tensors are: what callers describe of a GPU's memory. Addresses are those that the GPU reaches, aligned
-//! to 16 bytes where rows of bytes begin; 0 is none.
+//! The callers' tensors in a GPU's memory. Addresses are those that the GPU uses, aligned to 16
+//! bytes where rows of bytes begin; 0 is none.
 
 use crate::{
     dispatch::Payload,
@@ -16,9 +16,10 @@ pub struct Tokens {
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.
     pub stride: usize,
-    /// What is made of a row.
+    /// The format of the payload.
     pub payload: Payload,
-    /// Where NVFP4's global scale is, an f32 that counts instead of the payload's; or 0. It is finite and more than 0.
+    /// The address of NVFP4's global scale, an f32 that replaces the payload's; or 0. It is finite
+    /// and more than 0.
     pub global_scale: u64,
 }
 
@@ -29,7 +30,7 @@ pub struct Choices {
     pub experts: u64,
     /// Whether they have 64 bits, or 32.
     pub is_64: bool,
-    /// How many tokens there are.
+    /// The number of tokens.
     pub tokens: usize,
     /// Choices of a token.
     pub top_k: usize,
@@ -37,7 +38,7 @@ pub struct Choices {
     pub num_experts: usize,
 }
 
-/// Where what arrives is put: by expert, each with rows for `slots` tokens of each rank.
+/// Output memory: by expert, each with rows for `slots` tokens of each rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs {
     /// Payloads: the first row.
@@ -46,28 +47,29 @@ pub struct Outputs {
     pub stride: usize,
     /// Scales, where rows are quantised.
     pub scales: Option<ScalesOut>,
-    /// i32 by expert: how many rows it got.
+    /// i32 by expert: its number of rows.
     pub count: u64,
-    /// The same, to which they are added, or 0.
+    /// The same, added to earlier values; or 0.
     pub stats: u64,
-    /// u64 by rank, to which is added how many nanoseconds its data was waited for, or 0.
+    /// u64 by rank: nanoseconds of waiting for its data, added to earlier values; or 0.
     pub waits: u64,
-    /// What is told of rows.
+    /// The handle's tables.
     pub table: Table,
 }
 
-/// What a dispatch tells of its rows.
+/// The tables of a dispatch about its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// i32 by row: the token's number at its rank.
     pub src_info: u64,
-    /// What a combine needs: [`records_len`](super::records_len) bytes, aligned to 4.
+    /// The combine's input: [`records_len`](super::records_len) bytes, aligned to 4.
     pub records: u64,
     /// i64 by expert and rank: `first row << 32 | count`.
     pub layout_range: u64,
 }
 
-/// Where scales go, as the [CPU's calls](crate::dispatch::ScalesOut) have it. Strides are in words.
+/// The layout of scales in the output, as in the [CPU's calls](crate::dispatch::ScalesOut). Strides
+/// are in words.
 #[derive(Clone, Copy, Debug)]
 pub enum ScalesOut {
     /// Word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
@@ -90,7 +92,7 @@ pub enum ScalesOut {
     },
 }
 
-/// Rows of bf16 that go back: those of a dispatch, each by its expert.
+/// Rows of bf16 that go back: those of a dispatch, each from its expert.
 #[derive(Clone, Copy, Debug)]
 pub struct Results {
     /// The first row.
@@ -99,43 +101,44 @@ pub struct Results {
     pub stride: usize,
     /// Values of a row, a multiple of 8.
     pub hidden: usize,
-    /// What the dispatch told of its records.
+    /// The records of the dispatch.
     pub records: u64,
-    /// Whether rows are packed as LogFMT-10 on their way.
+    /// Whether rows are packed as LogFMT-10 in transit.
     pub is_packed: bool,
 }
 
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Combined {
-    /// The first row of bf16; one behind the other.
+    /// The first row of bf16; rows are contiguous.
     pub rows: u64,
     /// f32 weights, one for each choice of each token.
     pub weights: u64,
-    /// The choices that the dispatch had.
+    /// The choices of the dispatch.
     pub experts: u64,
-    /// u64 by rank, to which is added how many nanoseconds its rows were waited for, or 0.
+    /// u64 by rank: nanoseconds of waiting for its rows, added to earlier values; or 0.
     pub waits: u64,
 }
 
-/// Memory that a dispatch uses until its combine has ended, and a layout until those of all dispatches with it have: bytes of it.
+/// Bytes of the memory that a dispatch uses until its combine has ended, and a layout until the
+/// combines of all its dispatches have.
 #[must_use]
 pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
     Scratch::of(choices, ranks).len
 }
 
-/// Memory for what a dispatch tells its combine of records, of which each of so many ranks sends `slots` at most: bytes of it. They are in
-/// `kernels/ep_records.cuh`.
+/// Bytes of a dispatch's records for its combine, if each of so many ranks sends `slots` at most.
+/// Their layout is in `kernels/ep_records.cuh`.
 #[must_use]
 pub fn records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
     size_of::<u32>() * (MAX_RANKS + 1 + ranks * slots * (1 + top_k))
 }
 
-/// Memory that a combine uses until it has ended: bytes of it.
+/// Bytes of the memory that a combine uses until it has ended.
 pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
 
-/// Where the parts of a dispatch's scratch memory begin: behind what the call's number and place are. Those of counts lie as the
-/// chunks' counts do, right behind them.
+/// Offsets of the parts of a dispatch's scratch memory, behind the call's number and place. The
+/// counts by rank and expert lie right behind the chunks' counts, with the same layout.
 struct Scratch {
     masks: usize,
     slots: usize,
@@ -161,7 +164,7 @@ impl Scratch {
 }
 
 impl Choices {
-    /// Fails for what kernels cannot do.
+    /// Fails for choices that kernels cannot take.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         let Self { tokens, top_k, num_experts, .. } = *self;
         if top_k == 0 || top_k > MAX_TOP_K {
@@ -180,7 +183,7 @@ impl Choices {
         Ok(())
     }
 
-    /// With the scratch memory at an address.
+    /// The routing's tables, in the scratch memory at this address.
     pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Routes {
         let places = Scratch::of(self, ranks);
         let at = |offset: usize| scratch + offset as u64;

@@ -1,8 +1,11 @@
-//! Dispatch and combine between ranks that have GPUs, on one host: of few tokens here, and in [`normal`] mode.
+//! Dispatch and combine between ranks with GPUs: small batches in low latency mode here, and
+//! [`normal`] mode.
 //!
-//! The host enqueues kernels on the caller's stream, and all is done by these (`kernels/ep*.cuh`): they also number and place calls, so
-//! that a CUDA graph can repeat them. Calls of a rank have to begin in the same order on its GPU as on those of the others. They follow the protocol of the CPU's calls, with the
-//! same words in the windows, and make the same bits. The host waits for nothing, but where it asks how much arrives.
+//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep*.cuh`) do all
+//! work. They also number and place calls, so that a CUDA graph can repeat them. The calls of a
+//! rank have to begin in the same order on its GPU as those of the others on theirs. They follow
+//! the protocol of the CPU's calls, with the same words in the windows, and their results have the
+//! same bits. The host waits only when it asks for counts.
 
 mod combine;
 mod dispatch;

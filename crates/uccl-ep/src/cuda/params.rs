@@ -1,4 +1,4 @@
-//! The parameters of the kernels: `kernels/ep.cuh` in Rust. Addresses are those that the GPU reaches.
+//! The parameters of the kernels: `kernels/ep.cuh` in Rust. Addresses are those that the GPU uses.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -10,23 +10,24 @@ use crate::{
     routing::MAX_TOP_K,
 };
 
-/// The most ranks of a group on GPUs: a rank is a bit of a word.
+/// The most ranks of a group on GPUs: each has a bit of a word.
 pub const MAX_RANKS: usize = 64;
 /// The most tokens of a rank in a call on a GPU.
 pub const MAX_TOKENS: usize = 65_535;
 
-/// The most tokens and choices of a call at which each block of the kernel that sends looks. More are routed by a kernel before it.
+/// The most tokens and choices that each block of the send kernel reads. With more, a kernel before
+/// it computes the routing.
 pub(super) const FEW_TOKENS: usize = 512;
 pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
-/// Of the kernel that packs rows.
+/// Threads of the kernel that packs rows.
 pub(super) const PACKING_THREADS: u32 = 1024;
-/// Of the kernel that sums packed rows.
+/// Threads of the kernel that sums packed rows.
 pub(super) const UNPACKING_THREADS: u32 = 896;
 pub(super) const LAYOUT_THREADS: u32 = 512;
 /// Parts of a call, from each rank, that have marks of their own.
 pub(super) const PARTS: usize = 2048;
-/// Words that a rank tells another of a call of few tokens besides.
+/// Notes from each rank in a call of a small batch.
 pub(super) const NOTES: usize = 1 + 8192;
 /// Tokens that a block of `layout` counts.
 pub(super) const CHUNK: usize = 128;
@@ -62,7 +63,7 @@ pub(super) struct Mask {
     pub(super) zero: u32,
 }
 
-/// `UcclEpStatus`: what kernels tell the host.
+/// `UcclEpStatus`: words between kernels and the host.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Status {
@@ -78,7 +79,7 @@ pub(super) struct Status {
     pub(super) seen: [u64; MAX_RANKS],
 }
 
-/// `Status::state`.
+/// Values of `Status::state`.
 pub(super) mod state {
     pub(in crate::cuda) const OVERDUE: u32 = 1;
     pub(in crate::cuda) const GAVE_UP: u32 = 2;
@@ -89,9 +90,9 @@ pub(super) mod state {
     pub(in crate::cuda) const LOST: u32 = 7;
 }
 
-/// `Status::what` of a call that lacks room in a rank's window.
+/// The value, in a failed call's report, for a lack of room in a rank's window.
 pub(super) const ROOM: u32 = 1;
-/// `Status::what` of a call whose commands the proxy does not take. Otherwise a call lacks data.
+/// The value for commands that the proxy does not take. Otherwise the call lacks data.
 pub(super) const PUSH: u32 = 2;
 
 /// `UcclEpGroup`.
@@ -132,7 +133,7 @@ pub(super) struct CallParams {
     pub(super) zero: u32,
 }
 
-/// `UcclEpPlaced`: memory of the GPU's, which a call's first launch fills.
+/// `UcclEpPlaced`: GPU memory that a call's first launch fills.
 #[repr(C)]
 pub(super) struct Placed {
     pub(super) number: u64,
@@ -186,7 +187,7 @@ pub(super) struct Area {
     pub(super) token_at: u32,
 }
 
-/// `Send::how`.
+/// Values of `Send::how`.
 pub(super) mod how {
     pub(in crate::cuda) const COPIED: u32 = 0;
     pub(in crate::cuda) const EXACT: u32 = 1;
@@ -310,7 +311,7 @@ pub(super) struct Count {
     pub(super) begins: u32,
 }
 
-/// `UcclEpTold`: memory of the host's.
+/// `UcclEpTold`: host memory.
 #[repr(C)]
 pub(super) struct Told {
     pub(super) ticket: u64,
@@ -363,7 +364,7 @@ pub(super) struct WholeNormalDispatch {
     pub(super) zero: u32,
 }
 
-/// `WholeNormalDispatch::does`.
+/// Values of `WholeNormalDispatch::does`.
 pub(super) mod does {
     pub(in crate::cuda) const WHOLE: u32 = 0;
     pub(in crate::cuda) const BEGUN: u32 = 1;
@@ -397,7 +398,7 @@ pub(super) struct NormalReturn {
     pub(super) zero: u32,
 }
 
-/// `NormalSum::order`.
+/// Values of `NormalSum::order`.
 pub(super) mod order {
     pub(in crate::cuda) const BY_RANK: u32 = 0;
     pub(in crate::cuda) const BY_CHOICE: u32 = 1;

@@ -1,4 +1,4 @@
-//! The launch that finds where tokens go.
+//! The launch that computes the routing of tokens.
 
 use std::mem::offset_of;
 
@@ -11,20 +11,22 @@ use super::{
 use crate::error::Result;
 
 impl Layout {
-    /// Of tokens whose choices say where they go.
+    /// For tokens with choices.
     pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
         let group = group.params;
         let ended = group.own + offset_of!(Own, laid_out) as u64;
         Self { group, call, routes, goes: 0, goes_told: 0, per_expert: 0, ended }
     }
 
-    /// Enqueues it, with a block for each chunk of the tokens.
+    /// Enqueues the launch, with a block for each chunk of the tokens.
     ///
     /// # Safety
-    /// The stream is of the group's context, and what addresses say is there until this work has ended.
+    /// The stream is of the group's context, and the memory at the addresses is valid until this
+    /// work has ended.
     pub(super) unsafe fn launch(&self, group: &Group, stream: &Stream) -> Result<()> {
         let blocks = self.routes.tokens.div_ceil(CHUNK as u32).max(1);
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
+        // the rest.
         unsafe { group.kernels().layout.launch(stream, blocks, self) }
     }
 }

@@ -1,4 +1,4 @@
-//! What kernels tell the host of a call that failed, and what follows.
+//! The kernels' report of a failed call, and the error that it becomes.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Reports {
         self.memory.as_ptr().cast()
     }
 
-    /// Tells kernels of a rank that is not there any more. One thread at a time does it.
+    /// Tells kernels of a rank that is gone. One thread at a time does it.
     pub(super) fn set_lost(&self, rank: usize) {
         // SAFETY: as below; GPUs only read this word, and no other thread writes it.
         unsafe {
@@ -38,34 +38,36 @@ impl Reports {
         }
     }
 
-    /// Has all kernels that wait end.
+    /// Ends all kernels that wait.
     pub(super) fn poison(&self) {
         // SAFETY: the memory is that long and page-aligned; GPUs only read this word.
         unsafe { (&raw mut (*self.place()).poison).write_volatile(1) };
     }
 
-    /// What was told, if a call has failed.
+    /// The report, if a call has failed.
     pub(super) fn read(&self) -> Option<Status> {
-        // SAFETY: as above. The state is written once, behind all else.
+        // SAFETY: as above. The state is written once, after all else.
         let state = unsafe { (&raw const (*self.place()).state).read_volatile() };
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        // SAFETY: any bytes are valid, and nobody writes any more.
+        // SAFETY: any bytes are valid, and no kernel writes any more.
         (state != 0).then(|| unsafe { self.place().read_volatile() })
     }
 }
 
-/// What ranks must have alike for a dispatch.
+/// The sizes of a dispatch that ranks must agree on.
 pub(super) const DISPATCH_AGREED: [&str; 5] =
     ["bytes of payload", "words of scales", "top-k", "experts", "slots"];
 /// The same for a combine.
 pub(super) const COMBINE_AGREED: [&str; 5] =
     ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows"];
 
-/// What a rank tells instead of the call that it gave up on, if it began none because it has too many tokens.
+/// The fault word of a rank that began no call because it has too many tokens, in place of a call's
+/// number.
 pub(super) const TOO_MANY: u64 = u64::MAX;
 
 impl Status {
-    /// As the error that the CPU's calls end with. `loss` says why a rank is not there any more, if it is not.
+    /// Converts the report into the error of the CPU's calls. `loss` returns the reason if a rank
+    /// is gone.
     pub(super) fn to_error(self, rank: usize, loss: impl Fn(usize) -> Option<String>) -> Error {
         let is_combine = self.phase == 2;
         let phase = if is_combine { Phase::Combine } else { Phase::Dispatch };
@@ -104,7 +106,7 @@ impl Status {
                         .to_owned(),
                     _ => format!("gave up on call {seen}"),
                 };
-                // A rank that gave up has most likely lost one that this one is about to lose too.
+                // A rank that gave up has most likely lost one that this rank is about to lose too.
                 let lost = (0..MAX_RANKS).filter(|other| *other != peer);
                 match lost.filter_map(|other| Some((other, loss(other)?))).next() {
                     Some((lost, why)) => {
@@ -143,7 +145,7 @@ mod tests {
         expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
         (expected[3], seen[3]) = (9, 8);
         let late = if state == state::OVERDUE { 0b1100 } else { 0b1000 };
-        // The third of what is agreed on, or that it is room.
+        // The third agreed word, or ROOM.
         let what = if state == state::DISAGREE { 3 } else { 1 };
         let (poison, call, waited_ns, lost) = (0, 9, 5, 0);
         Status { poison, state, phase: 1, what, call, late, waited_ns, lost, expected, seen }

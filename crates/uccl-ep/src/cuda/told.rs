@@ -1,4 +1,4 @@
-//! What a kernel tells the host of a dispatch that is under way: how much arrives.
+//! The report of a dispatch in flight, from a kernel to the host: its counts.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -6,7 +6,7 @@ use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
 use super::params::Told;
 
-/// Memory of the host's that a kernel writes to, one at a time.
+/// Host memory that kernels write to, one at a time.
 pub(super) struct ToldMemory {
     memory: PinnedBuffer,
     ticket: u64,
@@ -21,16 +21,17 @@ impl ToldMemory {
         self.memory.address()
     }
 
-    /// What the next kernel writes last. No other has written it.
+    /// The number that the next kernel writes last. No other kernel has written it.
     pub(super) fn next_ticket(&mut self) -> u64 {
         self.ticket += 1;
         self.ticket
     }
 
-    /// What was told, when the kernel with the last ticket has told all of it.
+    /// The report, once the kernel with the last ticket has written all of it.
     pub(super) fn read(&self) -> Option<Told> {
         let place: *const Told = self.memory.as_ptr().cast();
-        // SAFETY: the memory is that long and page-aligned. The ticket is written once, behind all else.
+        // SAFETY: the memory is that long and page-aligned. The ticket is written once, after all
+        // else.
         let ticket = unsafe { (&raw const (*place).ticket).read_volatile() };
         fence(Ordering::Acquire);
         // SAFETY: any bytes are valid, and no kernel writes until there is a next ticket.

@@ -1,4 +1,4 @@
-//! A thread that looks whether ranks are still there, because kernels cannot.
+//! A thread that checks whether ranks are still there, because kernels cannot.
 
 use std::{
     fs, io,
@@ -15,19 +15,20 @@ use uccl_local::cma::Process;
 use super::status::Reports;
 use crate::error::{Error, Result};
 
-/// How often ranks are looked at.
+/// The time between two checks.
 const WATCHING: Duration = Duration::from_millis(2);
 
-/// The thread that looks after the peers.
+/// The thread that watches the peers.
 pub(super) struct Watch {
     is_over: Arc<AtomicBool>,
-    /// By rank, why it is not there any more.
+    /// By rank, the reason why it is gone.
     losses: Arc<Vec<OnceLock<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// Tells kernels of each of so many ranks of which `loss` says why it is not there any more.
+    /// Starts a thread that tells the kernels of lost ranks: those for which `loss` returns a
+    /// reason.
     pub(super) fn new(
         ranks: usize,
         reports: Arc<Reports>,
@@ -47,7 +48,7 @@ impl Watch {
         Ok(Self { is_over, losses, thread: Some(thread.map_err(os)?) })
     }
 
-    /// Looks at processes, by rank; there is no thread if there are none.
+    /// Watches processes, by rank; there is no thread if there are none.
     pub(super) fn of_processes(
         processes: Vec<Option<Process>>,
         reports: &Arc<Reports>,
@@ -63,13 +64,13 @@ impl Watch {
         Self::new(ranks, Arc::clone(reports), loss).map(Some)
     }
 
-    /// Why a rank is not there any more.
+    /// The reason why a rank is gone.
     pub(super) fn loss(&self, rank: usize) -> Option<String> {
         self.losses.get(rank)?.get().cloned()
     }
 }
 
-/// Tells kernels of the peers that are not there any more.
+/// Tells kernels of the peers that are gone.
 fn look(losses: &[OnceLock<String>], reports: &Reports, loss: &impl Fn(usize) -> Option<String>) {
     for (rank, told) in losses.iter().enumerate().filter(|(_, told)| told.get().is_none()) {
         if let Some(why) = loss(rank) {
@@ -90,22 +91,23 @@ impl Drop for Watch {
     }
 }
 
-/// A process that was started at a time, to be watched; none where its number means another process here, which is so in another namespace.
+/// Opens a process that was started at this time, to watch it; `None` if the number means another
+/// process here, as in another namespace.
 pub(super) fn process(pid: u32, started: u64) -> Option<Process> {
     let process = Process::open(pid.cast_signed()).ok()?;
-    // It is this one that is held now, or it was another all along.
+    // The opened process is the right one, or was another all along.
     (started_at(&pid.to_string()).ok()? == started).then_some(process)
 }
 
-/// When this process was started.
+/// The start of this process.
 pub(super) fn own_start() -> Result<u64> {
     let os = |source| Error::Os { what: "asking when this process was started".to_owned(), source };
     started_at("self").map_err(os)
 }
 
-/// When a process was started, in ticks since the host was.
+/// The start of a process, in ticks since the host's start.
 fn started_at(process: &str) -> io::Result<u64> {
-    /// Which number it is behind the name, which is in brackets and may have any.
+    /// The index of this number behind the name, which is in brackets and may have any text.
     const NTH: usize = 19;
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);

@@ -1,9 +1,10 @@
-//! A rank's window in a GPU's memory, and where this GPU reaches those of its peers.
+//! A rank's window in a GPU's memory, and this GPU's access to those of its peers.
 //!
-//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be notes and marks of parts. Peers of
-//! this process use its address; peers of other processes of the host open it by a handle. A window that its rank has let go of
-//! stays for as long as a peer of this process holds it, and the driver keeps it for those that have opened it: late stores hit
-//! no other memory.
+//! Its layout is that of a window of the CPU, words for each rank and then the pool, but notes and
+//! marks of parts may be between them. Peers in this process use its address; peers in other
+//! processes of the host open it by a handle. A window that its rank has dropped lives as long as a
+//! peer in this process holds it, and the driver keeps it for processes that have opened it: late
+//! stores hit no other memory.
 
 use std::{
     collections::HashMap,
@@ -33,16 +34,16 @@ use crate::{
     view::{self, PAGE, control_len},
 };
 
-/// Where a window's nonce is: the second word of the line of rank 0's fault.
+/// The offset of a window's nonce: the second word of the line of rank 0's fault.
 const NONCE_AT: u64 = (8 * view::NONCE_AT) as u64;
 
 /// The windows of this process's ranks, by nonce.
 static WINDOWS: LazyLock<Mutex<HashMap<u64, Weak<DeviceBuffer>>>> = LazyLock::new(Mutex::default);
 
-/// What other processes' windows were opened with.
+/// The importer of other processes' windows.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
 
-/// Bytes of so many words from each rank for each call that may be under way.
+/// Bytes of so many words from each rank, for each call that may be in flight.
 pub(super) const fn words_len(ranks: usize, words: usize) -> usize {
     SLOTS * ranks * words * size_of::<u64>()
 }
@@ -74,7 +75,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window with so many bytes for the calls of ranks, and, if they send in parts, with marks of these and notes.
+    /// A window with a pool of so many bytes, and with notes and marks of parts if `has_marks`.
     pub(super) fn new(
         context: &'static Context,
         (me, ranks): (usize, usize),
@@ -90,10 +91,11 @@ impl Window {
         let nonce = random()?;
         let stream = Stream::new(context, Priority::Normal)?;
         let mut told = PinnedBuffer::new(context, 8)?;
-        // SAFETY: nobody else has it yet.
+        // SAFETY: no other code uses the memory yet.
         unsafe { told.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
         let (to, from) = (memory.address() + NONCE_AT, told.address());
-        // SAFETY: nobody else has the window yet, and both live until the stream has been waited for.
+        // SAFETY: no other code uses the window yet, and both live until the stream has been waited
+        // for.
         unsafe {
             stream.fill(memory.address(), 0, words)?;
             stream.copy(to, from, 8, Direction::HostToDevice)?;
@@ -105,7 +107,7 @@ impl Window {
         Ok(Self { memory, context, me, marks, pool, nonce, peers: Vec::new() })
     }
 
-    /// Bytes of the notes, and of the marks behind them, which are before the pool.
+    /// Bytes of the notes, and of the marks behind them, before the pool.
     pub(super) fn marks_len(&self) -> usize {
         self.marks
     }
@@ -115,7 +117,7 @@ impl Window {
         self.pool
     }
 
-    /// What peers need to reach it.
+    /// A card with all that peers need to reach the window.
     pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
         let exported =
             Exporter::default().export(self.memory.address(), self.memory.len_bytes())?;
@@ -136,8 +138,8 @@ impl Window {
         })
     }
 
-    /// Reaches a peer's window: those of ranks 0, 1, and so on, one after the other. Returns its process, if it is another that can be
-    /// watched.
+    /// Opens a peer's window. Called for ranks 0, 1, and so on, in order. Returns the peer's
+    /// process, if it is another one that can be watched.
     pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<Option<Process>> {
         let reached = match card.rank as usize == self.me {
             true => Reached::Own(Arc::clone(&self.memory)),
@@ -183,7 +185,7 @@ impl Window {
         Ok(u64::from_ne_bytes(bytes.first_chunk().copied().unwrap_or_default()))
     }
 
-    /// Where this GPU reaches the ranks' windows.
+    /// This GPU's addresses of the ranks' windows.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
         self.peers.iter().map(Reached::address)
     }
@@ -196,7 +198,7 @@ fn random() -> Result<u64> {
     })
 }
 
-/// A number that this process has and no other.
+/// A number of this process that no other has.
 fn process() -> Result<u64> {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     match NUMBER.get() {

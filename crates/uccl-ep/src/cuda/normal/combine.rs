@@ -1,4 +1,5 @@
-//! What a rank's experts made of each token comes back, and is summed from the biases on, without weights.
+//! Normal-mode combine: the rows of each token's ranks come back and are summed, beginning with the
+//! biases, without weights.
 
 use std::{num::NonZero, sync::Arc};
 
@@ -20,7 +21,7 @@ use crate::{
 /// Rows of bf16 that go back: those of a dispatch, in their order.
 #[derive(Clone, Copy, Debug)]
 pub struct Results {
-    /// How many there are. Fewer than the dispatch had fail the call.
+    /// The number of rows. Fewer than the dispatch had fail the call.
     pub len: usize,
     /// The first row.
     pub rows: u64,
@@ -28,24 +29,27 @@ pub struct Results {
     pub stride: usize,
     /// Values of a row, a multiple of 8.
     pub hidden: usize,
-    /// f32 by row and choice, or, by expert, by row, which go back too; or 0. None where each expert's row goes back.
+    /// f32 by row and choice, or, where rows are by expert, by row, which go back too; or 0. None
+    /// where each expert's row goes back.
     pub weights: u64,
-    /// What is sent of them: one row for each token, or, by expert, what else there is.
+    /// The rows that are sent: one for each token; or, where rows are by expert, another of the
+    /// variants.
     pub sends: Sends,
-    /// The most blocks that the call's launches have, if they are to leave others of the GPU's multiprocessors alone.
+    /// The most blocks of the call's launches, to leave other multiprocessors of the GPU free.
     pub most_blocks: Option<NonZero<usize>>,
 }
 
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Combined {
-    /// The first row of bf16; one behind the other.
+    /// The first row of bf16; rows are contiguous.
     pub rows: u64,
-    /// In which order each sum is made.
+    /// The order of each sum.
     pub order: Order,
-    /// Up to two rows for each token that each sum begins with, one behind the other; or 0.
+    /// Up to two first addends of each sum, with a contiguous row for each token; or 0.
     pub bias: [u64; 2],
-    /// f32 by token and choice, or 0: by rank, sums of what the ranks sent; by choice, what the choice's rank sent.
+    /// f32 by token and choice, or 0: by rank, sums of the ranks' weights; by choice, the weight of
+    /// the choice's rank.
     pub weights: u64,
 }
 
@@ -59,7 +63,7 @@ pub struct Combine {
 }
 
 impl Combine {
-    /// Enqueues the sending of rows back to where their tokens came from, unless they are sent in parts.
+    /// Enqueues the send of rows back to the ranks of their tokens, unless they are sent in parts.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -116,22 +120,24 @@ impl Combine {
         };
         if !group.has_whole_calls() {
             let blocks = blocks_for(results.len, results.most_blocks);
-            // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for
-            // as long as the group lives, and freed when the GPU's work has ended.
+            // SAFETY: the kernel takes this struct; the module is never unloaded; the caller
+            // guarantees the rest. Windows are open as long as the group lives, and freed when the
+            // GPU's work has ended.
             unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
         }
         let Results { sends, most_blocks, .. } = *results;
         Ok(Self { handle: Arc::clone(handle), sent, row, sends, most_blocks })
     }
 
-    /// Enqueues the sums, which end the call, and with them what is sent in parts.
+    /// Enqueues the sums, which end the call, and the send of rows that go in parts.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row, and
-    /// weights if there are any, for each of this rank's tokens; nobody else uses them until this work has ended.
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
+    /// `combined` has a row, and weights if there are any, for each of this rank's tokens; no other
+    /// code uses them until this work has ended.
     pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
         let Self { handle, sent, row, sends, most_blocks } = self;
         let Handle { group, routes, slots, .. } = &*handle;
@@ -169,7 +175,7 @@ impl Combine {
             order,
         };
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
-        // SAFETY: the kernels take these structs; otherwise as above.
+        // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
             if group.has_whole_calls() {
                 let blocks = blocks_for(sent.len as usize + tokens + 1, most_blocks);

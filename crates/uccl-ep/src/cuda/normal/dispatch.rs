@@ -1,4 +1,4 @@
-//! Tokens go to the ranks of their experts.
+//! Normal-mode dispatch: tokens go to the ranks of their experts.
 
 use std::{num::NonZero, sync::Arc, time::Duration};
 
@@ -26,12 +26,12 @@ pub struct Dispatch {
     pub(super) record: Record,
     pub(super) slots: usize,
     pub(super) done: Done,
-    /// What the dispatch before told of the rows, where tokens go as they did then.
+    /// The tables of an earlier dispatch, if tokens go to the same places.
     pub(super) earlier: Option<Told>,
     most_blocks: Option<NonZero<usize>>,
 }
 
-/// What launches have done of a call.
+/// The work that launches have done for a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Done {
     Nothing,
@@ -41,26 +41,26 @@ pub(super) enum Done {
     Rows,
 }
 
-/// What an attempt to receive has led to.
+/// The result of an attempt to receive.
 pub struct Tried {
-    /// How much arrives.
+    /// Counts of the tokens that arrive.
     pub counts: Counts,
-    /// Of the dispatch, if there was room for it.
+    /// The dispatch's handle, if there was room for its rows.
     pub handle: Option<Handle>,
 }
 
-/// What is told of rows, and how they are placed.
+/// Tables about rows, and the rows' layout.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
     pub(super) table: Table,
     pub(super) by_expert: Option<ByExpert>,
-    /// Rows from a rank's first to the next rank's; 0: they are behind each other.
+    /// Rows from a rank's first to the next rank's; 0: without gaps.
     pub(super) spread: usize,
-    /// Where the dispatch's number and place are, and which ranks it left out.
+    /// The address of the dispatch's number and place, and of the ranks that it left out.
     pub(super) placed: u64,
 }
 
-/// What a combine needs of its dispatch.
+/// A dispatch's handle, for its combines.
 pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
@@ -68,12 +68,12 @@ pub struct Handle {
     pub(super) told: Told,
 }
 
-/// How much arrives.
+/// Counts of the tokens that arrive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Tokens that each rank sends to this one.
     pub from: Vec<u32>,
-    /// How many of all of them chose each of this rank's experts.
+    /// Tokens, of all ranks, that chose each of this rank's experts.
     pub per_expert: Vec<u32>,
 }
 
@@ -86,16 +86,17 @@ impl Counts {
 }
 
 impl Dispatch {
-    /// Enqueues that a rank's tokens are laid out, unless they were, and, where rows are not sent in parts, the sending. No rank has
-    /// more than `slots`.
+    /// Enqueues the layout of a rank's tokens, unless there is one, and, where rows are not sent in
+    /// parts, the send. No rank has more than `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may read until the dispatch's work
-    /// has ended. `scratch` has [`Routed::scratch_len`] bytes, aligned to 8, which only this dispatch uses, for as long as said
-    /// there. What `routed` has of earlier work is of this group, and the stream comes after that work.
+    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may
+    /// read until the dispatch's work has ended. `scratch` has [`Routed::scratch_len`] bytes,
+    /// aligned to 8, which only this dispatch uses, for as long as said there. A layout or handle
+    /// in `routed` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
         tokens: &Tokens,
@@ -139,8 +140,9 @@ impl Dispatch {
             scales_word: scales.word_stride as u64,
             weights: tokens.weights,
         };
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for
-        // as long as the group lives, and freed when the GPU's work has ended.
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
+        // the rest. Windows are open as long as the group lives, and freed when the GPU's work has
+        // ended.
         unsafe {
             if !is_laid_out {
                 Layout { goes, per_expert, ..Layout::of(group, call, routes) }
@@ -156,8 +158,8 @@ impl Dispatch {
         Ok(Self { group, send, record, slots, done, earlier, most_blocks })
     }
 
-    /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than
-    /// `limit`, after which the group is of no use any more.
+    /// Counts of the tokens that arrive. Waits for the earlier work on the stream, and until every
+    /// rank has sent its counts, but no longer than `limit`: after that the group is unusable.
     ///
     /// # Errors
     /// A peer is late, or makes another call; or the caller was interrupted.
@@ -180,7 +182,8 @@ impl Dispatch {
             slots: self.slots as u32,
             begins: u32::from(self.done == Done::Nothing),
         };
-        // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
+        // SAFETY: the kernel takes this struct, and the group keeps the report's memory; for the
+        // rest, as above.
         unsafe { group.kernels().count.launch(stream, 1, &count)? };
         if self.done == Done::Nothing {
             self.done = Done::Counts;
@@ -189,15 +192,17 @@ impl Dispatch {
         Ok(self.counts_of(&told))
     }
 
-    /// Enqueues the whole call, to outputs whose room is a guess, and waits for the counts as [`counts`](Self::counts) does, while rows are on their
-    /// way. What fits is taken out, which ends the call: of the outputs, rows that nothing arrives for stay as they are. Of what does not fit nothing
-    /// is taken out, and [`receive`](Self::receive) has to follow, with room for it; so it has where one launch does not do all of a call.
+    /// Enqueues the whole call, with outputs of a guessed size, and waits for the counts as
+    /// [`counts`](Self::counts) does, while rows are on their way. If all rows fit, they are taken
+    /// out, which ends the call; output rows without a token are not written. If they do not fit,
+    /// none is taken out, and [`receive`](Self::receive) has to follow, with enough room; also
+    /// where one launch cannot do a whole call.
     ///
     /// # Errors
-    /// As of both.
+    /// Those of both.
     ///
     /// # Safety
-    /// As of both.
+    /// That of both.
     pub unsafe fn try_receive(
         &mut self,
         outputs: &Outputs,
@@ -205,7 +210,7 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Tried> {
         if self.done != Done::Nothing {
-            // SAFETY: as the caller has it.
+            // SAFETY: the caller guarantees it.
             let counts = unsafe { self.counts(stream, limit, is_interrupted)? };
             return Ok(Tried { counts, handle: None });
         }
@@ -214,7 +219,7 @@ impl Dispatch {
         let (receive, table) = self.receiving(outputs)?;
         let mut told = group.told();
         let to = (told.address(), told.next_ticket());
-        // SAFETY: the group keeps the memory for what is told; otherwise as the caller has it.
+        // SAFETY: the group keeps the report's memory; for the rest, the caller guarantees it.
         unsafe { self.launch_whole(receive, to, stream)? };
         self.done = Done::Rows;
         let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
@@ -222,20 +227,21 @@ impl Dispatch {
         Ok(Tried { counts: self.counts_of(&told), handle })
     }
 
-    /// Enqueues the taking out of what arrives, which ends the call.
+    /// Enqueues the receive, which ends the call.
     ///
     /// # Errors
-    /// Arguments are wrong, or an earlier call has failed. More tokens, or rows, than `outputs` has room for fail the call later,
-    /// as a late peer does.
+    /// Arguments are wrong, or an earlier call has failed. More tokens, or rows, than `outputs` has
+    /// room for fail the call later, as a late peer does.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
-    /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
+    /// `outputs` has as much memory as it says, which only this call uses until its work has ended,
+    /// except its table, which is kept for the handle.
     pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
         let group = &self.group;
         group.check()?;
         let (receive, told) = self.receiving(outputs)?;
-        // SAFETY: the kernels take these structs; otherwise as above.
+        // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
             if group.has_whole_calls() {
                 self.launch_whole(receive, (0, 0), stream)?;
@@ -247,7 +253,7 @@ impl Dispatch {
         Ok(self.handle(told))
     }
 
-    /// What a launch needs to know that takes out, and what is told of the rows.
+    /// The parameters of the receive, and the tables about the rows.
     fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
         let Self { group, send, slots, earlier, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
@@ -268,7 +274,7 @@ impl Dispatch {
             None if area.scales == 0 => ScalesOut { words: 0, row_stride: 0, word_stride: 0 },
             None => return Err(Error::invalid("rows come with scales")),
         };
-        // What an earlier dispatch told is there.
+        // The tables of an earlier dispatch are not written again.
         let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
         let Told { table, by_expert, spread, .. } = told;
         let receive = NormalReceive {
@@ -302,7 +308,8 @@ impl Dispatch {
         Ok((receive, told))
     }
 
-    /// Launches what is left of a call that one launch may do all of. The host is told of counts at an address, if there is one, by a ticket.
+    /// Launches the remaining phases of a dispatch in one kernel. If `told` is not 0, the kernel
+    /// writes the counts there for the host, and `ticket` last.
     ///
     /// # Safety
     /// As for [`receive`](Self::receive).
@@ -320,7 +327,7 @@ impl Dispatch {
             Done::Rows => does::TAKEN,
         };
         let whole = WholeNormalDispatch { send: *send, receive, told, ticket, does, zero: 0 };
-        // SAFETY: the kernel takes this struct; otherwise as the caller has it.
+        // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &whole) }
     }
 
@@ -338,14 +345,14 @@ impl Dispatch {
     }
 }
 
-/// What there is to send: a row of each token, and what is told of them.
+/// Items to send: a row for each token, and the counts.
 fn rows_of(send: &NormalSend) -> usize {
     send.send.routes.tokens as usize + 1
 }
 
 const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
 
-/// Waits for what a kernel tells the host.
+/// Waits for a kernel's report to the host.
 fn wait_for(
     group: &Group,
     told: &ToldMemory,
@@ -362,11 +369,11 @@ fn wait_for(
             continue;
         };
         group.check()?;
-        // A context that is lost tells nothing any more.
+        // A lost context reports nothing any more.
         stream.is_idle()?;
         let is_over = waited > limit;
         if is_over || is_interrupted() {
-            // The kernel may still be under way: no later call can be.
+            // The kernel may still be running: no later call can begin.
             group.interrupt();
             let (phase, rank) = (Phase::Dispatch, group.rank());
             return Err(match is_over {

@@ -1,4 +1,4 @@
-//! Rows that stay where they arrive, so that nothing copies them once more.
+//! Zero-copy rows, which stay where they arrive.
 
 use uccl_device::cuda::Stream;
 
@@ -11,27 +11,29 @@ use crate::{
     header,
 };
 
-/// Where rows are that stay in this rank's pool. They are there until the next call of the group begins on this rank's GPU, whichever it is,
-/// and go back, or on, from another place only.
+/// The layout of rows that stay in this rank's pool. They are valid until the next call of the
+/// group begins on this rank's GPU, whichever it is. A call that sends them, back or on, needs a
+/// copy of them elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InPlace {
-    /// How many rows there are, with those that nothing arrives for.
+    /// The number of rows, with those that have no token.
     pub len: usize,
-    /// From the first row of a rank to that of the next.
+    /// Rows from a rank's first to the next rank's.
     pub spread: usize,
-    /// Where the pool begins.
+    /// The address of the pool.
     pub pool: u64,
     /// The first row.
     pub rows: u64,
     /// Bytes from one row to the next.
     pub stride: usize,
-    /// Where their scales are, if they come with some.
+    /// The layout of their scales, if they have any.
     pub scales: Option<ScalesOut>,
 }
 
 impl Dispatch {
-    /// Where rows can stay. They cannot if ranks go by the host, late ranks are left out, counts were asked for, the pool has no room for it, or
-    /// tokens go where others went whose rows lie otherwise. All ranks find the same.
+    /// The layout of rows that can stay. `None` if the ranks' path is through the host, late ranks
+    /// are left out, counts were asked for, the pool is too small, or the handle's rows have
+    /// another layout. All ranks compute the same.
     #[must_use]
     pub fn in_place(&self) -> Option<InPlace> {
         let Self { group, send, record, slots, done, earlier, .. } = self;
@@ -61,13 +63,15 @@ impl Dispatch {
         self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
     }
 
-    /// As [`receive`](Self::receive), but rows and scales stay [`in_place`](Self::in_place), wherever `outputs` says they go. Rows are by token.
+    /// As [`receive`](Self::receive), but rows and scales stay [`in_place`](Self::in_place), and
+    /// the addresses of `outputs` for them are not used. Rows are by token.
     ///
     /// # Errors
-    /// As there; and rows cannot stay.
+    /// As there; or rows cannot stay.
     ///
     /// # Safety
-    /// As there. Choices, weights and the table of `outputs` have room for all rows that [`in_place`](Self::in_place) tells of.
+    /// As there. Choices, weights and the table of `outputs` have room for all rows of
+    /// [`in_place`](Self::in_place).
     pub unsafe fn receive_in_place(mut self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
         let place = self.in_place().filter(|_| outputs.by_expert.is_none());
         let place = place.ok_or_else(|| Error::invalid("rows of this dispatch cannot stay"))?;
@@ -78,7 +82,7 @@ impl Dispatch {
         send.call.stays = 1;
         let InPlace { len, rows, stride, scales, .. } = place;
         let outputs = Outputs { len, rows, stride, scales, ..*outputs };
-        // SAFETY: the pool has room for the rows; otherwise as the caller has it.
+        // SAFETY: the pool has room for the rows; for the rest, the caller guarantees it.
         unsafe { self.receive(&outputs, stream) }
     }
 }

@@ -1,4 +1,4 @@
-//! Which tokens go where, for callers that ask before they dispatch.
+//! The routing of tokens, for callers that ask for it before they dispatch.
 
 use std::sync::Arc;
 
@@ -14,32 +14,35 @@ use crate::{
     header::Header,
 };
 
-/// Memory for what choices lead to.
+/// Memory for the layout of choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// i32 by rank: how many tokens go there.
+    /// i32 by rank: tokens that go there.
     pub per_rank: u64,
-    /// i32 by expert: how many tokens chose it.
+    /// i32 by expert: tokens that chose it.
     pub per_expert: u64,
-    /// A byte by token and rank: 1 if it goes there, else 0.
+    /// A byte by token and rank: 1 if the token goes there, else 0.
     pub goes: u64,
 }
 
-/// Tokens that were laid out: any number of dispatches may take them as they are.
+/// A computed layout, for any number of dispatches of these tokens.
 pub struct LaidOut {
     pub(super) routes: Routes,
 }
 
 impl Layout {
-    /// Enqueues the counting. It is no call: no other rank takes part.
+    /// Enqueues the count. It is not a call: no other rank takes part.
     ///
     /// # Errors
-    /// Arguments are wrong, or an earlier call has failed. A choice that is no expert fails the group later, as it does in a dispatch.
+    /// Arguments are wrong, or an earlier call has failed. An invalid choice fails the group later,
+    /// as in a dispatch.
     ///
     /// # Safety
-    /// The stream is of the group's context. `choices` and the layout describe memory that only this uses until its work
-    /// has ended, and so does `scratch`, which has [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8. Dispatches with what is
-    /// returned read it: nobody else writes to it before the last call with their handles has ended.
+    /// The stream is of the group's context. `choices` and the layout describe memory that only
+    /// this uses until its work has ended, and so does `scratch`, which has
+    /// [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8. Dispatches with the returned
+    /// layout read it: no other code writes to it before the last call with their handles has
+    /// ended.
     pub unsafe fn count(
         &self,
         group: &Arc<Group>,
@@ -53,7 +56,8 @@ impl Layout {
         let call = group.call(0, &header, scratch)?;
         let layout = params::Layout {
             goes_told: self.goes,
-            // Not the group's: a call may be laid out at the same time, on another stream.
+            // Not the group's word: a call may compute a layout at the same time, on another
+            // stream.
             ended: scratch,
             ..params::Layout::of(
                 group,
@@ -61,7 +65,7 @@ impl Layout {
                 Routes { counts: self.per_rank, experts: self.per_expert, ..routes },
             )
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe {
             stream.fill(scratch, 0, size_of::<u32>())?;
             layout.launch(group, stream)?;

@@ -1,5 +1,5 @@
-//! Where a rank's tensors are: what callers describe of a GPU's memory. Addresses are those that the GPU reaches, aligned
-//! to 16 bytes where rows of bytes begin; 0 is none.
+//! The callers' tensors in a GPU's memory. Addresses are those that the GPU uses, aligned to 16
+//! bytes where rows of bytes begin; 0 is none.
 
 use std::num::NonZero;
 
@@ -26,7 +26,7 @@ pub struct Tokens {
     pub scales: Option<ScalesIn>,
     /// f32 by token and choice, or 0.
     pub weights: u64,
-    /// The most blocks that the call's launches have, if they are to leave others of the GPU's multiprocessors alone.
+    /// The most blocks of the call's launches, to leave other multiprocessors of the GPU free.
     pub most_blocks: Option<NonZero<usize>>,
 }
 
@@ -43,27 +43,27 @@ pub struct ScalesIn {
     pub word_stride: usize,
 }
 
-/// What says where tokens go.
+/// The routing of tokens.
 #[derive(Clone, Copy)]
 pub enum Routed<'a> {
-    /// The experts that they chose.
+    /// By their experts.
     Choices(Choices),
-    /// The experts that they chose when they were laid out.
+    /// By their experts, with a layout computed before.
     LaidOut(&'a LaidOut),
-    /// Their ranks.
+    /// By their ranks.
     Ranks(Ranks),
-    /// Where those of an earlier dispatch went, whose choices they come with.
+    /// To the places of an earlier dispatch, with its choices.
     Again(&'a Handle),
 }
 
 /// The ranks of tokens that have no choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranks {
-    /// A byte by token and rank: whether it goes there.
+    /// A byte by token and rank: whether the token goes there.
     pub goes: u64,
-    /// i32 by expert: how many tokens its rank is told of.
+    /// i32 by expert: the token count that its rank gets.
     pub per_expert: u64,
-    /// How many tokens there are.
+    /// The number of tokens.
     pub tokens: usize,
     /// Experts of all ranks together.
     pub num_experts: usize,
@@ -77,8 +77,8 @@ impl Ranks {
 }
 
 impl Routed<'_> {
-    /// Bytes of memory that a dispatch uses: until it has ended, if tokens go where they went, and else until the last call with its
-    /// handle has ended.
+    /// Bytes of the memory that a dispatch uses: with [`Again`](Self::Again) until it has ended,
+    /// and else until the last call with its handle has ended.
     #[must_use]
     pub fn scratch_len(&self, ranks: usize) -> usize {
         match self {
@@ -88,7 +88,8 @@ impl Routed<'_> {
         }
     }
 
-    /// As the kernels take it, with the scratch memory at an address. Fails for what they cannot do.
+    /// The kernels' tables, in the scratch memory at an address. Fails for a routing that kernels
+    /// cannot take.
     pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Result<Routes> {
         match self {
             Self::Choices(choices) => {
@@ -112,11 +113,11 @@ impl Routed<'_> {
     }
 }
 
-/// Where what arrives is put. Tokens of rank 0 come first, in the order of their rank: a row for each, or, by expert, for each
-/// token and expert of this rank.
+/// Output memory. Tokens of rank 0 come first, in the order of their rank: a row for each, or,
+/// where rows are by expert, one for each token and expert of this rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs {
-    /// How many rows there are. More fail the call.
+    /// The number of rows. More fail the call.
     pub len: usize,
     /// Payloads: the first row.
     pub rows: u64,
@@ -124,24 +125,26 @@ pub struct Outputs {
     pub stride: usize,
     /// Scales, where rows come with them.
     pub scales: Option<ScalesOut>,
-    /// Integers by row and choice, as numbers of this rank's experts: -1 for those of others, and in rows that nothing arrives
-    /// for. Or 0. There are none by expert.
+    /// Integers by row and choice, with numbers of this rank's experts: -1 for other ranks'
+    /// experts, and in rows without a token. Or 0. There are none where rows are by expert.
     pub choices: u64,
     /// Whether they have 64 bits, or 32.
     pub is_64: bool,
-    /// f32 by row and choice, or, by expert, by row; or 0.
+    /// f32 by row and choice; or, where rows are by expert, by row; or 0.
     pub weights: u64,
     /// Whether weights of other ranks' experts become 0.
     pub zeroes_foreign_weights: bool,
-    /// Whether rows become 0, with their scales and weights, that alignment leaves between those of experts.
+    /// Whether the rows that alignment leaves between experts become 0, with their scales and
+    /// weights.
     pub zeroes_gaps: bool,
-    /// What is told of the rows. None with [`Routed::Again`]: they are those of the earlier dispatch.
+    /// The handle's tables. `None` with [`Routed::Again`], which has those of the earlier dispatch.
     pub table: Option<Table>,
-    /// Rows are by expert. With [`Routed::Again`] they are as in the earlier dispatch, whatever is here.
+    /// The layout of rows by expert. With [`Routed::Again`] the earlier dispatch's layout is used
+    /// instead.
     pub by_expert: Option<ByExpert>,
 }
 
-/// Where scales go: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
+/// The layout of scales: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScalesOut {
     /// The first word.
@@ -152,38 +155,40 @@ pub struct ScalesOut {
     pub word_stride: usize,
 }
 
-/// What a dispatch tells of its rows: memory that its combines need.
+/// A dispatch's tables about its rows, which its combines need.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    /// i32 by token that arrives: its number at its rank.
+    /// i32 by received token: its number at its rank.
     pub src_info: u64,
-    /// i32 by token that arrives: `rank * 64`, and which of the token's ranks this one is.
+    /// i32 by received token: `rank * 64`, plus this rank's index among the token's ranks.
     pub origin: u64,
-    /// i32, one more than there are ranks: tokens that arrive before those of each, and how many do.
+    /// i32, one more than there are ranks: received tokens before those of each rank, and then all
+    /// of them.
     pub starts: u64,
-    /// i32 by local expert: how many tokens chose it.
+    /// i32 by local expert: tokens that chose it.
     pub per_expert: u64,
 }
 
-/// Rows by expert: those of one behind the other, in order of rank and token.
+/// Rows by expert: expert after expert, in order of rank and token.
 #[derive(Clone, Copy, Debug)]
 pub struct ByExpert {
-    /// The rows of each begin at a multiple of this.
+    /// The first row of each expert is a multiple of this.
     pub alignment: usize,
-    /// How many tokens the tables have room for. More fail the call.
+    /// The number of tokens that the tables have room for. More fail the call.
     pub tokens: usize,
-    /// i32 by local expert: behind the last of its rows.
+    /// i32 by local expert: the row behind its last.
     pub ends: u64,
-    /// i32, `2 + top_k` by token that arrives: `rank * slots + token`, `rank * top_k` and the last choice of this rank's experts,
-    /// and the row of each choice, or -1.
+    /// i32, `2 + top_k` by received token: `rank * slots + token`, `rank * top_k` plus the last
+    /// choice of this rank's experts, and the row of each choice, or -1.
     pub metadata: u64,
 }
 
-/// More than any product of matrices asks for, and few enough for rows of all experts to be counted in 32 bits.
+/// More than any matrix product needs, and so few that rows of all experts can be counted in 32
+/// bits.
 const MAX_ALIGNMENT: usize = 1 << 16;
 
 impl ByExpert {
-    /// Fails for what kernels cannot do.
+    /// Fails for a layout that kernels cannot take.
     pub(super) fn check(&self, top_k: u32) -> Result<()> {
         if top_k == 0 {
             return Err(Error::invalid(
@@ -203,7 +208,7 @@ impl ByExpert {
     }
 }
 
-/// The blocks of a launch for so many rows, of which a call is to have so many at most.
+/// The blocks of a launch for so many rows, limited to `most`.
 pub(super) fn blocks_for(rows: usize, most: Option<NonZero<usize>>) -> usize {
     most.map_or(rows, |most| rows.min(most.get()))
 }

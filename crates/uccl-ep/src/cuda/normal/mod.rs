@@ -1,14 +1,16 @@
-//! Normal mode: each token goes once to each rank that has one of its experts, and one row of each comes back.
+//! Normal mode: each token goes once to each rank that has one of its experts, and one row of each
+//! comes back.
 //!
-//! It has the protocol of low latency mode, one round for a call, and other kernels (`kernels/ep_layout.cuh`,
-//! `kernels/ep_parts.cuh`, `kernels/ep_normal_*.cuh`). Rows that arrive are in order of rank and token, as those of the CPU, one for
-//! each token or, by expert, for each token and expert. The host waits only where
-//! it asks how many there are.
+//! It has the protocol of low latency mode, with one round for a call, and other kernels
+//! (`kernels/ep_layout.cuh`, `kernels/ep_parts.cuh`, `kernels/ep_normal_*.cuh`). Received rows are
+//! in order of rank and token, as on the CPU: one for each token; or, where rows are by expert, one
+//! for each token and expert. The host waits only when it asks for counts.
 //!
-//! Counts are told at once, and rows go in parts, each with a mark of its own, so that one launch sends some while it takes, or sums,
-//! others: it is enqueued when all of a call is known, by [`Dispatch::receive`] and [`Combine::finish`]. Where late ranks are left
-//! out, or ranks reach each other by the host, there are no parts: a launch sends all, by [`Dispatch::begin`] and
-//! [`Combine::begin`], and another takes or sums it.
+//! Counts are sent at once, and rows go in parts, each with a mark, so that one launch sends some
+//! rows while it takes out, or sums, others. It is enqueued once the whole call is known, by
+//! [`Dispatch::receive`] and [`Combine::finish`]. Where late ranks are left out, or the ranks' path
+//! is through the host, there are no parts: one launch sends all rows, by [`Dispatch::begin`] and
+//! [`Combine::begin`], and another takes out or sums them.
 
 mod combine;
 mod dispatch;

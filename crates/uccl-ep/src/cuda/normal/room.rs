@@ -1,4 +1,4 @@
-//! How many tokens of each rank a call has room for, where callers do not say.
+//! The tokens of each rank that a call has room for, where callers give no number.
 
 use crate::{
     cuda::{Group, MAX_TOKENS},
@@ -6,26 +6,27 @@ use crate::{
     record::Record,
 };
 
-/// Sizes of what a call moves, and those with its handle.
+/// Sizes of a call's rows, and of later calls with its handle.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Bytes of a row.
     pub payload: usize,
-    /// Words of scales that it comes with.
+    /// Words of scales that go with it.
     pub scales: usize,
-    /// Values of bf16 of a row that goes back, and of one that goes the same way again.
+    /// Values, in bf16, of a row that goes back, and of a row in a later dispatch with the handle.
     pub hidden: usize,
     /// Choices of a token.
     pub top_k: usize,
     /// Experts of each rank.
     pub local_experts: usize,
-    /// Whether rows may stay where they arrive, which takes up to a row of each rank more.
+    /// Whether rows may stay where they arrive, which takes up to a row more for each rank.
     pub stays: bool,
 }
 
 impl Sizes {
-    /// The most tokens that each rank may have: the group's whole pool has room for them in a dispatch, in its combine, and in
-    /// a dispatch of bf16 with its handle. All ranks find the same number, because nothing that differs between them counts.
+    /// The most tokens that each rank may have: the group's whole pool has room for them in a
+    /// dispatch, in its combine, and in a dispatch of bf16 with its handle. All ranks compute the
+    /// same number, because no size that differs between them counts.
     ///
     /// # Errors
     /// This rank has more `tokens`.
@@ -65,8 +66,8 @@ impl Sizes {
         self.records().map(of_records).into_iter().max().unwrap_or_default()
     }
 
-    /// Records that go now, and those that may go later. Rows that go back take no more: a token has one for each of its ranks at
-    /// most, without choices.
+    /// Records of this dispatch, and of later ones with the handle. Rows that go back take no more
+    /// room: a token has at most one for each of its ranks, without choices.
     fn records(&self) -> [Record; 2] {
         let Self { payload, scales, hidden, top_k, .. } = *self;
         [Record { payload, scales, top_k }, Record { payload: 2 * hidden, scales: 0, top_k }]
