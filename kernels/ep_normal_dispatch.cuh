@@ -628,7 +628,7 @@ __device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s)
   if (!admit_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
   take_parts(p, s);
-  // A caller that has guessed the room shows nobody the rows without a token.
+  // A caller that has guessed the room does not return the rows without a token.
   fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
 }
 

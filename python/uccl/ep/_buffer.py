@@ -313,9 +313,10 @@ class Buffer(Joined):
         With ``zero_copy``, ``recv_x`` (and scales) may be a view of the buffer: its rows are some
         bytes apart, there are more of them than tokens may arrive, and those without a token may be
         anywhere; ``recv_topk_idx`` is -1 there. The view is valid until the buffer's next call
-        begins, and a combine copies it. All ranks ask for it, or none. Without ``topk_idx``, on the
-        CPU, on GPUs that do not reach each other and in a buffer that is too small, the rows are
-        copied.
+        begins. Calls refuse rows in the buffer: copy them before a combine, or before another
+        dispatch. All ranks ask for a view, or none. Without ``topk_idx``, on the CPU, on GPUs that
+        do not reach each other and in a buffer that is too small, the rows are copied to a tensor
+        of their own.
 
         Args:
             x: ``[n, H]``, of any dtype; or this and its scales, ``[n, S]`` of four bytes each.
@@ -347,7 +348,9 @@ class Buffer(Joined):
             ``handle`` only ``recv_x`` and the event are returned, and None for the rest.
 
         Raises:
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """
@@ -520,7 +523,9 @@ class Buffer(Joined):
             The sums, ``[n, H]`` bf16; the sums of weights, ``[n, K]`` f32, or None; and an event.
 
         Raises:
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For tensors with wrong shapes, dtypes or devices.
         """
         self._wait_for(previous_event)
@@ -614,14 +619,16 @@ class Buffer(Joined):
         Returns:
             The rows, or a pair of rows and scales; ``count`` ``[E/R]`` i32; a handle; an event; and
             the hook, or None. Rows are ``[E/R, R*T, H]`` bf16 or E4M3. FP8's scales are ``[E/R,
-            R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` i32 with ``use_ue8m0``; those of one channel
-            are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two values in the
+            R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` i32 with ``use_ue8m0``; those of one group
+            of channels are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two values in the
             lower half of a byte. Its scales are in tiles of 128 rows by 4 scales: scale ``s`` of
             row ``r`` of expert ``e`` is ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
 
         Raises:
             NotImplementedError: For an unknown keyword that is neither None nor False.
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """
@@ -746,9 +753,10 @@ class Buffer(Joined):
         Raises:
             NotImplementedError: For ``overlap``, or an unknown keyword that is neither None nor
                 False.
-            RuntimeError: If the dispatch's hook has not been called, or the handle is of another
-                buffer.
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If the dispatch's hook has not been called, the handle is of another
+                buffer, or a peer is lost or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """

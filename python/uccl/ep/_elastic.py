@@ -315,7 +315,10 @@ class ElasticBuffer(Joined):
             and an event.
 
         Raises:
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If the handle is of another buffer, or a peer is lost or makes another
+                call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """
@@ -487,8 +490,10 @@ class ElasticBuffer(Joined):
             f32, or None; and an event.
 
         Raises:
-            RuntimeError: If the handle is of another buffer.
-            TimeoutError: If peers are late. On GPUs the next call raises it.
+            RuntimeError: If the handle is of another buffer, or a peer is lost or makes another
+                call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
+                the host waits for counts.
             ValueError: For tensors with wrong shapes, dtypes or devices; or for weights of expanded
                 rows without ``allow_multiple_reduction``.
         """

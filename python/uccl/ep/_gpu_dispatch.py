@@ -172,7 +172,7 @@ class Dispatches:
 
 
 class Dispatch:
-    """A dispatch."""
+    """A prepared dispatch."""
 
     def __init__(
         self, of: Dispatches, x: Sent, weights: torch.Tensor | None, routed: Routed, wanted: Wanted

@@ -95,7 +95,7 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may
     /// read until the dispatch's work has ended. `scratch` has [`Routed::scratch_len`] bytes,
-    /// aligned to 8, which only this dispatch uses, for as long as said there. A layout or handle
+    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or handle
     /// in `routed` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
