@@ -1,9 +1,11 @@
-"""Runs a suite of DeepEP's whose ranks are threads of this process, on the CPU or on the emulated GPU of ``tests/ep``.
+"""Runs one of DeepEP's suites with threads of this process as ranks, on the CPU or on the emulated
+GPU of ``tests/ep``.
 
     python in_threads.py cpu|emulated SCRIPT ARGUMENTS...
 
-The suite is as it is. What it asks torch for is answered here: tensors of GPUs are the CPU's, processes are threads, and a process group of NCCL is a
-board that threads meet at. Nothing is timed.
+The suite is unchanged. This module replaces torch's GPU calls: tensors of GPUs are tensors of the
+CPU, processes are threads, and a process group of NCCL is a board at which threads meet. Nothing is
+timed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Callable
 
-#: Seconds that ranks wait for each other at the board. The limit of `run.py` is below it.
+#: Seconds that ranks wait for each other at the board. The limit of `run.py` is shorter.
 LIMIT = 1800
 
 ON = sys.argv[1]
@@ -33,35 +35,36 @@ RANK = threading.local()
 
 
 class WithoutGpus(TorchFunctionMode):
-    """Makes tensors that are asked for on a GPU on the CPU."""
+    """Makes tensors on the CPU when a suite asks for a GPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         if function is torch.randn and kwargs.get("dtype") == torch.bfloat16:
-            # As a GPU draws. On the CPU one of 256 numbers would be 0, which LogFMT has few digits beside.
+            # Draws in f32, as a GPU does. On the CPU one of 256 numbers would be 0, and LogFMT has
+            # few digits for the other values of its block.
             return function(*args, **{**kwargs, "dtype": torch.float32}).bfloat16()
         return function(*args, **kwargs)
 
 
 class Group:
-    """What ranks in threads meet at."""
+    """A board at which ranks in threads meet."""
 
     def __init__(self, ranks: int) -> None:
         self._board: list[Any] = [None] * ranks
         self.at_once = threading.Barrier(ranks, timeout=LIMIT)
 
     def rank(self) -> int:
-        """This thread's."""
+        """The rank of this thread."""
         return int(RANK.number)
 
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self._board)
 
     def allgather(self, mine: Any) -> list[Any]:
-        """What all ranks give."""
+        """Returns the values of all ranks, by rank."""
         self._board[self.rank()] = mine
         self.at_once.wait()
         everyone = list(self._board)
@@ -74,27 +77,27 @@ class Group:
 
 
 class World:
-    """What stands for ``torch.distributed``: one group of all ranks."""
+    """Replaces ``torch.distributed``: one group of all ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._group = Group(ranks)
         self.at_once = self._group.at_once
 
     def init_process_group(self, *_: Any, **__: Any) -> None:
-        """There is nothing to do."""
+        """Does nothing: the threads have a board."""
 
     destroy_process_group = init_process_group
 
     def new_group(self, *_: Any, **__: Any) -> Group:
-        """All ranks."""
+        """Returns the group of all ranks."""
         return self._group
 
     def get_rank(self, group: Any = None) -> int:
-        """This thread's."""
+        """The rank of this thread."""
         return self._group.rank()
 
     def get_world_size(self, group: Any = None) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._group.size()
 
     def barrier(self, *_: Any, **__: Any) -> None:
@@ -102,24 +105,24 @@ class World:
         self._group.barrier()
 
     def all_gather_object(self, everyone: list[Any], mine: Any, group: Any = None) -> None:
-        """What all ranks give."""
+        """Stores the values of all ranks in ``everyone``."""
         everyone[:] = self._group.allgather(mine)
 
     def all_gather(self, everyone: list[Any], mine: torch.Tensor, group: Any = None) -> None:
-        """The tensors of all ranks."""
+        """Copies the tensors of all ranks to ``everyone``."""
         for to, given in zip(everyone, self._group.allgather(mine.clone())):
             to.copy_(given)
 
     def all_gather_into_tensor(self, everyone: torch.Tensor, mine: torch.Tensor, group: Any = None) -> None:
-        """The tensors of all ranks, one behind the other."""
+        """Copies the tensors of all ranks to ``everyone``, one behind the other."""
         everyone.copy_(torch.stack(self._group.allgather(mine.clone())).view(everyone.shape))
 
     def all_reduce(self, mine: torch.Tensor, group: Any = None) -> None:
-        """The sum of the tensors of all ranks."""
+        """Replaces ``mine`` by the sum of the tensors of all ranks."""
         mine.copy_(torch.stack(self._group.allgather(mine.clone())).sum(0))
 
     def all_to_all_single(self, to: torch.Tensor, mine: torch.Tensor, _: Any = None, parts: Any = None, group: Any = None) -> None:
-        """What each rank has for this one, one behind the other."""
+        """Copies the parts that all ranks have for this rank to ``to``, one behind the other."""
         given = mine.clone().view(torch.uint8) if mine.element_size() == 1 else mine.clone()
         everyone = self._group.allgather(given.split(parts or [1] * self.get_world_size()))
         arrived = torch.cat([parts[self.get_rank()] for parts in everyone])
@@ -149,26 +152,27 @@ def spawn(function: Callable[..., None], args: tuple[Any, ...], nprocs: int, **_
 
 
 def once(function: Callable[[], Any], *_: Any, **__: Any) -> tuple[float, float, float]:
-    """Calls what was to be timed."""
+    """Calls the function once and reports 1 s: nothing is timed."""
     function()
     return 1.0, 1.0, 1.0
 
 
 def never(_: Any, kernel_names: Any, *__: Any, num_kernels_per_period: int = 1, **___: Any) -> Any:
-    """Calls nothing: on a CPU the work that is to be overlapped would take minutes."""
+    """Calls nothing and reports 1 s: on a CPU the overlapped work would take minutes."""
     one: Any = 1.0 if num_kernels_per_period == 1 else [1.0] * num_kernels_per_period
     return one if isinstance(kernel_names, str) else tuple(one for _ in kernel_names)
 
 
 def twice(function: Callable[[], Any], *_: Any, **__: Any) -> float:
-    """Calls barriers: the loop that is timed has a thousand of them."""
+    """Calls the function twice and reports 1 s: the timed loop has a thousand barriers."""
     for _ in range(2):
         function()
     return 1.0
 
 
 def settled(method: Callable[..., Any], settle: Callable[[], None]) -> Callable[..., Any]:
-    """A call whose work has ended when it returns, as that of its hook has: torch reads tensors of the CPU at once."""
+    """Wraps a method and its returned hooks so that their work has ended on return: torch reads
+    tensors of the CPU at once."""
 
     def call(*args: Any, **keywords: Any) -> Any:
         answer = method(*args, **keywords)
@@ -181,7 +185,8 @@ def settled(method: Callable[..., Any], settle: Callable[[], None]) -> Callable[
 
 
 def emulate(folder: str) -> Callable[[], None]:
-    """Has buffers take the CPU for the emulated GPU; returns what waits for this thread's stream."""
+    """Has buffers take the CPU for the emulated GPU. Returns a function that waits for this
+    thread's stream."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ep"))
     import emulated
 

@@ -1,12 +1,14 @@
-"""DeepEP's own suites, as they are, on this project's ``deep_ep``.
+"""Runs DeepEP's own suites, unchanged, on this project's ``deep_ep``.
 
     python tests/deepep/run.py CHECKOUT --ranks 2,4                     # a process for each rank, each with a GPU
     python tests/deepep/run.py CHECKOUT --ranks 2 --on emulated         # ranks in threads, on the emulated GPU of tests/ep
     python tests/deepep/run.py CHECKOUT --ranks 8 --on cpu --only shrink
 
-``CHECKOUT`` is a folder with DeepEP's sources, of which nothing is compiled or changed. Its helpers (``deep_ep/utils``) are laid beside the modules of
-``python/deep_ep``, in a folder of their own that Python finds first. One of them is replaced: ``bench_kineto`` looks for kernels by DeepEP's names, so calls
-are timed as a whole (``timing.py``). ``uccl`` has to be installed, or be found by ``PYTHONPATH``.
+``CHECKOUT`` is a folder with DeepEP's sources; nothing in it is compiled or changed. Its helpers
+(``deep_ep/utils``) are copied beside the modules of ``python/deep_ep``, in a folder of their own
+that Python finds first. One helper is replaced: ``bench_kineto`` looks for kernels by DeepEP's
+names, so ``timing.py`` times whole calls. ``uccl`` has to be installed, or be found by
+``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OURS = HERE.parents[1] / "python" / "deep_ep" / "deep_ep"
-#: Sizes that threads on a processor end soon with.
+#: Sizes that a CPU ends within seconds.
 SMALL = {
     "legacy/test_low_latency.py": "--num-tokens 20 --hidden 1024 --num-experts 48 --num-topk 4",
     "legacy/test_intranode.py": "--num-tokens 40 --hidden 512 --num-experts 48 --num-topk 4",
@@ -32,22 +34,22 @@ SMALL = {
     "elastic/test_barrier.py": "",
 }
 ELASTIC = "elastic/test_ep.py"
-#: What is printed of a suite that failed.
+#: The number of output lines that are printed of a failed suite.
 LINES = 12
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A suite, and how it is called."""
+    """A suite and its arguments."""
 
     name: str
     suite: str
     arguments: str = ""
     least: int = 1
-    """How many ranks it needs: its shrink test has ranks 1, 3 and 5 fail."""
+    """The least number of ranks: the suite's shrink test has ranks 1, 3 and 5 fail."""
 
 
-#: The test of DeepEP's second interface, by its settings; it tries all modes of calls in each.
+#: Arguments of the test of DeepEP's second interface. With each the test tries all modes of calls.
 SETTINGS = {
     "": "",
     "unsynced": "--do-cpu-sync 0",
@@ -58,7 +60,8 @@ SETTINGS = {
     "single reductions": "--allow-multiple-reduction 0",
     "single reductions unsynced": "--allow-multiple-reduction 0 --do-cpu-sync 0 --masked-ratio 0.3",
     "flat overlapping": "--allow-hybrid-mode 0 --prefer-overlap-with-compute 1",
-    # Not with --do-cpu-sync 0: then it compares what arrived with all rows of a second call.
+    # Without --do-cpu-sync 0: the suite would compare the received rows with all rows of a second
+    # call.
     "deterministic": "--deterministic",
 }
 MODES = [
@@ -76,7 +79,7 @@ MODES = [
 
 
 def overlay(checkout: Path, folder: Path) -> None:
-    """Puts DeepEP's helpers beside our modules."""
+    """Copies DeepEP's helpers beside our modules."""
     package = folder / "deep_ep"
     shutil.copytree(OURS, package, ignore=shutil.ignore_patterns("__pycache__"))
     for helper in sorted((checkout / "deep_ep" / "utils").glob("*.py")):
@@ -89,32 +92,33 @@ def overlay(checkout: Path, folder: Path) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A TCP port without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def run(mode: Mode, ranks: int, options: argparse.Namespace, folder: Path) -> tuple[str, str]:
-    """Whether it passed, and what it printed."""
+    """Runs a mode. Returns its result in words and its output."""
     if ranks < mode.least:
         return f"not run: needs {mode.least} ranks", ""
     script = options.checkout / "tests" / mode.suite
     sizes = SMALL[mode.suite] if options.on != "cuda" else ""
     arguments = [*sizes.split(), *mode.arguments.split(), *options.more.split(), "--num-processes", str(ranks)]
     in_threads = [] if options.on == "cuda" else [str(HERE / "in_threads.py"), options.on]
-    # The suite runs in a folder of its own.
+    # The suite runs in its own folder, so relative paths are made absolute.
     paths = [str(folder), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        # A rank that fails leaves the others waiting, and a shrink test waits for each rank that does not come.
+        # If a rank fails, the others wait this long for it, and a shrink test waits for each
+        # missing rank.
         "UCCL_EP_TIMEOUT_SECS": str(options.timeout),
     }
     if not options.compiled:
-        # Helpers are decorated with torch.compile, which asks for a C compiler and takes a minute.
+        # Helpers are decorated with torch.compile, which needs a C compiler and takes a minute.
         environment["TORCHDYNAMO_DISABLE"] = "1"
     command = [sys.executable, *in_threads, str(script), *arguments]
     try:
@@ -128,7 +132,7 @@ def run(mode: Mode, ranks: int, options: argparse.Namespace, folder: Path) -> tu
 
 
 def main() -> int:
-    """Runs all that was asked for."""
+    """Runs the modes that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=lambda path: Path(path).resolve())
     parser.add_argument("--ranks", default="2", help="how many, with commas between them")

@@ -1,4 +1,5 @@
-"""DeepEP's helpers for timing, but for the one that finds kernels by DeepEP's names: here whole calls are timed."""
+"""DeepEP's timing helpers. One finds kernels by DeepEP's names, so it is replaced: calls are timed
+as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from deep_ep.utils._testing import *  # noqa: F403
 from deep_ep.utils._testing import flush_l2_cache
 
-#: Times that a call is repeated.
+#: The number of repetitions of a call.
 REPEATS = 5
 
 
@@ -21,7 +22,7 @@ def bench_kineto(
     barrier: Callable[[], Any] | None = None,
     **__: Any,
 ) -> Any:
-    """Seconds of a whole call, for each kernel that is named, and for each time that it is launched in a call."""
+    """The seconds of a whole call, repeated for each name of a kernel and each launch in a call."""
     fn()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(min(num_tests, REPEATS))]
     for first, last in events:

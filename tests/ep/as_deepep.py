@@ -1,4 +1,5 @@
-"""What DeepEP's own suites call, in their order, and what they look at: of ranks in threads, on the CPU and on the emulated GPU."""
+"""The calls and checks of DeepEP's own suites, in their order, for ranks in threads, on the CPU and
+on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ FORMATS = [Format(), Format(True), Format(True, True), Format(True, True, True)]
 
 
 class Suite:
-    """One rank's inputs, which the others know too, and its buffer."""
+    """One rank's buffer, and inputs that every rank can compute."""
 
     def __init__(self, rank: Rank, device: str) -> None:
         self.rank, self.device, self.me = rank, device, rank.rank()
@@ -28,11 +29,11 @@ class Suite:
         self._kept: list[torch.Tensor] = []
 
     def drawn(self, seed: int) -> list[torch.Generator]:
-        """Of each rank."""
+        """Generators, one for each rank."""
         return [torch.Generator().manual_seed(100 * seed + number) for number in range(self.shape.ranks)]
 
     def choices(self, seed: int, masked: float = 0.0) -> list[torch.Tensor]:
-        """Of each rank's tokens; so many of them are none."""
+        """The choices of each rank's tokens; a share ``masked`` of them is -1."""
         made = []
         for draw, count in zip(self.drawn(seed), self.counts):
             chosen = torch.rand((count, self.shape.experts), generator=draw).topk(TOP_K).indices
@@ -41,9 +42,9 @@ class Suite:
         return made
 
     def there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor where calls take it."""
+        """Copies a tensor to the buffer's device."""
         made = tensor.to(self.buffer.device).clone()
-        # The memory of an emulated GPU is free as soon as nobody has it.
+        # The memory of an emulated GPU is free as soon as its last reference is gone.
         self._kept.append(made)
         return made
 
@@ -55,7 +56,7 @@ class Suite:
         self._kept.clear()
 
     def end(self) -> None:
-        """No rank is in a call any more."""
+        """Destroys the buffer once no rank is in a call."""
         self.settle()
         self.rank.allgather(b"")
         self.buffer.destroy()
@@ -74,7 +75,7 @@ class Few(Suite):
         from uccl.ep import Buffer
 
         super().__init__(rank, device)
-        # All ranks have as many tokens.
+        # All ranks have the same number of tokens.
         self.counts = [TOKENS] * rank.size()
         room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, self.shape.ranks, self.shape.experts)
         self.buffer = Buffer(
@@ -86,7 +87,8 @@ class Few(Suite):
         self.lost: set[int] = set()
 
     def dispatch(self, form: Format, hook: bool) -> tuple[torch.Tensor, Any]:
-        """Rows of this rank's experts, as bf16; and the handle."""
+        """Dispatches and compares. Returns the rows of this rank's experts as bf16, and the
+        handle."""
         stats = self.there(torch.zeros(LOCAL, dtype=torch.int32))
         packed, count, handle, event, ended = self.buffer.low_latency_dispatch(
             self.there(self.xs[self.me]),
@@ -103,7 +105,7 @@ class Few(Suite):
         ended() if hook else event.current_stream_wait()
         self.settle()
         src_info, layout_range = handle[0], handle[1]
-        # Of ranks that are left out nothing arrives.
+        # Masked ranks send nothing.
         sent = [chosen if source not in self.lost else chosen[:0] for source, chosen in enumerate(self.chosen)]
         wanted = low_latency.dispatch(self.xs, sent, self.shape, self.me, form)
         made = torch.zeros((LOCAL, self.shape.ranks * TOKENS, HIDDEN), dtype=torch.bfloat16)
@@ -126,10 +128,12 @@ class Few(Suite):
         return made, handle
 
     def combine(self, made: torch.Tensor, handle: Any, form: Format, hook: bool, zero_copy: bool, logfmt: bool) -> None:
-        """Gives rows back as they are, and compares what comes of it with the sum of weights."""
+        """Sends the rows back unchanged, and compares the result with a token times its sum of
+        weights."""
         rows, chosen = self.there(made), self.chosen[self.me]
         if zero_copy:
-            # Nobody keeps it; what is passed is another tensor.
+            # The view is dropped at once: the combine gets a tensor of NaN and has to read the
+            # buffer.
             self.buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = rows
             rows.fill_(float("nan"))
         out = self.there(torch.empty(TOKENS, HIDDEN).bfloat16())
@@ -151,11 +155,11 @@ class Few(Suite):
         wanted = self.xs[self.me].float() * (self.weights * is_there).sum(1, keepdim=True)
         assert combined is out and not out.isnan().any()
         assert form.round_scale or difference(wanted, combined.float()) < (9e-4 if form.use_fp8 else 1e-5)
-        # Others read rows where they are.
+        # Other ranks read rows from this rank's buffer.
         self.rank.allgather(b"")
 
     def left_out(self) -> set[int]:
-        """Which ranks are."""
+        """The masked ranks, as the buffer reports them."""
         status = self.there(torch.zeros(self.shape.ranks, dtype=torch.int32))
         self.buffer.low_latency_query_mask_buffer(status)
         self.settle()
@@ -163,7 +167,8 @@ class Few(Suite):
 
 
 def few_tokens(rank: Rank, device: str, logfmt: bool) -> None:
-    """Each format, with hooks and without, sent once or twice before it comes back, whose rows are copied or not."""
+    """Each format, with and without hooks, dispatched once or twice before its combine, and
+    combined with and without zero copy."""
     few, turn = Few(rank, device), 0
     for form in FORMATS:
         for hook in (False, True):
@@ -176,9 +181,10 @@ def few_tokens(rank: Rank, device: str, logfmt: bool) -> None:
 
 
 def shrinks(rank: Rank, device: str) -> None:
-    """The last rank does not come to a dispatch, and the one before it to no combine: they are left out, and the others go on."""
+    """The last rank misses a dispatch, and the rank before it a combine. The others mask them and
+    continue."""
     few, last = Few(rank, device, enable_shrink=True, timeout=3), rank.size() - 1
-    # All ranks have to be waited for here, also those that are lost.
+    # The `allgather` of a combine would wait for the lost ranks too.
     few.rank = NoBoard(rank)
     for stage in range(2):
         few.lost.add(last)
@@ -197,18 +203,19 @@ def shrinks(rank: Rank, device: str) -> None:
 
 
 class NoBoard:
-    """A rank that meets nobody."""
+    """A rank with an ``allgather`` that waits for no other rank."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.size = rank.rank, rank.size
 
     def allgather(self, mine: Any) -> None:
-        """Goes on."""
+        """Returns at once."""
 
 
 def many_tokens(rank: Rank, device: str) -> None:
-    """Normal mode of the first interface: three kinds of rows, with choices and without, with events before and after, with counts, for the
-    worst case, with the handle, and back."""
+    """Normal mode of the first interface: three kinds of rows, with and without choices, with
+    events before and after, with counts, for the worst case, with the handle, and a combine for
+    each."""
     from uccl.ep import Buffer, Config
 
     suite = Suite(rank, device)
@@ -235,7 +242,7 @@ def many_tokens(rank: Rank, device: str) -> None:
         rows, scales = sent[me]
         x: Any = suite.there(rows)
         if is_fp8:
-            # One column of scales lies behind the other.
+            # Scales are column-major: one column lies behind the other.
             x = x.view(torch.float8_e4m3fn), suite.there(scales.t().contiguous()).t()
         for with_choices in (False, True):
             base: dict[str, Any] = {"config": config, "async_finish": is_async}
@@ -293,8 +300,9 @@ def many_tokens(rank: Rank, device: str) -> None:
     suite.end()
 
 
-#: Whether the handle has choices of its own, what experts' rows are aligned to, whether rows are FP8, biases, an event before, one after, and
-#: whether tensors are made on the stream of the calls: each with each other.
+#: Options of a call, in columns: whether the handle copies the choices, the alignment of an
+#: expert's rows, FP8, the number of biases, an event before, an event after, and whether tensors
+#: are allocated on the communication stream. The lines combine them pairwise.
 WAYS = [
     (1, 16, 1, 0, 0, 0, 0),
     (0, 1, 0, 1, 0, 1, 1),
@@ -319,7 +327,7 @@ class Second(Suite):
             room,
             num_max_tokens_per_rank=TOKENS,
             hidden=HIDDEN,
-            # As scripts pass them.
+            # Integers, as scripts pass them.
             allow_hybrid_mode=1,
             allow_multiple_reduction=int(multiple),
             explicitly_destroy=True,
@@ -333,14 +341,14 @@ class Second(Suite):
             weights[chosen < 0] = 0
 
     def answers(self, source: int, token: int) -> torch.Tensor:
-        """``[K, H]``: what the experts of a token make of it."""
+        """``[K, H]``: the results of a token's experts."""
         seeds = (torch.arange(TOP_K) + (source * TOKENS + token) * TOP_K + 1).float()
         made = torch.sin(seeds[:, None] * torch.arange(1, HIDDEN + 1) / 97).bfloat16()
         made[self.chosen[source][token] < 0] = 0
         return made
 
     def call(self, name: str, way: tuple[int, ...], **keywords: Any) -> Any:
-        """A call with events."""
+        """Makes a call, with events before and after it if ``way`` has them."""
         _, _, _, _, previous, is_async, allocates = way
         if previous:
             keywords["previous_event"] = self.buffer.capture()
@@ -352,7 +360,7 @@ class Second(Suite):
         return returned
 
     def one(self, way: tuple[int, ...]) -> None:
-        """By token and by expert: to there, once more with the handles, and back."""
+        """Dispatches by token and by expert, repeats both with their handles, and combines."""
         copies, alignment, is_fp8, num_biases, *_ = way
         me, shape, top_k = self.me, self.shape, TOP_K
         sent = [low_latency.quantised(x, FORMATS[1]) for x in self.xs] if is_fp8 else [(x, None) for x in self.xs]
@@ -412,7 +420,7 @@ class Second(Suite):
         self.back(way, (handle, len(got[0] if is_fp8 else got), weights), (wide_handle, len(wide_weights), wide_weights), arrived)
 
     def back(self, way: tuple[int, ...], narrow: tuple[Any, ...], wide: tuple[Any, ...], arrived: elastic.Arrived) -> None:
-        """Gives back what experts made: their sum for each token, and each."""
+        """Combines the experts' results: the sums of each token, and the rows by expert."""
         me, num_biases, count = self.me, way[3], self.counts[self.me]
         biases = [torch.randn(count, HIDDEN, generator=self.drawn(20 + n)[me]).bfloat16() for n in range(num_biases)]
         added = [self.there(bias) for bias in biases]
@@ -431,7 +439,7 @@ class Second(Suite):
             takes_weights = self.multiple or not is_wide
             given = {"topk_weights": weights} if takes_weights else {}
             out, out_weights, _ = self.call("combine", way, x=self.there(made), handle=handle, bias=bias, **given)
-            # Rows of one rank are summed first, but where each goes back by itself.
+            # The rows of one rank are summed first, unless each row is sent back by itself.
             rounding = Rounding.of(self.multiple or not is_wide, 1)
 
             def parts(token: int, is_wide: bool = is_wide) -> list[elastic.Part]:
@@ -443,13 +451,13 @@ class Second(Suite):
 
 
 def second(rank: Rank, device: str, sync: bool, masked: float, multiple: bool) -> None:
-    """All ways of calls."""
+    """Runs all ways to make the calls."""
     suite = Second(rank, device, sync, masked, multiple)
     for way in WAYS:
         suite.one(way)
     suite.end()
 
 
-#: How the second interface's suite is called: whether the host waits for counts, how many choices are none, and whether rows of a rank are summed before
-#: they go back.
+#: Settings of the second interface's suite: whether the host waits for counts, the share of choices
+#: that are -1, and whether the rows of a rank are summed before they are sent back.
 SETTINGS = [(True, 0.0, True), (False, 0.0, True), (True, 0.4, True), (False, 0.4, False), (True, 0.0, False)]

@@ -1,4 +1,5 @@
-"""Random inputs of all ranks, and what calls make of them. Every rank draws the same from a seed, so each knows what the others send."""
+"""Random inputs of all ranks, and the experts' answers to them. Every rank draws the same from a
+seed, so each knows the inputs of the others."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from typing import Any, Callable
 import torch
 from oracle.routing import Shape
 
-#: Hidden sizes, models' among them.
+#: Hidden sizes; some are those of models.
 HIDDEN = (128, 256, 384, 512, 1024, 1536, 2048, 3584, 7168, 8192)
-#: Channels that all ranks together send, at most: more takes a slow reference too long.
+#: The most channels that all ranks together send: a slow reference takes too long with more.
 CHANNELS = 400_000
-#: Choices that all ranks together make, at most.
+#: The most choices of all ranks together.
 CHOICES = 6_000
-#: Experts of all ranks, at most.
+#: The most experts of all ranks together.
 EXPERTS = 384
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all calls of a case share."""
+    """Sizes that all calls of a case share."""
 
     shape: Shape
     hidden: int
     top_k: int
     most: int
-    """Tokens of a rank in a call, at most: T."""
+    """The most tokens of a rank in a call: T."""
 
 
 @dataclass
@@ -35,22 +36,23 @@ class Call:
     """Inputs of one call, by rank."""
 
     xs: list[torch.Tensor]
-    """``[n, H]`` bf16, of any magnitude: what is dispatched."""
+    """``[n, H]`` bf16, of any magnitude: the input of dispatch."""
     ys: list[torch.Tensor]
-    """``[n, H]`` bf16, of moderate magnitude: what answers are made of."""
+    """``[n, H]`` bf16, of moderate magnitude: the base of the answers."""
     choices: list[torch.Tensor]
-    """``[n, K]`` i64, -1 for none."""
+    """``[n, K]`` i64; -1 is no choice."""
     weights: list[torch.Tensor]
     """``[n, K]`` f32."""
 
     def answer(self, rank: int, token: int, by: int) -> torch.Tensor:
-        """``[H]`` bf16: what an expert, or a rank, makes of a token. It depends on who answers."""
+        """``[H]`` bf16: the answer of the expert or the rank ``by`` to a token. Each has a factor
+        of its own."""
         factor = 0.25 + (by * 37 % 64) / 32
         return (self.ys[rank][token].float() * factor).bfloat16()
 
 
 class Draw(random.Random):
-    """A case, drawn from a seed."""
+    """A random generator of cases."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -69,7 +71,8 @@ class Draw(random.Random):
         return Sizes(Shape(ranks, experts), hidden, top_k, most)
 
     def call(self, sizes: Sizes, names_again: bool = False) -> Call:
-        """Inputs of one call. The number of tokens differs by rank, and some have none. Tokens may name an expert again."""
+        """Inputs of one call. The number of tokens differs by rank, and some ranks have none. With
+        ``names_again`` a token may name an expert twice."""
         ranks = range(sizes.shape.ranks)
         tokens = [self.choice([0, sizes.most, self.randint(0, sizes.most)]) for _ in ranks]
         style = self.choice(["any", "any", "some", "one expert", "one rank", "none"] + ["again"] * 2 * names_again)
@@ -81,7 +84,8 @@ class Draw(random.Random):
         )
 
     def rows(self, count: int, hidden: int) -> torch.Tensor:
-        """``[count, hidden]`` bf16: each block of 128 has a magnitude of its own, from nothing to the largest."""
+        """``[count, hidden]`` bf16: each block of 128 has a magnitude of its own, from 0 to the
+        largest."""
         blocks = torch.randn(count, hidden // 128, 128, generator=self.torch)
         most = self.choice([30, 120])
         exponents = torch.randint(-most, most + 1, (count, hidden // 128, 1), generator=self.torch)
@@ -90,7 +94,8 @@ class Draw(random.Random):
         return rows.view(count, hidden).bfloat16()
 
     def choices_of(self, count: int, sizes: Sizes, style: str) -> torch.Tensor:
-        """``[count, K]`` i64: how many experts a token has, which, and whether it names one again, is the style."""
+        """``[count, K]`` i64. The style decides how many experts a token has, which ones, and
+        whether it names one twice."""
         out = torch.full((count, sizes.top_k), -1, dtype=torch.int64)
         if style == "none":
             return out
@@ -133,12 +138,12 @@ def same(name: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def listed(name: str, seen: torch.Tensor, wanted: list) -> None:
-    """Raises unless a tensor has these numbers; an empty list is no wish about the shape behind its length."""
+    """Raises unless a tensor equals a list; of an empty list only the length is compared."""
     assert seen.tolist() == wanted, f"{name}: {seen.tolist()}, not {wanted}"
 
 
 def answers(calls: list[Callable[[], Any]]) -> list[str]:
-    """What each call raises."""
+    """The exceptions that the calls raise, as text."""
     texts = []
     for call in calls:
         try:

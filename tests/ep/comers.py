@@ -1,4 +1,4 @@
-"""Ranks in processes that end and are started again, and meet by a store that outlives them."""
+"""Ranks in processes that end and start anew. They meet through a store that outlives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable
 
-#: Ranks that there is room for, and what their calls have.
+#: The number of ranks that the group has room for, and the sizes of their calls.
 RANKS = 3
 EXPERTS, TOKENS, HIDDEN, TOP_K = 6, 16, 512, 3
 #: Seconds that a command may take.
@@ -20,7 +20,8 @@ LIMIT = 50
 
 
 def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
-    """What a rank's process does: makes its buffer, calls the functions that come, and sends back what they return."""
+    """The main loop of a rank's process: makes its buffer, runs the functions that arrive, and
+    sends their results back."""
     os.environ["UCCL_P2P_TRANSPORT"] = "tcp"
     os.environ["UCCL_EP_NODE"] = str(rank * options["nodes"] // RANKS)
     import torch
@@ -41,7 +42,7 @@ def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
 
 
 class Comers:
-    """The processes, some of which are there."""
+    """The ranks' processes, some of which may be missing."""
 
     def __init__(self, nodes: int = 1, masks: bool = False, timeout: float = 20) -> None:
         import torch
@@ -64,35 +65,35 @@ class Comers:
             self._ranks[rank] = process, ours
 
     def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
-        """Has a rank begin with ``function(buffer, *args)``."""
+        """Has a rank start ``function(buffer, *args)``."""
         self._ranks[rank][1].send((function, args))
 
     def heard(self, rank: int) -> Any:
-        """What it returned."""
+        """Returns the result of a rank's function; raises if the function raised."""
         well, answer = self.told(rank)
         if not well:
             raise AssertionError(f"rank {rank}: {answer}")
         return answer
 
     def told(self, rank: int) -> tuple[bool, Any]:
-        """Whether it returned, and what; or what it raised."""
+        """Returns whether a rank's function returned, and its result or its exception as text."""
         process, pipe = self._ranks[rank]
         if not pipe.poll(LIMIT):
             raise TimeoutError(f"rank {rank} (process {process.pid}) does not answer")
         return pipe.recv()
 
     def run(self, ranks: list[int], function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``function(buffer, *args)`` returns on each of these ranks."""
+        """The results of ``function(buffer, *args)`` on these ranks."""
         for rank in ranks:
             self.tell(rank, function, *args)
         return [self.heard(rank) for rank in ranks]
 
     def connect(self) -> None:
-        """Has all ranks meet."""
+        """Has all ranks connect."""
         self.run(list(range(RANKS)), connected, list(range(RANKS)))
 
     def lose(self, rank: int) -> None:
-        """Waits for the end of a rank's process, which has killed itself."""
+        """Waits for a rank's process, which has killed itself."""
         process, pipe = self._ranks.pop(rank)
         process.join(LIMIT)
         assert process.exitcode == -signal.SIGKILL, process.exitcode
@@ -134,7 +135,7 @@ def inputs(rank: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
-    """What dispatches and combines give: the bits of all that is valid."""
+    """Dispatches and combines. Returns the bits of all valid rows."""
     import torch
 
     bits = []
@@ -152,7 +153,7 @@ def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
 
 
 def dies(buffer: Any, when: str) -> None:
-    """A rank that is killed in some phase of a call."""
+    """Kills this rank's process in some phase of a call."""
     import torch
 
     def end() -> None:
@@ -178,7 +179,7 @@ def dies(buffer: Any, when: str) -> None:
 
 
 def survives(buffer: Any, count: int) -> list[int]:
-    """Makes calls; which ranks are masked then."""
+    """Makes calls and returns the mask of ranks."""
     import torch
 
     status = torch.zeros(RANKS, dtype=torch.int32)
@@ -188,7 +189,8 @@ def survives(buffer: Any, count: int) -> list[int]:
 
 
 def held(buffer: Any) -> dict[str, int]:
-    """The least within a moment of what the process holds: what is lost stays, and what a peer's end closes goes a moment later."""
+    """The least of several counts of the process's resources: a leak shows in all of them, while
+    resources that a peer's end frees disappear a moment later."""
     looks = []
     for _ in range(10):
         maps = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""A rank's calls of the second interface, and what they must return."""
+"""A rank's calls of the second interface, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Elastic(OnDevice):
         self.counted = [0] * self.shape.local
 
     def inputs(self, call: Call) -> list[Any]:
-        """``x`` of each rank: bf16, or bytes and packs that mean nothing to the engine."""
+        """``x`` of each rank: bf16, or bytes and packs of random bits, which the engine does not
+        interpret."""
         kind = self.draw.choice(["bf16", "fp8", "half bytes"])
         if kind == "bf16":
             return [(x, None) for x in call.xs]
@@ -58,7 +59,8 @@ class Elastic(OnDevice):
         return inputs
 
     def dispatch(self, call: Call, inputs: list[Any], sync: bool, handle: Any = None) -> Any:
-        """Dispatches and compares; returns what arrived, the handle, and how many rows there are."""
+        """Dispatches and compares; returns the oracle's arrival, the handle, and the number of
+        rows."""
         mine = self.rank
         x, scales = inputs[mine]
         column_major = self.draw.random() < 0.5
@@ -118,7 +120,7 @@ class Elastic(OnDevice):
         return arrived, made, total
 
     def check_choices(self, call: Call, arrived: elastic.Arrived, seen: Any, total: int) -> None:
-        """Compares choices and weights, as rows by rank or by expert have them."""
+        """Compares choices and weights; their layout is by rank or by expert."""
         idx, weights = seen
         if not self.expand:
             nothing = [[-1] * self.sizes.top_k] * (total - len(arrived.tokens))
@@ -135,7 +137,7 @@ class Elastic(OnDevice):
                 assert weights[row] == call.weights[token[0]][token[1], k], f"weight of row {row}"
 
     def choice_of(self, call: Call, arrived: elastic.Arrived, row: int) -> int:
-        """Which choice of its token an expanded row is."""
+        """The index of the choice, among those of its token, that an expanded row belongs to."""
         source, token = arrived.expanded[row]
         starts = [sum(arrived.aligned[:expert]) for expert in range(self.shape.local)]
         local = max(expert for expert, start in enumerate(starts) if start <= row)
@@ -145,7 +147,7 @@ class Elastic(OnDevice):
         return chosen.index(self.rank * self.shape.local + local)
 
     def check_handle(self, call: Call, arrived: elastic.Arrived, handle: Any, sync: bool) -> None:
-        """Compares what a handle tells of a dispatch."""
+        """Compares the fields of a dispatch's handle."""
         assert handle.num_recv_tokens_per_expert_list == (arrived.aligned if sync else [])
         same("choices", self.here(handle.topk_idx), call.choices[self.rank])
         listed(
@@ -175,12 +177,12 @@ class Elastic(OnDevice):
             wanted = [[*told[:2], *rows] for told, rows in zip(wanted, here)]
         self.check_slots(call, handle)
         if self.shape.nodes > 1:
-            # The second names a slot.
+            # On several nodes the second column names a slot, which the oracle does not compute.
             seen, wanted = seen[:, [0, *range(2, seen.shape[1])]], [[a, *b] for a, _, *b in wanted]
         listed("metadata", seen, wanted)
 
     def check_slots(self, call: Call, handle: Any) -> None:
-        """Compares where a rank's own tokens are said to go."""
+        """Compares the slots of this rank's own tokens at their receivers."""
         counts, wanted = [0] * self.shape.ranks, []
         for row in call.choices[self.rank].tolist():
             slots = [-1] * len(row)
@@ -191,7 +193,7 @@ class Elastic(OnDevice):
         listed("slots", self.here(handle.dst_buffer_slot_idx), wanted)
 
     def parts(self, call: Call, token: int) -> list[elastic.Part]:
-        """What comes back of one of this rank's tokens."""
+        """The rows that come back for one of this rank's tokens."""
         row = call.choices[self.rank][token].tolist()
         if not self.expand:
             return [
@@ -246,7 +248,7 @@ class Elastic(OnDevice):
             assert weights is None
 
     def weights_back(self, call: Call) -> torch.Tensor:
-        """``[n, K]`` f32: what the owners give back for each choice, 0 for none."""
+        """``[n, K]`` f32: the weights that the owners return for each choice; 0 for no choice."""
         chosen = call.choices[self.rank]
         by = chosen if self.expand else chosen.div(self.shape.local, rounding_mode="floor")
         given = call.weights[self.rank] * (1 + by)
@@ -254,7 +256,7 @@ class Elastic(OnDevice):
 
 
 def elastic_calls(group: Any, seed: int, **keywords: Any) -> None:
-    """Two handles alive, each combined, used again for other rows, and combined again."""
+    """Two live handles: each serves a combine, a dispatch of other rows, and another combine."""
     rank = Elastic(group, seed, **keywords)
     calls = [rank.draw.call(rank.sizes) for _ in range(2)]
     returned = []
@@ -270,6 +272,6 @@ def elastic_calls(group: Any, seed: int, **keywords: Any) -> None:
 
 
 def again(rank: Elastic, call: Call, handle: Any, total: int) -> Any:
-    """Dispatches other rows with a handle."""
+    """Dispatches other rows with an old handle."""
     sync = bool(handle.num_recv_tokens_per_expert_list)
     return rank.dispatch(call, rank.inputs(call), sync, handle)

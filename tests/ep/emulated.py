@@ -1,7 +1,8 @@
-"""A GPU on a CPU, for this process: the driver that Rust's tests have, and torch's streams on top of it.
+"""An emulated GPU for this process: the fake driver of the Rust tests, with torch's streams on top.
 
-Tensors are the CPU's, and their memory is what the emulated GPU reaches. Kernels run on threads of the driver's, in the order of their
-streams; what torch does with tensors is done at once, so it has to wait for the stream first.
+Tensors are the CPU's, and the emulated GPU reaches their memory. Kernels run on threads of the
+driver, in the order of their streams. torch's own operations run at once, so they have to wait for
+the stream first.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from on_device import OnDevice
 
 CRATES = Path(__file__).parents[2] / "crates"
-#: Blocks of all launches together.
+#: The most blocks of all launches together.
 BLOCKS = 4
 
 
 class Kernel(ctypes.Structure):
-    """A kernel, as the driver takes it."""
+    """The driver's description of a kernel."""
 
     _fields_ = [
         ("name", ctypes.c_void_p),
@@ -34,13 +35,14 @@ class Kernel(ctypes.Structure):
 
 
 class Listed(ctypes.Structure):
-    """A kernel, as the emulator lists it."""
+    """The emulator's description of a kernel."""
 
     _fields_ = Kernel._fields_[:3]
 
 
 class Stream:
-    """A stream of the driver's, with what the library and the tests need of torch's."""
+    """A stream of the driver, with the parts of torch's interface that the library and the tests
+    use."""
 
     def __init__(self, driver: Any) -> None:
         self._driver, handle = driver, ctypes.c_void_p()
@@ -48,11 +50,11 @@ class Stream:
         self.cuda_stream: int = handle.value
 
     def synchronize(self) -> None:
-        """Waits for what it was given."""
+        """Waits for the work on this stream."""
         self._driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream))
 
     def wait_stream(self, other: Stream) -> None:
-        """Has what comes next wait for what another was given."""
+        """Has later work on this stream wait for the present work of another one."""
         event = Event()
         event.record(other)
         event.wait(self)
@@ -72,28 +74,28 @@ class Event:
         DRIVER.cuEventCreate(ctypes.byref(self._handle), 2)
 
     def record(self, stream: Stream) -> None:
-        """Marks what a stream was given."""
+        """Marks the end of a stream's present work."""
         DRIVER.cuEventRecord(self._handle, ctypes.c_void_p(stream.cuda_stream))
 
     def wait(self, stream: Stream) -> None:
-        """Has a stream wait for it."""
+        """Has a stream wait for this event."""
         DRIVER.cuStreamWaitEvent(ctypes.c_void_p(stream.cuda_stream), self._handle, 0)
 
 
-#: Each thread's stream.
+#: The current stream of each thread.
 CURRENT = threading.local()
 DRIVER: Any = None
 
 
 def current_stream(device: Any = None) -> Stream:
-    """This thread's stream."""
+    """The current stream of this thread."""
     if not hasattr(CURRENT, "stream"):
         CURRENT.stream = Stream(DRIVER)
     return CURRENT.stream
 
 
 def compiled(folder: Path) -> tuple[Path, Path]:
-    """The driver and the emulator."""
+    """Compiles the driver and the emulator."""
     driver, emulator = folder / "libcuda.so.1", folder / "emulator.so"
     source = CRATES / "uccl-device/tests/fake_driver/driver.c"
     flags = ["-shared", "-fPIC", "-O1"]
@@ -110,10 +112,10 @@ def compiled(folder: Path) -> tuple[Path, Path]:
 
 
 def load(folder: Path) -> None:
-    """Has this process use it from now on."""
+    """Has this process use the emulated GPU from now on."""
     global DRIVER
     paths = compiled(folder)
-    # Whoever asks for CUDA's driver by its name gets this one.
+    # A library that loads CUDA's driver by name gets this one.
     DRIVER = ctypes.CDLL(str(paths[0]))
     emulator = ctypes.CDLL(str(paths[1]))
     DRIVER.cuInit(0)
@@ -137,14 +139,15 @@ def patch() -> None:
     kept: list[torch.UntypedStorage] = []
 
     def empty(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        # The CPU's memory is free at once, and not when the stream has come to it. Nobody has written to it.
+        # The CPU's memory would be free before the stream has used it, so it is kept. It holds
+        # 0xEE, so that reads of memory without a result are noticed.
         tensor = torch.empty(shape, dtype=dtype)
         ctypes.memset(tensor.data_ptr(), 0xEE, tensor.nbytes)
         kept.append(tensor.untyped_storage())
         return tensor
 
     def first(*of: Any) -> Any:
-        # Torch reads what a dispatch tells at once, and not when the stream has come to it.
+        # torch reads a dispatch's results at once, and not in the order of the stream.
         made = real_first(*of)
         current_stream().synchronize()
         return made

@@ -1,4 +1,4 @@
-"""A rank's calls of the first interface's low latency mode, and what they must return."""
+"""A rank's calls of the first interface's low latency mode, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from oracle import formats, low_latency
 
 
 def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) -> None:
-    """Raises unless an expert's scales are where its rows' are, in tiles for ``room`` rows."""
+    """Raises unless an expert's scales lie at the places of its rows, in tiles for ``room``
+    rows."""
     padded = scales.new_zeros((-(-room // 128) * 128, scales.shape[1]))
     padded[: len(scales)] = 1
     is_there = low_latency.nvfp4_swizzled(padded) == 1
@@ -21,10 +22,10 @@ def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) ->
 
 
 class FewTokens(OnDevice):
-    """One rank's calls of a low latency case, and what it knows that they must return."""
+    """One rank's calls of a low latency case, compared with the oracle."""
 
     def __init__(self, group: Any, seed: int, sizes: Sizes | None = None, **keywords: Any) -> None:
-        """Sizes are drawn, unless they are given."""
+        """Draws the sizes, unless they are given."""
         from uccl.ep import Buffer
 
         super().__init__(**keywords)
@@ -49,7 +50,7 @@ class FewTokens(OnDevice):
         self.counted = [0] * self.shape.local
 
     def dispatch(self, call: Call, hook: bool) -> tuple[Any, ...]:
-        """Starts a dispatch: what it returns."""
+        """Starts a dispatch and returns its results."""
         return self.buffer.low_latency_dispatch(
             self.there(call.xs[self.rank]),
             self.there(call.choices[self.rank]),
@@ -66,14 +67,14 @@ class FewTokens(OnDevice):
         )
 
     def global_scale(self) -> Any:
-        """NVFP4's, as a tensor or as a number."""
+        """The global scale of NVFP4, as a tensor or as a number."""
         scale = self.form.global_scale
         if scale is None or self.draw.random() < 0.5:
             return scale
         return self.there(torch.tensor(scale, dtype=torch.float32))
 
     def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Arrived]:
-        """Compares what has arrived; returns it as the oracle has it."""
+        """Compares the received rows with the oracle's, and returns the oracle's."""
         rows, count, handle, event, hook = returned
         assert (event.event is None) == (hook is not None)
         wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
@@ -106,7 +107,7 @@ class FewTokens(OnDevice):
         return wanted
 
     def answers(self, call: Call, arrived: list[low_latency.Arrived], out: torch.Tensor) -> None:
-        """Writes what this rank's experts make of what arrived, and NaN wherever nothing did."""
+        """Writes the answers of this rank's experts, and NaN to rows without a token."""
         out.fill_(NAN)
         for local, of_expert in enumerate(arrived):
             expert = self.rank * self.shape.local + local
@@ -116,7 +117,7 @@ class FewTokens(OnDevice):
     def combine(
         self, call: Call, handle: Any, arrived: list[low_latency.Arrived], **options: Any
     ) -> Any:
-        """Starts a combine of what this rank's experts make: what it returns."""
+        """Starts a combine of the answers of this rank's experts and returns its results."""
         room = self.shape.ranks * self.sizes.most
         rows = torch.empty((self.shape.local, room, self.sizes.hidden), dtype=torch.bfloat16)
         if options.get("zero_copy"):
@@ -141,7 +142,7 @@ class FewTokens(OnDevice):
         return call
 
     def wanted(self, call: Call, is_packed: bool = False, **keywords: Any) -> torch.Tensor:
-        """What a combine must return, of rows that came as they are or as LogFMT."""
+        """The expected result of a combine; with ``is_packed``, of rows that travel as LogFMT."""
         way = formats.through_logfmt if is_packed else lambda row: row
         return low_latency.combine(
             lambda token, expert: way(call.answer(self.rank, token, expert)),
@@ -153,7 +154,7 @@ class FewTokens(OnDevice):
         )
 
     def options(self, call: Call) -> dict[str, Any]:
-        """Ways to call combine, drawn by chance."""
+        """Options of a combine, drawn by chance."""
         options: dict[str, Any] = {
             "return_recv_hook": self.draw.random() < 0.5,
             "zero_copy": self.draw.random() < 0.3,
@@ -165,11 +166,11 @@ class FewTokens(OnDevice):
         return options
 
     def two_at_a_time(self) -> None:
-        """Two calls under way at a time, ended in any order, again and again on one buffer."""
+        """Two calls in flight at a time, ended in any order, several times on one buffer."""
         for _ in range(2):
             calls = [self.call() for _ in range(2)]
             order = self.draw.sample([0, 1], 2)
-            # Which call has a hook.
+            # Whether a call uses a hook.
             hooks = [self.draw.random() < 0.5 for _ in calls]
             returned = [self.dispatch(call, hook) for call, hook in zip(calls, hooks)]
             arrived: dict[int, Any] = {}
@@ -196,7 +197,7 @@ class FewTokens(OnDevice):
                 same("sums", self.here(combined), self.wanted(call, options["use_logfmt"]))
 
     def without(self, outs: Collection[int], call: Call, before_combine: Callable[[], Any] | None = None) -> None:
-        """A dispatch that leaves ranks out, and its combine. What is done in between changes the masks."""
+        """A dispatch that masks ranks, and its combine. ``before_combine`` may change the masks."""
         returned = self.dispatch(call, False)
         nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
         for out in outs:
@@ -213,7 +214,8 @@ class FewTokens(OnDevice):
         listed("masked", self.here(status) != 0, [number in masked for number in range(self.shape.ranks)])
 
     def lets_in(self, out: int, counts: Iterable[int]) -> None:
-        """A rank and the others leave each other out for so many calls, and then make more calls together than may be under way."""
+        """A rank and the others mask each other for some calls, and then make more calls together
+        than may be in flight at a time."""
         buffer, every = self.buffer, range(self.shape.ranks)
         others = [out] if self.rank != out else [rank for rank in every if rank != out]
         for count in counts:

@@ -1,4 +1,5 @@
-"""Calls of ranks on GPUs of their own, beside other kernels that wait for other GPUs, and on a part of a GPU."""
+"""Calls of ranks with a GPU each, beside kernels that wait for other GPUs, and on a part of a
+GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from few_tokens import FewTokens
 
 
 def beside_collectives(group: Any, rounds: int) -> None:
-    """Collectives of NCCL on another stream, which one rank is given before its calls, and the next one behind them."""
+    """NCCL collectives on another stream. One rank enqueues them before its calls, the next after
+    them."""
     with mock.patch.dict(os.environ, UCCL_EP_RESERVED_SMS="32"):
         few = FewTokens(group, 600, device="cuda", timeout=60)
     nccl = torch.distributed.new_group(backend="nccl", device_id=few.buffer.device)
     other = torch.cuda.Stream()
     words = torch.ones(64 << 20, dtype=torch.int32, device="cuda")
     torch.distributed.all_reduce(words[:1], group=nccl)
-    # What is loaded at its first use is loaded before anything waits: loading waits for the GPU.
+    # Kernels that load at first use are loaded before any kernel waits: loading waits for the GPU.
     few.two_at_a_time()
     torch.cuda.synchronize()
     assert bool((words == words).all())
@@ -46,7 +48,7 @@ def beside_collectives(group: Any, rounds: int) -> None:
 
 
 def in_different_order(group: Any, rounds: int) -> None:
-    """Calls of two buffers, which have room on a GPU together, begin in another order on each rank."""
+    """Calls of two buffers, which fit on a GPU together, begin in another order on each rank."""
     half = torch.cuda.get_device_properties("cuda").multi_processor_count // 2
     with mock.patch.dict(os.environ, UCCL_EP_RESERVED_SMS=str(half)):
         pair = [FewTokens(group, 610 + number, device="cuda", timeout=60) for number in range(2)]
@@ -91,7 +93,7 @@ def half_of_a_gpu() -> torch.cuda.Stream:
 
 
 def on_half_of_a_gpu(group: Any, rounds: int) -> None:
-    """Calls on a stream that has half of the multiprocessors, with more tokens than these."""
+    """Calls with more tokens than multiprocessors, on a stream that has half of these."""
     from cases import Sizes
     from oracle.routing import Shape
 

@@ -1,4 +1,4 @@
-"""What ranks in threads that share a GPU do in normal mode, on a real one and on an emulated one."""
+"""Cases of normal mode for ranks in threads that share a GPU, a real or an emulated one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from many_tokens import ManyTokens, many_tokens
 from thread_ranks import LIMIT, Rank, Ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: Sizes of calls whose sums are exact.
+#: Sizes of the calls with exact sums.
 TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 3, 12, 256
 
 
@@ -33,7 +33,7 @@ def buffer_of(rank: Rank, timeout: float = 20, **keywords: Any) -> Any:
 
 
 class Exact:
-    """Calls of one rank whose sums are exact: each rank gives back a token's row as it is."""
+    """Calls of one rank with exact sums: each rank returns a token's row unchanged."""
 
     def __init__(self, rank: Rank, buffer: Any) -> None:
         self.rank, self.buffer = rank, buffer
@@ -46,7 +46,7 @@ class Exact:
         self.given = tuple(tensor.to(buffer.device) for tensor in (self.x, self.choices, self.weights))
 
     def dispatch(self, **keywords: Any) -> tuple[Any, ...]:
-        """Of the first interface's normal mode."""
+        """A dispatch of the first interface's normal mode."""
         x, choices, weights = self.given
         per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
         return self.buffer.dispatch(
@@ -66,14 +66,14 @@ class Exact:
         return out
 
     def few(self) -> torch.Tensor:
-        """The same in low latency mode."""
+        """Dispatches and combines in low latency mode."""
         x, choices, weights = self.given
         rows, _, handle, _, _ = self.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
         out, _, _ = self.buffer.low_latency_combine(rows, choices, weights, handle)
         return out
 
     def check(self, normal: list[torch.Tensor], few: list[torch.Tensor]) -> None:
-        """Compares sums."""
+        """Compares the sums."""
         torch.cuda.current_stream().synchronize()
         for out in normal:
             assert torch.equal(out.cpu().float(), self.x.float() * self.copies)
@@ -84,7 +84,8 @@ class Exact:
 
 
 def both_modes(rank: Rank) -> None:
-    """Calls of both modes by turns on one buffer, whose handles are used later."""
+    """Calls of both modes by turns on one buffer, and a last combine with the handle of the first
+    dispatch."""
     exact = Exact(rank, buffer_of(rank))
     kept = exact.dispatch(num_worst_tokens=TOKENS * rank.size())
     normal, few = [], []
@@ -96,18 +97,18 @@ def both_modes(rank: Rank) -> None:
 
 
 def by_the_host(rank: Rank) -> None:
-    """Ranks go by the host's memory, in both modes, if one of them may not use NVLink."""
+    """Ranks use the host's memory in both modes if one of them may not use NVLink."""
     ways = [True, rank.rank() > 0, False]
     buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
     assert [buffer._native.is_by_host for buffer in buffers] == [False, True, True]
     exact = Exact(rank, buffers[2])
-    # Rows that may stay are copied there.
+    # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
     exact.check([exact.normal(), exact.normal(num_worst_tokens=worst, zero_copy=True)], [exact.few()])
 
 
 def nodes_of(rank: Rank) -> list[tuple[int, int]]:
-    """How an elastic buffer says that ranks are spread."""
+    """The nodes, and the ranks of a node, as elastic buffers report them."""
     from uccl.ep import ElasticBuffer
 
     buffer = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda")
@@ -117,7 +118,7 @@ def nodes_of(rank: Rank) -> list[tuple[int, int]]:
 
 
 def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
-    """Ranks of several nodes count them, and ranks of one are on one, also where they go by the host."""
+    """Elastic buffers report the nodes of their ranks, which may be one."""
     from uccl.ep import _gpu_group
 
     node = threading.local()
@@ -128,13 +129,14 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
 
     with mock.patch.object(_gpu_group, "node_of_environment", lambda: node.number):
         assert run(4, spread, 2) == [[(2, 2), (2, 2), (1, 4)]] * 4
-        # As many on each node there are not.
+        # Nodes with different numbers of ranks count as one node.
         assert run(3, spread, 2) == [[(1, 3), (1, 3), (1, 3)]] * 3
         assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
 
 
 def too_many(rank: Rank, worst: int, by_host: bool) -> None:
-    """Rank 0 has more tokens than there is room for: it says what to set, and the others are told at once."""
+    """Rank 0 has more tokens than there is room for: its error names the setting, and the other
+    ranks fail at once."""
     from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
@@ -166,7 +168,8 @@ def too_many(rank: Rank, worst: int, by_host: bool) -> None:
 
 
 def room_of_the_hint(rank: Rank) -> None:
-    """A buffer that the hint is the size of has room for 4096 tokens of each rank, as programs of DeepEP's bring them."""
+    """A buffer of the hinted size has room for 4096 tokens of each rank, as DeepEP's programs send
+    them."""
     from uccl import _core
     from uccl.ep import Buffer, Config
 
@@ -178,7 +181,7 @@ def room_of_the_hint(rank: Rank) -> None:
 
 
 def two_combines(rank: Rank) -> None:
-    """Several combines of one dispatch are under way."""
+    """Several combines of one dispatch are in flight."""
     exact = Exact(rank, buffer_of(rank))
     x, choices, weights = exact.given
     rows, _, handle, _, _ = exact.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
@@ -195,8 +198,8 @@ def two_combines(rank: Rank) -> None:
 
 
 def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
-    """A combine on another stream, which ``prepare`` is called with first, waits for the event of its dispatch, and so do the calls
-    behind it."""
+    """A combine on another stream waits for the event of its dispatch, and the next calls wait for
+    the combine. ``prepare`` is called first, with the other stream current."""
     exact = Exact(rank, buffer_of(rank))
     ours, other = torch.cuda.current_stream(), torch.cuda.Stream()
     with torch.cuda.stream(other):
@@ -218,7 +221,7 @@ def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
 
 
 def by_ranks(rank: Rank) -> None:
-    """Tokens that have ranks and no choices."""
+    """A dispatch of tokens with ranks and without choices."""
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
     _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
@@ -231,7 +234,7 @@ def by_ranks(rank: Rank) -> None:
 
 
 def of_another_buffer(rank: Rank) -> None:
-    """Normal mode goes on with the handles of a buffer that another one has replaced, also when that is destroyed."""
+    """Normal mode accepts the handles of a previous buffer, also after that buffer's end."""
     from uccl.ep import Buffer
 
     before, after = Exact(rank, buffer_of(rank)), Exact(rank, buffer_of(rank))
@@ -251,7 +254,8 @@ def of_another_buffer(rank: Rank) -> None:
 
 
 def laid_out(rank: Rank) -> None:
-    """Dispatches take the layout that was asked for of their choices, unless these are others now."""
+    """A dispatch reuses the layout that was made of its choices, unless the choices have
+    changed."""
     exact = Exact(rank, buffer_of(rank))
     buffer, (x, choices, weights) = exact.buffer, exact.given
     first, second = exact.choices.clone(), exact.choices.flip(0)
@@ -274,13 +278,14 @@ def laid_out(rank: Rank) -> None:
         return torch.tensor([[len(set(row))] for row in (choices // (experts // rank.size())).tolist()])
 
     torch.cuda.current_stream().synchronize()
-    # Torch does not see this, and a layout of such choices fails. What the caller has of the counts may change, too.
+    # torch does not notice writes to ``data``, and a layout of these choices would fail. The caller
+    # may overwrite its counts, too.
     choices.data.fill_(EXPERTS)
     for told in (per_rank, per_expert, goes):
         told.zero_()
     seen = [(out, copies(first)) for out in end(begin(goes), begin(goes))]
     choices.data.copy_(kept)
-    # There are other experts, or other choices, which are laid out then; and no layout of them is known.
+    # No layout is known for another number of experts or for other choices: the dispatch makes one.
     seen += [(out, copies(first, 2 * EXPERTS)) for out in end(begin(goes, twice))]
     choices.copy_(others)
     seen += [(out, copies(second)) for out in end(begin(goes), begin(None))]
@@ -296,7 +301,8 @@ def laid_out(rank: Rank) -> None:
 
 
 def rows_stay(rank: Rank) -> None:
-    """Rows that stay in the buffer are those that else are copied, of both interfaces, and with the handle; and so are their sums."""
+    """Rows that stay in the buffer equal the copied ones, in both interfaces and with the handle;
+    so do their sums."""
     from uccl.ep import ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
@@ -332,9 +338,10 @@ def rows_stay(rank: Rank) -> None:
             view, used = rows if sent is x else rows[0], (idx >= 0).any(1)
             assert not view.is_contiguous() and view.shape[0] > TOKENS * rank.size() - TOKENS
             same_rows(arrived(rows, used) + arrived((idx, had), used), wanted)
-            # Where tokens went, they go once more, and stay, or are copied to rows of the same numbers.
+            # A dispatch with the handle sends tokens to the same rows, which stay in the buffer or
+            # are copied.
             for zero_copy in (True, False):
-                # An emulated GPU's memory is free as soon as nobody has it.
+                # An emulated GPU's memory is free as soon as its last reference is gone.
                 again = buffer.dispatch(x, handle=handle, zero_copy=zero_copy)
                 torch.cuda.current_stream().synchronize()
                 assert again[0].is_contiguous() != zero_copy
@@ -343,7 +350,7 @@ def rows_stay(rank: Rank) -> None:
                 torch.cuda.current_stream().synchronize()
                 assert torch.equal(out.cpu().float(), exact.x.float() * exact.copies)
         buffer.check()
-    # Without choices nothing could say which rows nothing arrived for, so these are copied.
+    # Without choices a caller could not tell the rows without a token, so all rows are copied.
     _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     by_rank = {"is_token_in_rank": goes, "num_tokens_per_expert": per_expert}
     rows, *_ = exact.buffer.dispatch(x, num_worst_tokens=TOKENS * rank.size(), zero_copy=True, **by_rank)
@@ -353,7 +360,7 @@ def rows_stay(rank: Rank) -> None:
 
 
 class Passed(torch.autograd.Function):
-    """What autograd makes of tensors that a dispatch returns within a function of its own."""
+    """An autograd function that dispatches, and saves tensors of the handle."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, exact: Exact) -> tuple[torch.Tensor, torch.Tensor]:
@@ -370,7 +377,8 @@ class Passed(torch.autograd.Function):
 
 
 def returned_to_autograd(rank: Rank) -> None:
-    """What a dispatch returns is written to in place, and saved for gradients, though the memory was made in inference mode, for this call."""
+    """Callers may write in place to the results of a dispatch and save them for gradients, though
+    an earlier call allocated their memory in inference mode."""
     exact = Exact(rank, buffer_of(rank))
     with torch.inference_mode():
         for _ in range(2):
@@ -388,8 +396,9 @@ def returned_to_autograd(rank: Rank) -> None:
 
 
 def memory_ahead(rank: Rank) -> None:
-    """A call that waits for counts leaves memory to the next one of its kind on the same stream, and to no other: memory is given to later work of
-    the stream that it was made on, and that of a graph is its own."""
+    """A call that waits for counts allocates memory ahead for the next call of its kind on the same
+    stream. No other call takes it: torch reuses memory in the order of the stream that it was
+    allocated on, and a graph has memory of its own."""
     exact, other = Exact(rank, buffer_of(rank)), torch.cuda.Stream()
     x, choices, weights = exact.given
     narrow = x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone()
@@ -409,17 +418,17 @@ def memory_ahead(rank: Rank) -> None:
         left = ready(sent).ready[0]
         assert dispatch(sent).small is left and ready(sent).ready[0] is not left
     left, guess = ready().ready[0], ready().guess
-    # Rows are placed as they were guessed, and nobody waits.
+    # The rows have the layout of the guess, but this call does not wait for counts.
     assert dispatch(num_worst_tokens=guess.tokens).small is not left and ready().ready[0] is left
     dispatch(narrow)
     assert ready().ready[0] is left
-    # Without a layout a call has more scratch.
+    # A call without a layout needs more scratch.
     _, _, per_expert, _, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     *_, handle, _ = exact.buffer.dispatch(x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert)
     torch.cuda.current_stream().synchronize()
     assert handle.native.small is not left
     left = ready().ready[0]
-    # The other stream comes behind this one.
+    # The other stream's work follows that of this stream.
     with torch.cuda.stream(other):
         assert dispatch().small is not left
     exact.buffer.check()
@@ -427,7 +436,8 @@ def memory_ahead(rank: Rank) -> None:
 
 
 def not_in_graph(rank: Rank) -> None:
-    """What was laid out before a graph is captured is laid out again by the graph, whose choices may be others each time."""
+    """A graph repeats the layout of its choices, even if it was made before the capture: each
+    replay may have other choices."""
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
     flipped = choices.flip(0)
@@ -447,7 +457,7 @@ def not_in_graph(rank: Rank) -> None:
 
 
 def few_blocks(rank: Rank) -> None:
-    """Calls use as few of a GPU's multiprocessors as they are told."""
+    """Calls use no more of a GPU's multiprocessors than their setting allows."""
     from uccl import _core
     from uccl.ep import Buffer, Config, ElasticBuffer
 
@@ -458,7 +468,7 @@ def few_blocks(rank: Rank) -> None:
     x, choices, _ = exact.given
     rows, _, _, kept, _ = elastic.dispatch(x, choices, num_experts=EXPERTS, num_sms=1)
     outs.append(elastic.combine(rows, kept)[0])
-    # What the launches had is not told; that the numbers are passed on is.
+    # The size of a launch is not visible, so mocks check that the setting is passed on.
     if rank.size() == 1:
         exact.buffer._normal.dispatches.kinds.clear()
         elastic._normal.dispatches.kinds.clear()
@@ -482,7 +492,7 @@ def few_blocks(rank: Rank) -> None:
 
 
 def masked(rank: Rank) -> None:
-    """Normal mode goes on without the last rank, which is masked and does not come."""
+    """Normal mode works without the last rank, which is masked and makes no calls."""
     exact, lost = Exact(rank, buffer_of(rank, enable_shrink=True)), rank.size() - 1
     if rank.rank() == lost:
         rank.allgather(b"")
@@ -491,7 +501,7 @@ def masked(rank: Rank) -> None:
     exact.copies = torch.tensor([[len(ranks - {lost})] for ranks in exact.owners])
     left_out = torch.zeros(rank.size(), dtype=torch.int32, device=exact.buffer.device)
     outs = [exact.normal(num_worst_tokens=worst) for worst in (0, TOKENS * rank.size())]
-    # A rank for which the driver had no time is left out too, of which sums say no more than that they differ.
+    # A rank that the driver ran too late is masked as well; the sums alone would only differ.
     exact.buffer.query_mask_buffer(left_out)
     torch.cuda.current_stream().synchronize()
     assert left_out.tolist() == [0] * lost + [1], left_out
@@ -499,7 +509,7 @@ def masked(rank: Rank) -> None:
 
 
 def let_in(rank: Rank, is_few: bool, counts: Iterable[int]) -> None:
-    """Ranks that leave each other out for so many calls take part again, in either mode."""
+    """Ranks that mask each other for some calls take part again, in either mode."""
     out = rank.size() - 1
     if is_few:
         FewTokens(rank, 7, comm=rank, device="cuda", timeout=60).lets_in(out, counts)
@@ -512,7 +522,7 @@ def let_in(rank: Rank, is_few: bool, counts: Iterable[int]) -> None:
         for other in others:
             exact.buffer.update_mask_buffer(other, True)
         exact.copies = torch.tensor([[len(ranks - others)] for ranks in every])
-        # A dispatch, or one with its combine.
+        # An odd count adds a dispatch without a combine.
         if count % 2:
             exact.dispatch(num_worst_tokens=TOKENS * rank.size())
         exact.check([exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(count // 2)], [])
@@ -524,7 +534,8 @@ def let_in(rank: Rank, is_few: bool, counts: Iterable[int]) -> None:
 
 
 def late(rank: Rank, worst: int) -> str:
-    """Rank 1 does not come: what rank 0 is told, by the call that counts or else by the next one."""
+    """Rank 1 makes no call. Returns the error of rank 0, which the call with counts raises, or else
+    the next call."""
     exact = Exact(rank, buffer_of(rank, timeout=1))
     said = ""
     if rank.rank() == 0:
@@ -539,7 +550,7 @@ def late(rank: Rank, worst: int) -> str:
 
 
 def names_the_late(run: Callable[..., list[Any]]) -> None:
-    """Who does not come is named at once where the host waits, and else by the next call."""
+    """The error names the late rank: at once where the host waits, or else in the next call."""
     for worst in (0, 2 * TOKENS):
         started = time.monotonic()
         said = run(2, lambda rank: late(rank, worst))[0]
@@ -548,7 +559,7 @@ def names_the_late(run: Callable[..., list[Any]]) -> None:
 
 
 def refusals(rank: Rank) -> list[str]:
-    """What wrong calls are answered with. None of them is begun."""
+    """The errors of wrong calls, none of which starts."""
     from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
@@ -556,11 +567,11 @@ def refusals(rank: Rank) -> list[str]:
     _, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
     small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    # Where there was room.
+    # A call of the same kind has succeeded before.
     small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)
     calls = [
         lambda: small.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert),
-        # As many in bits.
+        # 15 has as many bits as 8, so this call is of the same kind.
         lambda: small.dispatch(x[:15], topk_idx=choices[:15], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices),
         lambda: buffer.dispatch(x),
@@ -586,7 +597,7 @@ def refusals(rank: Rank) -> list[str]:
     return texts
 
 
-#: What the answers say.
+#: Words of each error.
 REFUSED = [
     f"this rank has {TOKENS} tokens, and the buffer of 16384 bytes has room for",
     "this rank has 15 tokens, and the buffer of 16384 bytes has room for 14",
@@ -605,7 +616,7 @@ REFUSED = [
 
 
 def is_refused_with_words(run: Callable[..., list[Any]]) -> None:
-    """Each answer says what is wrong."""
+    """Each error has the words for its argument."""
     for texts in run(2, refusals):
         for text, words in zip(texts, REFUSED):
             assert words in text, texts
@@ -614,31 +625,31 @@ def is_refused_with_words(run: Callable[..., list[Any]]) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """What a rank sends in one call."""
+    """A rank's inputs of one call."""
 
     x: torch.Tensor
     choices: torch.Tensor
     weights: torch.Tensor
     bias: torch.Tensor
     goes: torch.Tensor
-    """``[tokens, ranks]``: where each token goes."""
+    """``[tokens, ranks]``: whether a token is sent to a rank."""
 
 
 class Varying:
-    """Calls of one buffer in which ranks have other numbers of tokens each time, and whose sums are exact: each rank gives
-    rows back as they are. Every rank draws what all send."""
+    """Calls of one buffer with other numbers of tokens each time. The sums are exact: each rank
+    returns rows unchanged. Every rank draws the inputs of all ranks."""
 
     def __init__(self, rank: Rank, hidden: int, most: int) -> None:
-        """No rank has more than ``most`` tokens."""
+        """``most`` is the highest number of tokens of a rank."""
         from uccl.ep import Buffer
 
         self.rank, self.hidden, self.most, self.calls = rank, hidden, most, 0
-        # A row, its choices and weights; and counts.
+        # The room holds rows with their choices and weights, and counts.
         room = rank.size() * (most * (2 * hidden + 128) + 1024)
         self.buffer = Buffer(None, room, comm=rank, device="cuda", timeout=40)
 
     def given(self, source: int, tokens: int) -> Given:
-        """What a rank sends in this call."""
+        """The inputs of the rank ``source`` in this call."""
         generator = torch.Generator().manual_seed(self.calls * self.rank.size() + source)
 
         def rows() -> torch.Tensor:
@@ -650,14 +661,14 @@ class Varying:
         return Given(rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), goes)
 
     def call(self, tokens: list[int], num_sms: int, is_worst: bool = False, is_again: bool = False) -> None:
-        """Dispatches, once more with the handle or not, and combines, on launches of ``num_sms`` blocks. ``tokens`` are those
-        of each rank."""
+        """Dispatches, repeats the dispatch with the handle if ``is_again``, and combines, with
+        launches of ``num_sms`` blocks. ``tokens`` has the number of each rank."""
         from uccl.ep import Config
 
         self.calls += 1
         all_given = [self.given(source, count) for source, count in enumerate(tokens)]
         mine, buffer, config = all_given[self.rank.rank()], self.buffer, Config(num_sms=num_sms)
-        # No copy is behind a kernel that waits.
+        # A copy must not queue behind a kernel that waits for another rank.
         torch.cuda.current_stream().synchronize()
         x, choices, weights, bias, other = (
             tensor.to(buffer.device) for tensor in (mine.x, mine.choices, mine.weights, mine.bias, -mine.x)
@@ -686,7 +697,7 @@ class Varying:
             assert torch.equal(plain.cpu().float(), -copies)
 
     def check_rows(self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> None:
-        """Compares what arrived, which is in order of rank and token."""
+        """Compares the received rows, which are in order of rank and token."""
         me, local = self.rank.rank(), EXPERTS // self.rank.size()
         wanted, choices, of_choices = (
             torch.cat([getattr(one, name)[one.goes[:, me]] for one in given]) for name in ("x", "choices", "weights")
@@ -698,12 +709,12 @@ class Varying:
         assert torch.equal(weights.cpu()[:count], torch.where(is_here, of_choices, 0.0))
 
     def end(self) -> None:
-        """No rank is in a call any more."""
+        """Waits until no rank is in a call."""
         self.rank.allgather(b"")
 
 
 def few_and_many(rank: Rank, tokens: list[int], num_sms: int, hidden: int) -> None:
-    """Calls of each kind, with so many tokens of each rank."""
+    """Calls of each kind, with the given number of tokens of each rank."""
     varying = Varying(rank, hidden, max(*tokens, 1))
     for is_worst in (False, True):
         varying.call(tokens, num_sms, is_worst=is_worst, is_again=True)
@@ -711,7 +722,7 @@ def few_and_many(rank: Rank, tokens: list[int], num_sms: int, hidden: int) -> No
 
 
 def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -> None:
-    """Calls on one buffer, each of another kind and with other numbers of tokens."""
+    """Calls on one buffer, of changing kinds and numbers of tokens."""
     varying, draw = Varying(rank, hidden, max(sizes)), random.Random(seed)
     for _ in range(turns):
         tokens = [draw.choice([0, 1, size, draw.randint(0, size)]) for size in draw.choices(sizes, k=rank.size())]
@@ -720,8 +731,9 @@ def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -
 
 
 def guesses(rank: Rank) -> None:
-    """The first call of a kind, one that has as much room as it needs, one whose guess is one too small, and others far off; several
-    kinds by turns, and no tokens after many. What arrives is the same with a guess and without one."""
+    """Calls of a kind: the first, one with exactly the needed room, one with a guess one too
+    small, and others far off; several kinds by turns, and no tokens after many. The received rows
+    are the same with and without a guess."""
     varying, size = Varying(rank, HIDDEN, 600), rank.size()
     kinds = varying.buffer._normal.dispatches.kinds
     several = [[600] * size, [0] * size, [40] * size, [600] * size]
@@ -729,27 +741,27 @@ def guesses(rank: Rank) -> None:
         varying.call(tokens, 3, is_again=True)
     with mock.patch.object(gpu_placed(), "with_spare", lambda count: count):
         for wrong_by in (0, 1, 300):
-            # The very same call, whose guess is what came and so many less.
+            # The same call again; its guess is the received number less ``wrong_by``.
             varying.calls = 100
             varying.call([600] * size, 3)
             for kind in filter(lambda kind: kind.guess, kinds.values()):
                 kind.guess = kind.guess._replace(tokens=max(kind.guess.tokens - wrong_by, 0))
             varying.calls = 100
             varying.call([600] * size, 3, is_again=True)
-            # Another one right behind.
+            # A different call follows at once.
             varying.call([40] * size, 3)
     varying.end()
 
 
 def gpu_placed() -> Any:
-    """Where guesses are made."""
+    """The module that makes guesses."""
     from uccl.ep import _gpu_placed
 
     return _gpu_placed
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    """Compares what two dispatches of the second interface have returned, with the form of it."""
+    """Compares the results of two dispatches of the second interface, with shapes and strides."""
     (x, scales), _, weights, handle, _ = one
     (other_x, other_scales), _, other_weights, other_handle, _ = other
     ends, starts = handle.psum_num_recv_tokens_per_expert.tolist(), [0]
@@ -772,12 +784,13 @@ def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
         assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted, name
 
 
-#: Of the rows of an expert.
+#: The alignment of an expert's rows.
 ALIGNMENT = 8
 
 
 def guesses_by_expert(rank: Rank) -> None:
-    """The same of rows by expert that come with scales, of both orders of memory. Each handle serves another dispatch and a combine."""
+    """Guesses of rows by expert that come with scales, in both memory orders. Each handle serves
+    another dispatch and a combine."""
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
@@ -802,7 +815,7 @@ def guesses_by_expert(rank: Rank) -> None:
         kinds.clear()
         first = dispatch(is_col_major)
         for spare in (64, 0, -1, -5, -1000):
-            # Rows by expert have room for what alignment leaves too.
+            # The room for rows by expert also holds the padding of the alignment.
             more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
             with mock.patch.object(gpu_placed(), "with_spare", more):
                 for kind in kinds.values():
@@ -812,7 +825,7 @@ def guesses_by_expert(rank: Rank) -> None:
             rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])
             out, _, _ = elastic.combine(rows, again)
             torch.cuda.current_stream().synchronize()
-            # An emulated GPU's memory is free as soon as nobody has it.
+            # An emulated GPU's memory is free as soon as its last reference is gone.
             rows = elastic.dispatch(x, handle=first[3])[0]
             wanted, _, _ = elastic.combine(rows, first[3])
             exact.check([], [])
@@ -820,7 +833,7 @@ def guesses_by_expert(rank: Rank) -> None:
 
 
 class Asked(TorchDispatchMode):
-    """Notes what torch is asked for in this thread."""
+    """Records the operations that this thread asks of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -831,12 +844,13 @@ class Asked(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: What makes tensors, or other views of them; and the copy of the choices that a handle has.
+#: Operations that make tensors or views of them, and the copy of the choices for a handle.
 MAKES = {"empty", "empty_strided", "as_strided", "view", "set_", "slice", "select", "unsqueeze", "detach", "alias", "clone"}
 
 
 def computes_nothing(rank: Rank) -> None:
-    """A dispatch of the second interface has torch make tensors, and compute nothing: each operation would be a kernel, in each layer."""
+    """A dispatch of the second interface has torch make tensors, and compute nothing: each
+    operation would be a kernel, in each layer."""
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
@@ -856,18 +870,19 @@ def computes_nothing(rank: Rank) -> None:
                 )
             torch.cuda.current_stream().synchronize()
             assert asked.names <= MAKES, asked.names - MAKES
-            # It is made when it is read.
+            # The property makes its tensor when it is read.
             assert handle.psum_num_recv_tokens_per_expert.shape == (EXPERTS // rank.size(),)
             torch.cuda.current_stream().synchronize()
             elastic.barrier(with_cpu_sync=True)
 
 
 class Stop(Exception):
-    """What a signal raises."""
+    """The exception of the signal handler."""
 
 
 def stops(prepare: Callable[[], None]) -> None:
-    """A signal ends the wait for counts, in the thread that has signals. The other rank does not come."""
+    """A signal ends the wait for counts in the thread that handles signals. The other rank makes no
+    call."""
     ranks = Ranks(2)
 
     def alone() -> None:
@@ -899,7 +914,7 @@ def stops(prepare: Callable[[], None]) -> None:
 
 
 def few_tokens(rank: Rank, seed: int) -> None:
-    """Low latency mode, on what normal mode shares with it."""
+    """A case of low latency mode, which shares its machinery with normal mode."""
     few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=20)
     few.two_at_a_time()
     few.end(rank)

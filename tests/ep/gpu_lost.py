@@ -1,4 +1,4 @@
-"""Ranks with GPUs in processes, of which the last is killed, and what the others do then."""
+"""Ranks with GPUs in processes: the last one is killed, and the others notice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from few_tokens import FewTokens
 RANKS = 3
 #: The rank that is killed.
 LOST = RANKS - 1
-#: Seconds that a call waits for a rank: nearly as long as a test may take, since a process that has ended is seen at once.
+#: Seconds that a call waits for a rank: nearly the limit of a test, since the end of a process is
+#: noticed at once.
 SOON = 40
-#: When it is killed, and in which phase the others then lack it.
+#: The moment of the kill, and the phase in which the others then miss the rank.
 PHASES = {"before": "dispatch", "in dispatch": "combine", "between": "combine", "in combine": "dispatch"}
 
 
 def dies(few: FewTokens, call: Call, when: str) -> None:
-    """Takes part in a call, and ends in it."""
+    """Takes part in a call up to the moment ``when``, and kills itself."""
     if when != "before":
         returned = few.dispatch(call, when == "in dispatch")
         torch.cuda.synchronize()
@@ -33,7 +34,7 @@ def dies(few: FewTokens, call: Call, when: str) -> None:
 
 
 def whole(few: FewTokens, call: Call) -> None:
-    """A dispatch and a combine of all ranks; raises what a rank is missing from."""
+    """A dispatch and a combine of all ranks; raises an error if a rank is missing."""
     returned = few.dispatch(call, False)
     torch.cuda.synchronize()
     few.buffer.check()
@@ -45,7 +46,7 @@ def whole(few: FewTokens, call: Call) -> None:
 
 
 def said(few: FewTokens) -> str:
-    """What the others are told, and of which rank."""
+    """The error of a call, which names the missing rank."""
     try:
         for _ in range(2):
             whole(few, few.call())
@@ -55,11 +56,11 @@ def said(few: FewTokens) -> str:
 
 
 def goes_on(few: FewTokens, when: str) -> None:
-    """Calls that leave out who is missing."""
+    """Calls that mask the missing rank."""
     call = few.call()
     if when != "before":
         returned = few.dispatch(call, False)
-        # What was sent has come.
+        # The rows that the lost rank sent have arrived.
         arrived = few.check_dispatch(call, returned)
         combined, _, _ = few.combine(call, returned[2], arrived)
         is_lost = lambda expert: when != "in combine" and few.shape.owner(expert) == LOST  # noqa: E731
@@ -70,7 +71,7 @@ def goes_on(few: FewTokens, when: str) -> None:
 
 
 def loses(group: Any, when: str, masks: bool) -> str:
-    """Makes a call with all ranks, loses one, and goes on; returns what this rank was told."""
+    """Makes a call with all ranks, loses one, and makes more; returns this rank's error."""
     left = torch.distributed.new_group(list(range(LOST)))
     few = FewTokens(group, 300, device="cuda", timeout=SOON, enable_shrink=masks)
     whole(few, few.call())
@@ -82,7 +83,7 @@ def loses(group: Any, when: str, masks: bool) -> str:
         text = ""
     else:
         text = said(few)
-        # The GPU is as good as before, for other calls and for those of a new group.
+        # The GPU still works, for other calls and for those of a new group.
         few.buffer.destroy()
         few = FewTokens(left, 301, device="cuda", timeout=10 * SOON)
         few.two_at_a_time()

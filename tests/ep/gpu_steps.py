@@ -1,4 +1,4 @@
-"""Many calls on one buffer of a GPU, and what there is more of after them."""
+"""Many calls on one buffer of a GPU, and the resources that are in use after them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-#: How many calls; more are run by hand.
+#: The number of calls; a run by hand may have more.
 STEPS = int(os.environ.get("UCCL_EP_STEPS", "300"))
-#: Calls before anything is counted: what is made once has been made then.
+#: Calls before the first count: allocations that are made once have been made then.
 FIRST = 100
 TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 4, 8, 1024
 #: Ways to dispatch in low latency mode.
@@ -23,7 +23,7 @@ FORMS = (
 
 
 def used() -> dict[str, int]:
-    """What this process has of the GPU and of the system. Pages come and go by some MiB."""
+    """The resources of the GPU and of the system that this process uses. Pages vary by some MiB."""
     free, total = torch.cuda.mem_get_info()
     return {
         "bytes of torch's": torch.cuda.memory_allocated(),
@@ -35,7 +35,7 @@ def used() -> dict[str, int]:
 
 
 class Steps:
-    """A rank's random calls, of which all ranks draw the same kinds."""
+    """A rank's random calls. All ranks draw the same kinds of calls."""
 
     def __init__(self, buffer: Any, rank: int) -> None:
         self.buffer, self.kinds, self.own = buffer, random.Random(11), random.Random(rank)
@@ -69,14 +69,14 @@ class Steps:
         self.wrong += (out != wanted).sum()
 
     def step(self) -> None:
-        """A dispatch and a combine, of either mode."""
+        """A dispatch and a combine in either mode."""
         if self.kinds.random() < 0.3:
             self.many_tokens()
         else:
             self.few_tokens()
 
     def many_tokens(self) -> None:
-        """Both in normal mode: each rank sends back what it got."""
+        """A dispatch and a combine in normal mode: each rank sends back the received rows."""
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
         _, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
         rows, _, _, _, handle, _ = self.buffer.dispatch(
@@ -85,14 +85,14 @@ class Steps:
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
-            # Without it the host waits for the other rank.
+            # With 0 the host waits for the other rank.
             num_worst_tokens=self.own.choice([0, TOKENS * self.buffer.group_size]),
         )
         out, _, _ = self.buffer.combine(rows, handle)
         self.compare(out, x, goes.float())
 
     def few_tokens(self) -> None:
-        """Both in low latency mode."""
+        """A dispatch and a combine in low latency mode."""
         form, has_hook = self.kinds.choice(FORMS), self.own.random() < 0.5
         is_plain, is_packed = form == FORMS[0], self.kinds.random() < 0.3
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
@@ -113,7 +113,8 @@ class Steps:
 
 
 def steps(rank: Any) -> list[dict[str, int]]:
-    """What there is after the first calls, and after all, as rank 0 counts it, without what is made ahead for the next call of each kind."""
+    """The resources after the first calls and after all, counted by rank 0, without the memory that
+    is allocated ahead for the next call of each kind."""
     from uccl.ep import Buffer
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
@@ -127,7 +128,8 @@ def steps(rank: Any) -> list[dict[str, int]]:
         assert len(kinds) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one kind"
         for kind in kinds.values():
             kind.ready = None
-        # Nothing of the other ranks' comes or goes meanwhile, not even a descriptor of one that counts.
+        # The other ranks open and close nothing meanwhile, not even a descriptor for their own
+        # count.
         rank.allgather(b"")
         if rank.rank() == 0:
             counted.append(used())

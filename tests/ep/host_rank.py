@@ -1,4 +1,5 @@
-"""A rank in a network namespace: dispatches and combines until that fails, and prints why."""
+"""A rank in a network namespace: dispatches and combines until a call fails, and prints the
+error."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 
 class Folder:
-    """What an MPI communicator does, by files in a folder that all ranks see."""
+    """An MPI communicator that exchanges files in a folder that all ranks see."""
 
     def __init__(self, folder: str, rank: int, size: int) -> None:
         self._folder, self._rank, self._size, self._turn = Path(folder), rank, size, 0

@@ -1,4 +1,4 @@
-"""A rank's calls of the first interface's normal mode, and what they must return."""
+"""A rank's calls of the first interface's normal mode, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ManyTokens(OnDevice):
         room = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(
             self.sizes.hidden * 2, group.size()
         )
-        # At times with room for a token or two of each rank, and of each node: tokens go in rounds. On GPUs there is one.
+        # A small buffer has room for a token or two of each rank and of each node, so a dispatch
+        # takes several rounds. On GPUs a dispatch has one round.
         room = room if self.is_on_gpu or self.draw.random() < 0.5 else group.size() * 60_000
         self.buffer = Buffer(None if self.shares_context else group, room, **keywords)
         nodes, _ = (1, 1) if self.is_on_gpu else self.buffer.runtime.nodes
@@ -61,11 +62,12 @@ class ManyTokens(OnDevice):
             same(name, bits(self.here(got)[:m].contiguous()), wanted)
 
     def all_there(self, x: Any) -> Any:
-        """Rows where calls take them, and their scales if there are any."""
+        """Copies rows, and scales if there are any, to the buffer's device."""
         return tuple(map(self.there, x)) if isinstance(x, tuple) else self.there(x)
 
     def dispatch(self, call: Call, inputs: list[Any]) -> tuple[normal.Arrived, Any, int]:
-        """Dispatches and compares; returns what arrived, the handle, and how many rows there are."""
+        """Dispatches and compares; returns the oracle's arrival, the handle, and the number of
+        rows."""
         mine, alignment = self.rank, self.draw.choice([1, 1, 8, 128])
         counts = normal.layout(call.choices[mine], self.shape)
         is_async = self.draw.random() < 0.5
@@ -105,7 +107,7 @@ class ManyTokens(OnDevice):
         listed("choices", idx, arrived.choices + nothing)
         same("weights", weights[:m], arrived.weights)
         assert per_expert_list == ([] if worst else arrived.per_expert)
-        # Each rank knows what it receives itself.
+        # A rank knows the prefixes of its own received tokens alone.
         prefixes, tokens = self.here(handle[0]), self.here(handle[3])
         listed("prefixes", prefixes[:, mine], [of_source[mine] for of_source in arrived.prefix])
         listed("source tokens", tokens[:m], [token for _, token in arrived.tokens])
@@ -153,13 +155,14 @@ class ManyTokens(OnDevice):
         same("weights", self.here(combined_weights), wanted)
 
     def weights_at(self, call: Call, token: int, rank: int) -> torch.Tensor:
-        """``[K]`` f32: the weights that a rank has of one of this rank's tokens."""
+        """``[K]`` f32: the weights of a token's choices on a rank, 0 for other choices."""
         owners = call.choices[self.rank][token].div(self.shape.local, rounding_mode="floor")
         return torch.where(owners == rank, call.weights[self.rank][token], 0.0)
 
 
 def many_tokens(group: Any, seed: int, **keywords: Any) -> None:
-    """Two handles alive, each used twice: for a combine, and for a dispatch of other rows to the same places."""
+    """Two live handles: each serves a combine, a dispatch of other rows to the same places, and
+    another combine."""
     rank = ManyTokens(group, seed, **keywords)
     calls = [rank.draw.call(rank.sizes) for _ in range(2)]
     returned = [rank.dispatch(call, rank.inputs(call)) for call in calls]

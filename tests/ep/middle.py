@@ -1,4 +1,5 @@
-"""Something in the middle of the TCP streams between ranks of several nodes: it splits and delays what passes, and shuts streams."""
+"""A relay for the TCP streams between ranks of several nodes: it splits and delays data, and shuts
+streams."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from typing import Any
 
 #: Streams of a connection. The first carries its messages, and the connection ends with it.
 STREAMS = 3
-#: Of a card: its magic, and where it has its endpoint's port (0: none), its node and kernel, and its endpoint's address.
+#: Layout of a card: its magic, the offset of its endpoint's port (0: none), and the ranges of its
+#: node and kernel, and of its endpoint's address.
 MAGIC, PORT_AT, NODE, ADDRESS = 0x55434502, 20, slice(48, 92), slice(96, 112)
 
 
@@ -28,7 +30,7 @@ class Flow:
         self.held, self.due, self.is_over = b"", 0.0, False
 
     def read(self) -> None:
-        """Takes some of what has come."""
+        """Reads some of the available bytes."""
         self.held = self.source.recv(self.draw.randint(1, self.most))
         self.left -= len(self.held)
         if not self.held or self.left < 0:
@@ -36,7 +38,7 @@ class Flow:
         self.due = time.monotonic() + self.draw.uniform(0, self.slowest)
 
     def write(self) -> None:
-        """Passes on what was taken."""
+        """Writes as many of the held bytes as the target takes."""
         with contextlib.suppress(BlockingIOError):
             self.held = self.held[self.target.send(self.held) :]
 
@@ -49,7 +51,8 @@ class Flow:
 
 
 class Middle:
-    """What is between a rank's process and those that it connects to; one thread passes everything on."""
+    """A relay between a rank's process and the peers that it connects to; one thread serves all
+    streams."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -70,7 +73,7 @@ class Middle:
         self.selector.close()
 
     def before(self, target: tuple[str, int]) -> int:
-        """A port of this host whose streams go to ``target``."""
+        """Opens a port of this host; its streams lead to ``target``."""
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         with self.lock:
@@ -93,7 +96,8 @@ class Middle:
 
     def _run(self) -> None:
         while not self.is_closed:
-            # Nobody registers while the selector waits, which is a moment.
+            # The lock keeps other threads from registering sockets while the selector waits, which
+            # is short.
             with self.lock:
                 ready = self.selector.select(0.001)
                 for key, _ in ready:
@@ -121,7 +125,8 @@ class Middle:
 
 
 def through(middle: Middle, rank: int, cards: list[bytes]) -> list[bytes]:
-    """What all ranks gave; where these are cards, this rank reaches the far ranks behind it through something in the middle."""
+    """The gathered values of all ranks. If these are cards, this rank's copies lead through the
+    relay to the far ranks of higher numbers."""
     mine = cards[rank]
     if len(mine) < ADDRESS.stop or struct.unpack_from("<I", mine)[0] != MAGIC:
         return cards
@@ -140,7 +145,7 @@ def through(middle: Middle, rank: int, cards: list[bytes]) -> list[bytes]:
 
 @contextlib.contextmanager
 def in_the_middle(seed: int) -> Iterator[None]:
-    """Has the ranks of this process that join a group meanwhile reach far ranks through something in the middle."""
+    """Has the ranks of this process that join a group meanwhile reach far ranks through a relay."""
     from uccl.ep._group import Ranks
 
     middle, exchange = Middle(seed), Ranks.exchange

@@ -1,4 +1,4 @@
-"""Tensors of a rank whose buffer is on the CPU or on a GPU, for what runs on both."""
+"""Tensors of a rank with a buffer on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ NAN = float("nan")
 
 
 def inputs_of(seed: int) -> Draw:
-    """What a case draws for its ranks: not from the seed that said how many there are, or one would follow from the other."""
+    """The generator of a case's inputs. Its seed is not the one that gave the number of ranks, or
+    one would follow from the other."""
     return Draw(seed + 1)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory as whole numbers."""
+    """The memory of a tensor as integers."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     return tensor.view(kinds[tensor.element_size()])
 
@@ -34,7 +35,7 @@ class OnDevice:
         self.shares_context = "comm" in keywords
 
     def there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor where calls take it."""
+        """Copies a tensor to the buffer's device."""
         self.settle()
         return tensor.to(self.buffer.device)
 
@@ -44,15 +45,17 @@ class OnDevice:
         return tensor.cpu()
 
     def settle(self) -> None:
-        """Waits for this rank's calls, where ranks share a GPU's context: a copy that is behind a waiting kernel holds up the copies of
-        all threads, and with them the rank that the kernel waits for."""
+        """Waits for this rank's calls, where ranks share a GPU's context: a copy behind a waiting
+        kernel delays the copies of all threads, and with them the rank that the kernel waits
+        for."""
         if self.shares_context:
             torch.cuda.current_stream().synchronize()
-            # What a call has failed with says more than what it left.
+            # The error of a failed call says more than its results.
             self.buffer.check()
 
     def end(self, group: Any) -> None:
-        """Destroys the buffer. On a GPU all calls of all ranks have gone well then, and none is under way."""
+        """Destroys the buffer. On a GPU all calls of all ranks have succeeded then, and none is in
+        flight."""
         if self.is_on_gpu:
             torch.cuda.current_stream().synchronize()
             self.buffer.check()

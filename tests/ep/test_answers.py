@@ -1,4 +1,4 @@
-"""What calls return beside tensors: events, handles, and names that are not there."""
+"""Results of calls beside tensors: events, handles, and names that are missing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 
 class Event:
-    """What stands for an event: it counts who waits."""
+    """A stand-in for an event: it counts the waits."""
 
     def __init__(self) -> None:
         self.waited = 0
 
     def current_stream_wait(self) -> None:
-        """One more."""
+        """Counts a wait."""
         self.waited += 1
 
 
@@ -39,7 +39,7 @@ def test_an_event_is_called_for_a_with_statement():
             assert same is overlap and event.waited == 0
         assert event.waited == 1 and hooks == [1]
         assert (overlap.event is None) == release
-    # What was asked for once is not asked for again.
+    # A `release_handle` of an earlier call has no effect on this one.
     overlap.event = event
     with overlap():
         pass
@@ -63,7 +63,7 @@ def test_an_event_that_was_waited_for_keeps_no_tensors():
 
 
 def handles() -> list[Any]:
-    """Two of dispatches that are alike."""
+    """Two handles of equal dispatches."""
     from uccl.ep import ElasticBuffer
 
     buffer = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=4, comm=Alone(), device="cpu")
@@ -82,10 +82,10 @@ def test_handles_are_what_they_are_and_not_what_is_in_them():
 def test_handles_have_deepeps_names():
     handle, _ = handles()
     assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
-    # One rank: each token has one place there, told at its last choice.
+    # One rank: each token has one slot there, at the place of its last choice.
     assert handle.dst_buffer_slot_idx.tolist() == [[-1, 0], [1, -1], [-1, 2]]
     assert handle.recv_src_metadata.tolist() == [[0, 1, 0, 0], [1, 0, 1, -1], [2, 1, 2, 2]]
-    # Callers cut it.
+    # Callers cut the table.
     handle.recv_src_metadata = handle.recv_src_metadata[:2]
     assert handle.recv_src_metadata.shape == (2, 4)
 

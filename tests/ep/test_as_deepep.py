@@ -1,4 +1,5 @@
-"""What DeepEP's own suites call, of ranks in threads whose buffers are on the CPU. ``test_emulated.py`` calls the same on a GPU."""
+"""The calls of DeepEP's own suites, for ranks in threads with buffers on the CPU.
+``test_emulated.py`` makes the same on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(120)]
 
 
 def in_threads(size: int, function: Callable[..., None], *args: Any) -> None:
-    """Calls a function on so many ranks."""
+    """Calls a function on ``size`` ranks."""
     ranks = Ranks(size)
 
     def call(number: int) -> None:

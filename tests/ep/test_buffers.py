@@ -1,4 +1,4 @@
-"""What buffers refuse, and what they do when ranks are late, lost, stopped or different."""
+"""Errors of buffers, and calls with ranks that are late, lost, stopped or different."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cases import answers
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 
-#: Ranks that map each other's memory, and ranks between some of which there is a network.
+#: Ranks that map each other's memory, and ranks with a network between some of them.
 on_nodes = pytest.mark.parametrize("nodes", [1, 2])
 
 
 def sizes(group) -> None:
-    """Sizes that users have: one call each."""
+    """One call with each of several sizes of real models."""
     from uccl.ep import Buffer
 
     for hidden, num_experts, top_k in [(3584, 384, 10), (8192, 64, 32), (7168, 288, 8)]:
@@ -43,7 +43,8 @@ def test_sizes_that_users_have(world):
 
 
 def in_place(group, with_hook: bool) -> None:
-    """Combines of what experts wrote to the buffer's own memory, again and again; and one of other memory is refused."""
+    """Combines of rows that the experts wrote to the buffer's own memory, many times; rows in other
+    memory are refused."""
     from uccl.ep import Buffer
 
     hidden, tokens, num_experts, ranks = 512, 9, 4 * group.size(), group.size()
@@ -58,12 +59,12 @@ def in_place(group, with_hook: bool) -> None:
         out, _, hook = buffer.low_latency_combine(
             made, experts, torch.ones(tokens, 2), handle, zero_copy=True, return_recv_hook=with_hook
         )
-        # Peers may read it yet: the next call's is another one, or waits for their end.
+        # Peers may still read this memory: the next call gets other memory, or waits for them.
         del made
         if hook is not None:
             hook()
         assert torch.equal(out, (x.float() * (call + 1) * 2).bfloat16()), call
-    # Not so when the buffer goes away.
+    # Peers must have ended their reads when the buffer is destroyed.
     torch.distributed.barrier(group)
     with pytest.raises(ValueError, match="get_next_low_latency_combine_buffer"):
         other = torch.zeros_like(got)
@@ -77,7 +78,7 @@ def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook, nodes):
 
 
 def left_out(group) -> None:
-    """A combine that leaves out choices that the dispatch had."""
+    """A combine without some of the dispatch's choices."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20)
@@ -96,7 +97,7 @@ def test_a_choice_that_is_none_in_the_combine_is_left_out(world, nodes):
 
 
 def refusals(group) -> list[str]:
-    """What wrong arguments are answered with."""
+    """The errors of wrong arguments."""
     from uccl.ep import Buffer, ElasticBuffer
 
     buffer = Buffer(group, 1 << 20, 0, unknown=False, other=None)
@@ -138,7 +139,7 @@ def test_refusals_name_value_and_limit(world):
 
 
 def late(group) -> str:
-    """Rank 1 does not come."""
+    """Rank 1 makes no call."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, timeout=0.5)
@@ -163,12 +164,13 @@ def test_a_rank_that_does_not_come_is_named(world, nodes):
     assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), texts
 
 
-#: What rank 1 sleeps before each of its calls, in seconds.
+#: The sleep of rank 1 before each of its calls, in seconds.
 SLEEP = 0.4
 
 
 def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
-    """What the wait statistics say after a dispatch, a second one, and a combine, before each of which rank 1 sleeps."""
+    """The wait statistics after a dispatch, a second one, and a combine; rank 1 sleeps before
+    each."""
     from uccl.ep import Buffer
 
     rank, ranks = group.rank(), group.size()
@@ -177,7 +179,8 @@ def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
     of_dispatch, of_combine = (torch.zeros(ranks, dtype=torch.int64) for _ in range(2))
 
     def called(number: int, call):
-        """Rank 1 comes when the others have, and slept; they look out for it at once."""
+        """Rank 1 makes its call after the others have begun theirs, and after a sleep; they wait
+        meanwhile."""
         if rank == 1:
             while not all(Path(folder, f"{number}.{peer}").exists() for peer in range(ranks) if peer != 1):
                 time.sleep(0.001)
@@ -213,7 +216,8 @@ def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
 @pytest.mark.parametrize("with_hook", [False, True])
 def test_statistics_tell_which_rank_was_waited_for_and_how_long(world, tmp_path, with_hook):
     everyone = world.run(3, waits, with_hook, str(tmp_path))
-    # A rank's own data is there, and a scheduler may hold up a rank that is to look out for the late one.
+    # A rank does not wait for its own data. The bound is low, because a scheduler may delay a rank
+    # that waits for the late one.
     least = SLEEP / 4 * 1e9
     for rank in (0, 2):
         first, second, combined = everyone[rank]
@@ -224,7 +228,7 @@ def test_statistics_tell_which_rank_was_waited_for_and_how_long(world, tmp_path,
 
 
 def late_hook(group) -> list[int]:
-    """What a rank waited that calls its hook when all is there."""
+    """The wait statistics of a rank that calls its hook when all data has arrived."""
     from uccl.ep import Buffer
 
     stats = torch.zeros(group.size(), dtype=torch.int64)
@@ -243,7 +247,7 @@ def test_data_that_was_there_before_the_hook_was_not_waited_for(world):
 
 
 def different(group) -> str:
-    """Ranks that do not dispatch alike."""
+    """Ranks with dispatches of different formats."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, timeout=5)
@@ -270,7 +274,7 @@ def killed(group) -> str:
     buffer = Buffer(group, 0, 1 << 20, timeout=40)
     x, experts = torch.zeros(2, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int64)
     if group.rank() == 1:
-        # A hook that is dropped is a call that the rank gives up on.
+        # If the hook were dropped, the rank would give up on the call.
         *_, hook = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False, return_recv_hook=True)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -285,13 +289,13 @@ def killed(group) -> str:
 def test_a_rank_that_dies_is_seen(nodes):
     from world import World
 
-    # Of its own: what is left of it is of no use.
+    # A world of its own: the processes that remain are of no use to other tests.
     world = World()
     try:
         texts = world.run(3, killed, nodes=3 if nodes > 1 else 1, lost=(1,))
     finally:
         world.end()
-    # What ends between hosts is the connection.
+    # Between hosts, the end of a process shows as a lost connection.
     ends = "rank 1 has ended" if nodes == 1 else "lost "
     assert any("rank 1 " in str(text) and ends in str(text) for text in texts), texts
     assert all(ends in text or "gave up" in text for text in (texts[0], texts[2])), texts
@@ -299,7 +303,7 @@ def test_a_rank_that_dies_is_seen(nodes):
 
 
 def stopped(group, timeout: float, pause: float) -> list[str]:
-    """Rank 0 stops rank 1 for a while, each time a little later in a call."""
+    """Rank 0 stops rank 1 for a while, in each turn a little later."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, timeout=timeout)
@@ -339,12 +343,13 @@ def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world, nodes):
     texts = world.run(3, stopped, 0.5, 2.0, nodes=nodes)
     assert all(len(of_rank) == 1 for of_rank in texts), texts
     assert any("rank 1: " in texts[rank][0] for rank in (0, 2)), texts
-    # Between nodes, the others may have ended the connection meanwhile.
+    # With several nodes, the others may have ended the connection meanwhile.
     assert "gave up" in texts[1][0] or (nodes > 1 and "lost " in texts[1][0]), texts
 
 
 def rounds(group) -> list[tuple[int, ...]]:
-    """Makes, uses and destroys buffers, some in vain; the descriptors, mappings and threads after 20 and after 100."""
+    """Makes, uses and destroys buffers, some with failed calls. Returns the descriptors, mappings
+    and threads after 20 and after 100."""
     from uccl.ep import Buffer
 
     def held() -> tuple[int, int, int]:
@@ -353,7 +358,8 @@ def rounds(group) -> list[tuple[int, ...]]:
         return len(os.listdir("/proc/self/fd")), memories, len(os.listdir("/proc/self/task"))
 
     def kept() -> tuple[int, ...]:
-        """The least of each within a second: what is lost stays, and what a peer's end closes goes a moment later."""
+        """The least of several counts within a second: a leak shows in all of them, while resources
+        that a peer's end frees disappear a moment later."""
         looks = []
         for _ in range(20):
             looks.append(held())
@@ -380,12 +386,12 @@ def rounds(group) -> list[tuple[int, ...]]:
 @on_nodes
 def test_nothing_grows_over_a_hundred_rounds(world, nodes):
     for early, last in world.run(2, rounds, nodes=nodes):
-        # What the test before left behind may have gone meanwhile.
+        # Resources of an earlier test may have been freed meanwhile, so the count may fall.
         assert all(now <= then for then, now in zip(early, last)), (early, last)
 
 
 def masked(group) -> list[int]:
-    """Rank 1 does not come, and the others go on without it; later it takes part again."""
+    """Rank 1 misses the calls, and the others mask it."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, enable_shrink=True, timeout=0.5)
@@ -395,7 +401,7 @@ def masked(group) -> list[int]:
         experts = torch.tensor([[0, 2], [1, 4]])
         got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False)
         out, _, _ = buffer.low_latency_combine(got, experts, torch.ones(2, 2), handle)
-        # Experts 2 and 3 are rank 1's.
+        # Experts 2 and 3 belong to rank 1.
         assert out[:, 0].tolist() == [1.0, 2.0]
         buffer.low_latency_query_mask_buffer(status)
     torch.distributed.barrier(group)
@@ -408,7 +414,7 @@ def test_late_ranks_are_masked_where_that_was_asked_for(world, nodes):
 
 
 def two_alive(group) -> None:
-    """Two batches at a time: hooks and combines in another order than dispatches."""
+    """Two batches in flight: hooks and combines are in another order than dispatches."""
     from uccl.ep import Buffer
 
     ranks, hidden, most = group.size(), 512, 8
@@ -443,7 +449,8 @@ def test_two_batches_at_a_time(world, nodes):
 
 
 def full(group, hinted_for_nodes: bool) -> tuple[int, int]:
-    """Over how many nodes a full call is relayed, and the hint that the buffer is made by."""
+    """The number of nodes over which a full call is relayed, and the hint that is the buffer's
+    size."""
     from uccl.ep import ElasticBuffer
 
     tokens, hidden, top_k, ranks = 1024, 2048, 8, group.size()
@@ -470,7 +477,7 @@ def test_a_buffer_of_the_hinted_size_relays_full_calls(world, ranks, nodes):
 
 
 def domains(group) -> tuple[tuple[int, int], ...]:
-    """What the module says of a group's nodes, and then its buffer."""
+    """The nodes of a group as the module reports them, and then as its buffer does."""
     from uccl.ep import ElasticBuffer, get_logical_domain_size, get_physical_domain_size
 
     buffer = ElasticBuffer(group, 1 << 20, num_cpu_timeout_secs=15)
@@ -516,7 +523,7 @@ def test_plans_are_no_larger_than_deepeps():
             assert ElasticBuffer.get_buffer_size_hint(Group(ranks), tokens, 7168, 8) <= theirs
     # DeepEP's low latency mode reserves 1,908,410,496 bytes.
     assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) < 0.6 * 1_908_410_496
-    # What relays need besides, in DeepEP's nodes of eight.
+    # The additional bytes for relays, with DeepEP's nodes of eight.
     config = Buffer.get_dispatch_config(16)
     both = [config.get_nvl_buffer_size_hint(2 * 7168, 16), config.get_rdma_buffer_size_hint(2 * 7168, 16)]
     assert 0 < both[1] < both[0] / 15
@@ -532,7 +539,7 @@ def test_a_hint_has_room_for_as_many_tokens_as_the_environment_says(monkeypatch)
         hints.append(Config().get_nvl_buffer_size_hint(2 * 7168, 8))
     assert 1.9 * hints[0] < hints[1] < 2 * hints[0]
     monkeypatch.delenv("UCCL_EP_TOKENS_AT_ONCE")
-    # On GPUs one call has room for twice as many.
+    # The default is 2048. On GPUs a buffer of this size has room for twice as many in one call.
     assert Config().get_nvl_buffer_size_hint(2 * 7168, 8) == hints[0]
     monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", "many")
     with pytest.raises(ValueError, match="UCCL_EP_TOKENS_AT_ONCE is a number of tokens, more than 0, not 'many'"):

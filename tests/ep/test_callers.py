@@ -1,4 +1,5 @@
-"""The calls that frameworks make of ``deep_ep``, in their order, with their keywords; and what they read of the answers."""
+"""The calls that frameworks make of ``deep_ep``, in their order and with their keywords, and the
+fields that they read of the results."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def batch(group, per_rank: int = 4):
 
 
 def copies(ids, ranks: int, num_experts: int):
-    """How many ranks each token goes to."""
+    """``[n, 1]``: the number of ranks that each token is sent to."""
     owners = ids // (num_experts // ranks)
     return torch.tensor([[len(set(row))] for row in owners.tolist()], dtype=torch.float32)
 
@@ -124,7 +125,8 @@ def nvfp4_low_latency(group) -> None:
     assert packed.dtype == torch.uint8 and packed.shape == (local, ranks * most, HIDDEN // 2)
     tile_rows = ranks * most // 128
     assert scales.dtype == torch.float8_e4m3fn and scales.shape == (32, 4, tile_rows, 4, HIDDEN // 64, local)
-    # As the format says, not as memory has it: rows of experts, scale by scale.
+    # The transposition follows the format, not the order of memory: rows of experts, scale by
+    # scale.
     scales = scales.float().permute(5, 2, 1, 0, 4, 3).reshape(local, ranks * most, HIDDEN // 16)
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(2)
     rows = (E2M1[codes.long()] * scales.repeat_interleave(16, -1) / global_scale).bfloat16()
@@ -134,7 +136,7 @@ def nvfp4_low_latency(group) -> None:
         x=rows, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False, return_recv_hook=True
     )
     hook()
-    # The values next to a group's largest are a third apart.
+    # The two largest E2M1 values differ by a third of the largest.
     largest = x.view(len(x), -1, 16).abs().amax(-1).repeat_interleave(16, -1).float()
     error = (output.float() - 2 * x.float()).abs()
     assert (error <= 2 * largest * (1 / 6 + 1 / 16)).all(), error.max()
@@ -304,7 +306,8 @@ def sglang(group) -> None:
 
 
 def sglang_elastic(group) -> None:
-    """SGLang's second backend: decode expanded and not counted, prefill counted and not expanded."""
+    """SGLang's second backend: decode expands and does not count, prefill counts and does not
+    expand."""
     from deep_ep import ElasticBuffer
 
     x, ids, weights, num_experts = batch(group)
@@ -347,7 +350,8 @@ def sglang_elastic(group) -> None:
 
 
 def megatron(group) -> None:
-    """Megatron's flexible dispatcher: the backward of each half is the other, with the handle of the forward."""
+    """Megatron's flexible dispatcher: the backward pass of dispatch is combine, and that of combine
+    is dispatch, with the handle of the forward pass."""
     from deep_ep import Buffer
     from deep_ep.utils import EventHandle, EventOverlap
 
@@ -377,7 +381,7 @@ def megatron(group) -> None:
     )
     grad, grad_weights, _ = buffer.combine(got, handle, topk_weights=got_weights.float(), previous_event=previous)
     assert torch.equal(grad.float(), x.float() * copies(ids, ranks, num_experts))
-    # Each weight was that of one rank, and 0 at the others.
+    # One rank has each weight, and the others have 0.
     assert torch.equal(grad_weights, weights)
     again, *nothing, handle_again, after = buffer.dispatch(
         grad, handle=handle, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
@@ -386,7 +390,7 @@ def megatron(group) -> None:
 
 
 def uccl_program(group) -> None:
-    """A program as UCCL's own: proxies begun and ended by hand."""
+    """A program in the manner of UCCL's own: it starts and ends proxies by hand."""
     from uccl.ep import Buffer, destroy_uccl, initialize_uccl
 
     x, ids, weights, num_experts = batch(group)
@@ -425,7 +429,7 @@ def test_callers_run_as_they_are(world, caller):
 
 
 def names(group) -> list[str]:
-    """What a program that imports ``deep_ep`` may look for, and does not find."""
+    """Names that programs look for in ``deep_ep`` and that are missing."""
     import deep_ep
     import deep_ep.utils.event
 
@@ -441,7 +445,7 @@ def test_names_are_all_there(world):
     assert world.run(1, names) == [[]]
 
 
-#: What programs write behind ``import deep_ep`` alone.
+#: Expressions that programs write after ``import deep_ep`` alone.
 WRITTEN = [
     "deep_ep.utils.EventOverlap is deep_ep.utils.event.EventOverlap is deep_ep.EventOverlap",
     "deep_ep.buffers.legacy.Buffer is deep_ep.buffer.Buffer is deep_ep.Buffer",

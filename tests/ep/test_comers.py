@@ -1,4 +1,4 @@
-"""Ranks that are lost, and come again: what the others say, and that all is as before then."""
+"""Ranks that are lost and come back: the errors of the others, and the same results afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comers import RANKS, Comers, calls, connected, dies, disconnected, held, su
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(300)]
 
 ALL = list(range(RANKS))
-#: How often a rank is killed and comes again; more are run by hand.
+#: The number of times that a rank is killed and comes back; a run by hand may have more.
 ROUNDS = int(os.environ.get("UCCL_EP_COMERS", "10"))
 on_nodes = pytest.mark.parametrize("nodes", [1, RANKS])
 
@@ -35,14 +35,14 @@ def world() -> Iterator[Callable[..., Comers]]:
 
 
 def joined(world: Comers) -> list[Any]:
-    """All ranks there, and what some calls of theirs give."""
+    """Starts and connects all ranks; returns the results of some calls."""
     world.start(*ALL)
     world.connect()
     return world.run(ALL, calls, 7, 2)
 
 
 def kills(group: Comers, when: str) -> None:
-    """Kills rank 1 while all make calls; the others go on without it."""
+    """Kills rank 1 while all ranks make calls; the others continue without it."""
     group.tell(1, dies, when)
     for rank in (0, 2):
         group.tell(rank, survives, 40 if when == "anywhere" else 3)
@@ -51,7 +51,7 @@ def kills(group: Comers, when: str) -> None:
 
 
 def comes_again(world: Comers, rank: int, before: list[Any]) -> None:
-    """Starts a rank anew and has all meet; calls give what they gave before."""
+    """Starts a rank anew and connects all; calls return the same as before."""
     world.start(rank)
     world.connect()
     assert world.run(ALL, calls, 7, 2) == before
@@ -64,7 +64,7 @@ def test_a_rank_is_killed_and_the_others_go_on_and_it_comes_again(world, when, n
     before = joined(group)
     kills(group, when)
     without = group.run([0, 2], calls, 30, 2)
-    # The same without the memory of the rank that has gone.
+    # The results are the same without the memory of the lost rank.
     assert group.run([0, 2], disconnected, [1]) == [3, 3]
     assert group.run([0, 2], calls, 30, 2) == without
     comes_again(group, 1, before)
@@ -83,7 +83,7 @@ def test_without_masks_every_rank_names_who_is_missing_and_all_go_on_when_it_com
         well, text = group.told(rank)
         assert not well and (f" on rank {rank} " in text or f" on rank {rank}:" in text), text
         texts.append(text)
-    # The first to fail tells the other.
+    # The first rank to fail notifies the other.
     assert any("rank 1" in text for text in texts), texts
     assert all("expected" in text for text in texts), texts
     comes_again(group, 1, before)
@@ -95,7 +95,7 @@ def test_a_rank_that_was_stopped_is_replaced_and_harms_nobody_when_it_goes_on(wo
     before = joined(group)
     process, pipe = group.stop(2)
     assert group.run([0, 1], survives, 2) == [[0, 0, 1]] * 2
-    # When it goes on, it makes calls of its own.
+    # This command waits for the old process, which runs it once it continues.
     pipe.send((calls, (7, 2)))
     group.start(2)
     for rank in (0, 1):
@@ -109,12 +109,13 @@ def test_a_rank_that_was_stopped_is_replaced_and_harms_nobody_when_it_goes_on(wo
 
 
 def refused(buffer: Any, ranks: list[int]) -> list[str]:
-    """A dispatch's handle after ranks have met anew, in a combine and in a dispatch that goes where it went."""
+    """The errors for handles of dispatches before ranks connected anew, in combines and in a
+    dispatch with the handle."""
     x, experts, weights = comers.inputs(buffer.rank, 1)
     rows, _, few, _, _ = buffer.low_latency_dispatch(x, experts, comers.TOKENS, comers.EXPERTS, use_fp8=False)
     per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(experts, comers.EXPERTS)
     *_, many, _ = buffer.dispatch(x, None, per_rank, None, goes, per_expert, experts, weights)
-    # A mask leaves handles as they are.
+    # Handles stay valid when masks change.
     other = (buffer.rank + 1) % RANKS
     buffer.update_mask_buffer(other, True)
     buffer.clean_mask_buffer()
@@ -147,16 +148,16 @@ def test_ranks_that_do_not_come_are_named(world):
         group.tell(rank, connected, ALL)
     told = [group.told(rank) for rank in (0, 2)]
     assert all(not well and "TimeoutError: join on rank" in text for well, text in told), told
-    # The first to give up is missing then, too.
+    # The first rank that gives up is then missing, too.
     assert any("of ranks [0, 1, 2], 1 is missing" in text for _, text in told), told
-    # Nothing of that is left in the way.
+    # The failed meeting leaves no obstacle for the next one.
     group.start(1)
     group.connect()
     group.run(ALL, calls, 1)
 
 
 def later(buffer: Any, ranks: list[int]) -> list[list[int]]:
-    """Connects ranks that take part only from the second call on."""
+    """Connects ranks that take part from the second call on."""
     status = torch.zeros(RANKS, dtype=torch.int32)
     buffer.connect_ranks(ranks, activate=False)
     buffer.query_mask_buffer(status)
@@ -196,7 +197,7 @@ def test_what_cannot_be_is_refused(world):
 
 
 def grew(then: dict[str, int], now: dict[str, int]) -> list[str]:
-    """What there is more of. Pages come and go by some MiB, as allocators and torch have it."""
+    """The resources that have increased. Pages vary by some MiB with allocators and torch."""
     kept = {"pages": 4096}
     return [f"{name}: {now[name]}, before {then[name]}" for name in then if now[name] > then[name] + kept.get(name, 0)]
 
@@ -212,7 +213,7 @@ def test_nothing_grows_when_ranks_come_and_go(world, nodes):
         comes_again(group, 1, before)
         if turn == 4:
             early = [*group.run([0, 2], held), group.store.num_keys()]
-    # On a busy machine memory of the ranks before goes a while later.
+    # On a busy machine the memory of earlier ranks is freed a while later.
     for _ in range(20):
         last = [*group.run([0, 2], held), group.store.num_keys()]
         grown = [more for then, now in zip(early[:2], last[:2]) for more in grew(then, now)]

@@ -1,4 +1,4 @@
-"""What DeepEP accepts a build by, with its inputs and tolerances: rows that tell where they come from."""
+"""DeepEP's acceptance tests, with its inputs and tolerances: the rows name their origin."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EXPERTS = 32
 TOP_K = 6
 TOKENS = 40
 HIDDEN = 1024
-#: The last columns of a row, which tell its token.
+#: The last columns of a row, which hold its token.
 TAIL = 128
-#: The other columns are a rank less this: whole numbers that bf16 has.
+#: The other columns hold the rank less this, an integer that bf16 represents.
 OFFSET = 128
 
 
@@ -34,7 +34,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """Of the tensors' bytes."""
+    """The digest of the tensors' bytes."""
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
@@ -56,7 +56,7 @@ def choices_of(rank: int, masks: int = 0) -> torch.Tensor:
 
 
 def telling_rows(rank: int) -> torch.Tensor:
-    """``[TOKENS, HIDDEN]`` bf16: the rank in most columns, the token in the last."""
+    """``[TOKENS, HIDDEN]`` bf16: the rank in most columns, the token in the last ones."""
     rows = torch.full((TOKENS, HIDDEN), float(rank - OFFSET), dtype=torch.bfloat16)
     rows[:, -TAIL:] = torch.arange(TOKENS)[:, None].bfloat16()
     return rows
@@ -73,7 +73,8 @@ FORMATS = [
 def few_tokens(
     group: Any, form: low_latency.Format, hook: bool, zero_copy: bool, logfmt: bool
 ) -> str:
-    """Dispatches rows that tell where they come from, gives them back, and compares with the sum of weights."""
+    """Dispatches rows that name their origin, returns them, and compares with the sum of
+    weights."""
     from deep_ep import Buffer
 
     rank, ranks, local = group.rank(), group.size(), EXPERTS // RANKS
@@ -110,7 +111,7 @@ def few_tokens(
             values = packed[expert, :m].float()
         head = values[:, :-TAIL]
         assert torch.equal(head.amin(1), head.amax(1))
-        # A scale that is a power of two leaves a row three bits of fraction.
+        # A scale that is a power of two leaves three bits of fraction to a row.
         is_exact = not form.round_scale
         if is_exact:
             assert torch.equal(values[:, -1].round(), src_info[expert, :m].float())
@@ -138,7 +139,7 @@ def few_tokens(
         out=out,
     )
     ended() if hook else event.current_stream_wait()
-    # Others read `given` until they have called theirs.
+    # Other ranks read `given` until they have called their hooks.
     torch.distributed.barrier(group)
     assert combined is out and not out.isnan().any()
     total = weights.masked_fill(choices == -1, 0).sum(1, keepdim=True)
@@ -156,7 +157,7 @@ def test_low_latency_rows_tell_where_they_come_from_and_come_back_within_toleran
             world.run(RANKS, few_tokens, form, hook, zero_copy, logfmt)
             for zero_copy, logfmt in ((False, False), (True, False), (False, True))
         ]
-        # Nothing is below 1 in magnitude but zeros, so packing changes nothing.
+        # All magnitudes are 0 or at least 1, so packing changes nothing.
         assert digests[0] == digests[1] == digests[2]
 
 
@@ -168,7 +169,8 @@ def test_twenty_repeats_of_low_latency_have_one_digest(world) -> None:
 
 
 def many_tokens(group: Any, kind: str, with_choices: bool, worst: bool) -> None:
-    """Rows of ones times the rank, and random ones: there by rank, and back as often as a token has ranks."""
+    """Dispatches rows that all hold the rank, or random rows, and returns them; a sum has as many
+    copies as its token has ranks."""
     from deep_ep import Buffer
 
     rank, ranks, local = group.rank(), group.size(), EXPERTS // RANKS
@@ -240,7 +242,7 @@ def many_tokens(group: Any, kind: str, with_choices: bool, worst: bool) -> None:
     seen = difference(combined.float() / times, x.float())
     assert seen < 5e-6, seen
     if with_choices:
-        # Each weight comes back from one rank, and 0 from the others.
+        # One rank returns each weight, and the others return 0.
         seen = difference(back, torch.full((TOKENS, TOP_K), float(rank + 1)))
         assert seen < 1e-9, seen
     buffer.destroy()
@@ -257,7 +259,7 @@ def test_many_tokens_arrive_by_rank_and_come_back_within_tolerance(world, kind, 
 
 
 def second(group: Any, multiple: bool, expand: bool, sync: bool) -> str:
-    """A dispatch and a combine whose sums are equal to the reference's, bit for bit."""
+    """A dispatch and a combine; the sums equal the reference's bit for bit."""
     from deep_ep import ElasticBuffer
 
     rank, ranks = group.rank(), group.size()

@@ -1,4 +1,5 @@
-"""Where buffers are: on the CPU or on the current GPU, as the caller, the environment, the group or the first tensor says."""
+"""The device of buffers: the CPU or the current GPU, as the caller, the environment, the group or
+the first tensor decides."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ class Alone:
     Get_rank, Get_size = (lambda self: 0), (lambda self: 1)
 
     def allgather(self, mine: Any) -> list[Any]:
-        """What this rank gives."""
+        """Returns the one rank's value."""
         return [mine]
 
 
 class Backend:
-    """A group of one rank, whose backend for GPUs has this name."""
+    """A group of one rank; its backend for GPUs is called ``name``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,13 +41,14 @@ class Backend:
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A torch that has a GPU, which it has not begun to use; and the GPUs that groups are made on."""
+    """Has torch report a GPU that this process has not used yet. Returns the devices of the groups
+    that are made."""
     from uccl.ep import _group, _joined
 
     made: list[torch.device] = []
 
     class Group:
-        """What stands for a group on a GPU."""
+        """A stand-in for a group on a GPU."""
 
         def __init__(self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, by_host: bool) -> None:
             made.append(device)
@@ -60,7 +62,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(_joined, "LowLatency", lambda gpu: None)
     monkeypatch.setattr(_joined, "NormalMode", lambda gpu, limit: None)
     monkeypatch.setattr(torch.distributed, "ProcessGroup", Backend)
-    # Torch gathers objects only in its own groups.
+    # torch gathers objects only in its own groups.
     gather = _group.Ranks.exchange
     monkeypatch.setattr(
         _group.Ranks,
@@ -71,14 +73,14 @@ def gpus(monkeypatch):
 
 
 def both(name: str) -> list[Any]:
-    """The buffers of a module."""
+    """The buffer classes of a module."""
     module = pytest.importorskip(name)
     return [module.Buffer, module.ElasticBuffer]
 
 
 @pytest.fixture(autouse=True)
 def shim(monkeypatch):
-    """The distribution that has no more than DeepEP's name, unless it is installed."""
+    """Adds the distribution that only has DeepEP's name to the path, for a machine without it."""
     import sys
     from pathlib import Path
 
@@ -105,14 +107,14 @@ def test_a_group_of_nccl_or_a_process_that_uses_cuda_is_on_the_current_gpu(gpus,
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for make in both("uccl.ep"):
         assert make(None, 1 << 20, comm=Alone()).device == GPU
-        # It meets the others later, by a store, which ranks on GPUs do not.
+        # This buffer meets the other ranks later, by a store; buffers on GPUs cannot.
         assert make(None, 1 << 20, store=torch.distributed.HashStore(), rank=0, num_ranks=2).device.type == "cpu"
 
 
 def test_a_group_that_torchs_world_does_not_know_is_none_of_nccl():
     from uccl.ep._device import has_nccl
 
-    # As vLLM makes them.
+    # vLLM makes such groups.
     stateless = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
     with pytest.raises(ValueError, match="not initialized in the world"):
         torch.distributed.get_backend(stateless)
@@ -129,7 +131,7 @@ def test_the_first_tensor_says_where_a_buffer_is(gpus):
         assert buffer.device == GPU and gpus == [GPU]
         buffer._begin(on_gpu)
         assert gpus.pop() == GPU and not gpus
-    # It has been said, or a call was made.
+    # The caller has named the device, or a call was made.
     said = Buffer(None, 1 << 20, comm=Alone(), device="cpu")
     used = Buffer(None, 1 << 20, comm=Alone())
     used.get_dispatch_layout(torch.zeros((2, 1), dtype=torch.int64), 4)
@@ -151,7 +153,8 @@ def test_a_tensor_that_is_elsewhere_is_answered_with_the_setting(gpus):
 
 
 def spread(places: list[str]) -> list[str]:
-    """What ranks in threads that are to be in these places answer: "" is none."""
+    """The places, or the errors, of ranks in threads that ask for these devices; "" asks for
+    none."""
     from concurrent.futures import ThreadPoolExecutor
 
     from thread_ranks import Rank

@@ -1,4 +1,5 @@
-"""The same calls as on a GPU, on one that is emulated: what Python asks of the kernels, where there is no GPU."""
+"""The calls of the GPU tests on an emulated GPU: they check the arguments that Python passes to the
+kernels on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ pytestmark = [
     pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="lacks a C++ compiler"),
 ]
 
-#: Where random cases begin, and how many each mode has.
+#: The first seed of the random cases, and the number of cases of each mode.
 SEED, CASES = (int(os.environ.get(f"UCCL_EP_EMULATED_{name}", default)) for name, default in [("SEED", "0"), ("CASES", "3")])
 
 
 def serve(folder: str, pipe: Any) -> None:
-    """A process that has the emulated GPU: it calls the functions that come."""
+    """The main loop of a process with the emulated GPU: it runs the functions that arrive."""
     import cases
     import emulated
 
     torch.set_num_threads(1)
     emulated.load(Path(folder))
-    # All threads of a launch take turns on one of the host's.
+    # All threads of a launch take turns on one thread of the host.
     cases.CHANNELS, cases.CHOICES, cases.EXPERTS = 6_000, 150, 24
     while (task := pipe.recv()) is not None:
         function, args = task
@@ -48,13 +49,13 @@ def serve(folder: str, pipe: Any) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> Any:
-    """Calls a function there."""
+    """Calls a function in the process with the emulated GPU."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=serve, args=(folder, theirs), daemon=True)
         process.start()
-        # Its end is seen then.
+        # Only the process has this end now, so its death closes the pipe.
         theirs.close()
 
         def answer(function: Callable[..., None], *args: Any) -> None:
@@ -70,11 +71,11 @@ def run() -> Any:
 
 
 def prepared() -> None:
-    """An emulated GPU needs nothing."""
+    """Prepares nothing: an emulated GPU needs no reserve."""
 
 
 def in_threads(size: int, function: Callable[[Rank], Any], *args: Any) -> list[Any]:
-    """Calls a function on so many ranks."""
+    """Calls a function on ``size`` ranks."""
     return threads(size, lambda rank: function(rank, *args), prepared)
 
 
@@ -109,7 +110,7 @@ def test_memory_made_ahead_is_as_if_made_for_its_call(run: Any, case: Callable[[
 
 
 def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
-    """Barriers of all ranks among other calls; then one does not come, and is waited for once."""
+    """Barriers of all ranks; then one rank is missing, and the others wait for it once."""
     for by_host in ways:
         buffer = gpu_cases.buffer_of(rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not by_host)
         status = torch.zeros(rank.size(), dtype=torch.int32, device=buffer.device)
@@ -121,7 +122,7 @@ def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
         buffer.low_latency_query_mask_buffer(status)
         torch.cuda.current_stream().synchronize()
         buffer.check()
-        # The rank that did not come saw the others come.
+        # The missing rank masks none: the others came to all of its barriers.
         assert status.tolist() == [0, 0 if rank.rank() == 1 else 1, 0][: rank.size()]
         rank.allgather(b"")
 

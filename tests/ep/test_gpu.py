@@ -45,7 +45,7 @@ def left_out(rank: Rank, seed: int, is_late: bool) -> None:
         few.without([out], call)
         few.without([out], call)
         few.buffer.check()
-    # Windows stay until the others have ended.
+    # Windows have to exist until the other ranks have ended.
     rank.allgather(b"")
 
 
@@ -59,7 +59,7 @@ def let_in(group: Any, seed: int, **keywords: Any) -> None:
     few.lets_in(few.draw.randrange(group.size()), range(1, 10))
     torch.cuda.synchronize()
     few.buffer.check()
-    # Windows stay until the others have ended.
+    # Windows have to exist until the other ranks have ended.
     group.allgather(b"") if "comm" in keywords else torch.distributed.barrier(group)
 
 
@@ -117,12 +117,13 @@ def test_ranks_of_two_nodes_reach_each_other_by_the_host(world: Any, size: int) 
     world.run(size, in_process, 300 + size, nodes=2)
 
 
-#: Sizes of the calls that graphs repeat.
+#: Sizes of the calls in graphs.
 TOKENS, TOP_K, EXPERTS, HIDDEN = 16, 4, 8, 512
 
 
 def drawn(rank: int, size: int, calls: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choices of each call, of a number of tokens that changes, and how many each of a rank's experts gets."""
+    """The choices of each call, of varying numbers of tokens, and the counts of a rank's
+    experts."""
     generator = torch.Generator().manual_seed(7)
     choices = torch.rand(size, calls, TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices
     coming = torch.randint(0, TOKENS + 1, (size, calls, 1, 1), generator=generator)
@@ -133,7 +134,8 @@ def drawn(rank: int, size: int, calls: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 class Repeated:
-    """A dispatch and its combine, which say in ``wrong`` how many values were not as they should be."""
+    """A dispatch and its combine; ``wrong`` counts the values that differ from the expected
+    ones."""
 
     def __init__(self, buffer: Any, rank: int) -> None:
         self.buffer = buffer
@@ -141,14 +143,14 @@ class Repeated:
         self.x = torch.randn(TOKENS, HIDDEN, device="cuda").bfloat16()
         self.choices = torch.full((TOKENS, TOP_K), -1, device="cuda")
         self.counts = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32, device="cuda")
-        # Sums of these are exact.
+        # Sums with these weights are exact.
         self.weights = torch.tensor([0.5, 0.25, 1.0, 2.0], device="cuda").repeat(TOKENS, 1)
         self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        # Its kernels are loaded now.
+        # The first use loads the kernels of the comparison.
         self.compare(torch.zeros_like(self.x), self.counts)
 
     def call(self) -> None:
-        """Both, with the choices that are there when it runs."""
+        """A dispatch and a combine, with the choices at the time they run."""
         rows, count, handle, _, hook = self.buffer.low_latency_dispatch(
             self.x, self.choices, TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
         )
@@ -157,7 +159,7 @@ class Repeated:
         self.compare(out, count)
 
     def compare(self, out: torch.Tensor, count: torch.Tensor) -> None:
-        """Counts what is wrong."""
+        """Adds the number of wrong values."""
         factor = (self.weights * (self.choices >= 0)).sum(1, keepdim=True)
         wanted = (self.x.float() * factor).bfloat16()
         self.wrong += (out != wanted).sum() + (count != self.counts).sum()
@@ -177,11 +179,11 @@ def in_graph(group: Any, calls: int, meet: Callable[[], Any], **keywords: Any) -
         if turn == rank:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 repeated.call()
-    # Capturing has given back what torch kept.
+    # The capture has returned torch's cached memory.
     meet()
     reserve()
     meet()
-    # One before that is not in the graph, and one after.
+    # One call precedes the graph, and one follows it.
     repeated.call()
     for number in range(calls):
         repeated.choices.copy_(choices[number])
@@ -219,7 +221,7 @@ def waits_of(rank: Rank, tokens: int) -> list[list[int]]:
 
     buffer = Buffer(None, 0, 1 << 24, low_latency_mode=True, comm=rank, device="cuda", timeout=20)
     x = torch.ones((tokens, 256), dtype=torch.bfloat16, device="cuda")
-    # All tokens go to all experts.
+    # Each token is sent to all experts.
     choices = torch.arange(8, device="cuda").repeat(tokens, 1)
     weights = torch.ones((tokens, 8), device="cuda")
     waits = torch.zeros((2, 2), dtype=torch.int64, device="cuda")
@@ -238,7 +240,7 @@ def waits_of(rank: Rank, tokens: int) -> list[list[int]]:
     return said
 
 
-# Of more tokens, a rank waits for weights before it sends anything back.
+# With more tokens, a rank waits for weights before it sends rows back.
 @pytest.mark.parametrize("tokens", [4, 64])
 def test_statistics_say_which_rank_was_waited_for(tokens: int) -> None:
     first = threads(2, lambda rank: waits_of(rank, tokens))[0]
@@ -282,7 +284,7 @@ def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(when: str, 
         ranks.end()
     if not masks:
         assert all(text.startswith(f"{gpu_lost.PHASES[when]} on rank {rank}") for rank, text in enumerate(texts)), texts
-        # The first to fail tells the other.
+        # The first rank to fail notifies the other.
         assert any(f"rank {gpu_lost.LOST} has ended" in text for text in texts), texts
 
 
@@ -294,13 +296,13 @@ def test_nothing_grows_with_random_calls() -> None:
 def with_pool(rank: Rank) -> None:
     from uccl.ep import Buffer
 
-    # As callers begin, who clear the memory that calls then use.
+    # Callers first clear the memory that calls then use.
     few = FewTokens(rank, 11, comm=rank, device="cuda", timeout=20)
     pool = few.buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
     assert pool.device == few.buffer.device and pool.zero_().count_nonzero() == 0
     part = few.buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([4, 8]), offset=64)
     part.fill_(1)
-    # Both bytes of a one in bf16 are set.
+    # Both bytes of a bf16 one are set.
     assert part.shape == (4, 8) and pool.count_nonzero() == 64
     torch.cuda.current_stream().synchronize()
     rank.allgather(b"")
@@ -309,7 +311,7 @@ def with_pool(rank: Rank) -> None:
     small = Buffer(None, 0, 1 << 12, low_latency_mode=True, comm=rank, device="cuda")
     tensor = small.get_local_buffer_tensor(torch.uint8)
     small.destroy()
-    # The memory is there for as long as the tensor.
+    # The tensor keeps the memory.
     assert tensor.fill_(7).sum() == 7 * tensor.numel()
 
 

@@ -52,7 +52,7 @@ def test_a_graph_does_not_take_what_was_laid_out_before_it() -> None:
     threads(1, gpu_cases.not_in_graph)
 
 
-#: Blocks of a launch: one sends and takes, one sends and one takes, and some do each.
+#: Blocks of a launch: one block sends and receives, or one of each, or several of each.
 NUM_SMS = [1, 2, 3, 24]
 
 
@@ -115,7 +115,8 @@ def test_a_signal_ends_the_wait_for_counts() -> None:
 
 
 def in_graph(rank: Rank) -> None:
-    """A dispatch with rows for the worst case and its combine are repeated with other tokens."""
+    """A graph repeats a dispatch with rows for the worst case, and its combine, with other
+    tokens."""
     exact = Exact(rank, buffer_of(rank))
     worst, graph = TOKENS * rank.size(), torch.cuda.CUDAGraph()
     x, wrong = exact.given[0], torch.zeros((), dtype=torch.int64, device="cuda")
@@ -127,14 +128,14 @@ def in_graph(rank: Rank) -> None:
     for turn in range(rank.size()):
         rank.allgather(b"")
         if turn == rank.rank():
-            # Kernels are loaded before the graph is captured, and before any waits.
+            # Kernels are loaded before the capture, and before any kernel waits.
             compare(x.add_(1))
             x.sub_(1)
             wrong.zero_()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 compare(exact.normal(num_worst_tokens=worst))
     rank.allgather(b"")
-    # Capturing has given back what torch kept.
+    # The capture has returned torch's cached memory.
     reserve()
     rank.allgather(b"")
     compare(exact.normal(num_worst_tokens=worst))

@@ -28,14 +28,15 @@ class Pair:
         self.ranks = []
         script = str(Path(__file__).with_name("host_rank.py"))
         for rank, name in enumerate(hosts.names):
-            # Namespaces share their machine's memory, which hosts do not.
+            # Namespaces share their machine's memory, unlike hosts.
             environment = {**os.environ, "UCCL_EP_NODE": str(rank), "UCCL_P2P_TRANSPORT": "tcp"}
             command = ["ip", "netns", "exec", name, sys.executable, script, str(folder), str(rank), "2"]
             ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             self.ranks.append(subprocess.Popen(command, env=environment, **ends))
 
     def line(self, rank: int) -> str:
-        """What a rank says next; it says something or ends before its deadlines have passed twice."""
+        """The next line of a rank; a rank prints one or ends before its deadlines have passed
+        twice."""
         process = self.ranks[rank]
         text = process.stdout.readline().strip()
         return text or f"nothing: {process.communicate()[1]}"

@@ -1,4 +1,4 @@
-"""Ranks that are left out and let in again, barriers, and ranks that give up on a call."""
+"""Ranks that are masked and unmasked, barriers, and ranks that give up on a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS, HIDDEN, TOP_K = 9, 256, 3
 
 
 class Few:
-    """Pairs of low latency mode's calls."""
+    """Dispatches and combines of low latency mode."""
 
     def __init__(self, buffer, experts: int) -> None:
         self.buffer, self.experts = buffer, experts
@@ -33,7 +33,7 @@ class Few:
 
 
 class Many(Few):
-    """Those of normal mode, in rounds."""
+    """Dispatches and combines of normal mode, in rounds."""
 
     def dispatch(self, x, chosen, weights):
         per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(chosen, self.experts)
@@ -46,7 +46,7 @@ class Many(Few):
 
 
 def back_again(group, kind: type[Few]) -> None:
-    """Leaves the last rank out for some calls, on all ranks at the same call, and lets it in again."""
+    """Masks the last rank for some calls, on all ranks at the same call, and unmasks it."""
     from uccl.ep import Buffer
 
     me, ranks = group.rank(), group.size()
@@ -110,7 +110,7 @@ def test_a_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out(world,
 
 
 def barriers(group) -> list[int]:
-    """Barriers of all ranks, and of those that are there; rank 1 makes fewer than the others."""
+    """Barriers of all ranks, and then of the present ones: rank 1 makes fewer than the others."""
     from uccl.ep import Buffer, ElasticBuffer
 
     buffer = Buffer(group, 0, 1 << 20, low_latency_mode=True, enable_shrink=True, timeout=2)
@@ -120,7 +120,7 @@ def barriers(group) -> list[int]:
         buffer.clean_low_latency_buffer(2, 512, 6)
         elastic.barrier()
     if group.rank() != 1:
-        # It is late, then it is left out; there is no store to meet by.
+        # Rank 1 is late, and masked from then on; there is no store to meet by.
         for _ in range(3):
             buffer.clean_low_latency_buffer(2, 512, 6)
         buffer.low_latency_query_mask_buffer(status)
@@ -134,7 +134,7 @@ def test_a_barrier_leaves_out_who_does_not_come_and_who_is_masked(world, nodes):
 
 
 def late_barrier(group) -> str:
-    """Rank 1 does not come, and no rank is masked."""
+    """Rank 1 misses a barrier, and no rank is masked."""
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, timeout=1)
@@ -165,7 +165,7 @@ def test_a_rank_does_not_leave_itself_out(world):
 
 
 def worst(group) -> tuple[str, str]:
-    """Rank 0 has too few rows for what arrives."""
+    """Rank 0 has room for fewer rows than it receives."""
     from uccl.ep import Buffer
 
     ranks = group.size()
@@ -189,7 +189,7 @@ def test_a_rank_without_room_tells_the_others(world):
 
 
 def hints(group) -> tuple[int, int]:
-    """Rank 0 asks again, alone."""
+    """Rank 0 asks for the hint several times, alone."""
     from uccl.ep import ElasticBuffer
 
     first = ElasticBuffer.get_buffer_size_hint(group, 8, 512, 2)
@@ -217,7 +217,8 @@ def test_more_sms_are_asked_for_where_nothing_is_computed_beside(world):
 
 
 class Store(dict):
-    """A store in memory, as far as ranks meet by it; what one asks for and is not there it waits for as long as torch's do."""
+    """A store in memory with the methods that a meeting uses; ``get`` waits for a missing key as
+    long as torch's."""
 
     set = dict.__setitem__
 
@@ -247,7 +248,7 @@ def test_a_rank_that_gives_up_between_two_looks_is_waited_for_no_longer_than_the
     from uccl.ep._meeting import Meeting
 
     class Leaves(Store):
-        """Rank 1's own words go when they have been seen to be there."""
+        """The request of rank 1 disappears after ``check`` has seen it."""
 
         def check(self, keys):
             seen = super().check(keys)

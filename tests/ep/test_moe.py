@@ -1,4 +1,5 @@
-"""The model of examples/moe: it learns and writes the same with its experts spread over ranks as with all of them on each."""
+"""The model of examples/moe: it learns and writes the same with its experts spread over ranks as
+with all of them on each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def test_a_model_learns_the_same_with_its_experts_on_several_ranks(world, ranks:
 
 
 def passed(group, tokens: list[int], most: int):
-    """Results and gradients of some tokens of each rank, whose choices are below ``most``: of experts that are spread, and that are not."""
+    """Compares results and gradients of spread experts with those of whole ones. The ranks have
+    ``tokens`` tokens, with choices below ``most``."""
     sys.path.insert(0, str(EXAMPLE))
     import alone
     import model

@@ -1,4 +1,4 @@
-"""The oracle itself, by numbers that can be checked by hand."""
+"""The oracle itself, with numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_logfmt_keeps_zeros_extremes_and_blocks_that_reach_one():
     row[:3] = torch.tensor([0.5, -0.5, 2.0**-40])
     row[128:130] = torch.tensor([1.0, 0.3])
     back = formats.through_logfmt(row)
-    # What is more than 32 powers of two below the largest becomes 32 below it.
+    # A value more than 32 powers of two below the largest becomes 32 below it.
     assert back[:4].tolist() == [0.5, -0.5, 2.0**-33, 0.0]
     assert torch.equal(back[128:], row[128:])
 
@@ -63,7 +63,8 @@ def test_nvfp4_has_two_values_in_a_byte_and_a_scale_for_sixteen():
 @pytest.mark.parametrize(
     ("ranks_of_parts", "multiple", "nodes", "wanted"),
     [
-        # One and two halves of the next step, of one rank, of one node, or neither.
+        # One and two halves of the next step; both halves come from one rank, from one node, or
+        # from neither.
         ([0, 0, 2], False, 2, 1 + 2.0**-7),
         ([0, 0, 2], True, 1, 1.0),
         ([0, 1, 2], True, 1, 1 + 2.0**-7),

@@ -1,4 +1,5 @@
-"""Rows that callers have quantised go through the second interface as bytes, and their scales as words of four of them."""
+"""Rows that callers have quantised pass through the second interface as bytes, and their scales as
+words of four bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from oracle.routing import Shape
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 HIDDEN, MOST, TOP_K, RANKS, EXPERTS = 384, 24, 3, 3, 12
-#: Values that have one scale in MXFP8.
+#: The number of values with one scale in MXFP8.
 NARROW = 32
 #: A power of two, so that decoded values are exact in bf16.
 GLOBAL_SCALE = 256.0
 
 
 class MxFp8:
-    """E4M3, and for 32 values a byte that is the exponent of a power of two."""
+    """E4M3, and one byte for 32 values: the exponent of a power of two."""
 
     row_dtype, sf_words = torch.float8_e4m3fn, HIDDEN // 128
 
@@ -43,7 +44,7 @@ class MxFp8:
 
 
 class NvFp4:
-    """Two E2M1 in a byte, and for 16 values a scale of E4M3."""
+    """Two E2M1 values in a byte, and an E4M3 scale for 16 values."""
 
     row_dtype, sf_words = torch.uint8, HIDDEN // 64
 
@@ -75,7 +76,8 @@ def inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def packs(group: Any, form: Any, do_expand: bool, is_col_major: bool) -> None:
-    """Dispatches, compares the bytes, decodes them, and combines; then again, with the handle."""
+    """Dispatches, compares the bytes, decodes them, and combines; then repeats all with the
+    handle."""
     from uccl.ep import ElasticBuffer
 
     rank = group.rank()

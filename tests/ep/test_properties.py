@@ -1,6 +1,7 @@
 """Random calls of random ranks, compared with the oracle bit for bit.
 
-``UCCL_EP_CASES`` says how many cases each test runs, ``UCCL_EP_CASE_SEED`` runs one case again; a failure names its own.
+``UCCL_EP_CASES`` is the number of cases of each test, ``UCCL_EP_CASE_SEED`` repeats one case; a
+failure names its seed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from oracle.routing import Shape
 
 pytestmark = [pytest.mark.xdist_group("many-ranks"), pytest.mark.timeout(600)]
 
-#: Seconds for the cases of one test, unless their number is said.
+#: Seconds for the cases of one test, unless their number is set.
 SECONDS = 6
 
 
@@ -35,8 +36,8 @@ def check(
     seconds: int = SECONDS,
     transport: str = "tcp",
 ) -> None:
-    """Runs a function on the ranks of random cases; ``size`` draws how many there are, and on how many nodes, between which
-    there is ``transport``."""
+    """Runs a function on the ranks of random cases. ``size`` draws the numbers of ranks and nodes,
+    and ``transport`` connects the nodes."""
     said = os.environ.get("UCCL_EP_CASE_SEED")
     most = int(os.environ.get("UCCL_EP_CASES", "0"))
     seed = int(said) if said else random.SystemRandom().randrange(2**40)
@@ -73,16 +74,16 @@ def apart(draw: Draw) -> tuple[int, int]:
 
 
 def few_tokens(group: Any, seed: int) -> None:
-    """Two calls under way at a time, ended in any order, again and again on one buffer."""
+    """Two calls in flight at a time, ended in any order, several times on one buffer."""
     rank = FewTokens(group, seed)
     rank.two_at_a_time()
-    # Others read this rank's rows until they have called their hooks.
+    # Other ranks read this rank's rows until they have called their hooks.
     torch.distributed.barrier(group)
     rank.buffer.destroy()
 
 
 def masked(group: Any, seed: int) -> None:
-    """One rank is left out: nothing comes from it, and its experts count for nothing."""
+    """One rank is masked: it sends nothing, and its experts add nothing."""
     rank = FewTokens(group, seed, enable_shrink=True)
     out = rank.draw.randrange(rank.shape.ranks)
     call = rank.draw.call(rank.sizes)
@@ -93,7 +94,7 @@ def masked(group: Any, seed: int) -> None:
 
 
 def packed(group: Any, seed: int) -> None:
-    """LogFMT-10: blocks that are packed beside blocks that are sent as they are."""
+    """LogFMT-10: packed blocks beside blocks that are sent unpacked."""
     rank = FewTokens(group, seed)
     call = rank.call()
     returned = rank.dispatch(call, False)
@@ -103,7 +104,7 @@ def packed(group: Any, seed: int) -> None:
 
 
 def rounded_once(group: Any) -> float:
-    """A sum of three choices that comes out as 0 where a step is rounded twice."""
+    """A sum of three choices that is 0 if a step is rounded twice."""
     from uccl.ep import Buffer
 
     # 205 * 5237765 = 2^30 + 1, so the second step is 1 + 2^-24 + 2^-54: a little more than half way to the next f32.
@@ -141,7 +142,7 @@ def narrow(group: Any, seed: int) -> None:
     from uccl.ep import Buffer
 
     draw, rank, ranks = inputs_of(seed), group.rank(), group.size()
-    # Most callers have whole tiles.
+    # Most callers use whole tiles.
     most = draw.choice([128 // ranks * draw.choice([1, 2]), draw.randint(1, 150)])
     shape = Shape(ranks, ranks * draw.choice([1, 3]))
     sizes = Sizes(shape, draw.choice([128, 384, 512]), draw.randint(1, shape.experts), most)

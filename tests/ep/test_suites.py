@@ -1,4 +1,4 @@
-"""The program that runs DeepEP's own suites, on one that stands for them."""
+"""Tests the program that runs DeepEP's own suites, with a stand-in for a suite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(200)]
 
 PROGRAM = Path(__file__).parents[1] / "deepep" / "run.py"
 
-#: A suite whose ranks meet, as DeepEP's do, and dispatch to each other.
+#: A suite with ranks that meet and dispatch to each other, as DeepEP's do.
 SUITE = """
 import argparse
 import torch
@@ -60,7 +60,7 @@ def test_a_suite_runs_on_threads_with_deepeps_helpers_beside_our_modules(tmp_pat
     for folder in (utils, suites / "legacy", suites / "elastic"):
         folder.mkdir(parents=True)
     (utils / "math.py").write_text("def twice(x):\n    return 2 * x\n")
-    # Ours is there already, and theirs is replaced.
+    # Our `event.py` stays, and DeepEP's `testing.py` is replaced.
     (utils / "event.py").write_text("raise ImportError\n")
     (utils / "testing.py").write_text("def flush_l2_cache(): ...\ndef bench(): ...\ndef bench_kineto(): ...\n")
     (suites / "legacy" / "test_intranode.py").write_text(SUITE)

@@ -16,7 +16,7 @@ LIMIT = 50
 
 
 class Ranks:
-    """What ranks in threads meet at, as a communicator of MPI's is."""
+    """A board at which ranks in threads meet, in the manner of an MPI communicator."""
 
     def __init__(self, size: int) -> None:
         self.size, self.board = size, [b""] * size
@@ -24,23 +24,23 @@ class Ranks:
 
 
 class Rank:
-    """One of them."""
+    """One of the ranks."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
         self._ranks, self._number = ranks, number
 
     def rank(self) -> int:
-        """Which it is."""
+        """The number of this rank."""
         return self._number
 
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._ranks.size
 
     Get_rank, Get_size = rank, size
 
     def allgather(self, mine: bytes) -> list[bytes]:
-        """What all give."""
+        """Returns the values of all ranks, by rank."""
         self._ranks.board[self._number] = mine
         self._ranks.barrier.wait()
         everyone = list(self._ranks.board)
@@ -49,7 +49,8 @@ class Rank:
 
 
 def reserve() -> None:
-    """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
+    """Has torch allocate memory for this stream and load kernels: the driver does neither while a
+    kernel waits for another rank."""
     from uccl.ep._elastic_handle import places_by_choice
     from uccl.ep._gpu_elastic import aligned_sums
     from uccl.ep._gpu_routed import metadata_by_token
@@ -58,15 +59,15 @@ def reserve() -> None:
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
     for dtype in (torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16):
         ones = torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
-        # Of other strides, and of none.
+        # Kernels for other strides, and for strides of 0.
         torch.empty((8, 8), dtype=dtype, device="cuda")[:, :5].t().contiguous()
         ones.as_strided((8, 8), (1, 0)).contiguous()
         ones.int()
     ones = torch.ones(9, dtype=torch.int32, device="cuda")
-    # Torch has other kernels for memory that is not aligned to 16 bytes.
+    # torch has other kernels for memory that is not aligned to 16 bytes.
     for part in (ones[:8], ones[1:]):
         aligned_sums(part, 8).add_(aligned_sums(part, 1)).add_(part)
-        # What handles make when they are first read.
+        # Kernels of the tensors that handles make when they are first read.
         for choices in (part.unsqueeze(1).repeat(1, 3), part.long().unsqueeze(1).repeat(1, 3)):
             metadata_by_token(part, part, choices, 4).cpu()
             torch.where(places_by_choice(choices, 2, 2) >= 0, 4 + choices, -1).int().cpu()
@@ -75,7 +76,7 @@ def reserve() -> None:
 
 
 def wait_until_freed() -> None:
-    """Waits for the thread that frees memory of GPUs that was dropped; it ends when it has."""
+    """Waits for the thread that frees dropped GPU memory; it ends when all is freed."""
     deadline = time.monotonic() + LIMIT
     while "uccl-gpu-reaper" in names_of_threads():
         assert time.monotonic() < deadline, "memory of GPUs is not freed"
@@ -83,10 +84,11 @@ def wait_until_freed() -> None:
 
 
 def threads(size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve) -> list[Any]:
-    """Runs a function on ranks in threads, each with a stream of its own, which ``prepare`` is called with first."""
+    """Runs a function on ranks in threads, each with a stream of its own; ``prepare`` is called
+    first on each stream."""
     ranks = Ranks(size)
-    # What an exception of an earlier test has kept goes now, and its memory is freed: the driver would wait for the kernels of the first rank, and
-    # hold up those of the next.
+    # An exception of an earlier test may hold memory, which is freed now: otherwise the driver
+    # would wait for the kernels of the first rank before it frees, and delay those of the next.
     gc.collect()
     wait_until_freed()
 

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, which outlive a test: starting them takes a second or two."""
+"""Ranks in processes that outlive a test: starting them takes a second or two."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from typing import Any, Callable
 
 from middle import STREAMS, in_the_middle
 
-#: The most ranks that most tests have.
+#: The most ranks of most tests.
 MOST = 4
 #: Seconds that a function may take on all ranks.
 LIMIT = 50
 
 
 def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
-    """What a rank's process does: calls the functions that come, and sends back what they return."""
-    # A rank that fails leaves the others waiting.
+    """The main loop of a rank's process: runs the functions that arrive, and sends their results
+    back."""
+    # The other ranks wait this long for a rank that fails.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
-    # Tests of GPUs say so: these processes have begun to use them, where there are any.
+    # Tests of GPUs name the device: these processes have begun to use GPUs, where there are any.
     os.environ["UCCL_EP_DEVICE"] = "cpu"
-    # Each end of a connection over ofi_rxm takes 5,000 buffers, which nobody uses. Of the size that they otherwise have, 16 ranks had
-    # 16 GB of them.
+    # Each end of a connection over ofi_rxm allocates 5,000 buffers, which remain unused. With the
+    # default size of a buffer, 16 ranks had 16 GB of them.
     os.environ.setdefault("FI_OFI_RXM_BUFFER_SIZE", "512")
-    # The distribution that has no more than this name, unless it is installed.
+    # The distribution that only has DeepEP's name, for a machine without it.
     sys.path.append(str(Path(__file__).parents[2] / "python" / "deep_ep"))
     import torch
 
     torch.set_num_threads(1)
-    # Ranks share GPUs only where there are too few.
+    # Ranks share GPUs only if there are too few.
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist = torch.distributed
@@ -45,7 +46,7 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
             break
         size, nodes, transport, function, args = task
         os.environ["UCCL_EP_NODE"] = str(rank * nodes // size)
-        # Ranks of other programs do not move.
+        # Outside tests, ranks do not change their nodes.
         if "uccl.ep._elastic" in sys.modules:
             sys.modules["uccl.ep._elastic"].KNOWN_NODES.clear()
         way = over(transport)
@@ -59,8 +60,8 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
 
 
 def over(transport: str) -> contextlib.AbstractContextManager:
-    """Chooses what there is between nodes: a transport, for libfabric with its provider after a colon, or "chaos": TCP through
-    something in the middle."""
+    """Sets the transport between nodes; a colon separates libfabric from its provider. "chaos" is
+    TCP through a relay."""
     is_chaos = transport == "chaos"
     kind, _, provider = ("tcp" if is_chaos else transport).partition(":")
     os.environ["UCCL_P2P_TRANSPORT"], os.environ["UCCL_LIBFABRIC_PROVIDER"] = kind, provider
@@ -94,8 +95,9 @@ class World:
         transport: str = "tcp",
         lost: tuple[int, ...] = (),
     ) -> list[Any]:
-        """What ``function(group, *args)`` returns on each of so many ranks, which are kept apart as if on so many nodes, and reach
-        those of other nodes over ``transport``, as :func:`over` knows it; None on one that ends in it."""
+        """The results of ``function(group, *args)`` on ``ranks`` ranks, which behave as if on
+        ``nodes`` nodes, and reach those of other nodes over ``transport`` (see :func:`over`). The
+        result of a rank in ``lost``, which ends in the function, is None."""
         for _, pipe in self._ranks:
             pipe.send((ranks, nodes, transport, function, args))
         answers = []

@@ -1,31 +1,33 @@
 """Runs a command on real RDMA verbs devices, inside a throw-away guest.
 
-The guest is a Linux kernel with a software RDMA driver (soft-RoCE, rdma_rxe). It sees the host's / at the same paths under a copy-on-write overlay: programs
-built on the host run with the host's libraries, and what they write is thrown away, but for the
-scratch folder, which is the host's own.
+The guest is a Linux kernel with a software RDMA driver (soft-RoCE, rdma_rxe). It sees the host's /
+at the same paths under a copy-on-write overlay: programs built on the host run with the host's
+libraries, and their writes are thrown away, but for the scratch folder, which is the host's own.
 
 Engines: "uml", a user-mode kernel (an ordinary process: native code, about one second to boot,
 nothing asked of the machine), built once from Debian's linux-source (some minutes on two cores);
 "kvm" and "tcg", QEMU with Debian's stock kernel on the processor's virtualization or by emulation.
-"auto" is kvm where the processor has virtualization, uml elsewhere and for --apart. With uml, threads of one
-process run one at a time: on the default single CPU a thread that spins until another acts waits
-for the next tick (1 ms); --cpus 2 makes processes that poll faster, and such threads much slower.
-Each stretch of a process's memory that is contiguous in the guest is a mapping of the host's, which allows a
-process /proc/sys/vm/max_map_count of them: one that has more, some 256 MiB of pages taken here and there, stands still
-without a word. Memory that is populated at once (MAP_POPULATE), in a fresh guest, takes few, and a tenth of the time.
+"auto" is kvm where the processor has virtualization, uml elsewhere and for --apart. With uml,
+threads of one process run one at a time: on the default single CPU a thread that spins until
+another acts waits for the next tick (1 ms); --cpus 2 makes processes that poll faster, and such
+threads much slower.
+Each stretch of a process's memory that is contiguous in the guest is a mapping of the host, which
+allows a process /proc/sys/vm/max_map_count mappings. A process beyond this limit, at some 256 MiB
+of scattered pages, hangs without a message. Memory that is populated at once (MAP_POPULATE) in a
+fresh guest needs few mappings, and a tenth of the time.
 
 One guest has both ends of every rail (a veth pair rail<i>a - rail<i>b with devices rxe<i>a and
-rxe<i>b); with --apart, the b ends are in a network namespace of their own, so that whoever is there
-crosses the cable to get here. Two guests are joined by virtual cables: the first has the a ends, the second the b ends,
-and both run COMMAND. Its environment is the caller's, and
+rxe<i>b); with --apart, the b ends are in a network namespace of their own, and a process there
+reaches the a ends over the cable. Two guests are joined by virtual cables: the first has the a
+ends, the second the b ends, and both run COMMAND. Its environment is the caller's, and
   RDMA_VM_RANK, _GUESTS, _RAILS       this guest's number (0, 1); how many of each
   RDMA_VM_DEVS, RDMA_VM_PEER_DEVS     devices of this and of the other end: rxe0a,rxe1a
   RDMA_VM_ADDRS, RDMA_VM_PEER_ADDRS   their IPv4 addresses: rail i is 10.77.<i>.1 and .2
   RDMA_VM_GID_INDEX                   1, the RoCEv2 GID made of that address
   RDMA_VM_PEER_NETNS                  with --apart, the file of the other end's network namespace
   RDMA_VM_SCRATCH                     the folder that outlives the guest
-Exit status: COMMAND's (of two guests, the first that is not 0); 77 when this machine lacks what a
-guest needs; 124 when COMMAND ran past --timeout; 125 when the guest failed (its console is shown).
+Exit status: COMMAND's (of two guests, the first that is not 0); 77 when this machine lacks a part
+of the guest; 124 when COMMAND ran past --timeout; 125 when the guest failed (its console is shown).
 """
 
 from __future__ import annotations
@@ -45,11 +47,12 @@ from machine import Guest
 from shell import FAILED, GuestError
 
 HANGS_AFTER_S = 180
-"""A guest keeps to the time limit by itself; after so long on top it hangs."""
+"""A guest enforces the time limit itself. After these seconds beyond the limit it counts as
+hanging."""
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     p = argparse.ArgumentParser(
         prog="guest",
         usage="guest [options] -- COMMAND [ARG...]",
@@ -116,14 +119,15 @@ def parse() -> argparse.Namespace:
 
 
 def has_virtualization() -> bool:
-    """Whether the processor has it; software stand-ins for KVM cannot run a stock kernel."""
+    """Whether the processor has virtualization; software stand-ins for KVM cannot run a stock
+    kernel."""
     with open("/proc/cpuinfo") as f:
         flags = set(f.read().split())
     return bool({"svm", "vmx"} & flags) and os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def run(options: argparse.Namespace, kernel: str) -> int:
-    """Boots the guests, runs the command in them and ends them; the exit status."""
+    """Boots the guests, runs the command in them and ends them; returns the exit status."""
     with contextlib.ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="rdma-vm.")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -146,7 +150,7 @@ def run(options: argparse.Namespace, kernel: str) -> int:
 
 
 def wait(guests: list[Guest], deadline: float) -> None:
-    """Until all have ended, or hang."""
+    """Waits until all guests have ended, or one hangs."""
     started = len(guests) == 1
     # A list, so that all of them are pumped.
     while any([guest.pump() for guest in guests]) and time.monotonic() < deadline:
@@ -158,7 +162,7 @@ def wait(guests: list[Guest], deadline: float) -> None:
 
 
 def end(guest: Guest, verbose: bool) -> int:
-    """Ends a guest; its command's exit status."""
+    """Ends a guest; returns the exit status of its command."""
     guest.stop()
     guest.pump()
     status = int(guest.read("status") or FAILED)
@@ -168,7 +172,7 @@ def end(guest: Guest, verbose: bool) -> int:
 
 
 def main() -> int:
-    """What was asked for on the command line; the exit status."""
+    """Runs the command line; returns the exit status."""
     options = parse()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda n, _: sys.exit(128 + n))

@@ -1,4 +1,4 @@
-"""Debian's packages: those that a guest needs here, and those that its kernel is made of."""
+"""Debian's packages: those that a guest needs here, and those that contain its kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "host"
 
 
 def install(needs: dict[str, str]) -> None:
-    """Installs what is not there: `needs` has packages by a path of each."""
+    """Installs missing packages: `needs` maps a path of each package to its name."""
     missing = sorted({package for path, package in needs.items() if not glob.glob(path)})
     if not missing:
         return
@@ -30,7 +30,7 @@ def install(needs: dict[str, str]) -> None:
 
 
 def unpack(meta: str, suite: str, work: str) -> str:
-    """Unpacks the package that `meta` stands for in a suite into `work`; its name."""
+    """Unpacks the package that `meta` depends on in a suite into `work`; returns its name."""
     if not shutil.which("apt-get"):
         raise Lacking(
             "lacks Debian's apt-get, which fetches the guest's kernel; that can be copied here "
@@ -59,7 +59,7 @@ def _unpack(meta: str, suite: str, work: str) -> str:
 
 
 def _sources_of(suite: str, work: str) -> list[str]:
-    """Options that give apt lists of its own: the host's sources stay as they are."""
+    """Options that give apt lists of its own: the host's sources do not change."""
     os.makedirs(work + "/lists/partial")
     sites = call(
         "apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages"

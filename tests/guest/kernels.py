@@ -23,23 +23,24 @@ USERLAND = {
     "/usr/lib/*/libibverbs/librxe-*.so": "ibverbs-providers",
     "/usr/bin/pgrep": "procps",
 }
-"""What the guest runs of the host: packages by a path of each."""
+"""The host's programs that the guest runs: a path of each package, and the package."""
 
 
 def prepare(engine: str, suite: str | None) -> str:
-    """Installs what a guest needs and makes its kernel, unless there; the kernel's folder."""
+    """Installs the packages of a guest and makes its kernel, unless there is one; returns the
+    kernel's folder."""
     if platform.machine() != "x86_64":
         raise Lacking(f"lacks guests for {platform.machine()}: they exist for x86_64")
     kind = user_mode if engine == "uml" else stock
     suite = suite or kind.SUITE
-    # By what the kernel is made of: changes around the recipe build nothing anew.
+    # The key depends on the recipe alone: other changes of these modules rebuild no kernel.
     key = zlib.crc32(repr(kind.RECIPE).encode())
     kernel = f"{CACHE}/{'uml' if engine == 'uml' else 'qemu'}-{suite}-{key:08x}"
     os.makedirs(CACHE, exist_ok=True)
     with open(CACHE + "/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = os.path.exists(kernel)
-        # A user-mode kernel that is there needs no compiler.
+        # An existing user-mode kernel needs no compiler.
         debian.install(USERLAND if made and engine == "uml" else {**USERLAND, **kind.NEEDS})
         if not made:
             print(f"guest: making the kernel, {kernel}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""One guest: how it is started, talked to and ended."""
+"""One guest: its start, its control folder and its end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from collections.abc import Mapping
 BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
 PR_SET_PDEATHSIG = 1
 PEER_NETNS = "peer"
-"""The network namespace of the b ends, where they have their own."""
+"""The network namespace of the b ends with --apart."""
 
 
 def _assignments(values: Mapping[str, object], prefix: str = "") -> str:
-    """A shell's assignments."""
+    """Shell assignments of these values."""
     return "".join(f"{prefix}{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 class Guest:
-    """A guest, and the control folder through which it and this process talk."""
+    """A guest, and the control folder through which it and this process communicate."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Guest:
             self.streams.append((open(f"{control}/{name}", "rb"), to))
 
     def _write_control(self) -> None:
-        """What the scripts in boot/ read."""
+        """Writes the files that the scripts in boot/ read."""
         options, rank = self.options, self.rank
         here, there = ("a", "b") if rank == 0 else ("b", "a")
         rails = range(options.rails)
@@ -181,7 +181,7 @@ class Guest:
             f.write(text)
 
     def read(self, name: str) -> str | None:
-        """A file of the control folder, if it is there."""
+        """The text of a file of the control folder, or None."""
         with (
             contextlib.suppress(FileNotFoundError),
             open(f"{self.control}/{name}", errors="replace") as f,
@@ -190,7 +190,7 @@ class Guest:
         return None
 
     def pump(self) -> bool:
-        """Passes on what the command has written since; whether the guest still runs."""
+        """Passes on new output of the command; returns whether the guest still runs."""
         running = self.process.poll() is None
         for source, to in self.streams:
             if data := source.read():

@@ -1,4 +1,4 @@
-"""Runs other programs, and says why a guest cannot be had."""
+"""Runs other programs, and reports the reason why there is no guest."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shlex
 import subprocess
 
 FAILED = 125
-"""Exit status when the guest failed, or what it needs could not be made."""
+"""Exit status when the guest failed, or a part of it could not be made."""
 LACKING = 77
-"""Exit status when this machine lacks what a guest needs, and it could not be installed."""
+"""Exit status when this machine lacks a part of the guest that could not be installed."""
 
 
 class GuestError(Exception):
@@ -19,13 +19,13 @@ class GuestError(Exception):
 
 
 class Lacking(GuestError):
-    """This machine cannot have a guest; the message says what it lacks."""
+    """This machine cannot have a guest; the message names the missing part."""
 
     status = LACKING
 
 
 def call(*words: str, folder: str | None = None) -> str:
-    """The output of a command that has to succeed; it is shown only when it does not."""
+    """The output of a command that has to succeed; a failure shows it."""
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", LC_ALL="C")
     ended = subprocess.run(
         words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

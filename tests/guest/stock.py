@@ -13,7 +13,7 @@ PACKAGE = "linux-image-amd64"
 SUITE = "host"
 
 NEEDS = {"/usr/bin/qemu-system-x86_64": "qemu-system-x86", "/sbin/modprobe": "kmod"}
-"""What making and running it takes: packages by a path of each."""
+"""Packages that make and run the kernel: a path of each, and the package."""
 
 MODULES = """virtio_pci 9pnet_virtio 9p overlay virtio_net veth dummy ib_uverbs rdma_ucm
  crc32_generic rdma_rxe sch_netem sch_tbf sch_prio""".split()
@@ -22,11 +22,11 @@ with open(os.path.join(os.path.dirname(__file__), "boot/qemu.sh")) as _f:
     INIT = _f.read()
 
 RECIPE = (MODULES, INIT)
-"""All that decides what the kernel is like, beside its package."""
+"""All ingredients of the kernel, beside its package."""
 
 
 def make(work: str, package: str, to: str) -> None:
-    """vmlinuz from the unpacked package, and an initramfs."""
+    """Copies vmlinuz from the unpacked package, and makes an initramfs."""
     version = package.removeprefix("linux-image-")
     call("/sbin/depmod", "-b", work, version)
     order: dict[str, str] = {}  # module files, dependencies first

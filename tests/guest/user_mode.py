@@ -1,4 +1,4 @@
-"""The kernel of user-mode Linux: built from Debian's source, a program that boots in a second."""
+"""The kernel of user-mode Linux: a program that boots in a second, built from Debian's source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDS = {
     "/usr/bin/bc": "bc",
     "/usr/bin/xz": "xz-utils",
 }
-"""What building takes: packages by a path of each."""
+"""Packages that build the kernel: a path of each, and the package."""
 
 OPTIONS = """
  64BIT SMP HIGH_RES_TIMERS NO_HZ_IDLE PRINTK BUG MULTIUSER FUTEX EPOLL SIGNALFD TIMERFD EVENTFD
@@ -28,7 +28,7 @@ OPTIONS = """
  NETDEVICES NET_CORE UML_NET_VECTOR VETH DUMMY NET_SCHED NET_SCH_NETEM NET_SCH_TBF NET_SCH_PRIO
  INFINIBAND INFINIBAND_USER_ACCESS INFINIBAND_ADDR_TRANS INFINIBAND_ON_DEMAND_PAGING RDMA_RXE
 """.split()
-"""What is switched on; all else is off."""
+"""Options that are on; all others are off."""
 
 VALUES = """CONFIG_UML_PCI_OVER_VIRTIO_DEVICE_ID=1234
 CONFIG_CON_ZERO_CHAN="null,fd:1"
@@ -38,7 +38,7 @@ CONFIG_NR_CPUS=8
 """
 
 EDITS = {
-    # Tasks that poll share the processor: let them take turns more often.
+    # Tasks that poll share the processor: a higher tick rate lets them take turns more often.
     "arch/um/Kconfig": "/^config HZ$/,/default/s/default 100$/default 1000/",
     # After a packet lost inside a message, rxe's UC responder would drop every later message of
     # several packets; by the InfiniBand specification it drops that one message.
@@ -47,10 +47,10 @@ EDITS = {
         r"\t\tqp->resp.opcode = -1;\n\t\treturn RESPST_CHK_OP_SEQ;/"
     ),
 }
-"""sed's commands for files of the source."""
+"""sed's commands for files of the kernel's source."""
 
 RECIPE = (OPTIONS, VALUES, EDITS)
-"""All that decides what the kernel is like, beside its source."""
+"""All ingredients of the kernel, beside its source."""
 
 
 def make(work: str, package: str, to: str) -> None:

@@ -20,18 +20,18 @@ from .routing import (
 
 @dataclass
 class Arrived:
-    """What one rank receives. Tokens are in order of rank and number."""
+    """The tokens that one rank receives, in order of rank and number."""
 
     tokens: list[Token]
-    """Of each row without ``do_expand``."""
+    """The token of each row without ``do_expand``."""
     choices: list[list[int]]
     """``[m][K]``: numbers of this rank's experts, -1 for those of others."""
     counts: list[int]
     """Tokens of each expert."""
     aligned: list[int]
-    """The same, aligned up: the rows that an expert has with ``do_expand``."""
+    """The counts, aligned up: the rows that an expert has with ``do_expand``."""
     per_scaleup_rank: list[int]
-    """Tokens of the sources of each local number on their nodes and those before, summed."""
+    """Running sums of tokens, by the number of their source within its node."""
     expanded: list[Token | None]
     """With ``do_expand``: the token of each row; None between experts and behind the last."""
     metadata: list[list[int]]
@@ -47,7 +47,7 @@ class Arrived:
 def dispatch(
     choices: list[torch.Tensor], shape: Shape, rank: int, most: int, alignment: int
 ) -> Arrived:
-    """What a rank receives, by name of token. ``choices``: ``[n, K]`` of each rank; ``most``: T."""
+    """The tokens that a rank receives. ``choices``: ``[n, K]`` of each rank; ``most``: T."""
     tokens = tokens_of_rank(choices, shape, rank)
     local = [
         local_choices(choices[source][token].tolist(), shape, rank) for source, token in tokens
@@ -64,7 +64,7 @@ def dispatch(
     metadata = []
     for (source, token), row in zip(tokens, local):
         rows = [
-            # A choice that names an expert again has no row.
+            # A choice that names an expert a second time has no row.
             -1 if expert < 0 or expert in row[:k] else sum(aligned[:expert]) + by_expert[expert].index((source, token))
             for k, expert in enumerate(row)
         ]
@@ -77,7 +77,7 @@ def dispatch(
 
 
 def worst_expanded_rows(shape: Shape, most: int, top_k: int, alignment: int) -> int:
-    """Rows with ``do_expand`` when nothing is counted on the host."""
+    """The number of rows with ``do_expand`` if the host does not wait for counts."""
     rows = shape.ranks * most * min(top_k, shape.local)
     return align(rows + (alignment - 1) * shape.local, alignment)
 
@@ -87,13 +87,13 @@ class Rounding:
     """Which sums are rounded to bf16 before they travel."""
 
     local: bool
-    """Of the expanded rows of one rank."""
+    """Sums of the expanded rows of one rank."""
     node: bool
-    """Of the ranks of one node."""
+    """Sums of the ranks of one node."""
 
     @staticmethod
     def of(multiple_reduction: bool, nodes: int) -> Rounding:
-        """What a buffer does that allows multiple reductions, or does not."""
+        """The roundings of a buffer, with or without multiple reductions."""
         return Rounding(multiple_reduction, multiple_reduction and nodes > 1)
 
 
@@ -110,8 +110,8 @@ def combine(
 ) -> torch.Tensor:
     """``[n, H]`` bf16, of ``size``: of each token the biases, then its parts, summed in f32.
 
-    ``parts(token)`` are what comes back: from each rank one, or with ``do_expand`` one for each choice. Sums are in
-    ascending order of the choices.
+    ``parts(token)`` are the returned rows: one from each rank, or with ``do_expand`` one for each
+    choice. Sums are in ascending order of the choices.
     """
     out = torch.zeros(size, dtype=torch.bfloat16)
     for token in range(size[0]):
@@ -130,7 +130,8 @@ def combine(
 
 
 def rounded_by(parts: list[Part], place: Callable[[int], int]) -> list[Part]:
-    """The parts of one place, a rank or a node, summed and rounded to bf16; a sum stands for its highest choice."""
+    """Sums the parts of each place, a rank or a node, and rounds to bf16. A sum stands for its
+    highest choice."""
     sums = []
     for here in {place(rank) for _, rank, _ in parts}:
         of_place = sorted(
@@ -144,7 +145,7 @@ def rounded_by(parts: list[Part], place: Callable[[int], int]) -> list[Part]:
 
 
 def masters(row: list[int], shape: Shape) -> list[tuple[int, int]]:
-    """Of each rank of a token the highest of its choices there, and the rank."""
+    """For each rank of a token: the highest of the token's choices there, and the rank."""
     found = []
     for rank in range(shape.ranks):
         places = places_on_rank(row, shape, rank)

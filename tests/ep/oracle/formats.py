@@ -8,7 +8,7 @@ import torch
 MOST_E4M3 = 448.0
 #: Channels that have one scale in FP8 and one decision in LogFMT.
 BLOCK = 128
-#: A block whose magnitudes are all below this is quantised as if it had one of this.
+#: The least amax of a block: a block of smaller magnitudes is quantised with this one.
 LEAST_AMAX = 1e-4
 #: Values that have one scale in NVFP4.
 NARROW_BLOCK = 16
@@ -75,7 +75,7 @@ def next_power_of_two(values: torch.Tensor) -> torch.Tensor:
 
 
 def quantise(x: torch.Tensor, round_scale: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[n, H]`` bf16 to ``[n, H]`` bytes of E4M3 and ``[n, H/128]`` f32: what a value of 1 stands for.
+    """``[n, H]`` bf16 to ``[n, H]`` bytes of E4M3, and ``[n, H/128]`` f32 factors that decode them.
 
     Values are multiplied by 448 / amax. With ``round_scale`` both factors are powers of two.
     """
@@ -85,7 +85,8 @@ def quantise(x: torch.Tensor, round_scale: bool) -> tuple[torch.Tensor, torch.Te
         inverse = torch.ldexp(torch.ones_like(amax), exponent)
         scale = torch.ldexp(torch.ones_like(amax), -exponent)
     else:
-        # Of two tensors: torch divides a number by a tensor as number * (1 / tensor), which rounds twice.
+        # Both operands are tensors: torch divides a number by a tensor as number * (1 / tensor),
+        # which rounds twice.
         inverse = amax / torch.full_like(amax, MOST_E4M3)
         scale = torch.full_like(amax, MOST_E4M3) / amax
     blocks = blocks_of(x.float(), BLOCK)
@@ -118,18 +119,19 @@ def to_nvfp4(x: torch.Tensor, global_scale: float) -> tuple[torch.Tensor, torch.
 
 
 def through_logfmt(row: torch.Tensor) -> torch.Tensor:
-    """``[H]`` bf16 after a way as LogFMT-10, bf16.
+    """``[H]`` bf16, packed as LogFMT-10 and unpacked, bf16.
 
-    A block of 128 is sent as it is if a magnitude is 1 or more, or if all are the same. Else a magnitude is one of
-    511, the nearest by its logarithm, of two as near (to a millionth of the way) the larger: they are evenly spaced from the smallest of the block, or 32
-    below the largest, to the largest. A zero stays one.
+    A block of 128 is sent unpacked if a magnitude is 1 or more, or if all are the same. Otherwise a
+    magnitude becomes the nearest of 511, by logarithm; of two that are equally near (to a millionth
+    of a step) the larger. The 511 have evenly spaced logarithms, from the smallest of the block, or
+    32 below the largest, to the largest. A zero stays zero.
     """
     blocks = row.view(-1, BLOCK).double()
     logarithms = blocks.abs().log2()
     top, least = logarithms.amax(1, keepdim=True), logarithms.amin(1, keepdim=True)
     bottom = torch.maximum(least, top - 32)
     step = (top - bottom) / 510
-    # Logarithms are rounded, so what lies in the middle of two may be found a little below it.
+    # Logarithms are rounded, so the middle of two magnitudes may be found a little below it.
     code = torch.floor((logarithms - bottom) / step + 0.5 + 2.0**-20).clamp(min=0)
     near = torch.copysign(torch.exp2(bottom + code * step), blocks)
     is_packed = (top < 0) & (least < top)
@@ -138,7 +140,7 @@ def through_logfmt(row: torch.Tensor) -> torch.Tensor:
 
 
 def nearest_of_24_bits(x: torch.Tensor) -> torch.Tensor:
-    """f32 with as many of its upper bits, ties away from zero; subnormal numbers are cut off."""
+    """f32 rounded to its upper 24 bits, ties away from zero; subnormal numbers are truncated."""
     exact = x.double()
     # ``frexp`` has a number below 1; of the 24 bits 16 are of the significand.
     spacing = torch.ldexp(torch.ones_like(exact), torch.frexp(exact.abs()).exponent - 16)
@@ -151,8 +153,8 @@ def nearest_of_24_bits(x: torch.Tensor) -> torch.Tensor:
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """``a * b + c`` of f32, rounded once.
 
-    The product of two f32 is exact in f64. The sum is rounded to odd there, so that rounding it again to f32 gives what
-    rounding the exact sum would.
+    The product of two f32 is exact in f64. The sum is rounded to odd there, so that rounding it
+    once more to f32 gives the rounding of the exact sum.
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
@@ -160,7 +162,7 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     rest = total - product
     error = (product - (total - rest)) + (addend - rest)
     bits = total.view(torch.int64)
-    # Towards the exact sum: a larger magnitude has a larger word, whatever the sign.
+    # Towards the exact sum: a larger magnitude has a larger word, for either sign.
     outward = (error > 0) == (total > 0)
     towards = torch.where(outward, bits + 1, bits - 1)
     inexact_even = torch.isfinite(total) & (error != 0) & (bits % 2 == 0)

@@ -13,7 +13,7 @@ from .routing import Shape, Token, tokens_of_expert
 
 @dataclass
 class Arrived:
-    """What one expert of a rank receives, row by row, in order of rank and token."""
+    """The rows that one expert of a rank receives, in order of rank and token."""
 
     tokens: list[Token]
     rows: torch.Tensor
@@ -24,7 +24,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Format:
-    """How rows are quantised on the way."""
+    """The format of rows in transit."""
 
     use_fp8: bool = False
     round_scale: bool = False
@@ -51,7 +51,8 @@ def quantised(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor
 def dispatch(
     xs: list[torch.Tensor], choices: list[torch.Tensor], shape: Shape, rank: int, form: Format
 ) -> list[Arrived]:
-    """What each expert of a rank receives. ``xs``: ``[n, H]`` bf16 of each rank; ``choices``: ``[n, K]``."""
+    """The rows that each expert of a rank receives. ``xs``: ``[n, H]`` bf16 of each rank;
+    ``choices``: ``[n, K]``."""
     sent = [quantised(x, form) for x in xs]
     received = []
     for expert in range(rank * shape.local, (rank + 1) * shape.local):
@@ -81,7 +82,7 @@ def decoded(rows: torch.Tensor, scales: torch.Tensor, use_ue8m0: bool) -> torch.
 def layout_range(
     choices: list[torch.Tensor], shape: Shape, rank: int
 ) -> list[list[tuple[int, int]]]:
-    """Of each expert of a rank and each source: where its rows begin, and how many there are."""
+    """For each expert of a rank and each source: the first row and the number of rows."""
     ranges = []
     for expert in range(rank * shape.local, (rank + 1) * shape.local):
         sources = [source for source, _ in tokens_of_expert(choices, expert)]
@@ -98,11 +99,12 @@ def combine(
     hidden: int,
     left_out: Callable[[int], bool] = lambda expert: False,
 ) -> torch.Tensor:
-    """``[n, H]`` bf16: of each token the weighted sum of what its experts answer.
+    """``[n, H]`` bf16: for each token the weighted sum of its experts' answers.
 
-    ``answer(token, expert)`` is ``[H]`` bf16. Of each rank, which ``owner`` tells of an expert, ``part = fma(weight, row, part)`` in
-    f32, choice by choice; parts are rounded to 24 bits, and added in the order of the ranks' first choices. Experts that ``left_out`` names count for
-    nothing.
+    ``answer(token, expert)`` is ``[H]`` bf16. ``owner`` returns the rank of an expert. Each rank
+    computes ``part = fma(weight, row, part)`` in f32, choice by choice; parts are rounded to 24
+    bits, and added in the order of the ranks' first choices. Experts for which ``left_out`` is true
+    add nothing.
     """
     out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
     for token, row in enumerate(choices.tolist()):

@@ -12,12 +12,12 @@ from .routing import Shape, Token, align, local_choices, places_on_rank, tokens_
 
 @dataclass
 class Layout:
-    """How many of one rank's tokens go where."""
+    """The numbers of one rank's tokens by receiver."""
 
     per_rank: list[int]
     per_expert: list[int]
     in_rank: list[list[bool]]
-    """By token and rank."""
+    """Whether a token is sent to a rank, by token and rank."""
 
 
 def layout(choices: torch.Tensor, shape: Shape) -> Layout:
@@ -33,7 +33,7 @@ def layout(choices: torch.Tensor, shape: Shape) -> Layout:
 
 @dataclass
 class Arrived:
-    """What one rank receives, row by row, in order of rank and token."""
+    """The rows that one rank receives, in order of rank and token."""
 
     tokens: list[Token]
     choices: list[list[int]]
@@ -43,7 +43,7 @@ class Arrived:
     per_expert: list[int]
     """Tokens of each expert of this rank, aligned up."""
     prefix: list[list[int]]
-    """``[R][R]``: tokens that ranks up to the first, it included, send to the second."""
+    """``[R][R]``: tokens that the ranks up to and including the first send to the second."""
 
 
 def dispatch(
@@ -53,7 +53,8 @@ def dispatch(
     rank: int,
     alignment: int,
 ) -> Arrived:
-    """What a rank receives; its rows are those of ``tokens``. ``choices`` and ``weights``: ``[n, K]`` of each rank."""
+    """The rows that a rank receives; each belongs to one of ``tokens``. ``choices`` and
+    ``weights``: ``[n, K]`` of each rank."""
     tokens = tokens_of_rank(choices, shape, rank)
     local = [
         local_choices(choices[source][token].tolist(), shape, rank) for source, token in tokens
@@ -79,10 +80,11 @@ def combine(
     biases: list[torch.Tensor],
     hidden: int,
 ) -> torch.Tensor:
-    """``[n, H]`` bf16: of each token the biases, then what each of its ranks answers, ascending, summed in f32.
+    """``[n, H]`` bf16: for each token the biases, then the answers of its ranks, ascending, summed
+    in f32.
 
-    Of several nodes, each sums the answers of its ranks first, and rounds the sum to bf16. ``answer(token, rank)`` is
-    ``[H]`` bf16; ``biases`` are up to two ``[n, H]`` bf16.
+    With several nodes, each node first sums the answers of its ranks and rounds the sum to bf16.
+    ``answer(token, rank)`` is ``[H]`` bf16; ``biases`` are up to two ``[n, H]`` bf16.
     """
     out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
     for token, row in enumerate(choices.tolist()):
@@ -102,7 +104,7 @@ def combine(
 def rounded_by_node(
     answers: list[tuple[int, torch.Tensor]], hidden: int
 ) -> list[tuple[int, torch.Tensor]]:
-    """Of each node that answers, ascending, the sum, rounded to bf16."""
+    """The sum of each node that answers, ascending, rounded to bf16."""
     sums: dict[int, torch.Tensor] = {}
     for node, values in answers:
         sums[node] = sums.get(node, torch.zeros(hidden)) + values
@@ -112,7 +114,8 @@ def rounded_by_node(
 def combine_weights(
     answer: Callable[[int, int], torch.Tensor], choices: torch.Tensor, shape: Shape
 ) -> torch.Tensor:
-    """``[n, K]`` f32: of each token what its ranks answer, ``answer(token, rank)`` ``[K]`` f32, summed ascending."""
+    """``[n, K]`` f32: for each token the answers of its ranks, ``answer(token, rank)`` ``[K]`` f32,
+    summed ascending."""
     out = torch.zeros(tuple(choices.shape))
     for token, row in enumerate(choices.tolist()):
         for rank in range(shape.ranks):

@@ -1,4 +1,4 @@
-"""Which tokens go where. A token is named by its rank and its number there."""
+"""The receivers of tokens. A token is named by its rank and its number there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ Token = tuple
 
 
 def tokens_of_expert(choices: list[torch.Tensor], expert: int) -> list[Token]:
-    """The tokens that chose an expert, once or again, by rank and number. ``choices``: ``[n, K]`` of each rank, -1 for none."""
+    """The tokens that chose an expert, once or several times, by rank and number. ``choices``:
+    ``[n, K]`` of each rank, -1 for none."""
     found = []
     for rank, of_rank in enumerate(choices):
         for token, row in enumerate(of_rank.tolist()):
@@ -55,7 +56,7 @@ def tokens_of_rank(choices: list[torch.Tensor], shape: Shape, rank: int) -> list
 
 
 def places_on_rank(row: list[int], shape: Shape, rank: int) -> list[int]:
-    """Which of a token's choices are experts of a rank, ascending."""
+    """The indices of a token's choices that are experts of a rank, ascending."""
     return [k for k, expert in enumerate(row) if expert >= 0 and shape.owner(expert) == rank]
 
 
@@ -66,7 +67,7 @@ def local_choices(row: list[int], shape: Shape, rank: int) -> list[int]:
 
 
 def align(count: int, to: int) -> int:
-    """The next multiple."""
+    """The next multiple of ``to``."""
     while count % to:
         count += 1
     return count
