@@ -22,7 +22,7 @@ DEFAULT_SECONDS = 60
 TRANSPORTS = os.environ.get(
     "UCCL_TEST_TRANSPORTS", "local,tcp,libfabric:tcp;ofi_rxm,libfabric:shm"
 ).split(",")
-"""What joins two processes: a transport, and for libfabric the provider after a colon."""
+"""The transports that tests run over; the provider of libfabric follows a colon."""
 
 STDERR = pytest.StashKey[int]()
 
@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    # An exception first; if the process sits where none is delivered, its stacks and its end.
+    # The first limit raises an exception. If the process is stuck where Python delivers none, the
+    # second limit prints its stacks and ends it.
     marker = item.get_closest_marker("timeout")
     seconds = int(marker.args[0]) if marker else DEFAULT_SECONDS
 
@@ -56,7 +57,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Shows what tests have seen, wherever they ran."""
+    """Prints the tests' ``seen`` properties, also those of tests that ran in other processes."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
             if name == "seen":
@@ -89,7 +90,8 @@ def transport_of(item: pytest.Item) -> str | None:
 
 @functools.cache
 def lacking(transport: str) -> str | None:
-    """What this machine lacks for a transport. Elsewhere, because libraries may take a process's signals."""
+    """Names the library that this machine lacks for a transport, or None. A process of its own
+    loads the library, because libraries may install signal handlers."""
     if not transport.startswith("libfabric"):
         return None
     name = os.environ.get("UCCL_LIBFABRIC_SO", "libfabric.so.1")
@@ -109,7 +111,8 @@ def idle_peers() -> Iterator[list[Peer]]:
 
 @pytest.fixture
 def spawn(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
-    """Helper processes for this test; with settings, of its own."""
+    """Starts helper processes for this test. A process with settings is not shared with other
+    tests."""
     peers: list[tuple[Peer, bool]] = []
 
     def start(**settings: Any) -> Peer:
@@ -127,9 +130,9 @@ def spawn(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture
 def base_port() -> int:
-    """Where a run of 8 free ports starts, for well-known ports that meet nobody else's.
+    """The first of 8 free ports in a row, for well-known ports that no other process uses.
 
-    Not among those that the kernel gives to whoever asks for any.
+    They lie outside the range of ephemeral ports.
     """
     for base in range(20000 + os.getpid() % 700 * 16, 32000, 16):
         try:
@@ -151,7 +154,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 class Pair:
-    """Two processes whose endpoints are connected: ``a`` connected, ``b`` accepted."""
+    """Two processes with connected endpoints: ``a`` connected, ``b`` accepted."""
 
     def __init__(self, a: Peer, b: Peer, **kwargs: Any) -> None:
         self.a, self.b = a, b

@@ -1,8 +1,8 @@
-"""Helper processes: each holds an endpoint and does what the test says.
+"""Helper processes: each holds an endpoint and runs the calls of a test.
 
 A test holds a :class:`Peer` for each process. ``peer.call("name", ...)`` runs a method of the
-:class:`Side` in that process and returns its result; ``peer.begin(...)`` returns before it has one.
-Processes are told apart by pid and end with the test.
+:class:`Side` in that process and returns its result; ``peer.begin(...)`` returns before there is a
+result. Processes are identified by pid and end with the test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GUARD_BYTE = 0xA5
 U64 = 2**64 - 1
 MUCH, STEP = 1 << 28, 1 << 15
 MAP_POPULATE = 0x8000
-"""``mmap.MAP_POPULATE``, which Python 3.9 does not name."""
+"""``mmap.MAP_POPULATE``, which Python 3.9 does not define."""
 
 
 class PeerError(AssertionError):
@@ -45,14 +45,14 @@ class PeerGone(AssertionError):
 
 
 def names_of_threads() -> Iterator[str]:
-    """Of this process; a thread that ends meanwhile has none."""
+    """Names of this process's threads, without threads that end meanwhile."""
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
             yield (task / "comm").read_text().strip()
 
 
 class Peer:
-    """A helper process, seen from the test."""
+    """A handle of a helper process."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Peer:
         self.pending += 1
 
     def result(self, within: float = 60) -> Any:
-        """What the call that was begun returned."""
+        """Waits for the call that was begun and returns its result."""
         assert self.pending == 1
         self.pending = 0
         try:
@@ -106,15 +106,17 @@ class Peer:
         return self.result(within)
 
     def kill(self, sig: int = signal.SIGKILL) -> None:
-        """Sends a signal to the process. Once it is told to stop, none of its threads runs when this returns."""
+        """Sends a signal to the process. After SIGSTOP, all threads have stopped when this
+        returns."""
         self.process.send_signal(sig)
         if sig == signal.SIGSTOP:
-            # Threads run on until the first of them takes the signal.
+            # Threads continue until the first of them takes the signal.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.stands_still = sig == signal.SIGSTOP or self.stands_still and sig != signal.SIGCONT
 
     def reset(self) -> bool:
-        """Makes the process as good as new for another test; false if it is not."""
+        """Drops the process's state, so that another test can use it. False if the process is not
+        fit for that."""
         if self.pending or self.stands_still or self.process.poll() is not None:
             return False
         try:
@@ -123,7 +125,7 @@ class Peer:
             return False
 
     def close(self) -> None:
-        """Ends the process, however it is."""
+        """Ends the process in any state."""
         self.pipe.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
@@ -132,13 +134,13 @@ class Peer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
-        # What libfabric's `shm` leaves behind when a process is killed.
+        # libfabric's `shm` leaves these files when a process is killed.
         for left in Path("/dev/shm").glob(f"{self.pid}:{os.getuid()}:*"):
             left.unlink(missing_ok=True)
 
 
 class Side:
-    """What a helper process can be told to do. State is kept under names."""
+    """The methods that a helper process offers. State is kept by name."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
@@ -147,10 +149,10 @@ class Side:
         self.mrs: dict[str, int] = {}
 
     def attend(self, pipe: Connection) -> None:
-        """Returns when the test has something to say; does what must be done meanwhile."""
+        """Runs background work until the test sends a command; the base class has none."""
 
     def reset(self) -> bool:
-        """Drops everything; whether nothing of it runs on."""
+        """Drops all state. Returns whether no thread remains."""
         if self.ep is not None:
             self.ep.close()
         self.__init__()
@@ -190,7 +192,7 @@ class Side:
         return conn
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, str | None]:
-        """Any method of the endpoint: what it returned, and the last error."""
+        """Calls any method of the endpoint; returns its result and the last error."""
         return getattr(self.ep, name)(*args, **kwargs), self.ep.last_error()
 
     # Memory: arrays with guard bytes on both sides, registered without them.
@@ -208,7 +210,7 @@ class Side:
         return data.ctypes.data
 
     def shared(self, name: str, size: int, seed: int | None = None) -> int:
-        """As buf, in memory from alloc."""
+        """Like buf, in memory from alloc."""
         import numpy as np
 
         memory = self.ep.alloc(size + 2 * GUARD)
@@ -238,7 +240,7 @@ class Side:
         return zlib.crc32(self.data(name)[start:end])
 
     def guards(self, name: str) -> bool:
-        """Whether nothing was written outside the region."""
+        """Whether the bytes around the region are unchanged."""
         whole = self.arrays[name]
         return bool((whole[:GUARD] == GUARD_BYTE).all() and (whole[-GUARD:] == GUARD_BYTE).all())
 
@@ -249,7 +251,7 @@ class Side:
         assert ok, self.ep.last_error()
         return blob
 
-    # Transfers. Each returns what the endpoint returned, with the reason if it failed.
+    # Transfers. Each returns the endpoint's result, with the reason of a failure.
 
     def op(
         self,
@@ -261,7 +263,7 @@ class Side:
         advert: bytes | None = None,
         **kwargs: Any,
     ) -> tuple[Any, str | None]:
-        """A scalar call, blocking or (with a kind such as ``write_async``) not."""
+        """A scalar call, blocking or, with a kind such as ``write_async``, not."""
         data = self.data(name)
         size = len(data) - start if size is None else size
         args = [conn, self.mrs[name], data.ctypes.data + start, size]
@@ -288,28 +290,28 @@ class Side:
         raise TimeoutError("the transfer did not end")
 
     def notifs(self, count: int, seconds: float = 30) -> list[tuple[int, bytes]]:
-        """Waits for so many notifications."""
+        """Waits for ``count`` notifications."""
         got: list[tuple[int, bytes]] = []
         end = time.monotonic() + seconds
         while len(got) < count and time.monotonic() < end:
             got += self.ep.wait_notifs(0.2)
         return got
 
-    # Whatever a test needs once.
+    # Code that one test alone needs.
 
     def exec(self, code: str, want: Sequence[str] = (), **given: Any) -> list[Any]:
-        """Runs text as a program would have it; returns the values of the names wanted."""
+        """Runs code as a program would; returns the values of the names in ``want``."""
         self.names.update(given)
         exec(compile(code, "<example>", "exec"), self.names)
         return [self.names[name] for name in want]
 
     def run(self, module: str, function: str, *args: Any, **kwargs: Any) -> Any:
-        """A function of a test module, with this Side as its first argument."""
+        """Runs a function of a test module, with this Side as its first argument."""
         sys.path.insert(0, str(HERE))
         return getattr(__import__(module), function)(self, *args, **kwargs)
 
     def begin_thread(self, key: str, method: str, *args: Any, **kwargs: Any) -> None:
-        """Runs a method of this Side in a thread, for ``join`` to collect."""
+        """Runs a method of this Side in a thread; ``join`` returns its result."""
 
         def body() -> None:
             try:
@@ -329,15 +331,16 @@ class Side:
         return value
 
     def hold_interpreter(self, seconds: float) -> None:
-        """Keeps every other thread from running Python's code, as a long call into C does that does not let go."""
+        """Keeps all other threads from running Python code, like a long C call that does not
+        release the GIL."""
         time.sleep(0.1)
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
     def usage(self) -> dict[str, int]:
         """Open files, threads and resident memory (bytes) of this process.
 
-        An endpoint has its first worker from the start, and others from when it first needs them until it ends: these are not counted, unless
-        there are more of them than endpoints.
+        An endpoint has its first worker from the start, and starts others on demand. The others are
+        not counted, unless there are more of them than endpoints.
         """
         status = Path("/proc/self/status").read_text()
         rss = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
@@ -351,14 +354,14 @@ class Side:
         }
 
     def cpu(self) -> float:
-        """CPU seconds this process has used."""
+        """The CPU seconds that this process has used."""
         times = os.times()
         return times.user + times.system
 
 
 def array(size: int) -> Any:
-    """An array of anything. Much memory comes whole: page by page as it is touched, a user-mode guest takes minutes
-    over it, and may end with more pieces than the host lets a process map."""
+    """An uninitialised array. Large memory is populated at once: populated page by page, it takes
+    minutes in a user-mode guest, and may have more pieces than the host lets a process map."""
     import numpy as np
 
     if size < MUCH:
@@ -368,19 +371,19 @@ def array(size: int) -> Any:
 
 
 def put(data: Any, seed: int | None, fill: int | None) -> None:
-    """Fills an array: with the seed's pattern, or else with one value."""
+    """Fills an array with the seed's pattern, or with one value."""
     if seed is None:
         data[:] = fill
         return
-    # Step by step: the pattern's own arrays would take twice what it fills.
+    # Fills in steps: the pattern's temporary arrays take twice the memory of its result.
     for start in range(0, len(data), STEP):
         step = data[start : start + STEP]
         step[:] = pattern(len(step), seed, start)
 
 
 def pattern(size: int, seed: int, start: int = 0) -> Any:
-    """Bytes that no shifted or repeated copy of themselves equals, the same for the same seed; from a byte on that
-    is a multiple of 8."""
+    """A pattern of bytes that differs from all shifted or repeated copies of itself. It depends on
+    the seed alone, and starts at a byte ``start``, a multiple of 8."""
     import numpy as np
 
     words = np.arange(start // 8, (start + size + 7) // 8, dtype=np.uint64)
@@ -395,7 +398,7 @@ def pattern_crc(size: int, seed: int, start: int = 0, end: int | None = None) ->
 
 
 def can_make_namespaces() -> str | None:
-    """None if this process may make network namespaces, or what it lacks."""
+    """None if this process may make network namespaces, or the name of the missing part."""
     if os.geteuid() != 0:
         return "root, to make network namespaces"
     if shutil.which("ip") is None:
@@ -409,7 +412,8 @@ def can_make_namespaces() -> str | None:
 
 
 def serve(pipe: Connection, side: Side) -> None:
-    """The helper process: runs methods of its Side until the test is done with it."""
+    """The main loop of a helper process: runs methods of its Side until the test closes the
+    pipe."""
     while True:
         try:
             side.attend(pipe)
@@ -427,12 +431,12 @@ def serve(pipe: Connection, side: Side) -> None:
 
 
 def main(side: Side) -> None:
-    """Serves the test that started this process, and ends it."""
-    # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start too.
+    """Serves the test that started this process, and exits."""
+    # A shell that runs the tests in the background has them and their children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A test that dies takes its helpers along: the pipe ends.
+    # When a test dies, the pipe ends, and so do its helpers.
     serve(Connection(int(sys.argv[1])), side)
-    # Threads of the test's own making must not keep the process.
+    # Threads that a test has made must not keep the process alive.
     os._exit(0)
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Kernels of expert parallelism under compute-sanitizer, which looks at each access to memory.
+"""Runs the kernels of expert parallelism under compute-sanitizer, which checks each memory access.
 
     cargo xtask sanitize                       # builds the tests first
     python3 tests/sanitize.py target/debug/deps/gpu-0123456789abcdef [--tools memcheck,racecheck] [--tests one_rank,...]
 
-The program is that of ``crates/uccl-ep/tests/gpu.rs``; it needs neither cargo nor torch. compute-sanitizer is looked for in PATH and where CUDA's
-toolkit puts it; ``pip install nvidia-cuda-sanitizer-api`` has one too (``--sanitizer``). Kernels of ranks that share a GPU wait for each other. A tool that
-has them run one after the other makes such tests late: only memcheck, which does not, runs one of three ranks, unless ``--tests`` says more.
+The program is that of ``crates/uccl-ep/tests/gpu.rs``; it needs neither cargo nor torch.
+compute-sanitizer is found in PATH or in the folders of CUDA's toolkit; ``pip install
+nvidia-cuda-sanitizer-api`` has one too (``--sanitizer``). Kernels of ranks that share a GPU wait
+for each other, so they are late under a tool that serialises kernels. memcheck does not, so it
+alone runs a test of three ranks, unless ``--tests`` names more.
 """
 
 from __future__ import annotations
@@ -23,36 +25,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-#: Parts of the tests' names, each run by itself, and the tools that look at them.
+#: Parts of test names, each run by itself, and the tools for each.
 TESTS = {"one_rank": TOOLS, "ranks_send_their_parts": ("memcheck",)}
-#: Where the toolkit has it.
+#: Folders of compute-sanitizer in a toolkit.
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/extras/compute-sanitizer")
-#: What a tool says at its end.
+#: The last line of a tool.
 ERRORS = re.compile(r"ERROR SUMMARY: (\d+) errors?")
 HAZARDS = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed")
-#: What the tests say at theirs.
+#: The last line of the tests.
 PASSED = re.compile(r"test result: ok\. (\d+) passed")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a tool said of some tests."""
+    """The result of a tool for some tests."""
 
     faults: int | None
-    """None if it did not come to its end."""
+    """The number of faults, or None if the tool did not finish."""
     passed: int
     skipped: bool
 
     @staticmethod
     def of(said: str) -> Found:
-        """Reads a run's output."""
+        """Parses a run's output."""
         summaries = [int(count) for pattern in (ERRORS, HAZARDS) for count in pattern.findall(said)]
         passed = sum(map(int, PASSED.findall(said)))
         return Found(sum(summaries) if summaries else None, passed, "lacks a GPU" in said)
 
     @property
     def is_well(self) -> bool:
-        """Whether something ran, and nothing was found."""
+        """Whether tests ran without a fault."""
         return self.faults == 0 and self.passed > 0 and not self.skipped
 
     def __str__(self) -> str:
@@ -64,13 +66,13 @@ class Found:
 
 
 def sanitizer(given: str | None) -> str | None:
-    """Where compute-sanitizer is."""
+    """The path of compute-sanitizer, or None."""
     found = given or shutil.which("compute-sanitizer")
     return found or shutil.which("compute-sanitizer", path=os.pathsep.join(PLACES))
 
 
 def run(command: list[str], limit: float) -> str:
-    """What a command says, in which it and all that it has started have so many seconds."""
+    """The output of a command, which is killed with its children after ``limit`` seconds."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""The Python surface: forms, names and types of both generations of UCCL's API."""
+"""The Python interface: forms, names and types of both generations of UCCL's API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from peer import U64
 from uccl import _core, p2p
 
 
-# Pieces of 256 bytes.
+# Lengths of the pieces of 256 bytes.
 CUTS = [100, 7, 1, 20, 128]
 
 
@@ -111,7 +111,7 @@ class TestModule:
 
 
 class TestSignals:
-    """Words that writes change when their bytes are there."""
+    """Words that writes change after their bytes have arrived."""
 
     def test_set_and_add(self, two: Two) -> None:
         here, there = np.arange(4096, dtype=np.uint8), np.zeros(4096, np.uint8)
@@ -160,7 +160,7 @@ class TestSignals:
         assert two.a.remove_remote_endpoint(two.conn_a)
         assert two.b.wait_signal(words[1:2], 1, w, timeout=60, conn_id=two.conn_b) == (False, 0)
         assert "lost" in (p2p.last_error() or "")
-        # What was changed before is told.
+        # A change from before the loss is still reported.
         assert two.b.wait_signal(words, 5, w, conn_id=two.conn_b) == (True, 5)
 
     def test_mistakes(self, two: Two) -> None:
@@ -181,7 +181,7 @@ class TestSignals:
 
 
 class TestMetadata:
-    """What needs no endpoint: bytes made by hand, as programs do."""
+    """Parsing needs no endpoint: the bytes are made by hand, as programs do."""
 
     def test_by_index(self) -> None:
         v4 = socket.inet_aton("10.1.2.3") + struct.pack("!H", 28101) + struct.pack("i", 3)
@@ -264,7 +264,7 @@ class TestEndpoint:
     def test_well_known_port(self, base_port: int) -> None:
         with p2p.Endpoint(3, bind="127.0.0.1", base_port=base_port) as first:
             assert p2p.Endpoint.parse_metadata(first.get_metadata())[1] == base_port + 3
-            # Taken; another one is found.
+            # The port is taken, so the endpoint finds another one.
             with p2p.Endpoint(3, bind="127.0.0.1", base_port=base_port) as second:
                 assert p2p.Endpoint.parse_metadata(second.get_metadata())[1] != base_port + 3
 
@@ -389,7 +389,7 @@ class TestConnect:
 
     @pytest.mark.parametrize("how", ["connect", "connect_local"])
     def test_a_peer_that_starts_later(self, base_port: int, how: str) -> None:
-        """Processes that start at once meet at well-known ports, whoever is first."""
+        """Processes that start at the same time meet at well-known ports, in any order."""
         settings = {"bind": "127.0.0.1", "base_port": base_port}
         met: list[tuple[bool, int]] = []
         with p2p.Endpoint(2, **settings) as client:
@@ -413,7 +413,7 @@ class TestConnect:
     def test_names_resolve(self, ep: p2p.Endpoint) -> None:
         _, port, _ = ep.parse_metadata(ep.get_metadata())
         with p2p.Endpoint(port=0) as client:
-            # Where localhost is ::1 first, nobody listens there.
+            # If localhost is ::1 first, no endpoint listens there.
             ok, _ = client.connect("localhost", 0, port, timeout=5)
             assert ok, p2p.last_error()
 
@@ -456,7 +456,7 @@ class TestConnect:
 
 
 class TestMemory:
-    """What may stand for a pointer."""
+    """Objects that are accepted in place of a pointer."""
 
     @pytest.mark.parametrize(
         "make",
@@ -515,7 +515,7 @@ class TestMemory:
                 ep.reg(holey)
 
     def test_read_only(self, two: Two) -> None:
-        """Fit to send from and nothing else."""
+        """Read-only memory can only be sent from."""
         source, target = bytes(range(64)), bytearray(64)
         mr_a, mr_b = region(two.a, source), region(two.b, target)
         address = np.frombuffer(source, np.uint8).ctypes.data
@@ -564,7 +564,7 @@ class TestMemory:
 
 
 class TestTransfers:
-    """Every name under which a transfer can be asked for."""
+    """All names of the calls that start transfers."""
 
     @pytest.fixture(autouse=True)
     def _memory(self, two: Two) -> None:
@@ -693,7 +693,7 @@ class TestTransfers:
             assert self.arrived()
 
     def arrays(self, ptr: int, cuts: list[int], mr: int) -> dict[str, tuple[Any, Any, Any]]:
-        """Regions, pointers and sizes of pieces that follow each other, in several types."""
+        """Regions, pointers and sizes of consecutive pieces, in several types."""
         ptrs = [ptr + sum(cuts[:i]) for i in range(len(cuts))]
         columns = ([mr] * len(cuts), ptrs, cuts)
         # Every second row of a table: the items of a column are far from each other.
@@ -752,7 +752,7 @@ class TestTransfers:
             assert ended(b, posted) == (True, True) and self.arrived(), name
 
     def test_receive_vectors_end_with_their_regions(self) -> None:
-        """A size may run past the region; the rest of the pieces is as if it did not."""
+        """A size may exceed the region; the other pieces are received as if it did not."""
         a, b = self.two.a, self.two.b
         sizes = np.array([100, 1 << 40], np.uint64)
         ptrs = np.array([self.dst_ptr, self.dst_ptr + 100], np.uint64)
@@ -762,7 +762,7 @@ class TestTransfers:
         assert ended(b, posted) == (True, True) and self.arrived()
 
     def test_pieces_of_vectors_that_are_objects(self) -> None:
-        """Rows of an array are pieces, of the size that each has unless another is said."""
+        """Rows of an array are pieces; each has its own size unless another is given."""
         a, conn, n = self.two.a, self.two.conn_a, 8
         ok, metas = self.two.b.advertisev([self.mr_dst] * n, list(self.dst.reshape(n, 32)))
         assert ok, p2p.last_error()
@@ -928,7 +928,7 @@ class TestTransfers:
             ),
         ) == (True, True)
         assert self.arrived()
-        # Part of what was described.
+        # Transfers of parts of the described memory.
         mine.size = 10
         remote[0].addr, remote[0].size = remote[0].addr + 100, 10
         ok, transfer = a.transfer(self.two.conn_a, "write", [mine, mine], [remote[0], remote[1]])
@@ -951,12 +951,12 @@ class TestTransfers:
         assert (part.addr, part.size) == (self.dst_ptr + 100, 100)
         assert all(x != y for x, y in zip(keys(other), keys(whole)))
         assert all(other.lkeys) and all(whole.lkeys)
-        # What reaches over the end of a region is no part of it, and neither is what others may only read.
+        # Memory beyond the end of a region is no part of it, and neither is read-only memory.
         [beyond, frozen] = b.register_memory([np.zeros(300, np.uint8), bytes(self.dst)])
         assert beyond.rkeys != whole.rkeys and frozen.rkeys == []
         b.deregister_memory([beyond, frozen, other])
 
-        # The region ends with the last of those that share it.
+        # The region ends with its last sharer.
         remote = b.get_serialized_descs([part])
         mine.size = 100
         write = lambda: ended(a, a.transfer(self.two.conn_a, "write", [mine], a.deserialize_descs(remote)))
@@ -966,12 +966,12 @@ class TestTransfers:
             assert write() == (True, True) and self.dst[100:200].tolist() == list(range(100))
         b.deregister_memory([again])
         assert write() == (False, True) and b.stats()["regions"] == before
-        # One more is one too many, and a new region has other keys.
+        # An additional deregistration fails, and a new region has other keys.
         b.deregister_memory([again])
         assert "unknown" in p2p.last_error()
         [anew] = b.register_memory([self.dst])
         assert anew.rkeys != whole.rkeys and anew.lkeys != whole.lkeys
-        # Each can be ended by its id, once.
+        # Each registration can be ended once by its id.
         [more] = b.register_memory([self.dst])
         assert b.dereg(anew.mr_id) is True and b.dereg(anew.mr_id) is False
         assert b.stats()["regions"] == before + 1
@@ -1042,7 +1042,7 @@ class TestTransfers:
         assert a.stats()["regions"] == before - 1
 
     def test_ipc(self) -> None:
-        """The calls for one host, over memory that nobody registered."""
+        """The calls for one host, with unregistered memory."""
         a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
         src, dst = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
         s, d = src.ctypes.data, dst.ctypes.data
@@ -1078,7 +1078,7 @@ class TestTransfers:
         posted = a.send_ipc_async(ca, s, 256)
         assert b.recv_ipc(cb, dst) is True
         assert ended(a, posted) == (True, True) and self.arrived()
-        # Only what is advertised stays registered, until the connection goes.
+        # Only advertised memory stays registered, until the connection ends.
         assert (a.stats()["regions"] - regions[0], b.stats()["regions"] - regions[1]) == (3, 3)
         assert a.remove_remote_endpoint(ca) and b.remove_remote_endpoint(cb) in (True, False)
         assert (a.stats()["regions"], b.stats()["regions"]) == regions
@@ -1094,14 +1094,14 @@ class TestTransfers:
         assert a.send_ipc(ca, self.src) is True and ended(b, posted) == (True, True)
         gc.collect()
         assert is_there() is None
-        # One whose memory may move says so meanwhile.
+        # An object with memory that may move is locked meanwhile.
         moves = bytearray(256)
         posted = b.recv_ipc_async(cb, moves)
         with pytest.raises(BufferError):
             moves.extend(b"x")
         assert b.cancel(posted[1])
         moves.extend(b"x")
-        # What has failed is let go of, too.
+        # A failed call releases its object, too.
         info = b"\0" * 104
         src = np.zeros(8, np.uint8)
         is_there = weakref.ref(src)
@@ -1136,7 +1136,7 @@ class TestTransfers:
             assert "256 bytes" in p2p.last_error() and "which has 8" in p2p.last_error(), name
         assert a.stats()["regions"] == regions and small.tolist() == [7] * 8
         assert self.dst.tolist() == [0] * 256
-        # A part of an object is no more than it has.
+        # A part of an object lies within the object.
         assert a.write_ipc(ca, self.src, 100, self.two.b.advertise_ipc(self.two.conn_b, self.dst, 100)[1])
 
     def test_what_is_advertised_goes_with_its_object(self) -> None:
@@ -1145,7 +1145,7 @@ class TestTransfers:
         dst = np.zeros(256, np.uint8)
         first, again = b.advertise_ipc(cb, dst), b.advertise_ipc(cb, dst)
         assert first == again and first[0] and b.stats()["regions"] == before + 1
-        # A view goes, and what it shows stays.
+        # A view is dropped, and its base stays alive.
         ok, part = b.advertise_ipc(cb, dst[100:110])
         assert ok and b.stats()["regions"] == before + 2
         gc.collect()
@@ -1160,17 +1160,17 @@ class TestTransfers:
         for length, info in ((10, part), (256, first[1])):
             assert a.write_ipc(ca, self.src[:length], None, info) is False
             assert "no region has this key" in p2p.last_error()
-        # The next object may lie where the last one did.
+        # The next object may lie at the address of the last one.
         other = np.zeros(256, np.uint8)
         ok, info = b.advertise_ipc(cb, other)
         assert ok and info != first[1] and a.write_ipc(ca, self.src, None, info) and other[255] == 255
-        # Nobody tells when these go: they are kept until the connection does.
+        # The end of these cannot be observed: they are kept until the connection ends.
         kept, address = bytearray(256), np.zeros(256, np.uint8)
         assert all(b.advertise_ipc(cb, kept) for _ in range(3))
         with pytest.raises(BufferError):
             kept.extend(b"x")
         assert b.advertise_ipc(cb, address.ctypes.data, 256)[0]
-        # Also if an object was advertised there before.
+        # An address is kept also if an object was advertised there before.
         assert b.advertise_ipc(cb, other.ctypes.data, 256)[1] == info
         del other
         assert b.stats()["regions"] == before + 3
@@ -1216,7 +1216,7 @@ class TestTransfers:
         while sys.getrefcount(payload) > held:
             assert time.monotonic() < until, "it is held for ever"
             a.get_notifs()
-        # What can change is copied.
+        # A mutable payload is copied.
         changing = bytearray(payload)
         posted = a.send_notif_async(self.two.conn_a, changing)
         changing[:] = bytes(len(changing))
@@ -1237,7 +1237,7 @@ class TestTransfers:
 
 
 class TestArguments:
-    """Names and counts are checked like any Python function's."""
+    """Names and counts of arguments are checked as for any Python function."""
 
     def test_unknown_name(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'sise'"):
@@ -1281,7 +1281,7 @@ def raw(memory: Any) -> memoryview:
 
 
 class Tensor:
-    """What PyTorch's tensors have, duck-typed."""
+    """The methods of PyTorch's tensors that the module calls."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -1300,7 +1300,7 @@ class Tensor:
 
 
 class Interface:
-    """NumPy's array interface and nothing else."""
+    """NumPy's array interface alone."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""Calls that must be refused: with a reason, and with nothing written anywhere."""
+"""Invalid calls: each is refused with a reason, and writes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def made(pair: Pair) -> Pair:
 
 
 def untouched(pair: Pair) -> None:
-    """Nothing was written, and the connection still works."""
+    """Asserts that no byte was written, and that the connection still works."""
     for peer, fill in ((pair.a, FILL_A), (pair.b, FILL_B)):
         assert set(peer.call("get", "m")) == {fill}
         assert peer.call("guards", "m")
@@ -32,7 +32,7 @@ def untouched(pair: Pair) -> None:
 
 
 def refused(answer: tuple[Any, str | None]) -> str:
-    """Whether a call failed as calls do; the reason."""
+    """Asserts that a call failed; returns the reason."""
     value, why = answer
     assert value in (False, (False, 0), (False, b""), (False, [])), value
     assert why
@@ -40,7 +40,7 @@ def refused(answer: tuple[Any, str | None]) -> str:
 
 
 def fails(pair: Pair, kind: str, *args: Any, **kwargs: Any) -> str:
-    """The reason for which a transfer is refused, at once or when it has ended."""
+    """Asserts that a transfer is refused, at once or at its end; returns the reason."""
     value, why = pair.a.call("op", kind, *args, **kwargs)
     if isinstance(value, tuple) and value[0]:
         state, why = pair.a.call("wait", value[1], 20)
@@ -107,7 +107,7 @@ class TestUnknownIds:
 
 
 class TestRanges:
-    """Off by one, in each direction, on each side."""
+    """Ranges that are off by one, in each direction, on each side."""
 
     @pytest.mark.parametrize("kind", [*ONE_SIDED, "send", "send_async"])
     @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ class TestRanges:
 
     @pytest.mark.parametrize("start", [-1, SIZE + 1, 1 << 40])
     def test_receive(self, made: Pair, start: int) -> None:
-        """A receive may ask for too much, but not from outside its region."""
+        """The length of a receive may exceed its region, but its start must lie within."""
         assert refused(made.a.call("op", "recv", made.conn_a, "m", start, 8))
         untouched(made)
 
@@ -155,7 +155,7 @@ class TestRanges:
 
     @pytest.mark.rails
     def test_one_bad_piece_spoils_the_vector(self, made: Pair) -> None:
-        """A refusal comes before a byte moves."""
+        """The call is refused before a byte moves."""
         for bad in ("mr", "range", "advert", "long"):
             for kind in ("writev", "readv", "writev_async", "readv_async"):
                 advert = made.b.call("advert", "m", 0, 64)
@@ -170,7 +170,8 @@ class TestRanges:
 class TestAdverts:
     @pytest.mark.parametrize("kind", ONE_SIDED)
     def test_forged(self, made: Pair, kind: str) -> None:
-        """Each changed bit of an advert that matters is noticed; none of them writes elsewhere."""
+        """Each changed bit that has a meaning is noticed; no change makes a write land
+        elsewhere."""
         advert = made.b.call("advert", "m", 0, 64)
         for offset in (12, 20, 24, 32, 36, 39, 48, 52, 55):
             forged = bytearray(advert)
@@ -179,7 +180,7 @@ class TestAdverts:
             if isinstance(value, tuple) and value[0]:
                 value, why = made.a.call("wait", value[1], 20)
             if offset in (12, 24) and value in (True, (True, True)):
-                # What only fills the layout may be anything.
+                # Bytes that only fill the layout may have any value.
                 made.a.call("fill", "m", FILL_A)
                 made.b.call("fill", "m", FILL_B)
                 continue
@@ -189,7 +190,7 @@ class TestAdverts:
 
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_range_outside_the_region(self, made: Pair, kind: str) -> None:
-        """The owner checks bounds, whatever the advert says by the time it is used."""
+        """The owner checks bounds, also if the advert was changed after it was made."""
         advert = made.b.call("advert", "m")
         address = struct.unpack_from("<Q", advert)[0]
         for moved in (address - 1, address + 1, address + SIZE, 0, 4096, U64 - SIZE):
@@ -205,7 +206,8 @@ class TestAdverts:
 
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_revoked(self, made: Pair, transport: str, kind: str) -> None:
-        """Deregistration revokes, and registering the same memory again does not bring it back."""
+        """Deregistration revokes an advert, and registering the same memory once more does not
+        restore it."""
         advert = made.b.call("advert", "m")
         assert made.b.call("method", "dereg", made.b.call("mr", "m"))[0] is True
         assert fails(made, kind, made.conn_a, "m", advert=advert)
@@ -213,14 +215,14 @@ class TestAdverts:
         assert fails(made, kind, made.conn_a, "m", advert=advert)
         untouched(made)
         if transport == "tcp":
-            # Over TCP it is the owner who refuses, and counts; on one host the accessor finds out.
+            # Over TCP the owner refuses and counts; on one host the accessor itself notices.
             assert made.b.call("method", "stats")[0]["refused_accesses"] >= 2
 
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_of_another_endpoint(
         self, made: Pair, spawn: Callable[..., Any], transport: str, kind: str
     ) -> None:
-        """An advert is good on connections to the endpoint that made it, and nowhere else."""
+        """An advert is valid only on connections to the endpoint that made it."""
         other = spawn()
         other.call("open", port=0, bind="127.0.0.1", transport=transport)
         other.call("buf", "m", SIZE, fill=0x33)
@@ -266,7 +268,7 @@ class TestLengths:
         untouched(made)
 
     def test_no_pieces(self, made: Pair) -> None:
-        """An empty vector is answered, one way or the other, and does nothing."""
+        """An empty vector succeeds or fails with a reason, and moves nothing."""
         for name, args in (("sendv", []), ("writev", [[]]), ("readv", [[]])):
             value, why = made.a.call("method", name, made.conn_a, [], [], [], *args, 0)
             assert value in (True, False) and (value or why)
@@ -292,7 +294,7 @@ class TestConnecting:
         untouched(made)
 
 
-# What the helper processes do.
+# Functions of the helper processes.
 
 
 def address(side: Any, name: str) -> int:

@@ -1,4 +1,5 @@
-"""What programs for UCCL and NCCL set in the environment: it has its effect, or is named."""
+"""Environment variables that programs for UCCL and NCCL set: each has its effect, or a warning
+names it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_an_interface_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch, name: s
         monkeypatch.setenv(name, chosen)
         with pytest.raises(ValueError, match="UCCL_SOCKET_IFNAME.*no such network interface"):
             told_ip()
-    # Who says which address to bind to has said more.
+    # An explicit address to bind takes precedence over the variable.
     with p2p.Endpoint(port=0, bind="127.0.0.1") as endpoint:
         assert endpoint.parse_metadata(endpoint.get_metadata())[0] == "127.0.0.1"
 
@@ -47,14 +48,14 @@ def test_ours_comes_before_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["UCCL_IB_HCA", "NCCL_IB_HCA"])
 def test_rdma_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """They are missed by whom nothing else will do, and the reason names the choice."""
+    """Missing devices fail a connection that needs them, and the reason names the variable."""
     monkeypatch.setenv(name, "no-such")
     settings = {"port": 0, "bind": "127.0.0.1", "transport": "verbs"}
     with p2p.Endpoint(**settings) as here, p2p.Endpoint(**settings) as there:
         there.start_passive_accept()
         assert here.add_remote_endpoint(there.get_metadata()) == (False, 0)
         why = p2p.last_error() or ""
-        # Without the library or the kernel's side nobody gets as far as to choose.
+        # Without the library or the kernel's modules the choice of devices is not reached.
         assert "UCCL_IB_HCA=no-such" in why or "libibverbs" in why or "RDMA" in why, why
 
 
@@ -75,7 +76,7 @@ def test_what_has_no_effect_is_named_once() -> None:
     assert ran.stdout == "made\n", ran.stderr
     assert ran.stderr.count("UserWarning: UCCL_PORT_ENTROPY has no effect") == 1, ran.stderr
     assert "UCCL_P2P_RDMA_QPS" in ran.stderr and "COMPRESS" not in ran.stderr
-    # One who will have no warnings gets an exception.
+    # With warnings as errors, the warning is an exception.
     ran = subprocess.run([sys.executable, "-W", "error", "-c", MADE], env=environment, capture_output=True, timeout=60)
     assert ran.returncode == 1 and b"UCCL_PORT_ENTROPY" in ran.stderr
 

@@ -1,4 +1,4 @@
-"""What happens when something breaks: a peer that dies, stops, is foreign, or gives up."""
+"""Faults: a peer dies, stops, is no endpoint, or gives up."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from conftest import Pair, lacking
 from peer import Peer, pattern_crc
 
 MIB = 1 << 20
-# Long enough to be cut in the middle, on any machine.
+# Long enough that a fault hits a transfer in the middle, on any machine.
 LONG = 256 * MIB
 ROUNDS = int(os.environ.get("UCCL_TEST_LEAK_ROUNDS", "20"))
-# libfabric before 1.18 crashed about one time in four where a connection ended in the middle of reads.
+# libfabric before 1.18 crashed about one time in four if a connection ended during reads.
 ENDINGS = int(os.environ.get("UCCL_TEST_ENDINGS", "4"))
 
 Connect = Callable[..., Pair]
 Spawn = Callable[..., Peer]
 
 
-# What `ending` says of an endpoint that has closed.
+# The result of `ending` for an endpoint that has closed.
 EXPECTED = {"close": "True", "with": "closed", "with an exception": "the block's"}
 
 
 def ending(side: Any, way: str) -> str:
-    """What closing an endpoint says, in a helper process."""
+    """Closes an endpoint of a helper process; returns the result or the error."""
     if way == "close":
         closed = side.ep.close()
         return "True" if closed is True else side.ep.last_error()
@@ -43,14 +43,14 @@ def ending(side: Any, way: str) -> str:
     except RuntimeError as error:
         return str(error)
     except KeyError as error:
-        # Nothing hides the exception of the block; what closing found is told all the same.
+        # The exception of the block is raised, and `last_error` has the one of close.
         last = side.ep.last_error() or ""
         return last if "still" in last else error.args[0]
     return "closed"
 
 
 def failed(answer: tuple[Any, str | None]) -> str:
-    """The reason of a transfer that failed, whichever call told it."""
+    """Asserts that a transfer has failed in some call; returns the reason."""
     value, why = answer
     assert value in (False, (False, 0), (False, True)), value
     assert why
@@ -58,16 +58,16 @@ def failed(answer: tuple[Any, str | None]) -> str:
 
 
 def waits(peer: Peer, kind: str, *args: Any, **kwargs: Any) -> int:
-    """Posts a transfer that will not end soon."""
+    """Posts a transfer that does not end soon."""
     (ok, transfer), why = peer.call("op", kind, *args, **kwargs)
     assert ok, why
     return transfer
 
 
-# A test that is marked runs over rails too; of those that differ by the kind of transfer, a few do.
+# Marked tests run over rails too; of those with several kinds of transfer, a few do.
 RAILS = pytest.mark.rails
 OVER_RAILS = [pytest.param("write", marks=RAILS), pytest.param("read", marks=RAILS)]
-# Where the peer is killed or stopped while it works.
+# Tests that kill or stop the peer while it works.
 LOSING = pytest.mark.rails(
     but_not={"libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"}
 )
@@ -86,7 +86,7 @@ with p2p.Endpoint(port=0, bind="127.0.0.1") as there, p2p.Endpoint(port=0, bind=
 class TestPeerLost:
     @pytest.mark.parametrize("kind", [*LOSING_RAILS, pytest.param("send", marks=LOSING), "recv"])
     def test_killed_in_the_middle(self, connect: Connect, transport: str, kind: str) -> None:
-        """Its transfers fail, with its name in the reason; everything else goes on."""
+        """The transfers of a killed peer fail and name it; everything else works."""
         pair = connect(transport=transport)
         pair.a.call("buf", "m", LONG, fill=1)
         pair.b.call("buf", "m", LONG, fill=2)
@@ -99,8 +99,8 @@ class TestPeerLost:
         pair.b.kill()
         pair.b.process.wait()
         ends = [pair.a.call("wait", transfer, 30) for transfer in posted]
-        # Each has ended. Those that need nobody but us may all have landed before the kill, if that
-        # was held up; those that need the peer cannot have.
+        # Each has ended. Transfers that this side carries out alone may all have ended before the
+        # kill, if that was delayed; those that need the peer cannot have.
         assert all(value in ((True, True), (False, True)) for value, _ in ends), ends
         if not (transport == "local" and advert):
             assert failed(ends[-1])
@@ -111,7 +111,8 @@ class TestPeerLost:
         pair.a.call("close")
 
     def test_what_a_killed_process_leaves(self, spawn: Spawn) -> None:
-        """Another process of its id, as ids come round again, connects over libfabric's `shm` all the same."""
+        """Files of a killed process do not keep a new process of the same id from connecting over
+        libfabric's `shm`."""
         if lack := lacking("libfabric:shm"):
             pytest.skip(f"lacks {lack}")
         fresh = [spawn(netns=None) for _ in range(2)]
@@ -126,7 +127,7 @@ class TestPeerLost:
 
     @LOSING
     def test_killed_while_idle(self, connect: Connect, transport: str) -> None:
-        """The next transfer fails instead of waiting."""
+        """The next transfer fails and does not wait."""
         pair = connect(transport=transport)
         pair.a.call("buf", "m", 100)
         pair.b.call("buf", "m", 100)
@@ -137,7 +138,7 @@ class TestPeerLost:
 
     @LOSING
     def test_another_takes_its_place(self, connect: Connect, spawn: Spawn, transport: str) -> None:
-        """After a peer died its successor on the same port is a new peer."""
+        """The successor of a dead peer on the same port is a new peer."""
         pair = connect(transport=transport)
         ip, port, _ = pair.a.call("run", "test_faults", "parse", pair.meta_b)
         pair.a.call("buf", "m", 1000, seed=1)
@@ -159,7 +160,7 @@ class TestPeerLost:
 
     @pytest.mark.parametrize("kind", [LOSING_RAILS[0], "read", "send", "recv"])
     def test_stopped(self, connect: Connect, transport: str, kind: str) -> None:
-        """A peer that neither runs nor closes is lost after the connection's timeout."""
+        """The connection to a peer that neither runs nor closes is lost after its timeout."""
         pair = connect(transport=transport, timeout=1)
         pair.a.call("buf", "m", LONG, fill=1)
         pair.b.call("buf", "m", LONG, fill=2)
@@ -167,10 +168,11 @@ class TestPeerLost:
         pair.b.kill(signal.SIGSTOP)
         answer = pair.a.call("op", kind, pair.conn_a, "m", advert=advert, timeout=20)
         if transport == "local" and kind in ("write", "read") and answer == (True, None):
-            # One side alone may have moved the bytes; the message that follows tells.
+            # One side alone may have moved the bytes; then the next message fails.
             answer = pair.a.call("method", "send_notif", pair.conn_a, b"there?", timeout=20)
         assert failed(answer)
-        # Awake again, it finds the connection gone, and nothing lands in memory given up on.
+        # The peer runs once more: its connection is lost, and no byte lands in memory of transfers
+        # that have ended.
         before = pair.a.call("crc", "m")
         pair.b.kill(signal.SIGCONT)
         time.sleep(0.5)
@@ -179,7 +181,7 @@ class TestPeerLost:
 
     @pytest.mark.parametrize("way", ["close", "with", "with an exception"])
     def test_close_tells_of_memory_that_a_peer_may_still_touch(self, connect: Connect, way: str) -> None:
-        """A program hears of it each time, and may close again."""
+        """Each close reports the error, and a program may close once more."""
         for _ in range(20):
             pair = connect(transport="local", timeout=1)
             pair.a.call("buf", "m", LONG)
@@ -197,13 +199,13 @@ class TestPeerLost:
             assert told == [EXPECTED[way], EXPECTED[way]], "the peer was stopped between two copies"
         else:
             pytest.fail("the peer was never stopped in the middle of a copy")
-        # The peer runs again, finds the connection gone, and lets go.
+        # The peer runs once more, notices that the connection is lost, and releases the memory.
         end = time.monotonic() + 30
         while (said := pair.a.call("run", "test_faults", "ending", "close")) != EXPECTED["close"]:
             assert time.monotonic() < end, said
 
     def test_stopped_for_a_moment(self, connect: Connect, transport: str) -> None:
-        """A pause shorter than the timeout is no loss."""
+        """A connection survives a pause shorter than its timeout."""
         pair = connect(transport=transport, timeout=20)
         pair.a.call("buf", "m", MIB, seed=1)
         pair.b.call("buf", "m", MIB)
@@ -217,7 +219,7 @@ class TestPeerLost:
         assert pair.b.call("crc", "m") == pattern_crc(MIB, 1)
 
     def test_flooded_while_stopped(self, connect: Connect, transport: str) -> None:
-        """What a peer does not take in is refused before it fills the memory."""
+        """Messages that a peer does not take are refused before they fill the memory."""
         pair = connect(transport=transport, timeout=60)
         pair.a.call("buf", "m", 60_000)
         pair.b.kill(signal.SIGSTOP)
@@ -228,7 +230,7 @@ class TestPeerLost:
 
     @RAILS
     def test_closed(self, connect: Connect, transport: str) -> None:
-        """Closing an endpoint fails what its peers, and its own threads, wait for."""
+        """Closing an endpoint fails the pending transfers of its peers and of its own threads."""
         pair = connect(transport=transport)
         for peer in (pair.a, pair.b):
             peer.call("buf", "m", 100)
@@ -260,7 +262,8 @@ class TestPeerLost:
     def test_ended_in_the_middle(
         self, connect: Connect, transport: str, ending: str, kind: str
     ) -> None:
-        """However a connection ends, the processes that remain go on, and each transfer has an answer."""
+        """After any end of a connection, the remaining processes work, and each transfer has an
+        answer."""
         timeout = 5 if ending == "peer stops" else 20
         for _ in range(ENDINGS if kind == "read" and transport.startswith("libfabric") else 1):
             pair = connect(transport=transport, timeout=timeout)
@@ -290,7 +293,7 @@ class TestPeerLost:
                 pair.b.process.wait()
             else:
                 pair.b.call("close")
-            # Both still answer a little later, when what was ended aside has ended too.
+            # Both still answer after the background work of the end.
             time.sleep(0.05)
             for peer in (pair.a, pair.b) if ending != "peer is killed" else (pair.a,):
                 assert peer.call("usage")["threads"] > 0
@@ -298,14 +301,15 @@ class TestPeerLost:
 
 class TestObjectsThatGo:
     def test_in_the_middle_of_a_peers_write(self, connect: Connect) -> None:
-        """An object that was advertised and goes waits for a peer that is stopped: nothing lands in what it leaves."""
+        """The deallocation of an advertised object waits for a stopped peer: no byte lands in the
+        freed memory."""
         for _ in range(5):
             pair = connect(transport="local", timeout=1)
             info = pair.b.call("run", "test_faults", "advertise_object", pair.conn_b, LONG)
             pair.a.call("run", "test_faults", "write_object", pair.conn_a, info, LONG)
             pair.a.kill(signal.SIGSTOP)
             pair.b.call("begin_thread", "gone", "run", "test_faults", "let_object_go")
-            # Longer than the connection's timeout, after which the peer is given up.
+            # Longer than the connection's timeout, after which the connection is lost.
             time.sleep(3)
             was_held_up = not pair.b.call("run", "test_faults", "has_gone")
             pair.a.kill(signal.SIGCONT)
@@ -317,7 +321,7 @@ class TestObjectsThatGo:
 
 class TestConnecting:
     def test_nobody_there(self, spawn: Spawn) -> None:
-        """Connecting ends, even if nobody ever answers."""
+        """Connecting ends even if no peer ever answers."""
         peer = spawn()
         peer.call("open", port=0, bind="127.0.0.1", timeout=1)
         with socket.socket() as closed:
@@ -327,7 +331,7 @@ class TestConnecting:
         assert not ok and str(port) in why
 
     def test_a_name_whose_first_address_nobody_listens_at(self, tmp_path: Path) -> None:
-        """As localhost, where that is ::1 first."""
+        """Connecting tries all addresses of a name: localhost may be ::1 first."""
         hosts = tmp_path / "hosts"
         hosts.write_text("::1 twofold\n127.0.0.1 twofold\n")
         mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
@@ -342,7 +346,7 @@ class TestConnecting:
         assert done.returncode == 0, done.stderr
 
     def test_silent_listener(self, spawn: Spawn) -> None:
-        """Something that takes connections and says nothing."""
+        """A server accepts connections and sends nothing."""
         peer = spawn()
         peer.call("open", port=0, bind="127.0.0.1", timeout=1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -365,7 +369,7 @@ class TestConnecting:
                 assert not ok and why
 
     def test_foreign_client(self, spawn: Spawn, transport: str) -> None:
-        """Nonsense at the port disturbs nobody, and accept does not return it."""
+        """Garbage at the port disturbs no connection, and accept does not return it."""
         a, b = spawn(), spawn()
         meta = b.call("open", port=0, bind="127.0.0.1", transport=transport)
         a.call("open", port=0, bind="127.0.0.1", transport=transport)
@@ -379,7 +383,7 @@ class TestConnecting:
             try:
                 garbage.sendall(os.urandom(100_000))
             except OSError:
-                pass  # Refused before it was all said.
+                pass  # The endpoint refused before all was sent.
             conn = a.call("connect", meta)
             accepted = b.result()
         assert a.call("method", "send_notif", conn, b"hello")[0] is True
@@ -390,7 +394,7 @@ class TestConnecting:
         ("psk_a", "psk_b"), [("right", "wrong"), ("right", None), (None, "right")]
     )
     def test_wrong_secret(self, spawn: Spawn, psk_a: str | None, psk_b: str | None) -> None:
-        """A peer without the secret is refused on both sides; one with it is not."""
+        """A peer without the secret is refused on both sides; a peer with it connects."""
         a, b, friend = spawn(), spawn(), spawn()
         settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", "timeout": 5}
         a.call("open", psk=psk_a, **settings)
@@ -405,7 +409,7 @@ class TestConnecting:
         assert stats["connections"] == 1 and stats["refused_handshakes"] >= 1
 
     def test_a_connection_nobody_accepts(self, spawn: Spawn, transport: str) -> None:
-        """The process goes on and ends as it should."""
+        """The process continues, and ends in time."""
         a, b = spawn(), spawn()
         settings = {"port": 0, "bind": "127.0.0.1", "transport": transport, "timeout": 2}
         meta = b.call("open", **settings)
@@ -416,7 +420,7 @@ class TestConnecting:
 
 
 class TestFences:
-    """After a cancel or a deadline no byte lands any more, on either side."""
+    """After a cancel or a deadline no byte lands, on either side."""
 
     @pytest.mark.parametrize("kind", OVER_RAILS)
     @pytest.mark.parametrize("by", ["cancel", "deadline"])
@@ -432,11 +436,11 @@ class TestFences:
         assert target.call("run", "test_faults", "stays", "m") is True
         assert target.call("guards", "m")
         stopped = [end for end in ends if end[0] == (False, True)]
-        # On one host a transfer may have ended by the time its post returns; then all must be there.
+        # On one host a transfer may end before its post returns; then all bytes must be there.
         assert stopped or (transport == "local" and set(target.call("get", "m", 0, MIB)) == {1})
         word = "cancel" if by == "cancel" else "deadline"
         assert all(word in why for _, why in stopped)
-        # The connection goes on.
+        # The connection stays usable.
         target.call("fill", "m", 2)
         assert pair.a.call("op", kind, pair.conn_a, "m", 0, MIB, advert) == (True, None)
         assert target.call("get", "m", 0, MIB) == b"\1" * MIB
@@ -444,7 +448,7 @@ class TestFences:
     @pytest.mark.parametrize("by", ["cancel", "deadline"])
     @pytest.mark.parametrize("who", ["sender", "receiver"])
     def test_two_sided(self, connect: Connect, transport: str, by: str, who: str) -> None:
-        """A send or receive that nobody meets is withdrawn; the next ones meet."""
+        """A send or receive without a counterpart is withdrawn; the next ones match."""
         pair = connect(transport=transport)
         pair.a.call("buf", "old", 8 * MIB, fill=1)
         pair.a.call("buf", "new", 8 * MIB, fill=3)
@@ -480,7 +484,8 @@ class TestFences:
 
     @pytest.mark.parametrize("kind", OVER_RAILS)
     def test_deregistration_under_the_peers_transfers(self, pair: Pair, kind: str) -> None:
-        """When dereg has returned, no peer's access lands in the memory, however many are under way."""
+        """After dereg has returned, no access of a peer lands in the memory, of any number in
+        flight."""
         pair.a.call("buf", "m", 64 * MIB, fill=1)
         pair.b.call("buf", "m", 64 * MIB, fill=2)
         advert = pair.b.call("advert", "m")
@@ -493,7 +498,7 @@ class TestFences:
 
     @pytest.mark.parametrize("kind", [OVER_RAILS[0], "read", "recv"])
     def test_deregistration_under_own_transfers(self, pair: Pair, kind: str) -> None:
-        """A region that a transfer of one's own uses stays until that has ended; dereg says so."""
+        """A region stays registered while own transfers use it; dereg reports that."""
         pair.a.call("buf", "m", 64 * MIB, fill=1)
         pair.b.call("buf", "m", 64 * MIB, fill=2)
         advert = pair.b.call("advert", "m") if kind != "recv" else None
@@ -508,7 +513,7 @@ class TestFences:
 
 
 class TestInterrupts:
-    """Ctrl-C ends each call that waits, and leaves the endpoint fit for use."""
+    """Ctrl-C ends each waiting call, and the endpoint stays usable."""
 
     @pytest.mark.parametrize(
         "call",
@@ -540,14 +545,14 @@ class TestInterrupts:
             assert pair.a.result(20) == "KeyboardInterrupt"
         assert pair.a.call("method", "send_notif", pair.conn_a, b"on")[0] is True
         assert pair.b.call("notifs", 1) == [(pair.conn_b, b"on")]
-        # What was interrupted is gone: the next send meets the next receive.
+        # The interrupted call is withdrawn: the next send matches the next receive.
         pair.b.begin("op", "recv", pair.conn_b, "m", 0, 100, timeout=20)
         assert pair.a.call("op", "send", pair.conn_a, "m", 0, 100, timeout=20) == (True, None)
         assert pair.b.result() == (True, None)
 
     @pytest.mark.parametrize("call", ["write", "read", "writev", "readv", "send_notif"])
     def test_peer_that_stands_still(self, connect: Connect, call: str) -> None:
-        """Calls that wait only while the peer does nothing."""
+        """Calls that wait only while the peer is stopped."""
         pair = connect(transport="tcp", timeout=5)
         pair.a.call("buf", "m", 64 * MIB, fill=1)
         pair.b.call("buf", "m", 64 * MIB, fill=2)
@@ -557,11 +562,11 @@ class TestInterrupts:
         pair.a.begin("run", "test_faults", "interrupted", call, pair.conn_a, 0, advert)
         time.sleep(0.7)
         pair.a.kill(signal.SIGINT)
-        # The fence may have to wait until the silent peer is lost, but no longer.
+        # The fence may have to wait until the connection to the silent peer is lost, but no longer.
         assert pair.a.result(30) == "KeyboardInterrupt"
 
     def test_handler_that_does_not_raise(self, pair: Pair) -> None:
-        """A signal whose handler returns does not end the call."""
+        """A signal with a handler that returns does not end the call."""
         for peer in (pair.a, pair.b):
             peer.call("buf", "m", 100, seed=1)
         pair.b.call("run", "test_faults", "is_ready")
@@ -584,8 +589,8 @@ class TestThreads:
 
     @RAILS
     def test_a_held_interpreter_keeps_nobody_waiting(self, connect: Connect, transport: str) -> None:
-        """A thread that waits while another one holds the interpreter, for longer than a peer may be silent, holds up
-        nobody: the connection lives, and what the peer does arrives meanwhile."""
+        """A thread waits while another one holds the interpreter for longer than a peer may be
+        silent. The connection survives, and the peer's data arrives meanwhile."""
         pair = connect(transport=transport, timeout=1)
         for peer in (pair.a, pair.b):
             peer.call("buf", "m", 4096)
@@ -613,12 +618,12 @@ class TestThreads:
 
 
 class TestLeaks:
-    """Files, threads and memory after many rounds are what they were after a few."""
+    """Files, threads and memory do not grow over many rounds."""
 
     @pytest.mark.timeout(600)
     @pytest.mark.parametrize("ending", ["remove", "kill"])
     def test_connections(self, spawn: Spawn, transport: str, ending: str) -> None:
-        # A process with a history has memory to fall back on: these are new.
+        # A reused process may have spare memory, so these are new.
         a = spawn(env={})
         a.call("open", port=0, bind="127.0.0.1", transport=transport, timeout=5)
         a.call("buf", "m", 100_000, seed=1)
@@ -657,7 +662,8 @@ class TestLeaks:
         no_growth(before, settled(a, before))
 
     def test_transfers_and_regions(self, pair: Pair) -> None:
-        """What a transfer or a registration takes comes back, also when nobody asks how it ended."""
+        """The resources of a transfer or a registration are freed, also if its result is never
+        read."""
         pair.a.call("buf", "m", 4096)
         pair.b.call("buf", "m", 4096)
         advert = pair.b.call("advert", "m")
@@ -668,7 +674,7 @@ class TestLeaks:
 
 
 def settled(peer: Peer, floor: dict[str, int]) -> dict[str, int]:
-    """Usage when what is closing has closed, or after a while."""
+    """The usage once pending closes have ended, or after a while."""
     usage = peer.call("usage")
     for _ in range(50):
         if floor and all(usage[key] <= floor[key] for key in ("fds", "threads")):
@@ -679,13 +685,14 @@ def settled(peer: Peer, floor: dict[str, int]) -> dict[str, int]:
 
 
 def no_growth(before: dict[str, int], after: dict[str, int]) -> None:
-    # A thread that sleeps for the first time opens one more, once: not a leak, which grows by round.
+    # A thread opens one descriptor at its first sleep. That is no leak: a leak grows with each
+    # round.
     assert after["fds"] <= before["fds"] + 2, (before, after)
     assert after["threads"] <= before["threads"], (before, after)
     assert after["rss"] <= before["rss"] + 8 * MIB + ROUNDS * 16_384, (before, after)
 
 
-# What the helper processes do.
+# Functions of the helper processes.
 
 
 def is_ready(_side: Any) -> None:
@@ -697,7 +704,8 @@ def parse(side: Any, metadata: bytes) -> tuple[str, int, Any]:
 
 
 def flood(side: Any, conn: int) -> tuple[int, str | None]:
-    """Posts sends of many iovs until one is refused; each takes about a megabyte to announce."""
+    """Posts sends of many iovs until one is refused; the announcement of each has about a
+    megabyte."""
     base, mr, n = side.data("m").ctypes.data, side.mrs["m"], 30_000
     for posted in range(4000):
         ok, _ = side.ep.sendv_async(conn, [mr] * n, [base + i * 2 for i in range(n)], [1] * n, n)
@@ -707,7 +715,7 @@ def flood(side: Any, conn: int) -> tuple[int, str | None]:
 
 
 def stays(side: Any, name: str, seconds: float = 0.4) -> bool:
-    """Whether memory stays as it is for a while."""
+    """Whether memory does not change for a while."""
     before, end = side.data(name).copy(), time.monotonic() + seconds
     while time.monotonic() < end:
         if not (side.data(name) == before).all():
@@ -717,7 +725,7 @@ def stays(side: Any, name: str, seconds: float = 0.4) -> bool:
 
 
 def start_and_stop(side: Any, kind: str, by: str, conn: int, advert: bytes) -> list[Any]:
-    """Starts more than can end in time, and stops it."""
+    """Starts more transfers than can end in time, and stops them."""
     deadline = {"timeout": 0.02} if by == "deadline" else {}
     posted = []
     for _ in range(8):
@@ -732,7 +740,7 @@ def start_and_stop(side: Any, kind: str, by: str, conn: int, advert: bytes) -> l
 
 
 def interrupted(side: Any, call: str, conn: int, silent_port: int, advert: bytes = b"") -> str:
-    """The exception that ends a waiting call."""
+    """Makes a waiting call; returns the exception that ends it."""
     ep, mr, data = side.ep, side.mrs["m"], side.data("m")
     ptr, size = data.ctypes.data, len(data)
     host = bytes([127, 0, 0, 1]) + silent_port.to_bytes(2, "big") + bytes(4)
@@ -783,7 +791,7 @@ def recv_under_signals(side: Any, conn: int) -> tuple[bool, int]:
 
 
 def counts_while_waiting(side: Any, call: str, conn: int) -> int:
-    """How far Python counts in the time another thread waits in a call."""
+    """Python's count while another thread waits in a call."""
     import threading
 
     calls = {
@@ -846,7 +854,7 @@ def churn(side: Any, conn: int, advert: bytes, count: int) -> None:
         assert ok
         (ok, _), why = side.op("write_async", conn, "m", advert=advert)
         while not ok:
-            # Too much under way is said, not queued without end.
+            # The endpoint reports that its queue is full; it does not queue without limit.
             assert "full" in why, why
             time.sleep(0.001)
             (ok, _), why = side.op("write_async", conn, "m", advert=advert)

@@ -1,4 +1,4 @@
-"""Forked children: they leave their parent's endpoint alone, and make their own."""
+"""Forked children: they do not touch their parent's endpoint, and make their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uccl import p2p
 
 @pytest.fixture(autouse=True)
 def threads_are_expected() -> None:
-    # CPython warns of forks beside threads: that is what is tested.
+    # CPython warns of forks of processes with threads, which these tests do.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
 
 
@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Runs `work` in a child; its exit status."""
+    """Runs `work` in a child; returns its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -103,7 +103,7 @@ def test_a_child_of_multiprocessing_ends(pair: Pair) -> None:
 
 
 def test_an_interpreter_that_was_forked_ends(pair: Pair) -> None:
-    """By sys.exit, with all that an interpreter does at its end."""
+    """The child exits through sys.exit, with all of the interpreter's cleanup."""
     command = [sys.executable, "-c", FORKS_AND_EXITS, pair.b.get_metadata().hex()]
     subprocess.run(command, check=True, timeout=50)
     assert [payload for _, payload in pair.b.wait_notifs(20)] == [b"from its parent"]

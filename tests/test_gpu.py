@@ -1,6 +1,7 @@
-"""GPU memory: between GPUs, and between GPUs and the host, in two processes and in one.
+"""Transfers of GPU memory: between GPUs, and between GPUs and the host, in two processes and in
+one.
 
-Every destination is poisoned before and looked at byte by byte, with what lies around it.
+Every destination is poisoned before, and compared byte by byte, with its surroundings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from conftest import Pair, lacking
 from peer import pattern, pattern_crc
 from test_faults import ROUNDS, no_growth, settled
 
-# Each test has the GPUs, and their memory, for itself.
+# Only one test at a time uses the GPUs and their memory.
 pytestmark = pytest.mark.xdist_group("gpu")
 
 GUARD = 64
@@ -28,7 +29,7 @@ Connect = Callable[..., Pair]
 
 
 def gpus() -> tuple[int, str]:
-    """How many GPUs there are, or why none can be used."""
+    """The number of GPUs, and the reason if none is usable."""
     try:
         import torch
     except ImportError:
@@ -42,7 +43,7 @@ one_gpu = pytest.mark.skipif(COUNT < 1, reason=WHY_NOT)
 two_gpus = pytest.mark.skipif(COUNT < 2, reason=WHY_NOT)
 SECOND = "cuda:1" if COUNT > 1 else "cuda:0"
 
-# What reaches what: the first is the initiator's memory, the second the owner's.
+# Pairs of memory: the initiator's, and the owner's.
 ROUTES = [
     ("cuda:0", SECOND),
     ("cuda:0", "cuda:0"),
@@ -53,8 +54,8 @@ ROUTES = [
     ("pageable", SECOND),
     ("alloc", SECOND),
 ]
-# How bytes may go: straight between the GPUs, or through host memory on both sides: over streams, or over
-# devices that take no GPU's memory.
+# The ways of bytes: straight between the GPUs, or through host memory on both sides, over streams
+# or over devices that take no GPU memory.
 LINKS: dict[str, dict[str, Any]] = {
     "ipc": {"transport": "local"},
     "rings": {"transport": "local", "ipc": False},
@@ -143,7 +144,7 @@ class TestTwoProcesses:
         assert pair.a.call("wait", transfer, 20) == ((True, True), None)
 
     def test_many_regions(self, connect: Connect, link: dict[str, Any]) -> None:
-        """More regions in one vector than hazards can name at once."""
+        """A vector with more regions than there are hazard words."""
         pair = connect(**link)
         count, size = 300, 1000
         for i in range(count):
@@ -172,7 +173,7 @@ class TestTwoProcesses:
         assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
 
     def test_killed_in_the_middle(self, connect: Connect, link: dict[str, Any]) -> None:
-        """The copies under way end, the next transfer fails, and the GPU still works."""
+        """Copies in flight end, the next transfer fails, and the GPU still works."""
         pair = connect(**link)
         size = 256 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
@@ -196,7 +197,7 @@ class TestTwoProcesses:
         names, size = [], 100_003
         for ours in wheres:
             for theirs in wheres:
-                # With one GPU, several are alike.
+                # With one GPU, several pairs are alike.
                 names.append(f"{len(names)}: {ours} {theirs}")
                 for peer, where in ((pair.a, ours), (pair.b, theirs)):
                     seed = len(names) if peer is source else None
@@ -221,7 +222,8 @@ class TestTwoProcesses:
     def test_a_stream_follows_a_transfer(
         self, connect: Connect, link: dict[str, Any], count: int
     ) -> None:
-        """Also the first transfer of a connection: nothing that it sets up waits for the stream."""
+        """A stream follows a connection's first transfer too: its setup does not wait for the
+        stream."""
         pair = connect(**link)
         size = 100 * 40_000
         run(pair.a, "tensor", "m", size, "cuda:0")
@@ -240,11 +242,11 @@ class TestTwoProcesses:
         cancelled, expired = run(pair.a, "give_up_behind_work", pair.conn_a, "m", advert)
         assert "cancelled" in cancelled and "deadline" in expired
         assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
-        # The connection lives.
+        # The connection stays usable.
         assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096) == (True, None)
 
     def test_sends_keep_their_order(self, connect: Connect, link: dict[str, Any]) -> None:
-        """One that waits for its stream is not overtaken by one that waits for none."""
+        """A send that waits for its stream is not overtaken by one without a stream."""
         pair = connect(**link)
         for peer, where in ((pair.a, "cuda:0"), (pair.b, SECOND)):
             for i in (1, 2):
@@ -271,7 +273,8 @@ class TestTwoProcesses:
 
 @one_gpu
 class TestLockedMemory:
-    """Locked host memory that is the owner's alone: a peer with GPU memory has the owner copy."""
+    """Pinned host memory that the owner alone maps: the owner makes the copies of a peer with GPU
+    memory."""
 
     @pytest.mark.parametrize("size", [4 * KIB, MIB, 16 * MIB + 5])
     @pytest.mark.parametrize("kind", ["write", "read"])
@@ -312,7 +315,7 @@ class TestLockedMemory:
 
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_refusals(self, connect: Connect, kind: str) -> None:
-        """In the words of every other way, with nothing moved."""
+        """The errors are those of every other path, and no byte moves."""
         pair, size = connect(transport="local"), MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", size, "pinned", seed=2)
@@ -347,7 +350,7 @@ class TestLockedMemory:
         assert run(pair.a, "forget", "m")
 
     def test_the_asker_is_killed_in_the_middle(self, connect: Connect) -> None:
-        """The owner's GPU is left as it was, and its memory can be given back."""
+        """The owner's GPU is unchanged, and its memory can be deregistered."""
         pair, size = connect(transport="local"), 256 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", size, "pinned", seed=1)
@@ -374,7 +377,7 @@ class TestLockedMemory:
         run(target, "fill", "m", 77)
         assert run(target, "is_all", "m", 77)
         assert run(target, "surroundings", "m")
-        # The connection lives.
+        # The connection stays usable.
         assert run(pair.a, "move", kind, pair.conn_a, "m", advert, 0, size) == (True, None)
 
     def test_nothing_lands_after_a_deregistration(self, connect: Connect) -> None:
@@ -395,7 +398,7 @@ class TestLockedMemory:
     def test_an_owner_that_does_not_see_the_gpu(
         self, spawn: Callable[..., Any], kind: str
     ) -> None:
-        """It declines, and the bytes go as they would have."""
+        """The owner declines, and the bytes take the usual path."""
         sees_second = spawn(env={"CUDA_VISIBLE_DEVICES": "1"})
         pair, size = Pair(spawn(), sees_second, bind="127.0.0.1", transport="local"), MIB
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
@@ -412,7 +415,7 @@ class TestLockedMemory:
 @one_gpu
 class TestFaults:
     def test_freed_and_taken_again(self, connect: Connect, link: dict[str, Any]) -> None:
-        """Memory at the address of memory that went is not the memory that went."""
+        """New memory at the address of freed memory is not taken for the freed memory."""
         pair = connect(**link)
         size = 32 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=4)
@@ -429,7 +432,7 @@ class TestFaults:
             old = advert
 
     def test_freed_while_it_is_registered(self, connect: Connect, link: dict[str, Any]) -> None:
-        """Against the rules: whatever becomes of that transfer, it ends, and both GPUs work on."""
+        """This breaks the rules. The transfer ends, with any result, and both GPUs still work."""
         pair = connect(**link)
         size = 32 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=4)
@@ -447,7 +450,7 @@ class TestFaults:
         run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", 4096, SECOND)
         advert = run(pair.b, "advert", "m")
-        # Of endpoints the index is a name; of a stream's handle it is where the stream is.
+        # An endpoint's index is a name; for a stream's handle it is the stream's GPU.
         assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096) == (True, None)
         why = run(pair.a, "refusal_of_stream", pair.conn_a, "m", advert)
         assert "99" in why, why
@@ -474,7 +477,8 @@ class TestFaults:
                 run(side, "free", "m", True)
                 side.call("close")
         no_growth(before, settled(a, before))
-        # Other processes may be using the GPUs: their memory comes back, what has leaked does not.
+        # Other processes may be using the GPUs: their memory is freed in time, leaked memory is
+        # not.
         for _ in range(50):
             after = run(a, "free_memory")
             if all(now > then - 4 * MIB for now, then in zip(after, free)):
@@ -486,7 +490,7 @@ class TestFaults:
 
 @one_gpu
 def test_memory_that_cannot_be_opened(connect: Connect) -> None:
-    """Memory of a pool, as the driver gives it without export, passes through host memory."""
+    """Pool memory, which the driver does not export, passes through host memory."""
     pair = connect(transport="local")
     size = 3 * MIB + 1
     run(pair.a, "pooled", "m", size, "cuda:0", seed=1)
@@ -499,7 +503,7 @@ def test_memory_that_cannot_be_opened(connect: Connect) -> None:
 @two_gpus
 @pytest.mark.parametrize("link", ["ipc", "tcp"], indirect=True)
 def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
-    """One transfer longer than 32 bits say."""
+    """A transfer with a length of more than 32 bits."""
     pair = connect(**link)
     size = (4 << 30) + 4097
     for peer, where, byte in ((pair.a, "cuda:0", 1), (pair.b, SECOND, 2)):
@@ -513,14 +517,14 @@ def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def two_endpoints(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int]]:
-    """Of one process, and the connection of the first with the second."""
+    """Makes two endpoints of one process; also yields the connection of the first to the second."""
     with joined(link, monkeypatch) as (a, b, conn, _):
         yield a, b, conn
 
 
 @contextlib.contextmanager
 def joined(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int, int]]:
-    """Two endpoints of one process, and what each calls their connection."""
+    """Makes two endpoints of one process; also yields the number that each has for their connection."""
     from uccl import p2p
 
     transport, _, provider = link["transport"].partition(":")
@@ -538,7 +542,8 @@ def joined(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tu
 @one_gpu
 @pytest.mark.parametrize("home", [SECOND, "pinned"])
 def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word on a GPU, or in locked memory, changes once when a write's bytes are there, and streams wait for it."""
+    """A word on a GPU, or in pinned memory, changes once, after a write's bytes have arrived, and
+    streams wait for it."""
     import torch
     from uccl import p2p
 
@@ -560,7 +565,7 @@ def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatc
             torch.cuda.synchronize("cuda:0")
             change = "set" if step % 10 == 0 else "add"
             value = 1000 * step if change == "set" else value + step
-            # The stream copies out what the write has brought, as soon as the word says so.
+            # The stream copies the written bytes as soon as the word has the value.
             with torch.cuda.stream(stream):
                 assert b.stream_wait_signal(stream, words[2:3], value, of_words), p2p.last_error()
                 seen.copy_(there, non_blocking=True)
@@ -606,7 +611,7 @@ def test_a_stream_that_waits_for_a_lost_peers_signal(
 @one_gpu
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_one_process(kind: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two endpoints of one process: the memory is where it is."""
+    """Two endpoints of one process reach each other's memory directly."""
     import torch
     from uccl import p2p
 
@@ -628,12 +633,12 @@ def run(peer: Any, function: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def copied_for_peers(pair: Pair) -> int:
-    """How many copies the owner has made because it was asked."""
+    """The number of copies that the owner has made for peers."""
     return pair.b.call("method", "stats")[0]["copied_for_peers"]
 
 
 def crc_of_pieces(size: int, seed: int, lens: list[int], gap: int) -> int:
-    """Of poisoned memory into which pieces of the pattern came."""
+    """The checksum of poisoned memory with pieces of the pattern."""
     import numpy as np
 
     wanted, source, at = np.full(size, POISON, np.uint8), pattern(size, seed), 0
@@ -643,7 +648,7 @@ def crc_of_pieces(size: int, seed: int, lens: list[int], gap: int) -> int:
     return zlib.crc32(wanted)
 
 
-# What the helper processes do.
+# Functions of the helper processes.
 
 
 def tensor(side: Any, name: str, size: int, where: str, seed: int | None = None) -> None:
@@ -672,7 +677,7 @@ def tensor(side: Any, name: str, size: int, where: str, seed: int | None = None)
 
 
 def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None) -> None:
-    """The same in memory of the GPU's default pool."""
+    """Like ``tensor``, in memory of the GPU's default pool."""
     import ctypes
 
     import torch
@@ -696,7 +701,7 @@ def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", ["prefill_decode", "trainer_to_inference", "embedding_on_demand"])
 def test_examples(program: str) -> None:
-    """The programs in examples/python check what they move; here their tensors are a GPU's."""
+    """The programs in examples/python check their transfers; here their tensors are on a GPU."""
     path = Path(__file__).parent.parent / "examples/python" / f"{program}.py"
     ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -704,7 +709,7 @@ def test_examples(program: str) -> None:
 
 
 class Place:
-    """GPU memory by its address, as torch takes it."""
+    """GPU memory at an address, in a form that torch takes."""
 
     def __init__(self, address: int | None, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -762,7 +767,7 @@ def path_from(side: Any, conn: int, advert: bytes, name: str) -> list[str | None
 
 
 def free(side: Any, name: str, deregister: bool) -> bool:
-    """Gives memory back to the driver."""
+    """Frees memory; torch returns it to the driver."""
     import torch
 
     ok = side.ep.dereg(side.mrs.pop(name)) if deregister else True
@@ -825,7 +830,7 @@ def post(side: Any, kind: str, conn: int, name: str, advert: bytes, **kwargs: An
 
 
 def busy_stream(device: Any) -> Any:
-    """A stream with work on it for about a second."""
+    """A stream with about a second of work on it."""
     import torch
 
     stream = torch.cuda.Stream(device=device)

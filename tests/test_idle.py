@@ -1,4 +1,4 @@
-"""What connections cost while nothing happens."""
+"""The CPU time of idle connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 0.005
 def test_idle_connections(
     spawn: Callable[..., Peer], transport: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Eight idle connections take less than half a percent of one CPU, on either side."""
+    """Eight idle connections take less than half a percent of one CPU on either side."""
     a, b = spawn(), spawn()
     settings = {"port": 0, "bind": "127.0.0.1", "transport": transport}
     metadata = b.call("open", **settings)

@@ -1,4 +1,4 @@
-"""Which NIXL the folder of plugins is made from. With a NIXL that is really there: tests/nixl."""
+"""The choice of NIXL for the folder of plugins, with stand-ins. tests/nixl uses a real NIXL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import uccl.nixl
 
 PYTHON = [sys.executable, "-c"]
-# As the wheel has it, whether or not this one was built with the plugin.
+# Sets a plugin as the wheel has it, even if this wheel was built without one.
 PRINT = """
 import pathlib, sys, uccl.nixl
 uccl.nixl._PLUGIN = pathlib.Path(sys.argv[1])
@@ -21,7 +21,7 @@ print(uccl.nixl_plugin_dir())
 
 
 class Site:
-    """Packages as pip leaves them, none of which may be imported; and this project's plugin."""
+    """Packages in pip's layout, none of which may be imported, and this project's plugin."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "site"
@@ -36,7 +36,7 @@ class Site:
         file.write_text(text)
 
     def package(self, name: str, version: str = "1.5.1") -> None:
-        """One of NIXL's packages."""
+        """Adds one of NIXL's packages."""
         distribution = name.replace("_", "-")
         self.write(f"{name}/__init__.py", "raise AssertionError('NIXL was loaded')")
         self.write(
@@ -47,7 +47,7 @@ class Site:
         self.write(f".{name}.mesonpy.libs/libnixl.so")
 
     def cuda(self, major: str) -> None:
-        """What newer releases choose by."""
+        """Adds the module by which newer releases choose their package."""
         self.write("nixl_meta_utils.py", f"def detect_cuda_major(): return {major}")
 
     def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +90,8 @@ def test_it_holds_both(site: Site) -> None:
 
 
 def test_of_several_the_one_that_nixl_imports(site: Site) -> None:
-    """Releases up to 1.0 take the first of two names, later ones the one for the CUDA that they see."""
+    """Releases up to 1.0 take the first of two names, later ones the package of the CUDA version
+    that they detect."""
     site.package("nixl_cu12")
     assert from_package(site.plugin_dir()) == "nixl_cu12"
     site.package("nixl_cu13")
@@ -124,7 +125,7 @@ def test_what_is_lacking_is_said_with_what_to_do(site: Site) -> None:
 
 
 def test_nixl_elsewhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No package is needed where the caller knows the folder."""
+    """A call that names the folder needs no package."""
     site.write("opt/plugins/libplugin_UCX.so", "elsewhere")
     monkeypatch.setattr(uccl.nixl, "_PLUGIN", site.plugin)
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.cache))
@@ -148,7 +149,7 @@ def test_many_processes_at_once(site: Site) -> None:
 
 
 def test_a_cache_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
-    """What is there already is used; else temporary files serve."""
+    """An existing folder is used; otherwise temporary files are."""
     site.package("nixl_cu12")
     made = site.plugin_dir()
     temporary = tmp_path / "tmp"
@@ -164,14 +165,14 @@ def test_a_cache_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
 
 
 class no_writing:
-    """A folder that is read-only for as long as the block lasts."""
+    """A folder that is read-only within the block."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = [path for path in (folder, *folder.rglob("*")) if path.is_dir() and not path.is_symlink()]
         self.mounted = False
 
     def __enter__(self) -> str | None:
-        # Root is not stopped by permissions, but by a read-only mount.
+        # Permissions do not stop root, but a read-only mount does.
         if os.geteuid() == 0:
             folder = str(self.folders[0])
             for options in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
@@ -218,7 +219,7 @@ def bench_command(tmp_path: Path) -> Callable[[bytes], str]:
 def test_other_subcommands_are_the_whole_commands(
     site: Site, bench_command: Callable[[bytes], str]
 ) -> None:
-    """The script of another environment is not called: it might call this one."""
+    """The script of another environment is not called: it might call this module."""
     script = bench_command(b"#!/bin/sh\necho never\n")
     done = site.run(sys.executable, "-m", "uccl", "bench", PATH=script)
     assert done.returncode == 2 and "cargo install" in done.stderr and not done.stdout

@@ -1,4 +1,5 @@
-"""What Ray's direct transport does with UCCL's interface: objects made of tensors go from actor to actor."""
+"""The calls of Ray's direct transport to UCCL's interface: actors send objects made of tensors to
+each other."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_an_object_goes_from_actor_to_actor(spawn: Spawn, transport: str, librar
     source, target = actors(spawn, transport)
     meta, descs, layout, sums = source.call("run", "test_ray", "put", library, "first", 3)
     assert target.call("run", "test_ray", "get", library, meta, descs, layout) == sums
-    # Another object of the same actor, over the connection that is there; and the way back.
+    # Another object of the same actor uses the same connection; the third one travels back.
     meta, descs, layout, sums = source.call("run", "test_ray", "put", library, "second", 4)
     assert target.call("run", "test_ray", "get", library, meta, descs, layout) == sums
     meta, descs, layout, sums = target.call("run", "test_ray", "put", library, "back", 5)
@@ -68,7 +69,7 @@ def test_an_actor_that_died_fails_the_read(spawn: Spawn, transport: str) -> None
         target.call("run", "test_ray", "get", "numpy", meta, descs, layout)
 
 
-# What an actor does.
+# Functions of an actor.
 
 
 def begin(side: Any) -> None:
@@ -77,7 +78,8 @@ def begin(side: Any) -> None:
 
 
 def put(side: Any, library: str, name: str, seed: int) -> tuple[bytes, bytes, list[Any], list[str]]:
-    """Keeps an object of many tensors, and says where it is."""
+    """Keeps an object of many tensors, and returns its metadata, descriptors, layout and
+    contents."""
     tensors = make(library, seed)
     descs = side.ep.register_memory(tensors)
     assert [desc.size for desc in descs] == [size(tensor) for tensor in tensors]
@@ -87,7 +89,7 @@ def put(side: Any, library: str, name: str, seed: int) -> tuple[bytes, bytes, li
 
 
 def get(side: Any, library: str, meta: bytes, blob: bytes, layout: list[Any]) -> list[str]:
-    """Reads an object of another actor, and says what is in it."""
+    """Reads an object of another actor, and returns its contents."""
     tensors = [empty(library, shape, dtype) for shape, dtype in layout]
     mine = side.ep.register_memory(tensors)
     try:
@@ -119,7 +121,8 @@ def regions(side: Any) -> int:
 
 
 def make(library: str, seed: int) -> list[Any]:
-    """Tensors of every type and several shapes: whole ones, parts of others, one twice, and one of nothing."""
+    """Tensors of every type and of several shapes: whole ones, parts of others, one twice, and an
+    empty one."""
     random = np.random.default_rng(seed)
     bits = lambda count: random.integers(0, 2, count).astype(np.uint8)
     if library == "numpy":
@@ -144,7 +147,7 @@ def size(tensor: Any) -> int:
 
 
 def sums(tensors: list[Any]) -> list[str]:
-    """What is in them, byte for byte."""
+    """The contents of tensors, byte for byte."""
     if not isinstance(tensors[0], np.ndarray):
         import torch
 

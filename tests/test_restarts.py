@@ -1,7 +1,8 @@
-"""Peers that die and come back at the same address: whatever a process remembers of them must not outlive them.
+"""Peers that die and come back at the same address: no state that a process keeps of a peer may
+outlive it.
 
-``UCCL_TEST_ROUNDS`` says how often each peer is started anew (200 takes minutes a test), and ``UCCL_TEST_PAUSES`` how many
-seconds its place stays empty, with commas between them.
+``UCCL_TEST_ROUNDS`` is the number of restarts of each peer (200 takes minutes a test), and
+``UCCL_TEST_PAUSES`` lists the seconds between its end and its restart, separated by commas.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Spawn = Callable[..., Peer]
 
 ROUNDS = int(os.environ.get("UCCL_TEST_ROUNDS", "3"))
 PAUSES = [float(pause) for pause in os.environ.get("UCCL_TEST_PAUSES", "0").split(",")]
-#: Rounds after which nothing grows any more.
+#: The number of rounds after which all resources have reached their size.
 FIRST = 3
 SIZE = 100_000
 PR_SET_PDEATHSIG = 1
@@ -38,7 +39,8 @@ RAILS = pytest.mark.rails(
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("way", ["connect", "connect_by_gpu", "connect_local", "add_remote_endpoint"])
 def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way: str, pause: float) -> None:
-    """Whoever comes back is met, nobody is met while nobody is there, and the lost connection says why it is lost."""
+    """A call reaches the peer that has come back, fails while there is none, and a lost connection
+    has a reason."""
     here, there = spawn(), spawn()
     here.call("open", transport=transport, port=0, bind="127.0.0.1", base_port=base_port, timeout=20)
     here.call("buf", "m", SIZE)
@@ -48,7 +50,7 @@ def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way:
         meta, advert = there.call("run", "test_restarts", "start", transport, base_port, within=30)
         (ok, conn), why = here.call("run", "test_restarts", "meet", way, meta)
         assert ok, (round, why)
-        # Once more: what is remembered is what works.
+        # A second call returns the remembered connection, which works.
         if way == "add_remote_endpoint":
             assert here.call("run", "test_restarts", "meet", way, meta) == ((True, conn), None)
         here.call("run", "test_restarts", "fill", "m", round)
@@ -66,7 +68,7 @@ def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way:
         if round == FIRST:
             before = here.call("run", "test_restarts", "kept")
         if round > FIRST and round % 10 == 0:
-            # What a peer had is let go when its end has been noticed.
+            # The resources of a peer are freed when its end has been noticed.
             end = time.monotonic() + 30
             while grown := growth(before, now := here.call("run", "test_restarts", "kept")):
                 assert time.monotonic() < end, (round, grown, before, now)
@@ -92,7 +94,7 @@ def test_a_connection_that_was_lost_while_both_live(connect: Connect, transport:
 
 
 def test_adding_an_absent_peer_keeps_nobody_waiting(connect: Connect, spawn: Spawn) -> None:
-    """While one thread waits for a peer that does not answer, another adds one that does."""
+    """While one thread waits for a peer that does not answer, another connects to one that does."""
     import socket
     import struct
 
@@ -102,7 +104,7 @@ def test_adding_an_absent_peer_keeps_nobody_waiting(connect: Connect, spawn: Spa
         port = silent.getsockname()[1]
         absent = bytes([127, 0, 0, 1]) + struct.pack("!H", port) + struct.pack("i", 0)
         pair.a.call("begin_thread", "absent", "method", "add_remote_endpoint", absent)
-        # It is being added once it has connected.
+        # The call is under way once the peer has a connection to accept.
         stranger, _ = silent.accept()
         (ok, _conn), why = pair.a.call("method", "add_remote_endpoint", pair.meta_b, within=18)
         assert ok, why
@@ -113,7 +115,7 @@ def test_adding_an_absent_peer_keeps_nobody_waiting(connect: Connect, spawn: Spa
 
 @pytest.mark.timeout(BOUND)
 def test_objects_of_an_actor_that_restarts(spawn: Spawn, transport: str, base_port: int) -> None:
-    """Descriptors of an actor that died are refused by its successor, and those of the successor are good."""
+    """The successor of an actor that died refuses the old descriptors and accepts its own."""
     here, there = spawn(), spawn()
     here.call("open", transport=transport, port=0, bind="127.0.0.1", timeout=5)
     old = None
@@ -129,7 +131,7 @@ def test_objects_of_an_actor_that_restarts(spawn: Spawn, transport: str, base_po
 
 @pytest.mark.timeout(BOUND)
 def test_advertised_memory_goes_with_a_lost_connection(spawn: Spawn, base_port: int) -> None:
-    """What was advertised over a connection that was lost is not kept for ever."""
+    """Memory that was advertised over a lost connection is freed."""
     here, there = spawn(), spawn()
     here.call("open", port=0, bind="127.0.0.1", timeout=5)
     for _ in range(3):
@@ -142,12 +144,12 @@ def test_advertised_memory_goes_with_a_lost_connection(spawn: Spawn, base_port: 
 
 
 def growth(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    """What there is more of than one peer has."""
+    """The resources that have grown by more than one peer needs."""
     room = {"fds": 4, "connections": 1}
     return [what for what in before if now[what] > before[what] + room.get(what, 0)]
 
 
-# The side that stays.
+# Functions of the process that survives.
 
 
 def meet(side: Side, way: str, meta: bytes, timeout: float | None = None) -> tuple[tuple[bool, int], str | None]:
@@ -170,19 +172,19 @@ def fill(side: Side, name: str, seed: int) -> None:
 
 
 def advertise(side: Side, conn: int, size: int) -> bool:
-    """Something that Python does not tell the end of."""
+    """Advertises an object of a type without weak references."""
     ok, _ = side.ep.advertise_ipc(conn, bytearray(size))
     return ok or "host" in (side.ep.last_error() or "")
 
 
 def kept(side: Side) -> dict[str, int]:
-    """What a process must not have more of from restart to restart."""
+    """Resources that must not grow from restart to restart."""
     stats, usage = side.ep.stats(), side.usage()
     return {name: stats[name] for name in ("regions", "connections")} | {name: usage[name] for name in ("fds", "threads")}
 
 
 def read_object(side: Side, meta: bytes, descs: bytes) -> str | None:
-    """Why the objects could not be read, if so."""
+    """Reads an object; returns the reason of a failure, or None."""
     import numpy as np
 
     ep = side.ep
@@ -204,11 +206,12 @@ def read_object(side: Side, meta: bytes, descs: bytes) -> str | None:
         ep.deregister_memory(mine)
 
 
-# The side that restarts: a child of a process that has everything loaded, which makes an endpoint of its own.
+# Functions of the side that restarts: a forked child of a process with all modules loaded, with an
+# endpoint of its own.
 
 
 def start(side: Side, transport: str, port: int) -> tuple[bytes, bytes]:
-    """A new peer at the port; its metadata, and the advert of its memory."""
+    """Starts a peer at the port; returns its metadata and the advert of its memory."""
     import uccl.p2p  # noqa: F401
 
     ours, theirs = Pipe()
@@ -249,7 +252,7 @@ def ask(side: Side, what: str) -> Any:
 
 
 def stop(side: Side, how: str) -> None:
-    """Ends the peer; when this returns, there is nobody."""
+    """Ends the peer and waits for its end."""
     if how == "kill":
         os.kill(side.names["child"], signal.SIGKILL)
     else:

@@ -1,4 +1,4 @@
-"""What tests/sanitize.py makes of what a tool says; a script stands for the tool."""
+"""The verdicts of tests/sanitize.py on a tool's output; a script stands in for the tool."""
 
 from __future__ import annotations
 

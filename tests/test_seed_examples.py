@@ -1,4 +1,5 @@
-"""The examples of UCCL's README, run as written: a server's half and a client's in two processes."""
+"""The examples of UCCL's README, run as written: the server's half and the client's in two
+processes."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ needs_torch = pytest.mark.skipif(
 
 
 def halves(example: str, marker: str) -> tuple[str, str]:
-    """An example cut where its second process's part starts."""
+    """Cuts an example where the second process's part starts."""
     assert example.count(marker) == 1
     first, second = example.split(marker)
     return first, marker + second
 
 
 class Place:
-    """Where the two processes are, and what is changed in the text for that."""
+    """The network of the two processes, and the changes that it makes to the text."""
 
     def __init__(self, netns: str | None, base_port: int) -> None:
         self.netns = netns
@@ -43,7 +44,7 @@ class Place:
 
 @pytest.fixture(params=["as written", "loopback"])
 def place(request: pytest.FixtureRequest, base_port: int) -> Iterator[Place]:
-    """A network where 192.168.1.100 is, so that not even the address is changed; or loopback."""
+    """A network with 192.168.1.100, so that not even the address changes; or loopback."""
     if request.param == "loopback":
         yield Place(None, base_port)
         return
@@ -62,7 +63,7 @@ def place(request: pytest.FixtureRequest, base_port: int) -> Iterator[Place]:
 
 
 def meet(spawn: Callable[..., Peer], place: Place, setup: str = SETUP) -> tuple[Peer, Peer]:
-    """Runs the first two examples: the server as GPU 1, which the client asks for."""
+    """Runs the first two examples: the server as GPU 1, which the client connects to."""
     server = spawn(netns=place.netns, env=place.env)
     client = spawn(netns=place.netns, env=place.env)
     serving, connecting = halves(CONNECT, "# Client side")
@@ -94,7 +95,7 @@ def test_every_example_is_run_here() -> None:
 def test_numpy(spawn: Callable[..., Peer], place: Place) -> None:
     server, client = meet(spawn, place, SETUP.replace("import torch\n", ""))
     sending, receiving = halves(EXAMPLES["NumPy Array Transfer"], "# Receive array")
-    # The array that is sent is also what the receiver's is modelled on.
+    # The receiver makes its array like the sent one, so it runs that line too.
     creating, _ = halves(sending, "# Register for RDMA")
     server.begin("exec", creating + receiving, ["success", "recv_data"])
     assert client.call("exec", sending, ["success"]) == [True]
@@ -124,7 +125,7 @@ def test_torch_tensors(spawn: Callable[..., Peer], place: Place) -> None:
 
 
 def test_vectors_without_torch(spawn: Callable[..., Peer], place: Place) -> None:
-    """The vectorised example with NumPy behind the few names of PyTorch that it uses."""
+    """The vectorised example, with NumPy in place of the few names of PyTorch that it uses."""
     server, client = meet(spawn, place, SETUP.replace("import torch\n", ""))
     sending, receiving = halves(EXAMPLES["Vectorized Multi-Tensor Transfer"], "# Receiver side")
     for peer in (server, client):
@@ -138,7 +139,7 @@ def test_vectors_without_torch(spawn: Callable[..., Peer], place: Place) -> None
 
 
 def numpy_as_torch(side: object) -> None:
-    """Puts a stand-in named ``torch`` among the example's names."""
+    """Adds a stand-in named ``torch`` to the example's names."""
     import types
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""What transfers do: lengths, order, edges, notifications. Over each transport."""
+"""Semantics of transfers over each transport: lengths, order, edges, notifications."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from peer import pattern_crc
 KIB = 1 << 10
 MIB = 1 << 20
 
-# Around every limit that an implementation could have: packets, pages, frames, chunks. Over rails a few will do.
+# Sizes around every limit that an implementation could have: packets, pages, frames, chunks. Rails
+# run only a few.
 SIZES = [1, 64, 4095, 4096, 65_536, 65_537, MIB - 1, MIB + 1]
 SIZES += [pytest.param(size, marks=pytest.mark.rails) for size in (7, 4097, 8 * MIB + 3)]
 
@@ -26,7 +27,7 @@ class TestSendRecv:
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("first", ["send", "recv"])
     def test_whole(self, pair: Pair, size: int, first: str) -> None:
-        """The same message whichever side comes first."""
+        """The message is the same whether the send or the receive comes first."""
         pair.a.call("buf", "src", size, seed=size)
         pair.b.call("buf", "dst", size)
         if first == "recv":
@@ -57,7 +58,7 @@ class TestSendRecv:
     @pytest.mark.rails
     @pytest.mark.parametrize("size", [1, 4096, MIB + 1])
     def test_longer_than_the_receive(self, pair: Pair, size: int) -> None:
-        """Both sides fail, nothing is written past the end, and the connection goes on."""
+        """Both sides fail, no byte is written past the end, and the connection stays usable."""
         pair.a.call("buf", "src", size + 1, seed=1)
         pair.b.call("buf", "dst", size + 4096, fill=0x5C)
         pair.b.begin("op", "recv", pair.conn_b, "dst", 0, size)
@@ -81,7 +82,7 @@ class TestSendRecv:
         assert ok(pair.a.call("op", "send", pair.conn_a, "src", 0, 0)) is True
         assert ok(pair.b.result()) is True
         assert set(pair.b.call("get", "dst")) == {0x5C}
-        # Into nothing fits only nothing.
+        # A receive of 0 bytes takes an empty message alone.
         pair.b.begin("op", "recv", pair.conn_b, "dst", 0, 0)
         assert ok(pair.a.call("op", "send", pair.conn_a, "src", 0, 0)) is True
         assert ok(pair.b.result()) is True
@@ -100,7 +101,7 @@ class TestSendRecv:
         assert ok(pair.a.call("op", "send", pair.conn_a, "src")) is True
         assert ok(pair.b.result()) is True
         assert pair.b.call("crc", "dst") == pattern_crc(4096, 1)
-        # From the middle on there is half as much.
+        # A receive from the region's middle has half of its length.
         pair.b.begin("op", "recv", pair.conn_b, "dst", 2048, 8192)
         assert ok(pair.a.call("op", "send", pair.conn_a, "src", 0, 2048)) is True
         assert ok(pair.b.result()) is True
@@ -131,7 +132,8 @@ class TestSendRecv:
 
     @pytest.mark.rails
     def test_vectors(self, pair: Pair) -> None:
-        """Each piece of a vector goes to the receive's piece of the same number, and may be shorter."""
+        """Each piece of a vector is written to the receive's piece of the same number, and may be
+        shorter."""
         sent, held = [1, 5000, 0, 64, 70_000], [7, 5000, 3, 100, 80_000]
         pair.a.call("buf", "src", sum(sent), seed=3)
         pair.b.call("buf", "dst", sum(held), fill=0x5C)
@@ -150,7 +152,8 @@ class TestSendRecv:
     @pytest.mark.rails
     @pytest.mark.parametrize("held", [[100, 99], [100], [100, 100, 100]])
     def test_vectors_that_do_not_fit(self, pair: Pair, held: list[int]) -> None:
-        """A piece too long, too few or too many pieces: both sides fail, the next ones meet."""
+        """A piece that is too long, too few or too many pieces: both sides fail, and later messages
+        match."""
         pair.a.call("buf", "src", 200, seed=3)
         pair.b.call("buf", "dst", 300, fill=0x5C)
         pair.b.begin("run", "test_semantics", "vector", "recvv", pair.conn_b, "dst", held)
@@ -158,7 +161,8 @@ class TestSendRecv:
             "run", "test_semantics", "vector", "sendv", pair.conn_a, "src", [100, 100]
         )
         if held == [100, 100, 100]:
-            # More room than pieces is a shorter message, or an error; both sides say the same.
+            # With fewer pieces than the receive has, the message is shorter or an error; both sides
+            # agree.
             assert pair.b.result()[0] is done
         else:
             assert done is False and why
@@ -188,7 +192,7 @@ class TestReadWrite:
     @pytest.mark.rails
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_both_ends_may_start(self, pair: Pair, kind: str) -> None:
-        """A connection is bidirectional: the side that accepted reads and writes too."""
+        """A connection is bidirectional: the side that accepted it reads and writes too."""
         pair.a.call("buf", "m", 100_000, seed=1)
         pair.b.call("buf", "m", 100_000, seed=2)
         advert = pair.a.call("advert", "m")
@@ -221,7 +225,7 @@ class TestReadWrite:
     @pytest.mark.parametrize("kind", ["write", "read"])
     @pytest.mark.parametrize("pieces", [1, 2, 17, 1000])
     def test_vectors(self, pair: Pair, kind: str, pieces: int) -> None:
-        """Each piece goes to its own advert, in any order."""
+        """Each piece is written to its own advert, in any order."""
         for peer, seed in ((pair.a, 1), (pair.b, 2)):
             peer.call("buf", "m", pieces * 300, seed=seed)
         adverts = pair.b.call("run", "test_semantics", "adverts_backwards", "m", pieces)
@@ -237,7 +241,7 @@ class TestReadWrite:
 
     @pytest.mark.rails
     def test_async_and_repeated_polls(self, pair: Pair) -> None:
-        """A finished transfer's answer stays the same."""
+        """Later polls of a finished transfer return the same answer."""
         pair.a.call("buf", "m", 5 * MIB, seed=1)
         pair.b.call("buf", "m", 5 * MIB)
         advert = pair.b.call("advert", "m")
@@ -250,7 +254,7 @@ class TestReadWrite:
 
     @pytest.mark.rails
     def test_many_at_once(self, pair: Pair) -> None:
-        """Hundreds of transfers under way end each with its own data."""
+        """Hundreds of transfers in flight end, each with its own data."""
         count, size = 300, 10_000
         pair.a.call("buf", "m", count * size, seed=1)
         pair.b.call("buf", "m", count * size)
@@ -280,7 +284,7 @@ class TestReadWrite:
 class TestNotifications:
     @pytest.mark.timeout(120)
     def test_any_length_in_order(self, pair: Pair) -> None:
-        """From 0 bytes to 64 MiB, whole and in order, both ways."""
+        """Notifications of 0 bytes to 64 MiB arrive whole and in order, in both directions."""
         lengths = [0, 1, 255, 256, 257, 4096, 65_536, MIB + 1, 3, 64 * MIB, 0, 5]
         for sender, conn, receiver, at in (
             (pair.a, pair.conn_a, pair.b, pair.conn_b),
@@ -299,7 +303,7 @@ class TestNotifications:
 
     @pytest.mark.parametrize("size", [1, 5000, 16 * MIB])
     def test_after_the_data(self, pair: Pair, size: int) -> None:
-        """When a write's notification is there, so is every byte of its data."""
+        """A write's notification arrives after all bytes of its data."""
         pair.a.call("buf", "m", size)
         pair.b.call("buf", "m", size)
         advert = pair.b.call("advert", "m")
@@ -335,7 +339,7 @@ class TestNotifications:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["write", "read", "send"])
 def test_more_than_4_gib(pair: Pair, kind: str) -> None:
-    """Lengths do not end at 32 bits."""
+    """Lengths may exceed 32 bits."""
     size = (4 << 30) + 12_345
     source, target = (pair.b, pair.a) if kind == "read" else (pair.a, pair.b)
     source.call("buf", "m", size, seed=9, within=300)
@@ -357,7 +361,8 @@ def test_more_than_4_gib(pair: Pair, kind: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["writev", "readv"])
 def test_more_than_4_gib_of_regions(pair: Pair, kind: str) -> None:
-    """The same over devices that take less in one region: of soft-RoCE's 1 GiB on, streams carry it."""
+    """Transfers of more than 4 GiB in regions that devices take: soft-RoCE takes less than 1 GiB in
+    one region, and streams carry larger ones."""
     source, target = (pair.b, pair.a) if kind == "readv" else (pair.a, pair.b)
     names = [f"m{i}" for i in range(9)]
     for i, name in enumerate(names):
@@ -371,7 +376,7 @@ def test_more_than_4_gib_of_regions(pair: Pair, kind: str) -> None:
         assert target.call("guards", name)
 
 
-# What the helper processes do.
+# Functions of the helper processes.
 
 
 def vector(side: Any, kind: str, conn: int, name: str, sizes: list[int]) -> tuple[Any, str | None]:

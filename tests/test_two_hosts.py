@@ -49,7 +49,7 @@ class Hosts:
                 ip("-n", name, "addr", "add", f"{address}/{bits}", "dev", "eth0", *flags)
                 ip("-n", name, "link", "set", "eth0", "up")
                 ip("-n", name, "link", "set", "lo", "up")
-            # As hosts have one; an endpoint takes the address it leads from for its own.
+            # Hosts have a default route; an endpoint takes the route's source address as its own.
             for name, gateway in zip(self.names, reversed(self.ips)):
                 ip("-n", name, "route", "add", "default", "via", gateway)
         except BaseException:
@@ -57,10 +57,10 @@ class Hosts:
             raise
 
     def link(self, state: str) -> None:
-        """Joins (``up``) or cuts (``down``) the link."""
+        """Connects (``up``) or cuts (``down``) the link."""
         ip("-n", self.names[0], "link", "set", "eth0", state)
         if state == "up" and ":" in self.ips[0]:
-            # Going down took the IPv6 address along.
+            # The link lost its IPv6 address when it went down.
             subprocess.run(
                 [
                     "ip",
@@ -94,8 +94,8 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 
 class Joined:
-    """An endpoint on each host, connected. TCP is asked for: namespaces share their machine's memory,
-    which hosts do not."""
+    """An endpoint on each host, connected. The transport is TCP: namespaces share their machine's
+    memory, which hosts do not."""
 
     def __init__(self, spawn: Callable[..., Peer], hosts: Hosts, **settings: Any) -> None:
         self.a, self.b = spawn(netns=hosts.names[0]), spawn(netns=hosts.names[1])
@@ -113,7 +113,7 @@ def joined(spawn: Callable[..., Peer], hosts: Hosts) -> Joined:
 
 
 def test_addresses(joined: Joined, hosts: Hosts) -> None:
-    """An endpoint told nothing tells its peers an address at which they reach it."""
+    """An endpoint without settings advertises an address at which its peers reach it."""
     for peer, meta, address in (
         (joined.a, joined.meta_a, hosts.ips[0]),
         (joined.b, joined.meta_b, hosts.ips[1]),
@@ -127,7 +127,7 @@ def test_addresses(joined: Joined, hosts: Hosts) -> None:
 
 
 def test_well_known_port(spawn: Callable[..., Peer], hosts: Hosts) -> None:
-    """Address and GPU index are all that a client needs."""
+    """A client needs only the address and the GPU index."""
     a, b = spawn(netns=hosts.names[0]), spawn(netns=hosts.names[1])
     a.call("open", local_gpu_idx=0)
     b.call("open", local_gpu_idx=1)
@@ -175,7 +175,7 @@ def test_vectors(joined: Joined) -> None:
 
 
 def test_bad_input(joined: Joined) -> None:
-    """What the owner of memory refuses across a network."""
+    """The owner of memory refuses invalid accesses across a network."""
     for peer in (joined.a, joined.b):
         peer.call("buf", "m", 8192, fill=7)
     advert = joined.b.call("advert", "m")
@@ -190,7 +190,7 @@ def test_bad_input(joined: Joined) -> None:
 
 @pytest.mark.parametrize("kind", ["write", "read", "send", "recv"])
 def test_cut_link(spawn: Callable[..., Peer], hosts: Hosts, kind: str) -> None:
-    """Both sides of a cut link learn of it; the endpoints live on and connect again."""
+    """Both sides of a cut link notice it; the endpoints stay usable and connect once more."""
     joined = Joined(spawn, hosts, timeout=2)
     for peer in (joined.a, joined.b):
         peer.call("buf", "m", 256 * MIB, fill=1)
@@ -224,13 +224,13 @@ def test_cut_link(spawn: Callable[..., Peer], hosts: Hosts, kind: str) -> None:
 
 
 def test_short_cut(spawn: Callable[..., Peer], hosts: Hosts) -> None:
-    """A link that is back before the timeout costs nothing but the time."""
+    """A link that is back before the timeout costs only time."""
     joined = Joined(spawn, hosts, timeout=30)
     joined.a.call("buf", "m", 64 * MIB, seed=1)
     joined.b.call("buf", "m", 64 * MIB)
     advert = joined.b.call("advert", "m")
     joined.a.begin("op", "write", joined.conn_a, "m", advert=advert)
-    # A queue that drops everything stands for the cut: the address stays.
+    # A queue that drops all packets stands for the cut: the address remains.
     tc = ["tc", "-n", hosts.names[0], "qdisc"]
     cut = subprocess.run(
         [*tc, "add", "dev", "eth0", "root", "netem", "loss", "100%"],

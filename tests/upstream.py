@@ -1,8 +1,10 @@
-"""Runs those of UCCL's own p2p tests that need no other vendor's library, as they are, against this module.
+"""Runs UCCL's own p2p tests, unchanged, against this module: those that need no other vendor's
+library.
 
-``python tests/upstream.py CHECKOUT`` where CHECKOUT is a clone of uccl-project/uccl at its main branch, in an environment
-with this project's wheel and torch. All but one need one NVIDIA GPU or two; what lacks them is left out and named.
-``test_gpu_index_mapping.py`` compares PCI addresses of ``parse_metadata``, which has the index here: it is expected to fail.
+``python tests/upstream.py CHECKOUT`` where CHECKOUT is a clone of uccl-project/uccl at its main
+branch, in an environment with this project's wheel and torch. All but two need one or two NVIDIA
+GPUs; tests that lack them are skipped and named. ``test_gpu_index_mapping.py`` compares PCI
+addresses of ``parse_metadata``, which returns the index here: it is expected to fail.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: How many processes each runs as, and how many GPUs they need.
+#: The number of processes of each test, and the number of GPUs that they need.
 TESTS = {
     "test_engine_nvlink": (2, 1),
     "test_engine_nvlink_metadata": (2, 1),
@@ -35,7 +37,7 @@ def gpus() -> int:
 
 
 def run(folder: Path, name: str, processes: int) -> str | None:
-    """Why a test failed, if it did."""
+    """Runs a test; returns the reason of a failure."""
     launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
     command = [sys.executable, *launch, f"{name}.py"]
     try:

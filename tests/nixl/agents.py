@@ -1,8 +1,9 @@
-"""NIXL's agents in helper processes, and how a test holds them.
+"""NIXL agents in helper processes, and handles for tests.
 
-A test holds an :class:`Agent` for each agent, wherever it lives. ``agent.call("name", ...)`` runs a method of
-:class:`AgentSide` for it, ``agent.nixl("name", ...)`` a method of the ``nixl_agent`` itself; ``begin`` and ``result``
-do the former in two steps, as those of :class:`peer.Peer`, and ``kill`` ends its process.
+A test holds an :class:`Agent` for each agent, in any process. ``agent.call("name", ...)`` runs a
+method of :class:`AgentSide` for it, ``agent.nixl("name", ...)`` a method of the ``nixl_agent``
+itself. ``begin`` and ``result`` split the former into two steps, like those of :class:`peer.Peer`,
+and ``kill`` ends the agent's process.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ sys.path.insert(0, str(HERE.parent))
 
 from peer import GUARD, GUARD_BYTE, Peer, Side, main, pattern
 
-#: The backend that is tested; UCX runs the same tests, to see that they ask for nothing that NIXL does not promise.
+#: The backend under test. UCX runs the same tests, which shows that they rely only on promises of
+#: NIXL.
 BACKEND = os.environ.get("UCCL_TEST_NIXL_BACKEND", "UCCL")
 LINKS = ["local", "tcp"]
-#: What makes a backend take a link.
+#: Variables that make a backend take a link.
 LINK_ENV = {
     ("UCX", "local"): {"UCX_TLS": "tcp,posix,cma"},
     ("UCX", "tcp"): {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"},
@@ -49,7 +51,7 @@ def release() -> tuple[int, ...]:
 
 
 def environment(backend: str, link: str, plugin_dir: str | None) -> dict[str, str]:
-    """What a process needs so that its agents take this backend and this link."""
+    """Environment variables for a process with agents of this backend and this link."""
     env = {"NIXL_LOG_LEVEL": "ERROR", "UCX_WARN_UNUSED_ENV_VARS": "n", **LINK_ENV[backend, link]}
     if plugin_dir is not None:
         env["NIXL_PLUGIN_DIR"] = plugin_dir
@@ -59,13 +61,13 @@ def environment(backend: str, link: str, plugin_dir: str | None) -> dict[str, st
 
 
 def start(backend: str, link: str, plugin_dir: str | None, **env: str) -> Peer:
-    """A helper process for agents."""
+    """Starts a helper process for agents."""
     settings = {**environment(backend, link, plugin_dir), **env}
     return Peer(env=settings, script=HERE / "agents.py")
 
 
 class Agent:
-    """An agent in a helper process, seen from the test; it can be used once ``opened`` has returned."""
+    """A handle of an agent in a helper process; it is usable once ``opened`` has returned."""
 
     def __init__(
         self, peer: Peer, name: str, backend: str = BACKEND, *, progress_thread: bool = True, **params: str
@@ -75,7 +77,8 @@ class Agent:
         peer.begin("open", name, backend, progress_thread, params)
 
     def opened(self) -> Agent:
-        """Waits until it can be used: several may be opened at a time, each in its process."""
+        """Waits until the agent is usable: several agents may open at a time, each in its
+        process."""
         self.peer.result()
         return self
 
@@ -95,23 +98,26 @@ class Agent:
         return self.call("nixl", method, *args, **kwargs)
 
     def kill(self, sig: int = signal.SIGKILL) -> None:
-        """Sends a signal to its process."""
+        """Sends a signal to the agent's process."""
         self.peer.kill(sig)
 
     def buf(self, size: int, *, seed: int | None = None, fill: int = 0) -> Buffer:
-        """Registered host memory with guard bytes around it: the pattern of a seed, or one byte over and over."""
+        """Registers host memory with guard bytes around it: the pattern of a seed, or one repeated
+        byte."""
         self._made += 1
         name = f"{self.name} {self._made}"
         return Buffer(self, name, self.call("buf", name, size, fill, seed), size)
 
     def meet(self, other: Agent) -> str:
-        """Loads the other's metadata as it is now: what it registers later is not known; returns its name."""
+        """Loads the other agent's present metadata, without later registrations; returns its
+        name."""
         return self.nixl("add_remote_agent", other.nixl("get_agent_metadata"))
 
     def transfer(
         self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b"", seconds: float = 30
     ) -> str:
-        """Runs one transfer to its end: DONE, ERR, or PROC if it has not ended in so many seconds."""
+        """Runs one transfer to its end: DONE, ERR, or PROC if it has not ended after
+        ``seconds``."""
         key = self.prepare(op, local, remote, notif=notif)
         try:
             return self.run(key, seconds=seconds)
@@ -130,12 +136,12 @@ class Agent:
         return self.call("prepare", op, local.descs, remote.descs, owner, notif)
 
     def prepare_prepped(self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b"") -> int:
-        """As ``prepare``, from descriptor lists that are prepared first."""
+        """Like ``prepare``, with prepared descriptor lists."""
         owner = remote.owner.name
         return self.call("prepare_prepped", op, local.descs, remote.descs, owner, notif)
 
     def post(self, key: int) -> str:
-        """Starts a transfer; what NIXL says of it at once."""
+        """Starts a transfer; returns NIXL's first state."""
         return self.call("post", key)
 
     def state(self, key: int) -> str:
@@ -157,7 +163,7 @@ class Agent:
         self.nixl("send_notif", other.name, message)
 
     def notifs(self, count: int = 1, *, seconds: float = 30) -> dict[str, list[bytes]]:
-        """Waits until so many notifications have come; those that have, by sender, in their order."""
+        """Waits for ``count`` notifications. Returns those that have come, by sender, in order."""
         return self.call("notifs", count, seconds, within=seconds + 30)
 
 
@@ -178,7 +184,7 @@ class Buffer:
         return Pieces(self.owner, [(self.address + start, size, 0)])
 
     def pieces(self, count: int, size: int, *, stride: int | None = None) -> Pieces:
-        """So many pieces of a size; never adjacent unless the stride is the size (64 bytes lie between them)."""
+        """``count`` pieces of a size, with 64 bytes between them unless a stride is given."""
         stride = size + 64 if stride is None else stride
         assert (count - 1) * stride + size <= self.size, "the buffer is too short"
         return Pieces(self.owner, [(self.address + i * stride, size, 0) for i in range(count)])
@@ -190,7 +196,7 @@ class Buffer:
         self.owner.peer.call("fill", self.name, byte)
 
     def guarded(self) -> bool:
-        """Whether nothing was written outside it."""
+        """Whether the bytes around the buffer are unchanged."""
         return self.owner.peer.call("guards", self.name)
 
     def deregister(self) -> None:
@@ -199,7 +205,7 @@ class Buffer:
 
 @dataclass
 class Pieces:
-    """Some memory of an agent, in the order in which it is transferred."""
+    """Parts of an agent's memory, in the order of the transfer."""
 
     owner: Agent
     descs: list[Desc]
@@ -209,25 +215,27 @@ Memory = Union[Buffer, Pieces]
 
 
 class Pair:
-    """Two agents, in two processes or in one: ``a`` begins transfers, ``b`` has the memory at the other end."""
+    """Two agents, in two processes or in one: ``a`` starts transfers, ``b`` owns the remote
+    memory."""
 
     def __init__(self, a: Agent, b: Agent) -> None:
         self.a, self.b = a, b
 
     def bufs(self, size: int, *, seed_a: int | None = None, seed_b: int | None = None) -> tuple[Buffer, Buffer]:
-        """Memory of a size on both sides, with which they have met."""
+        """Registers memory of a size on both sides and exchanges metadata."""
         mine, theirs = self.a.buf(size, seed=seed_a), self.b.buf(size, seed=seed_b)
         self.meet()
         return mine, theirs
 
     def meet(self) -> None:
-        """Each loads the other's metadata as it is now."""
+        """Each agent loads the other's present metadata."""
         self.a.meet(self.b)
         self.b.meet(self.a)
 
 
 class AgentSide(Side):
-    """What a helper process can be told to do; most of it for one of its agents, which is named first."""
+    """The methods that a helper process offers. Most are for one of its agents, the first
+    argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +244,7 @@ class AgentSide(Side):
         self.lists: dict[int, list[Any]] = {}
         self.registered: dict[str, Any] = {}
         self.begun = 0
-        #: Agents that move on only when they are asked something.
+        #: Agents without a progress thread: they progress only in calls.
         self.passive: list[Any] = []
 
     def attend(self, pipe: Connection) -> None:
@@ -244,7 +252,7 @@ class AgentSide(Side):
             self.progress()
 
     def progress(self) -> None:
-        """Gives every agent of this process that has no thread for it the chance to move on."""
+        """Lets all agents without a progress thread progress."""
         for agent in self.passive:
             agent.update_notifs()
 
@@ -260,7 +268,7 @@ class AgentSide(Side):
             self.passive.append(agent)
 
     def close_agent(self, name: str) -> None:
-        """Lets go of an agent, its transfers and its memory."""
+        """Drops an agent, its transfers and its memory."""
         agent = self.agents.pop(name)
         self.passive = [other for other in self.passive if other is not agent]
         for key in [key for key, (owner, _) in self.transfers.items() if owner is agent]:
@@ -270,13 +278,13 @@ class AgentSide(Side):
         gc.collect()
 
     def backends(self, name: str) -> list[str]:
-        """Those that the agent has."""
+        """The backends of the agent."""
         return list(self.agents[name].backends)
 
     def nixl(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.agents[name], method)(*args, **kwargs)
 
-    # Memory; ``get``, ``fill`` and ``guards`` are those of Side.
+    # Memory; ``get``, ``fill`` and ``guards`` are inherited from Side.
 
     def buf(self, name: str, buffer: str, size: int, fill: int = 0, seed: int | None = None) -> int:  # type: ignore[override]
         """Makes and registers memory; returns its address."""
@@ -292,7 +300,8 @@ class AgentSide(Side):
         return data.ctypes.data
 
     def register_again(self, name: str, buffer: str, size: int, times: int = 1) -> str:
-        """Registers the first bytes of memory that is registered, or was, so often in one call; returns what to deregister."""
+        """Registers the first bytes of present or earlier memory, ``times`` times in one call.
+        Returns a name for ``deregister``."""
         agent, again = self.agents[name], f"{buffer}, again {size}"
         address = self.arrays[buffer].ctypes.data + GUARD
         descs = [(address, size, 0, "")] * times
@@ -300,7 +309,7 @@ class AgentSide(Side):
         return again
 
     def forget(self, name: str, other: str) -> None:
-        """Removes another agent, and what was known of its memory."""
+        """Removes another agent and its memory's metadata."""
         self.agents[name].remove_remote_agent(other)
 
     def deregister(self, name: str, buffer: str) -> None:
@@ -358,7 +367,7 @@ class AgentSide(Side):
             agent.release_dlist_handle(prepared)
 
     def write_from_threads(self, name: str, here: int, there: int, owner: str, count: int, size: int) -> list[str]:
-        """So many threads write a stretch each, at the same time; how each ended."""
+        """``count`` threads write one part each, at the same time. Returns their states."""
 
         def write(i: int) -> str:
             piece = [[(base + i * size, size, 0)] for base in (here, there)]
@@ -369,7 +378,7 @@ class AgentSide(Side):
             return list(threads.map(write, range(count)))
 
     def refuse(self, name: str, local: list[Desc], remote: list[Desc], owner: str, count: int) -> int:
-        """Tries to prepare a transfer that cannot be; how often that was refused."""
+        """Prepares an invalid transfer ``count`` times; returns the number of refusals."""
         refused = 0
         for _ in range(count):
             try:
@@ -379,7 +388,7 @@ class AgentSide(Side):
         return refused
 
     def estimate(self, name: str, key: int) -> tuple[int, int]:
-        """What NIXL says that a transfer will take, and by how much that may be wrong, in microseconds."""
+        """NIXL's estimate of a transfer's duration and of its error, in microseconds."""
         agent, handle = self.transfers[key]
         duration, error, _ = agent.estimate_xfer_cost(handle)
         return duration, error
@@ -405,5 +414,5 @@ class AgentSide(Side):
 
 
 if __name__ == "__main__":
-    # The process is left without unloading NIXL, whose wheel brings libraries that crash then.
+    # The process ends without unloading NIXL: libraries in its wheel crash at their unload.
     main(AgentSide())

@@ -15,7 +15,7 @@ import agents
 from agents import BACKEND, LINKS, Agent, Pair
 from peer import Peer
 
-#: Older releases are refused, which is all that is tested of them.
+#: Older releases are refused; the test of this refusal is the only one for them.
 if () < agents.release() < (1, 0):
     collect_ignore_glob = ["test_[!o]*.py"]
 else:
@@ -29,7 +29,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps what is made for the tests out of the user's cache, and the user's settings out of the tests."""
+    """Sets a cache folder for the tests alone, and removes the user's settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("NIXL_PLUGIN_DIR", raising=False)
@@ -51,9 +51,10 @@ def plugin_dir() -> str:
 
 @pytest.fixture(scope="session")
 def quick_plugin_dir(plugin_dir: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What most tests take, for all that they need is this project's plugin.
+    """The folder of plugins for most tests, which need this project's plugin alone.
 
-    Releases before 1.1 load every plugin that they find for each agent, which takes longer than most tests.
+    Releases before 1.1 load all plugins of the folder for each agent, which takes longer than most
+    tests.
     """
     if agents.release() >= (1, 1):
         return plugin_dir
@@ -65,13 +66,15 @@ def quick_plugin_dir(plugin_dir: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Peer]]:
-    """Helper processes for agents: ``start(backend=, link=, NAME=value...)``; they end with the test."""
+    """Starts helper processes for agents: ``start(backend=, link=, NAME=value...)``; they end with
+    the test."""
     if not agents.release():
         pytest.skip("lacks NIXL")
     peers: list[Peer] = []
 
     def make(*, backend: str = BACKEND, link: str = "local", **env: str) -> Peer:
-        # NIXL's own backends do without the folder; test_plugin_dir.py sees that they work with it.
+        # NIXL's own backends work without the folder; test_plugin_dir.py checks that they work with
+        # it.
         folder = request.getfixturevalue("quick_plugin_dir") if backend == "UCCL" else None
         peers.append(agents.start(backend, link, folder, **env))
         return peers[-1]
@@ -83,14 +86,15 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture
 def agent(start: Callable[..., Peer]) -> Callable[..., Agent]:
-    """One agent in a process of its own: ``agent("name", link=, backend=, progress_thread=, env={}, **params)``."""
+    """Opens an agent in a process of its own: ``agent("name", link=, backend=, progress_thread=,
+    env={}, **params)``."""
 
     return lambda name, **kwargs: begun(start, name, **kwargs).opened()
 
 
 @pytest.fixture
 def connect(start: Callable[..., Peer]) -> Callable[..., Pair]:
-    """Two agents in two processes, with settings of the test's choice, which are those of ``agent``."""
+    """Connects two agents in two processes, with the settings of ``agent``."""
 
     def make(**kwargs: Any) -> Pair:
         a, b = (begun(start, name, **kwargs) for name in "ab")

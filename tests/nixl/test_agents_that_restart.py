@@ -1,6 +1,8 @@
-"""Agents that die and come back under their name: what others remember of them must not outlive them.
+"""Agents that die and come back under their name: no memory that others have of them may outlive
+them.
 
-``UCCL_TEST_ROUNDS`` says how often one is started anew, and ``UCCL_TEST_PAUSES`` how many seconds it stays away.
+``UCCL_TEST_ROUNDS`` is the number of restarts of an agent, and ``UCCL_TEST_PAUSES`` lists the
+seconds that it stays away.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ SIZE = 100_000
 
 
 def outcome(call: Callable[..., str], *args: Any) -> str:
-    """What a transfer comes to; where NIXL raises, what it says."""
+    """The state of a transfer, or the last line of NIXL's exception."""
     try:
         return call(*args)
     except PeerError as e:
@@ -29,7 +31,8 @@ def outcome(call: Callable[..., str], *args: Any) -> str:
 @pytest.mark.timeout(60 + ROUNDS * (15 + int(sum(PAUSES))))
 @pytest.mark.parametrize("pause", PAUSES)
 def test_an_agent_that_restarts(agent: Callable[..., Agent], link: str, pause: float) -> None:
-    """Known anew, it is reached at once; as it was known, it is not, and that is said."""
+    """With new metadata the agent is reached at once; with the old metadata each transfer fails
+    with a reason."""
     here = agent("here", link=link)
     mine = here.buf(SIZE, seed=1)
     before: dict[str, int] = {}
@@ -45,10 +48,10 @@ def test_an_agent_that_restarts(agent: Callable[..., Agent], link: str, pause: f
         for result in (outcome(here.write, mine, theirs), outcome(here.run, prepared)):
             assert "ERR" in result or "nixl" in result, (round, result)
         here.release(prepared)
-        # Some releases forget it by themselves.
+        # Some releases of NIXL forget the agent by themselves.
         outcome(here.call, "forget", "there")
         time.sleep(pause)
-        # What a peer had is let go when its end has been noticed.
+        # The resources of a peer are freed when its end has been noticed.
         end = time.monotonic() + 30
         while any(
             count > before.get(what, count) + 4
@@ -61,7 +64,7 @@ def test_an_agent_that_restarts(agent: Callable[..., Agent], link: str, pause: f
 
 
 def test_transfers_to_an_agent_that_was_forgotten_leave_nothing(agent: Callable[..., Agent], link: str) -> None:
-    """Posted again, one that was prepared before makes no connection that nobody closes."""
+    """Posting a transfer to a forgotten agent leaves no open connection."""
     here, there = agent("here", link=link), agent("there", link=link)
     mine, theirs = here.buf(SIZE, seed=1), there.buf(SIZE)
 

@@ -19,13 +19,13 @@ def gpus() -> int:
 
 
 pytestmark = [
-    # Each test has the GPUs for itself.
+    # Only one test at a time uses the GPUs.
     pytest.mark.xdist_group("gpu"),
     pytest.mark.skipif(gpus() == 0, reason="lacks torch and a GPU"),
     pytest.mark.skipif(BACKEND != "UCCL", reason="lacks the backend that promises this: UCCL"),
 ]
 
-#: Where memory is: on a GPU, or in host memory of either kind.
+#: The places of memory: a GPU, or host memory of either kind.
 PLACES = ["cuda:0", f"cuda:{max(gpus() - 1, 0)}", "pinned", "host"]
 COUNT, SIZE = 298, 4096
 STRIDE = SIZE + 64
@@ -53,7 +53,7 @@ def test_every_byte_arrives(connect: Callable[..., Pair], link: str, op: str, he
 
 @pytest.mark.skipif(gpus() < 2, reason="lacks a second GPU")
 def test_several_kinds_in_one_list(connect: Callable[..., Pair], link: str) -> None:
-    """Pieces of two GPUs, and of locked and pageable host memory, in the order in which a caller lists them."""
+    """Pieces of two GPUs, and of pinned and pageable host memory, in the caller's order."""
     pair = connect(link=link)
     vram = make(pair.a, "vram", ["cuda:0", "cuda:1"], 1)
     dram = make(pair.b, "dram", ["pinned", "host"], 2)
@@ -71,7 +71,7 @@ def test_killed_under_a_gpus_transfer(connect: Callable[..., Pair], link: str) -
     pair.meet()
     assert run(pair.a, "WRITE", mine, theirs, pair.b, b"") == "DONE"
     pair.b.kill()
-    # A GPU can write to memory that it has opened for longer than its owner lives.
+    # A GPU can write to memory that it has opened for some time after the owner's end.
     deadline = time.monotonic() + 30
     while (state := run(pair.a, "WRITE", mine, theirs, pair.b, b"")) == "DONE":
         assert time.monotonic() < deadline
@@ -79,7 +79,8 @@ def test_killed_under_a_gpus_transfer(connect: Callable[..., Pair], link: str) -
 
 
 def make(agent: Agent, name: str, places: list[str], seed: int) -> tuple[str, list[Desc]]:
-    """Memory at each place, in pieces that are not adjacent; its kind and its descriptors."""
+    """Registers memory at each place, in pieces that are not adjacent; returns its kind and its
+    descriptors."""
     return agent.peer.call("run", "test_gpu_memory", "make_there", agent.name, name, places, seed)
 
 
@@ -92,7 +93,7 @@ def content(agent: Agent, name: str, index: int) -> bytes:
     return agent.peer.call("run", "test_gpu_memory", "content_there", name, index)
 
 
-# What the helper processes do.
+# Functions of the helper processes.
 
 
 def make_there(side: Any, agent: str, name: str, places: list[str], seed: int) -> tuple[str, list[Desc]]:

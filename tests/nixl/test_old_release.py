@@ -1,4 +1,4 @@
-"""A NIXL whose plugins have another shape."""
+"""A NIXL release with another plugin interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_it_is_refused_with_what_to_do() -> None:
 
 
 def test_the_plugin_refuses_it_too() -> None:
-    """Whoever brings the plugin there by hand gets an error, and the process lives on."""
+    """A plugin that was copied there by hand fails with an error, and the process continues."""
     package = importlib.util.find_spec("nixl_cu12")
     assert package is not None and package.submodule_search_locations
     site = Path(package.submodule_search_locations[0]).parent

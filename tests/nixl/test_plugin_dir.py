@@ -1,4 +1,4 @@
-"""The folder of plugins, with the NIXL that is installed."""
+"""The folder of plugins, with the installed NIXL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer import pattern
 
 
 def test_ucx_works_from_there(plugin_dir: str, connect: Callable[..., Pair], link: str) -> None:
-    """It finds its libraries, and these their modules."""
+    """UCX finds its libraries, and these find their modules."""
     pair = connect(backend="UCX", link=link, env={"NIXL_PLUGIN_DIR": plugin_dir})
     mine, theirs = pair.bufs(1 << 20, seed_a=1)
     assert pair.a.write(mine, theirs) == "DONE"
@@ -28,7 +28,7 @@ def test_uccl_works_from_there(plugin_dir: str, connect: Callable[..., Pair], li
 
 
 def test_nothing_is_lost(plugin_dir: str, agent: Callable[..., Agent]) -> None:
-    """NIXL lists what it lists without the folder, and this project's plugin."""
+    """With the folder NIXL lists the same plugins as without it, and this project's."""
     lists = []
     for env in ({}, {"NIXL_PLUGIN_DIR": plugin_dir}):
         alone = agent("a", backend="UCX", env=env)

@@ -1,4 +1,5 @@
-"""What the backend promises beyond moving bytes: errors, repeated and late calls, many agents, nothing left behind."""
+"""Promises of the backend beyond moving bytes: errors, repeated and late calls, many agents, no
+leaks."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ class TestTransfers:
         assert theirs.get() == wanted.tobytes()
 
     def test_transfers_from_several_threads(self, any_pair: Pair) -> None:
-        """An agent that locks (sync_mode) leaves the backend to as many threads as it likes."""
+        """An agent with a lock (sync_mode) calls the backend from any number of threads."""
         mine, theirs = any_pair.bufs(16 * 65_536, seed_a=1)
         states = any_pair.a.call("write_from_threads", mine.address, theirs.address, any_pair.b.name, 16, 65_536)
         assert states == ["DONE"] * 16
@@ -120,7 +121,8 @@ class TestMemory:
 
     @ours
     def test_the_owner_refuses_what_it_has_deregistered(self, any_pair: Pair) -> None:
-        """The first region, too: whose metadata others still have."""
+        """The owner also refuses access to its first region, of which other agents still have the
+        metadata."""
         mine, theirs = any_pair.bufs(4096, seed_a=1)
         assert any_pair.a.write(mine, theirs) == "DONE"
         theirs.deregister()
@@ -144,7 +146,8 @@ class TestMemory:
 
     @pytest.mark.parametrize("calls", ["one call", "two calls"])
     def test_the_same_memory_registered_twice(self, any_pair: Pair, calls: str) -> None:
-        """Others can load the agent's metadata, and the memory stays registered until both registrations end."""
+        """Other agents can load the metadata, and the memory stays registered until both
+        registrations end."""
         b = any_pair.b
         mine, theirs = any_pair.a.buf(4096, seed=1), b.buf(4096)
         again = b.call("register_again", theirs.name, 4096, 2 if calls == "one call" else 1)
@@ -161,7 +164,8 @@ class TestMemory:
         assert theirs.get() == bytes([9]) * 4096
 
     def test_an_empty_tensor_in_a_list(self, any_pair: Pair) -> None:
-        """It is registered, moved and deregistered as the others of its list are, without a byte."""
+        """An empty tensor is registered, transferred and deregistered like the others of its
+        list."""
         a, b = any_pair.a, any_pair.b
         mine, theirs = a.buf(4096, seed=1), b.buf(4096)
         empty = [agent.call("register_again", buf.name, 0) for agent, buf in ((a, mine), (b, theirs))]
@@ -181,7 +185,8 @@ class TestMemory:
     def test_a_failure_is_logged_once(
         self, connect: Callable[..., Pair], capfd: pytest.CaptureFixture[str], level: str
     ) -> None:
-        """However often NIXL asks, one line for each kind of failure and connection, and none where NIXL is to be silent."""
+        """NIXL asks often, but each kind of failure and connection logs one line, and none if NIXL
+        is to be silent."""
         pair = connect(link="tcp", env={"NIXL_LOG_LEVEL": level})
         mine, theirs = pair.bufs(4096)
         pair.meet()
@@ -231,14 +236,14 @@ class TestFaults:
         key = pair.a.prepare(op, mine, theirs)
         pair.b.kill()
         with pytest.raises(PeerError, match="nixlRemoteDisconnect"):
-            # The first one may end before its death is noticed.
+            # The first transfer may end before the backend notices the peer's death.
             for _ in range(1000):
                 pair.a.run(key)
-        # NIXL 1.0 has forgotten the agent by itself.
+        # NIXL 1.0 forgets the agent by itself.
         with pytest.raises(PeerError, match="nixl(RemoteDisconnect|NotFound)"):
             pair.a.write(mine, theirs)
         with pytest.raises(PeerError, match="nixl(RemoteDisconnect|NotFound)"):
-            # Nobody waits for a notification: the next one tells that it was lost.
+            # A notification is sent without a wait, so a later one reports the loss.
             for _ in range(1000):
                 pair.a.notify(pair.b, b"anybody there?")
 
@@ -277,14 +282,14 @@ class TestFaults:
         key = pair.a.prepare("WRITE", mine, theirs)
         assert pair.a.post(key) == "PROC"
         pair.a.release(key)
-        # Nothing lands any more.
+        # No byte lands any more.
         theirs.fill(0)
         time.sleep(0.2)
         assert not any(theirs.get())
         assert pair.a.write(mine.piece(0, MIB), theirs.piece(0, MIB)) == "DONE"
 
     def test_metadata_of_an_agent_that_is_gone(self, agent: Callable[..., Agent], link: str) -> None:
-        """Loading it waits for nobody, and other agents go on."""
+        """Loading the metadata does not wait for the agent, and other agents continue."""
         a, gone, here = (agent(name, link=link) for name in ("a", "gone", "here"))
         metadata = gone.nixl("get_agent_metadata")
         mine, theirs = a.buf(4096, seed=1), here.buf(4096)
@@ -344,7 +349,7 @@ class TestAgents:
             assert memory.get(i * 8192, i * 8192 + 4096) == pattern(4096, i).tobytes()
 
     def test_connections_are_made_when_asked(self, pair: Pair) -> None:
-        """Also to several, beside the one that every agent has to itself."""
+        """An agent may connect to others in addition to the connection to itself."""
         mine, theirs = pair.bufs(4096, seed_a=1)
         own = pair.a.buf(4096)
         pair.a.nixl("make_connection", "b")
@@ -447,7 +452,7 @@ class TestNothingIsLeft:
                     for _ in range(1000):
                         a.run(key)
                 a.release(key)
-                # NIXL 1.0 has forgotten it by itself.
+                # NIXL 1.0 forgets the agent by itself.
                 with suppress(PeerError):
                     a.call("forget", "b")
 
@@ -468,12 +473,12 @@ class TestNothingIsLeft:
         no_growth(pair.a, before)
 
     def test_an_agent_that_did_nothing_ends(self, agent: Callable[..., Agent], link: str) -> None:
-        """Its teardown waits for nobody; the call's bound fails if it does."""
+        """The teardown waits for no other agent: the call has a time limit."""
         agent("a", link=link).call("close_agent", within=10)
 
 
 def no_growth(agent: Agent, before: dict[str, int]) -> None:
-    """What a process used before, it uses now, once what is being ended has ended."""
+    """Waits for resources that are being freed, and fails if a process uses more than before."""
     deadline = time.monotonic() + 10
     while True:
         usage = agent.peer.call("usage")

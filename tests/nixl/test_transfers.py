@@ -24,15 +24,15 @@ def test_every_byte_arrives(any_pair: Pair, op: str, size: int) -> None:
 @pytest.mark.parametrize("prepare", ["prepare", "prepare_prepped"])
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_many_pieces(any_pair: Pair, op: str, prepare: str) -> None:
-    """Pieces land in their places, and nothing between them."""
+    """Pieces land in their places, and no byte between them changes."""
     count, size, stride = 298, 4096, 4096 + 64
     mine, theirs = any_pair.bufs(count * stride, seed_a=1, seed_b=2)
-    # The last first on one side.
+    # One side has its pieces in reverse order.
     there = theirs.pieces(count, size)
     there.descs.reverse()
     a = any_pair.a
     key = getattr(a, prepare)(op, mine.pieces(count, size), there)
-    # A transfer can be started again once it has ended.
+    # A transfer that has ended can be posted once more.
     assert [a.run(key), a.run(key)] == ["DONE", "DONE"]
     a.release(key)
     source, target = pattern(count * stride, 1), pattern(count * stride, 2)

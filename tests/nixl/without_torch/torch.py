@@ -1,5 +1,6 @@
-"""Stands where PyTorch is not installed: NIXL 1.0 imports it, to ask of its arguments whether they are tensors."""
+"""A stand-in for PyTorch where it is not installed: NIXL 1.0 imports it to check whether arguments
+are tensors."""
 
 
 class Tensor:
-    """No argument is one."""
+    """No argument is an instance."""
