@@ -1,5 +1,5 @@
-//! Real TCP between two endpoints, through something in the middle that shuts one of the streams, or lets
-//! nothing more pass.
+//! Real TCP between two endpoints, through a relay that shuts one of the streams, or holds its
+//! bytes back.
 
 use std::{
     io::{Read, Write},
@@ -17,13 +17,13 @@ use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, Op, Request, Transport, Uni
 const STREAMS: usize = 4;
 const LEN: usize = 64 << 20;
 
-/// A stream that passes through, and its other half.
+/// The two ends of a forwarded stream.
 struct Passing {
     ends: [TcpStream; 2],
     held: Arc<AtomicBool>,
 }
 
-/// Passes streams on to an endpoint, in the order in which they were opened.
+/// Forwards streams to an endpoint, in the order in which they were opened.
 struct Middle {
     addr: SocketAddr,
     streams: Arc<Mutex<Vec<Passing>>>,
@@ -53,7 +53,7 @@ impl Middle {
 
     fn shut(&self, stream: usize) {
         for end in &self.streams.lock().unwrap()[stream].ends {
-            // Whoever passes bytes on may have seen the other end go already.
+            // `pass` may have shut it already.
             let _ = end.shutdown(Shutdown::Both);
         }
     }
@@ -113,7 +113,7 @@ impl Pair {
         Self { a, b, conn, middle, near: pattern(1), far: pattern(2) }
     }
 
-    /// Moves everything, four times, while `trouble` is made.
+    /// Moves all memory four times, while `trouble` disturbs the streams.
     fn run(&mut self, op: Op, trouble: impl FnOnce(&Middle) + Send) -> Result<(), Error> {
         let (near, far) = (self.near.as_mut_ptr() as usize, self.far.as_mut_ptr() as usize);
         // SAFETY: the memory lives as long as the endpoints do.

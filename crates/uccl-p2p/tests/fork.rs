@@ -1,5 +1,5 @@
-//! Endpoints and `fork`: a child has its parent's memory and descriptors, none of its threads, and nothing to say in
-//! its name.
+//! Endpoints and `fork`: a child has its parent's memory and descriptors and none of its threads,
+//! and must not use the parent's endpoints.
 
 use std::{
     io::Read,
@@ -10,27 +10,28 @@ use std::{
 
 use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Transport, Uninterrupted};
 
-/// How long anything may take before the test has failed.
+/// The limit of each step, after which the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A child of this process; killed when dropped.
 struct Child(libc::pid_t);
 
 impl Child {
-    /// Runs `work` in a child, which then ends without any of what processes do at their end.
+    /// Runs `work` in a child, which then exits without a process's cleanup.
     fn fork(work: impl FnOnce()) -> Self {
-        // SAFETY: the child runs what is given and ends.
+        // SAFETY: the child runs the closure and exits.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", std::io::Error::last_os_error());
         if pid == 0 {
             let ran = catch_unwind(AssertUnwindSafe(work));
-            // SAFETY: it ends here, without running what the parent has registered for its own end.
+            // SAFETY: the child exits here, without the handlers that the parent has registered for
+            // its own exit.
             unsafe { libc::_exit(i32::from(ran.is_err())) };
         }
         Self(pid)
     }
 
-    /// Waits for its end; says whether its work was done.
+    /// Waits for the child's end; returns whether its work succeeded.
     fn ends_well(mut self) -> bool {
         let begun = Instant::now();
         let mut status = 0;
@@ -48,7 +49,7 @@ impl Child {
 
     fn kill(&mut self) {
         if self.0 > 0 {
-            // SAFETY: our child, which nobody has waited for yet.
+            // SAFETY: our child, which has not been waited for yet.
             unsafe {
                 libc::kill(self.0, libc::SIGKILL);
                 libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -97,7 +98,7 @@ fn iov(mr: MrId, memory: &[u8]) -> Iov {
     Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }
 }
 
-/// Writes to the peer, and has a message delivered.
+/// Writes to the peer, and sends it a notification.
 fn is_in_use(p: &Pair) {
     for len in [64, 100_000] {
         let (mut from, mut to) = (vec![3; len], vec![0; len]);
@@ -210,14 +211,15 @@ fn every_call_of_a_child_says_whose_the_endpoint_is() {
 fn a_child_makes_an_endpoint_of_its_own() {
     for transport in TRANSPORTS {
         let p = pair(transport);
-        // What this thread sleeps on was made before: the child needs its own.
+        // This thread has an eventfd to sleep on already: the child needs its own.
         assert!(p.b.wait_notifs(Some(Duration::from_millis(1)), &mut Uninterrupted).is_ok());
         is_in_use(&p);
         let child = Child::fork(|| {
             let own = Endpoint::new(config(transport)).expect("an endpoint");
             let to_b = own.connect(p.b.addr(), None, &mut Uninterrupted).expect("connected");
             own.run_notif(to_b, b"from the child", None, &mut Uninterrupted).expect("delivered");
-            // A connection that ends before it is accepted is nobody's.
+            // The peer does not accept a connection that has ended, so the child waits until it is
+            // accepted.
             own.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("it is accepted");
             drop(own);
         });
@@ -230,10 +232,10 @@ fn a_child_makes_an_endpoint_of_its_own() {
     }
 }
 
-/// The descriptors that a child has from its parent keep the parent's sockets from ending.
+/// A child's copies of its parent's descriptors keep the parent's sockets open.
 #[test]
 fn a_parent_that_dies_is_missed_while_its_child_lives() {
-    // Whoever waits finds out, and so does a worker where nobody calls anything.
+    // A waiting caller notices the loss, and so does a worker if no call is made.
     for waits in [true, false] {
         let b = Endpoint::new(config(Transport::Local)).expect("an endpoint");
         let addr = b.addr();

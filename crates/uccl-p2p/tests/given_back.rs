@@ -1,7 +1,7 @@
-//! Memory that was given back, by a deregistration, a close or a drop, is its owner's: no byte of a peer's lands there
-//! any more, also when the peer was stopped in the middle of a write.
+//! Memory that was given back by a deregistration, a close or a drop is its owner's: no byte of a
+//! peer lands there, even if the peer was stopped in the middle of a write.
 //!
-//! `UCCL_TEST_ROUNDS` says how often each case runs, `UCCL_TEST_MIB` how much is written at a time.
+//! `UCCL_TEST_ROUNDS` is the number of rounds of each case, `UCCL_TEST_MIB` the size of a write.
 
 use std::{
     io::{BufRead, BufReader, Lines},
@@ -15,10 +15,10 @@ use uccl_p2p::{
 };
 
 const ROLE: &str = "UCCL_TEST_WRITE_TO";
-/// What the peer says.
+/// Lines that the peer prints.
 const WRITING: &str = "writing";
 const FORBIDDEN: &str = "the kernel forbids it";
-/// What the peer writes, and what the owner does once the memory is its own.
+/// Bytes that the peer writes, and that the owner writes once the memory is its own.
 const THEIRS: u8 = 7;
 const OURS: u8 = 0xa5;
 
@@ -30,7 +30,7 @@ fn len() -> usize {
     number("UCCL_TEST_MIB", 16) << 20
 }
 
-/// How the peer reaches the memory.
+/// The path on which the peer reaches the memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Link {
     Cma,
@@ -68,7 +68,8 @@ fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
     unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) }.expect("registered")
 }
 
-/// The other process: writes to an advert until its connection ends. A test of its own so that it can be started.
+/// The other process: writes to an advert until its connection ends. It is a test, so that the test
+/// binary can start it.
 #[test]
 fn second_process() {
     let Ok(target) = std::env::var(ROLE) else { return };
@@ -97,15 +98,16 @@ fn second_process() {
     while ep.run(&request, &mut Uninterrupted).is_ok() {}
 }
 
-/// The other process.
+/// A handle of the other process.
 struct Writer {
     process: Child,
-    /// Where what it says goes.
+    /// The rest of its output, which has to stay open.
     _output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Writer {
-    /// Starts it, and lets it come into the middle of a write; `None` where the link is not to be had.
+    /// Starts the process, and lets it reach the middle of a write; `None` if the link is not
+    /// available.
     fn start(link: Link, ep: &Endpoint, advert: &Advert) -> Option<Self> {
         let hex: String = advert.encode().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut child = Command::new(std::env::current_exe().expect("our own path"))
@@ -131,7 +133,7 @@ impl Writer {
         assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
     }
 
-    /// Stops it; when this returns none of its threads runs.
+    /// Stops the process; none of its threads runs when this returns.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -141,7 +143,7 @@ impl Writer {
         assert!(pid as u32 == self.process.id() && libc::WIFSTOPPED(status));
     }
 
-    /// Lets it go on, until it has learned that its connection has ended.
+    /// Continues the process, and waits until it has noticed the end of its connection and exited.
     fn go_on(mut self) {
         self.signal(libc::SIGCONT);
         assert!(self.process.wait().expect("its end").success());
@@ -155,7 +157,7 @@ impl Drop for Writer {
     }
 }
 
-/// Memory that a peer writes to: an endpoint's own, or anybody's.
+/// Memory that a peer writes to: shared memory of an endpoint, or private memory.
 enum Memory {
     Mapped(SharedBuf),
     Private(Vec<u8>),
@@ -171,8 +173,8 @@ impl Memory {
 
     fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: it lives as long as the buffer, which is borrowed. The peer writes there too, until it is
-            // known not to.
+            // SAFETY: the memory lives as long as the buffer, which is borrowed. The peer writes
+            // there too, until it is known not to.
             Self::Mapped(buf) => unsafe { std::slice::from_raw_parts_mut(buf.as_ptr(), buf.len()) },
             Self::Private(bytes) => bytes,
         }
@@ -183,7 +185,7 @@ impl Memory {
     }
 }
 
-/// An endpoint in whose memory a peer is stopped, in the middle of a write.
+/// An endpoint with a peer that is stopped in the middle of a write to its memory.
 struct Stopped {
     ep: Endpoint,
     mr: MrId,
@@ -204,13 +206,14 @@ impl Stopped {
     }
 }
 
-/// How memory is given back.
+/// A way to give memory back.
 type GiveBack = fn(&Endpoint, MrId) -> Result<(), Error>;
 
 const WAYS: [(&str, GiveBack); 2] =
     [("deregister", Endpoint::deregister), ("close", |ep, _| ep.close())];
 
-/// One round with a peer that stays stopped; whether the call has said that it does not know.
+/// One round with a peer that remains stopped. Returns whether the call reported that the peer may
+/// still touch the memory.
 fn stays_stopped(link: Link, (way, give_back): (&str, GiveBack)) -> bool {
     let Some(stopped) = Stopped::new(link, Duration::from_millis(100)) else { return false };
     let Stopped { ep, mr, mut memory, writer } = stopped;
@@ -219,7 +222,7 @@ fn stays_stopped(link: Link, (way, give_back): (&str, GiveBack)) -> bool {
         let named = matches!(&e, Error::StillTouched { regions, .. } if regions[..] == [mr]);
         assert!(named, "{link:?}, {way}: {e}");
         writer.go_on();
-        // The same call waits again, and now the peer has let go.
+        // The same call waits once more, and by now the peer has released the memory.
         give_back(&ep, mr).unwrap_or_else(|e| panic!("{link:?}, {way}, again: {e}"));
         memory.bytes().fill(OURS);
         assert_eq!(memory.others(), 0);
@@ -232,7 +235,7 @@ fn stays_stopped(link: Link, (way, give_back): (&str, GiveBack)) -> bool {
     false
 }
 
-/// One round with a peer that goes on while the call waits for it.
+/// One round with a peer that continues while the call waits for it.
 fn goes_on(link: Link, way: &str, give_back: impl FnOnce(Endpoint, MrId)) {
     let Some(stopped) = Stopped::new(link, Duration::from_secs(20)) else { return };
     let Stopped { ep, mr, mut memory, writer } = stopped;

@@ -1,5 +1,6 @@
-//! Long transfers between GPUs that are ended early: they end within moments, their peer is not blamed, and the connection
-//! lives. On a driver that is none, whose copies stay where they are until they are let by.
+//! Long transfers between GPUs that are ended early: they end within moments, the error does not
+//! blame the peer, and the connection survives. The driver is a fake one, which pauses copies until
+//! a test continues them.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
@@ -21,9 +22,9 @@ use uccl_p2p::{
 use self::fake_driver::Fake;
 
 const GIB: usize = 1 << 30;
-/// What a GPU has at once of what is long.
+/// The most bytes of a long transfer that a GPU has at once.
 const TURN: u64 = 64 << 20;
-/// After this an endpoint gives up peers that do not answer.
+/// The time after which an endpoint gives up a silent peer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -43,7 +44,8 @@ fn endpoint() -> Endpoint {
     Endpoint::new(config).expect("an endpoint")
 }
 
-/// Two endpoints with a GiB each on a GPU. Copies are paused, and one test has the driver at a time.
+/// Two endpoints with a GiB each on a GPU. Copies are paused, and one test at a time uses the
+/// driver.
 struct Scene {
     fake: Fake,
     before: u64,
@@ -90,7 +92,7 @@ fn scene() -> Scene {
 }
 
 impl Scene {
-    /// Posts a write of all of it.
+    /// Posts a write of the whole memory.
     fn post(&self, timeout: Option<Duration>) -> TransferId {
         let (iovs, adverts) = ([self.iov], [self.advert]);
         let request = Request { timeout, ..Request::new(self.to_b, Op::Write, &iovs, &adverts) };
@@ -108,7 +110,7 @@ impl Scene {
         }
     }
 
-    /// The connection goes on.
+    /// Checks that the connection still works.
     fn still_writes(&self) {
         self.a.check_connection(self.to_b).expect("it lives");
         let iovs = [Iov { len: 64, ..self.iov }];
@@ -128,7 +130,7 @@ impl Drop for Scene {
 fn a_deadline_ends_a_long_write_and_blames_nobody() {
     let scene = scene();
     let transfer = scene.post(Some(Duration::from_millis(300)));
-    // Beyond its deadline, and beyond what a peer has to let it end.
+    // Past the deadline, and past the time that a peer has to confirm the end.
     let begun = Instant::now();
     while begun.elapsed() < 3 * TIMEOUT {
         assert!(matches!(scene.a.poll(transfer), Ok(Status::Pending)), "the GPU still copies");
@@ -148,7 +150,7 @@ fn a_cancel_of_a_long_write_waits_for_what_the_gpu_has() {
     let transfer = scene.post(None);
     thread::scope(|scope| {
         let cancelled = scope.spawn(|| scene.a.cancel(transfer));
-        // Longer than a peer has to let it end, and shorter than what a copy of this process has.
+        // Longer than a peer has to confirm the end, and shorter than a copy of this process has.
         thread::sleep(TIMEOUT + TIMEOUT / 2);
         assert!(!cancelled.is_finished());
         scene.fake.pause(false);
@@ -159,7 +161,7 @@ fn a_cancel_of_a_long_write_waits_for_what_the_gpu_has() {
     scene.still_writes();
 }
 
-/// The owner would change it by copies of its own, which this driver counts.
+/// The owner would change the word by copies of its own, which the driver counts.
 #[test]
 fn a_word_on_a_gpu_is_set_without_its_owner() {
     let scene = scene();
@@ -184,7 +186,8 @@ fn a_word_on_a_gpu_is_set_without_its_owner() {
     }
 }
 
-/// The word is in memory that others may open, and the data is not: no GPU of the writer's reaches that.
+/// The word is in memory that others may open, and the data is not: no GPU of the writer reaches
+/// it.
 #[test]
 fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
     const LEN: usize = 4096;
@@ -224,7 +227,7 @@ fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
     drop(closed);
 }
 
-/// The owner of the word changes it by a copy, which does not come to an end; everything else goes on.
+/// The owner changes the word by a copy that does not end; everything else continues.
 #[test]
 fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
     let scene = scene();
@@ -232,7 +235,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
     let signal = Some(Signal { advert: word, change: Change::Add(3), strong: false });
     let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &[], &[]) };
     let transfer = scene.a.post(&request).expect("posted");
-    // Until the owner is at it.
+    // Waits until the owner has begun the copy.
     thread::sleep(TIMEOUT / 10);
     thread::scope(|scope| {
         let registered = scope.spawn(|| {
@@ -253,7 +256,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
         registered.join().expect("no panic");
         assert!(in_time, "a registration waits for a GPU");
     });
-    // The writer may have given up its peer, which has said nothing for long.
+    // The writer may have given up its peer, which was silent for long.
     let _ = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
     scene._b.deregister(scene.word_mr).expect("nothing touches it any more");
     // SAFETY: this driver's GPUs have the host's memory, and no copy is under way.

@@ -1,4 +1,4 @@
-//! Memory of a GPU that was freed, and other memory at its address: on a driver that is none.
+//! GPU memory that was freed, and other memory at its address, on a fake driver.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
@@ -24,7 +24,7 @@ fn a_region_is_not_of_the_memory_that_came_to_its_address() {
     let ep = Endpoint::new(config).expect("an endpoint");
     let first = memory(context);
     let at = first.address();
-    // SAFETY: nobody copies to or from it.
+    // SAFETY: no copy uses the memory.
     let mr = unsafe { ep.register(at as usize, LEN) }.expect("registered");
     assert!(ep.is_same_memory(mr).expect("a region"));
     drop(first);
@@ -41,7 +41,7 @@ fn a_region_is_not_of_the_memory_that_came_to_its_address() {
     // SAFETY: as above.
     let mr = unsafe { ep.register(at as usize, LEN) }.expect("registered");
     assert!(ep.is_same_memory(mr).expect("a region"));
-    // What the driver knows nothing of is believed.
+    // Memory that the driver does not know is taken for the same.
     let host = [0u8; 64];
     // SAFETY: as above.
     let mr = unsafe { ep.register(host.as_ptr() as usize, 64) }.expect("registered");

@@ -1,5 +1,5 @@
-//! A stream that waits for a transfer never holds the transfer up: on a driver that is none, whose calls block while a
-//! stream waits as the real one's do.
+//! A stream that waits for a transfer never delays the transfer. The driver is a fake one; its
+//! calls block while a stream waits, like those of the real one.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
@@ -28,7 +28,7 @@ use self::fake_driver::Fake;
 
 const PIECES: usize = 100;
 const PIECE: usize = 3000;
-/// From one piece to the next: they are not adjacent.
+/// The distance of two pieces, which are not adjacent.
 const STEP: usize = 4096;
 const LEN: usize = PIECES * STEP;
 
@@ -37,7 +37,7 @@ fn context(gpu: u32) -> &'static Context {
 }
 
 fn endpoint(transport: Transport) -> Endpoint {
-    // Longer than any test waits: no deadline lets a stream go on that is held for ever.
+    // Longer than any test waits: no deadline releases a stream that is held for ever.
     endpoint_with(transport, Duration::from_secs(600))
 }
 
@@ -62,14 +62,14 @@ fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
     }
 }
 
-/// Fails if something does not end.
+/// Fails unless `run` ends in time.
 fn ends<T: Send + 'static>(what: String, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(run()));
     told.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("{what} does not end"))
 }
 
-/// This driver's GPUs have the host's memory.
+/// The GPUs of this driver have the host's memory.
 fn bytes(memory: &DeviceBuffer) -> &[u8] {
     // SAFETY: memory of this length; no copy is under way when the tests look.
     unsafe { std::slice::from_raw_parts(memory.address() as *const u8, memory.len_bytes()) }
@@ -88,7 +88,7 @@ fn cuda_stream(stream: &Stream) -> CudaStream {
     unsafe { CudaStream::new(stream.context().device().ordinal(), stream.handle()) }
 }
 
-/// Two endpoints with GPU memory that is reached in scattered pieces.
+/// Two endpoints with GPU memory, which transfers access in scattered pieces.
 struct Scene {
     fake: Fake,
     a: Endpoint,
@@ -100,7 +100,7 @@ struct Scene {
     adverts: Vec<Advert>,
 }
 
-/// The driver is one for the process.
+/// The process has one driver.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn scene(transport: Transport) -> Scene {
@@ -134,7 +134,8 @@ fn wanted(source: &[u8]) -> Vec<u8> {
     wanted
 }
 
-/// Has the driver to itself, with so many hardware queues a GPU; 0: as many as there are streams.
+/// Reserves the driver for one test, with `queues` hardware queues per GPU; 0 is one for each
+/// stream.
 struct Alone {
     fake: Fake,
     _guard: MutexGuard<'static, ()>,
@@ -155,7 +156,8 @@ impl Drop for Alone {
     }
 }
 
-/// The transfer begins when a stream waits for it already, and is the first that the lane copies with a kernel.
+/// A stream already waits when the transfer begins, which is the first one that the lane copies
+/// with a kernel.
 fn scattered(transport: Transport, op: Op, queues: i32) {
     let _alone = alone(queues);
     let mut s = scene(transport);
@@ -172,7 +174,7 @@ fn scattered(transport: Transport, op: Op, queues: i32) {
     request.after = Some(cuda_stream(&before));
     let transfer = s.a.post(&request).expect("posted");
     s.a.hold_stream(transfer, cuda_stream(&after)).expect("held");
-    // Given back meanwhile.
+    // The memory is freed while the transfer runs.
     drop(scratch);
     s.fake.pause(false);
     let s = ends(format!("{op:?} over {transport:?}"), move || {
@@ -195,7 +197,8 @@ fn a_scattered_write_on_one_host() {
     scattered(Transport::Local, Op::Write, 0);
 }
 
-/// What the transfer takes is ahead of the wait, in the one hardware queue that all streams share.
+/// The transfer's copies are enqueued before the wait, in the one hardware queue that all streams
+/// share.
 #[test]
 fn transfers_on_one_host_pass_a_wait_in_the_only_queue() {
     for queues in [1, 2] {
@@ -204,7 +207,7 @@ fn transfers_on_one_host_pass_a_wait_in_the_only_queue() {
     }
 }
 
-/// It is enqueued in slices, of which not all were before the wait.
+/// A long transfer is enqueued in slices, and some of them after the wait.
 #[test]
 fn a_long_transfer_on_one_host_passes_a_wait_in_the_only_queue() {
     const LONG: usize = 200 << 20;
@@ -244,8 +247,9 @@ fn a_scattered_write_over_streams() {
     scattered(Transport::Tcp, Op::Write, 0);
 }
 
-/// A transfer is staged by copies that come later. Where they could stand behind the stream's wait, the call waits itself. The
-/// driver's setting is of the process: the test runs again in one that has it.
+/// The copies of a staged transfer are enqueued later. If they could queue behind the stream's
+/// wait, the call itself waits. The driver's setting holds for a process, so the test runs once
+/// more in a process with it.
 #[test]
 fn staged_transfers_pass_a_wait_in_the_only_queue() {
     const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -276,8 +280,8 @@ fn staged_transfers_pass_a_wait_in_the_only_queue() {
     }
 }
 
-/// Memory goes back to the driver when the stream has gone on, and not before: the driver would wait for the stream, and what
-/// changes the word for the driver.
+/// Memory is returned to the driver only after the stream has continued. Before that the driver
+/// would wait for the stream, and block the change of the word.
 #[test]
 fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
     let _alone = alone(0);
@@ -309,7 +313,7 @@ fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
     drop((ep, words));
 }
 
-/// The word comes, its region goes, its time is over, or the endpoint closes.
+/// The word changes, its region ends, the time is over, or the endpoint closes.
 #[test]
 fn a_stream_that_waits_for_a_word_of_the_host_goes_on_in_the_end() {
     for end in 0..4 {
@@ -525,7 +529,8 @@ fn a_stream_that_holds_its_transfer_up_goes_on_after_the_deadline() {
     });
 }
 
-/// What a lost connection kept is given back, and the stream that waits for one of its transfers goes on.
+/// The memory of a lost connection is freed, and the stream that waits for one of its transfers
+/// continues.
 fn lost(transport: Transport) {
     let _alone = alone(0);
     let s = scene(transport);

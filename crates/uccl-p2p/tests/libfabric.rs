@@ -1,8 +1,9 @@
-//! The engine over libfabric's providers: what every link must do.
+//! The conformance suite over libfabric's providers.
 //!
-//! Runs where the library is; `UCCL_TEST_LIBFABRIC` names other providers than those that need no hardware, with
-//! commas between them. In a guest, those that use RDMA devices get the two ends of its first cable, and need
-//! `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues, and what the provider is refused without:
+//! Runs where the library is installed. `UCCL_TEST_LIBFABRIC` names providers, separated by commas,
+//! in place of those that need no hardware. In a guest, providers of RDMA devices get the two ends
+//! of its first cable; they need `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues, and settings without
+//! which the provider is refused:
 //! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64 FI_MR_CACHE_MAX_COUNT=0
 //! FI_OFI_RXM_USE_SRX=1 ...`
 
@@ -16,7 +17,8 @@ use uccl_p2p::{Config, Transport, Uninterrupted};
 
 use self::support::{Pair, pair_of, path};
 
-/// Providers that need no hardware, and two endpoints over each. Not `shm`, whose two ends are two processes.
+/// Providers that need no hardware, and two endpoints over each. `shm` is not among them: its two
+/// ends are two processes.
 pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
     let named = env::var("UCCL_TEST_LIBFABRIC").ok();
     let named = named.as_deref().unwrap_or("tcp,tcp;ofi_rxm").split(',').map(str::to_owned);
@@ -43,8 +45,8 @@ fn joined(provider: &str) -> Option<Pair> {
     Some(pair_of([&end(a), &end(b)]))
 }
 
-/// How an end uses the provider: the library that is named, or the system's, and of RDMA devices the first that the
-/// variable names.
+/// Settings of an end: the library that is named, or the system's, and of RDMA devices the first
+/// that the variable names.
 fn settings(provider: &str, devices: &str) -> LibfabricSettings {
     let names = env::var(devices).ok().filter(|_| provider.starts_with("verbs"));
     let first = names.and_then(|names| names.split(',').next().map(str::to_owned));
@@ -56,8 +58,8 @@ fn settings(provider: &str, devices: &str) -> LibfabricSettings {
     }
 }
 
-/// The library that is loaded, a second time, for an end in another network namespace. It looks for the addresses of
-/// devices once a process, where it is first asked, so one copy knows only one namespace's.
+/// A second copy of the loaded library, for an end in another network namespace. A process looks up
+/// the addresses of devices once, at its first call, so one copy knows only one namespace's.
 fn another_copy() -> PathBuf {
     static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a folder");
@@ -81,7 +83,7 @@ fn the_path_is_libfabric() {
     }
 }
 
-/// What the ends of a connection tell each other by themselves, such as how much they can take, is then still on its way.
+/// Messages that the ends send by themselves, such as credits, are still in flight then.
 #[test]
 fn ends_may_go_as_soon_as_they_are_joined() {
     for _ in 0..10 {

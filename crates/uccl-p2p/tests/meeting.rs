@@ -1,4 +1,4 @@
-//! Peers that are not there yet, or not any more, when somebody connects to them.
+//! Peers that are not there yet, or not there any more, when an endpoint connects to them.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -14,7 +14,7 @@ fn config() -> Config {
     Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), num_cpus: 1, ..Config::default() }
 }
 
-/// Asked whether to go on, it does something.
+/// An interrupt that counts its calls, and passes the count to a function.
 struct Asked<F: FnMut(u32) -> bool>(u32, F);
 
 impl<F: FnMut(u32) -> bool> Interrupt for Asked<F> {
@@ -24,7 +24,7 @@ impl<F: FnMut(u32) -> bool> Interrupt for Asked<F> {
     }
 }
 
-/// An address that nobody listens at.
+/// An address without a listener.
 fn free() -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address")
@@ -39,7 +39,7 @@ fn endpoint_at(addr: SocketAddr) -> Endpoint {
 fn a_peer_that_starts_later_is_waited_for() {
     let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
     let mut there = None;
-    // It starts when this end has been refused several times.
+    // The peer starts after this end has been refused several times.
     let mut start = Asked(0, |asked| {
         if asked == 5 {
             there = Some(endpoint_at(addr));
@@ -113,7 +113,7 @@ fn what_a_peer_answers_is_its_answer_and_nobody_is_not_waited_for_unasked() {
     assert!(refused.contains("pre-shared key"), "{refused}");
 }
 
-/// Where nobody listens, where somebody listens who says nothing, and where an endpoint is.
+/// An address without a listener, a listener that sends nothing, and an endpoint.
 fn three() -> (SocketAddr, TcpListener, Endpoint) {
     let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     (free(), silent, Endpoint::new(config()).expect("an endpoint"))
@@ -124,7 +124,7 @@ fn all_addresses_are_tried_in_their_order() {
     let (nobody, silent, there) = three();
     let silent = silent.local_addr().expect("its address");
     let here = Endpoint::new(config()).expect("an endpoint");
-    // The one who says nothing has a third of the time, and another half of the rest.
+    // The silent listener has a third of the time, and the next address half of the rest.
     let time = Some(Duration::from_secs(3));
     for addrs in [
         vec![there.addr()],

@@ -1,5 +1,5 @@
-//! A process that gets no more descriptors: who waits for a transfer goes on waiting, and what it said of the transfer's
-//! memory stays true.
+//! A process that gets no more descriptors: its calls still wait for their transfers, and no byte
+//! lands in the memory of a transfer that has ended.
 
 use std::{
     io::{Read, Write},
@@ -18,7 +18,7 @@ struct Pair {
     to_a: ConnId,
 }
 
-/// Callers sleep at once.
+/// Callers sleep at once, without a spin.
 fn pair(transport: Transport) -> Pair {
     let config = || Config {
         bind: Some([127, 0, 0, 1].into()),
@@ -34,10 +34,10 @@ fn pair(transport: Transport) -> Pair {
     Pair { a, b, to_b, to_a }
 }
 
-/// The limit is the process's, and every test makes descriptors before.
+/// One test at a time: the limit is the process's, and every test makes descriptors first.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
-/// No descriptor can be made, and none polled beside another, until this is dropped.
+/// While this lives, no descriptor can be made, and `poll` refuses several of them.
 struct NoDescriptors {
     before: libc::rlimit,
 }
@@ -69,7 +69,7 @@ impl Drop for NoDescriptors {
     }
 }
 
-/// Memory that both ends have registered a part of.
+/// Memory that an endpoint has registered.
 struct Memory {
     bytes: Box<[u8; 64]>,
 }
@@ -106,7 +106,7 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
         let iovs = [from];
         let send = || p.b.run(&Request::new(p.to_a, Op::Send, &iovs, &[]), &mut Uninterrupted);
         for has_slept in [false, true] {
-            // A thread that has slept keeps what it sleeps on, and one that has not gets none.
+            // A thread that has slept keeps its eventfd, and a new thread gets none.
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| {
                     let soon = Some(Duration::from_millis(100));
@@ -132,7 +132,7 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
     }
 }
 
-/// The peer has to confirm the end of each.
+/// The peer has to confirm the end of each transfer.
 #[test]
 fn a_transfer_is_cancelled_by_who_cannot_sleep() {
     let _alone = ONE_TEST.lock();
@@ -164,12 +164,12 @@ fn who_comes_meanwhile_is_accepted_afterwards() {
     socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let none = NoDescriptors::from_now_on();
     socket.connect(&p.b.addr().into()).expect("it listens");
-    // The first try fails.
+    // The first try to accept fails.
     std::thread::sleep(Duration::from_millis(20));
     p.b.check_connection(p.to_a).expect("it lives");
     drop(none);
     let mut stream = std::net::TcpStream::from(socket);
-    // What nobody says to an endpoint is answered, if only by hanging up.
+    // Bytes that are no handshake are answered, if only by a hang-up.
     stream.write_all(&[0xEE; 64]).expect("it is there");
     let answered = stream.read(&mut [0; 64]);
     let in_vain = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;

@@ -22,8 +22,8 @@ fn pair_with(change: impl Fn(&mut Config)) -> Pair {
     pair_of([&change, &change])
 }
 
-/// One pair a link: memory to memory, shared-memory stream, one TCP stream, three checksummed ones; and
-/// with all copies made by the owner of the memory, as for a GPU's.
+/// A pair for each link: memory to memory, a shared-memory stream, one TCP stream, a FIFO, three
+/// checksummed TCP streams; and links on which the memory's owner makes all copies, as for a GPU's.
 pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
     vec![
         ("local", pair_with(|config| config.transport = Transport::Local)),
@@ -72,7 +72,7 @@ fn the_path_is_the_links() {
     }
 }
 
-/// The word is changed where it is mapped, with no help of its owner's.
+/// The writer changes a mapped word by itself, without its owner's help.
 #[test]
 fn a_signal_to_mapped_memory_is_applied_by_who_gives_it() {
     let p = pair_with(|config| (config.transport, config.cma) = (Transport::Local, false));
@@ -104,7 +104,8 @@ fn a_signal_to_mapped_memory_is_applied_by_who_gives_it() {
     }
 }
 
-/// A word that is mapped could be changed at once, but stands for a write that is still being copied.
+/// A mapped word could be changed at once, but the signal stands for a write that is still being
+/// copied.
 #[test]
 fn a_strong_signal_to_mapped_memory_waits_for_a_long_write() {
     const LEN: usize = 48 << 20;
@@ -165,7 +166,7 @@ fn a_signalled_write_for_which_there_is_no_room_has_moved_nothing() {
     }
 }
 
-/// Waits until a worker has taken in what the owner offers.
+/// Waits until a worker has mapped the memory that the owner offers.
 fn until_mapped(p: &Pair, adverts: &[Advert]) {
     let begun = Instant::now();
     while !adverts.iter().all(|advert| p.a.path(p.to_b, advert).expect("a path") == "mapped") {
@@ -256,7 +257,7 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
         let (here, there) = (register(&p.a, &mut ours), register(&p.b, &mut theirs));
         let advert = [advert(&p.b, there, &theirs)];
         let before = p.a.stats().expect("ours");
-        // The first is made on the spot where that is possible.
+        // The caller itself moves the short ones where that is possible.
         for len in [64, 1 << 20] {
             for op in [Op::Write, Op::Read] {
                 let piece = [iov(here, &ours[..len])];
@@ -284,7 +285,7 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
                 now.notifs_sent - before.notifs_sent,
             ]
         };
-        // Whoever ended the last one may still be counting it.
+        // The thread that ended the last transfer may still be counting it.
         let begun = Instant::now();
         while counts() != [6, 6, sent, received, 1] {
             let counts = counts();
@@ -294,7 +295,8 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
     }
 }
 
-/// Who has been told may close at once: the sender hears that its message has arrived, and not that the peer is gone.
+/// A receiver may close as soon as it has a notification: the sender learns that its message has
+/// arrived, and not that the peer is gone.
 #[test]
 fn a_notification_that_was_taken_has_arrived() {
     for transport in [Transport::Local, Transport::Tcp] {
@@ -306,7 +308,7 @@ fn a_notification_that_was_taken_has_arrived() {
                 b.close().expect("closed");
                 taken.expect("an endpoint").len()
             });
-            // Until it sleeps, and a worker delivers.
+            // Until the receiver sleeps, and a worker delivers.
             std::thread::sleep(Duration::from_millis(2));
             let sent = p.a.run_notif(p.to_b, vec![7; len], None, &mut Uninterrupted);
             assert!(sent.is_ok(), "{transport:?} {len}: {sent:?}");

@@ -1,5 +1,5 @@
-//! Somebody between two ends that have a secret: passes bytes to and fro over real sockets, leads them elsewhere, and
-//! changes one.
+//! A relay between two ends that share a secret: it forwards bytes over real sockets, leads
+//! connections elsewhere, and changes a byte.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -29,7 +29,7 @@ fn endpoint(psk: Option<&[u8]>, transport: Transport) -> Endpoint {
     Endpoint::new(config).expect("an endpoint")
 }
 
-/// Which bytes are meant: those to the target, or those from it.
+/// A direction of bytes: to the target, or back.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     There = 0,
@@ -39,13 +39,13 @@ enum Way {
 #[derive(Default)]
 struct State {
     is_over: AtomicBool,
-    /// How many bytes have passed each way.
+    /// The number of bytes that have passed in each direction.
     passed: [AtomicUsize; 2],
-    /// The byte of each way that is changed, plus one; 0 changes none.
+    /// The position of the byte to change in each direction, plus one; 0 changes none.
     changes: [AtomicUsize; 2],
 }
 
-/// Sits between connectors and one target. It passes one connection after the other.
+/// Forwards connections to one target, one connection after the other.
 struct Relay {
     addr: SocketAddr,
     state: Arc<State>,
@@ -73,7 +73,7 @@ impl Relay {
         Self { addr, state, thread: Some(thread) }
     }
 
-    /// Changes one bit of the byte after the next `ahead`.
+    /// Changes one bit of the byte after the next `ahead` ones.
     fn change(&self, way: Way, ahead: usize) {
         let at = self.state.passed[way as usize].load(SeqCst) + ahead;
         self.state.changes[way as usize].store(at + 1, SeqCst);
@@ -126,8 +126,8 @@ fn pass_one(mut from: &TcpStream, mut to: &TcpStream, state: &State, way: Way) {
     let _gone = to.shutdown(Shutdown::Both);
 }
 
-/// An address that is out of date, or a lie: a stranger listens there and leads to another endpoint that has the secret as
-/// well.
+/// The address is out of date, or a lie: a stranger listens there, and leads to another endpoint
+/// that has the secret as well.
 #[test]
 fn a_connector_that_is_led_to_another_endpoint_is_refused_there() {
     for psk in [Some(SECRET), None] {
@@ -139,7 +139,7 @@ fn a_connector_that_is_led_to_another_endpoint_is_refused_there() {
         assert_eq!(other.stats().expect("open").refused_handshakes, 1);
         let accepted = other.accept(Some(Duration::from_millis(50)), &mut Uninterrupted);
         assert!(matches!(accepted, Err(Error::Timeout(_))), "{accepted:?}");
-        // A relay to the endpoint that is meant is part of the network.
+        // A relay to the right endpoint is part of the network.
         let relay = Relay::to(meant.addr());
         own.connect_to(relay.addr, meant.instance(), None, &mut Uninterrupted).expect("connected");
         meant.accept(None, &mut Uninterrupted).expect("accepted");
@@ -155,8 +155,8 @@ fn no_byte_of_a_handshake_can_be_changed() {
     target.accept(None, &mut Uninterrupted).expect("accepted");
     let whole = [Way::There, Way::Back].map(|way| relay.passed(way));
     own.disconnect(conn).expect("it was there");
-    // Places in PRELUDE, PROOF, HELLO and its code, and in the message that establishes the connection; none of them in a
-    // length, for the rest of which an end would wait.
+    // Places in PRELUDE, PROOF, HELLO and its code, and in the message that establishes the
+    // connection. None is in a length: an end would wait for the missing bytes.
     for way in [Way::There, Way::Back] {
         let whole = whole[way as usize];
         for at in [12, 60, 100, 150, whole - 60, whole - 30, whole - 1] {
@@ -196,7 +196,8 @@ fn nothing_changed_behind_the_proof_lands() {
         let is_noticed =
             lost.contains("somebody changes the bytes") || lost.contains("a record of");
         assert!(is_noticed, "byte {at}: {lost}");
-        // The records before it have landed. Nothing of its own has, and nothing behind it.
+        // The records before the changed one have landed. No byte of it has, and none of a later
+        // record.
         let landed = to.iter().filter(|byte| **byte != 0).count();
         assert!(landed <= at, "byte {at}: {landed} bytes have landed");
         assert!(to[landed..].iter().all(|byte| *byte == 0), "byte {at}");

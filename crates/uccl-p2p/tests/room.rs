@@ -1,10 +1,11 @@
-//! Room for descriptors: it is there before connections are made. While it is made, threads that open something wait.
+//! The kernel's descriptor table has its size before connections are made: while it grows, threads
+//! that open a descriptor wait.
 
 use std::{fs, time::Duration};
 
 use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
 
-/// How many descriptors this process has room for.
+/// The size of this process's descriptor table.
 fn room() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux says");
     let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));

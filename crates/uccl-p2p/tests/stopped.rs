@@ -1,5 +1,5 @@
-//! A peer of this host that is stopped in the middle of an access to our memory: one of its own, or one that
-//! we asked for.
+//! A peer of this host that is stopped in the middle of an access to our memory: a transfer of its
+//! own, or a copy that we asked for.
 
 use std::{
     io::{BufRead, BufReader},
@@ -13,7 +13,7 @@ use uccl_p2p::{
 };
 
 const LEN: usize = 32 << 20;
-/// What transfers move, and what callers fill memory with that is theirs again.
+/// Bytes that transfers move, and that callers fill memory with once it is theirs.
 const SENT: u8 = 7;
 const OURS: u8 = 0xa5;
 const ROLE: &str = "UCCL_TEST_WRITE_TO";
@@ -41,7 +41,8 @@ fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
     unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) }.expect("registered")
 }
 
-/// The other process: writes to an advert for ever. A test of its own so that it can be started.
+/// The other process: writes to an advert for ever. It is a test, so that the test binary can start
+/// it.
 #[test]
 fn second_process() {
     let Ok(target) = std::env::var(ROLE) else { return };
@@ -59,7 +60,8 @@ fn second_process() {
     while ep.run(&request, &mut Uninterrupted).is_ok() {}
 }
 
-/// The other process: has memory, and copies as it is asked. Only what was sent may have come.
+/// The other process: owns memory, and makes the copies that its peer asks for. Only bytes that
+/// were sent may arrive.
 #[test]
 fn owner_process() {
     if std::env::var(OWNER).is_err() {
@@ -79,7 +81,7 @@ fn owner_process() {
         memory.iter().all(|byte| *byte == SENT),
         "the caller's bytes of after the end have come"
     );
-    // Nobody reads what the harness would say.
+    // The harness's output has no reader.
     std::process::exit(0);
 }
 
@@ -101,7 +103,7 @@ impl Writer {
         Self::start_as("second_process", (ROLE, target), "writing").0
     }
 
-    /// Starts a test of this file as another process; with what follows `word` in its output.
+    /// Starts a test of this file as another process; returns the text behind `word` in its output.
     fn start_as(test: &str, env: (&str, &str), word: &str) -> (Self, String) {
         let mut child = Command::new(std::env::current_exe().expect("our own path"))
             .args([test, "--exact", "--nocapture"])
@@ -120,13 +122,13 @@ impl Writer {
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
 
-    /// Waits until it has ended, as it should.
+    /// Waits for the process's end, which has to be a success.
     fn end(mut self) {
         let status = self.0.wait().expect("it is ours");
         assert!(status.success(), "{status}");
     }
 
-    /// Stops it; when this returns none of its threads runs.
+    /// Stops the process; none of its threads runs when this returns.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -143,7 +145,8 @@ impl Drop for Writer {
     }
 }
 
-/// One round; whether the writer was stopped where it can be told.
+/// One round. Returns whether the writer was stopped during an access, which the deregistration
+/// reports.
 fn round() -> bool {
     let mut memory = vec![0; LEN];
     let ep = endpoint();
@@ -162,7 +165,8 @@ fn round() -> bool {
             true
         }
     };
-    // Awake again it learns that it was given up, and ends its side: then nobody is at anything.
+    // The writer continues, learns that it was given up, and ends its side: then no process touches
+    // the memory.
     writer.signal(libc::SIGCONT);
     let mut other = vec![0; 4096];
     let mr = register(&ep, &mut other);
@@ -172,22 +176,22 @@ fn round() -> bool {
 
 #[test]
 fn memory_that_a_stopped_peer_may_touch_is_not_given_back() {
-    // It is stopped between two accesses now and then.
+    // In some rounds it is stopped between two accesses.
     assert!((0..10).any(|_| round()), "a peer that was given up is not watched");
 }
 
-/// Copies that an owner was asked for, and what became of it meanwhile.
+/// The state after a round in which an owner made copies and was disturbed.
 struct AskedRound {
     owner: Writer,
     ep: Endpoint,
     memory: Vec<u8>,
     mr: MrId,
-    /// Whether some transfer has said that its memory may still be touched.
+    /// Whether a transfer reported that its memory may still be touched.
     is_told: bool,
 }
 
 impl AskedRound {
-    /// Has an owner copy much, and does something to it in the middle.
+    /// Has an owner make long copies, and sends it a signal in the middle.
     fn run(op: Op, signal: impl FnOnce(&Writer)) -> Self {
         let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
         let (addr, advert) = said.split_once(' ').expect("an address and an advert");
@@ -220,14 +224,15 @@ impl AskedRound {
     }
 }
 
-/// One round; whether the owner was stopped where it can be told.
+/// One round. Returns whether the owner was stopped during an access, which the deregistration
+/// reports.
 fn asked_round(op: Op) -> bool {
     let AskedRound { owner, ep, mut memory, mr, is_told } = AskedRound::run(op, Writer::stop);
     if !is_told {
-        // Then it is the caller's.
+        // Without such a report the memory is the caller's.
         memory.fill(OURS);
     }
-    // Its keys are revoked, but it may be in the middle of a copy with one of them.
+    // The region's keys are revoked, but the owner may be in the middle of a copy with one of them.
     let stuck = match ep.deregister(mr) {
         Ok(()) => false,
         Err(e) => {
@@ -252,7 +257,7 @@ fn asked_round(op: Op) -> bool {
 
 #[test]
 fn memory_that_a_stopped_owner_may_write_is_not_given_back() {
-    // It is stopped between two accesses now and then.
+    // In some rounds it is stopped between two accesses.
     assert!((0..10).any(|_| asked_round(Op::Read)), "an owner that was given up is not watched");
 }
 
@@ -269,8 +274,8 @@ fn an_owner_that_dies_touches_nothing_any_more() {
     }
 }
 
-/// Whoever only ever polls keeps workers off the connection, and never sleeps on its socket: its death shows all the same,
-/// without a timeout that would tell of it.
+/// A caller that only polls keeps workers off the connection, and never sleeps on its socket. It
+/// notices the peer's death all the same, without a timeout.
 #[test]
 fn a_killed_peer_is_noticed_by_who_polls() {
     let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");

@@ -1,6 +1,8 @@
-//! Honest peers connect while strangers flood the listener, and the endpoint keeps little of them.
+//! Honest peers connect while strangers flood the listener, and the endpoint keeps little state of
+//! these.
 //!
-//! `UCCL_TEST_STRANGERS` says for how many seconds (1 where it is not set). The times are printed and not judged:
+//! `UCCL_TEST_STRANGERS` is the number of seconds (1 if it is not set). The times are printed and
+//! not checked:
 //! `UCCL_TEST_STRANGERS=10 cargo test --release -p uccl-p2p --test strangers -- --nocapture`.
 
 use std::{
@@ -15,7 +17,7 @@ use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
 
 /// Connections a second.
 const RATE: u32 = 1000;
-/// How many of them the strangers hold open.
+/// The number of connections that the strangers hold open.
 const HELD: usize = 400;
 /// More memory than a bounded number of strangers takes.
 const FAR: usize = 256 << 20;
@@ -31,7 +33,7 @@ fn endpoint(psk: Option<&[u8]>) -> Endpoint {
     Endpoint::new(config).expect("an endpoint")
 }
 
-/// Connects and says nothing, as often as agreed.
+/// Opens [`RATE`] connections a second, and sends nothing. Returns their number.
 fn flood(to: SocketAddr, time: Duration, is_over: &AtomicBool) -> usize {
     let (begun, mut held, mut opened) = (Instant::now(), VecDeque::new(), 0);
     while begun.elapsed() < time {

@@ -1,4 +1,5 @@
-//! Memory that is not mapped any more though it is registered: a transfer of it fails, and everything else goes on.
+//! Memory that is registered, but not mapped any more: its transfers fail, and everything else
+//! works.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use uccl_p2p::{
 
 const LEN: usize = 1 << 20;
 
-/// Memory that can be made to look unmapped: nobody else gets its addresses meanwhile.
+/// Memory that can be made inaccessible, as if unmapped: no other mapping gets its addresses
+/// meanwhile.
 struct Pages(usize);
 
 impl Pages {
@@ -28,7 +30,7 @@ impl Pages {
         assert_eq!(done, 0);
     }
 
-    /// What is from there on is not mapped any more.
+    /// Makes the pages from `from` on inaccessible.
     fn lose(&self, from: usize) {
         self.protect(from, libc::PROT_NONE);
     }
@@ -169,7 +171,7 @@ fn a_peers_memory_that_is_gone_costs_a_transfer() {
                 refused(p.run(op, len), &format!("{link:?} {op:?} {len}"));
                 p.goes_on();
             }
-            // A part of it is there.
+            // Half of the memory is accessible.
             p.theirs.0.lose(LEN / 2);
             refused(p.run(op, LEN), &format!("{link:?} {op:?}, half"));
             p.goes_on();

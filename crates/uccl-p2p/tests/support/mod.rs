@@ -1,4 +1,4 @@
-//! Two endpoints in one process, and what tests do with them.
+//! Two endpoints in one process, and helpers for tests.
 
 pub(crate) mod place;
 pub(crate) mod suite;
@@ -70,7 +70,7 @@ pub(crate) fn advert_word(ep: &Endpoint, mr: MrId, word: &AtomicU64) -> Advert {
     ep.advertise(mr, word.as_ptr() as usize, size_of_val(word)).expect("advertised")
 }
 
-/// What carries bytes from one endpoint to the other's memory.
+/// The path of bytes from one endpoint to the other's memory.
 pub(crate) fn path(from: &Endpoint, conn: ConnId, to: &Endpoint) -> &'static str {
     let mut memory = vec![0; 64];
     let mr = register(to, &mut memory);

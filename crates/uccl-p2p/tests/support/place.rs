@@ -1,4 +1,4 @@
-//! Where an endpoint is: with us, or at the other end of a cable, in a network namespace of its own.
+//! The place of an endpoint: our network namespace, or one of its own at the other end of a cable.
 
 use std::{env, fs::File, net::IpAddr, os::fd::AsFd, time::Duration};
 
@@ -10,13 +10,13 @@ const PEER_NETNS: &str = "RDMA_VM_PEER_NETNS";
 /// A network namespace, and the address that an endpoint there is bound to.
 pub(crate) struct Place {
     pub(crate) ip: IpAddr,
-    /// `None`: the one that we are in.
+    /// `None`: our own namespace.
     netns: Option<File>,
 }
 
 impl Place {
-    /// Of the first endpoint and the second: apart where [`PEER_NETNS`] is set; else both here, on the loopback
-    /// interface.
+    /// The places of the first endpoint and the second: apart if [`PEER_NETNS`] is set; otherwise
+    /// both here, on the loopback interface.
     pub(crate) fn both() -> [Self; 2] {
         let Ok(file) = env::var(PEER_NETNS) else {
             return [(); 2].map(|()| Self { ip: [127, 0, 0, 1].into(), netns: None });
@@ -28,7 +28,8 @@ impl Place {
         ]
     }
 
-    /// What a thread there says to this. Threads that it starts are there as well.
+    /// Runs a closure there: directly, or in a thread of the other namespace. Threads that it
+    /// starts are there as well.
     pub(crate) fn run<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let Some(netns) = &self.netns else { return what() };
         let there = || {
@@ -40,8 +41,8 @@ impl Place {
     }
 }
 
-/// How long an end waits for the other. Guests share their processors with whatever else the machine does, and some lose
-/// packets.
+/// The time that an end waits for the other. Guests share their processors with the machine's other
+/// work, and some lose packets.
 pub(crate) fn patience() -> Duration {
     Duration::from_secs(if env::var_os(PEER_NETNS).is_some() { 20 } else { 5 })
 }

@@ -1,4 +1,5 @@
-//! What every link must do: run over all pairs that a test binary has, as it says in `pairs`.
+//! Tests that every link has to pass. They run over all pairs of a test binary, which its function
+//! `pairs` makes.
 
 use std::{
     collections::VecDeque,
@@ -119,7 +120,7 @@ fn vectors_of_many_pieces() {
         let (n, piece) = (3000, 1000);
         let (mut from, mut to) = (pattern(n * piece, 4), vec![0xEE; n * piece]);
         let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-        // Backwards, so that nothing can be merged.
+        // In reverse order, so that no pieces can be merged.
         let iovs: Vec<_> = from.chunks(piece).map(|chunk| iov(here, chunk)).collect();
         let adverts: Vec<_> =
             to.chunks(piece).rev().map(|chunk| advert(&p.b, there, chunk)).collect();
@@ -142,7 +143,7 @@ fn vectors_are_cut_where_a_lane_takes_no_more() {
         let mut source = pattern(COUNT * 4, 3);
         let mut sink = vec![0; COUNT * 4];
         let (m, n) = (register(&p.a, &mut source), register(&p.b, &mut sink));
-        // Every second pair of bytes, so that none are neighbours.
+        // Every second pair of bytes, so that no pieces are neighbours.
         let place = |memory: &[u8], i: usize| memory.as_ptr() as usize + 4 * i;
         let iovs: Vec<_> =
             (0..COUNT).map(|i| Iov { mr: m, ptr: place(&source, i), len: 2 }).collect();
@@ -154,7 +155,7 @@ fn vectors_are_cut_where_a_lane_takes_no_more() {
         for (i, (got, sent)) in sink.chunks(4).zip(source.chunks(4)).enumerate() {
             assert_eq!(got, [sent[0], sent[1], 0, 0], "{name}: piece {i}");
         }
-        // What is two-sided has fewer.
+        // Two-sided transfers have a limit of fewer pieces.
         let send = request(p.to_b, Op::Send, &iovs, &[]);
         assert!(matches!(p.a.run(&send, &mut Uninterrupted), Err(Error::Invalid(_))), "{name}");
     }
@@ -301,7 +302,8 @@ fn nothing_is_signalled_that_is_not_there_or_not_allowed() {
     }
 }
 
-/// Long writes of a context, and behind each a short one whose strong signal stands for all of them.
+/// Each round posts long writes of a context, and a write with a strong signal that stands for all
+/// of them.
 #[test]
 fn strong_signals_stand_for_all_of_their_context() {
     for (link, p) in pairs() {
@@ -332,7 +334,8 @@ fn strong_signals_stand_for_all_of_their_context() {
             }
             to.fill(0);
         }
-        // One that fails, and none is sent any more; another context has nothing to do with it.
+        // After a write that fails, no signal of its context is sent. Another context is not
+        // affected.
         let forged = advert(&p.b, there, &to);
         let forged = [Advert { key: forged.key ^ 1, ..forged }];
         let iovs = [iov(here, &from)];
@@ -380,7 +383,8 @@ fn signals_of_several_threads_add_up() {
     }
 }
 
-/// How many strong signals all threads together post over each link. `UCCL_TEST_SIGNALS` says how many.
+/// The number of strong signals that all threads together post over each link; `UCCL_TEST_SIGNALS`
+/// sets it.
 fn strong_signals() -> usize {
     std::env::var("UCCL_TEST_SIGNALS").map_or(960, |count| count.parse().expect("a number"))
 }
@@ -400,7 +404,7 @@ fn strong_signals_of_many_threads_do_not_wait_for_each_other() {
     strong_signals_of(32);
 }
 
-/// Over every link, in one context and in several.
+/// Runs over every link, in one context and in several.
 fn strong_signals_of(threads: usize) {
     for contexts in [1, threads.min(4)] {
         for (link, p) in pairs() {
@@ -414,12 +418,13 @@ fn strong_signals_of(threads: usize) {
     }
 }
 
-/// How many rounds a thread of [`strong_signals_in`] may be ahead of what has ended.
+/// The number of rounds that a thread of [`strong_signals_in`] may have in flight.
 const AHEAD: usize = 6;
-/// Places for the bytes of that many rounds: one is written again only after a later round than its own has ended.
+/// The number of places for a thread's bytes. A place is rewritten only after a later round than
+/// its own has ended.
 const PLACES: usize = 2 * AHEAD;
 
-/// What one thread changes at the owner.
+/// The words of one thread at the owner.
 struct Changed<'a> {
     bytes: &'a [AtomicU64],
     /// Two words that are set to the round, one after the other.
@@ -427,7 +432,7 @@ struct Changed<'a> {
 }
 
 impl<'a> Changed<'a> {
-    /// The words that a thread has.
+    /// The number of words of a thread.
     const LEN: usize = PLACES + 2;
 
     fn of(words: &'a [AtomicU64]) -> Self {
@@ -435,7 +440,7 @@ impl<'a> Changed<'a> {
         Self { bytes, set }
     }
 
-    /// The round that the first signal tells of. Checks that the second and the bytes agree.
+    /// Returns the round of the first signal. Checks that the second signal and the bytes agree.
     fn look(&self, link: &str) -> u64 {
         let second = self.set[1].load(Acquire);
         let first = self.set[0].load(Acquire);
@@ -447,8 +452,9 @@ impl<'a> Changed<'a> {
     }
 }
 
-/// Each thread writes bytes, and then posts three strong signals without waiting: two set words of its own, one adds to
-/// the word of its context. The owner looks whether they come in order. Returns how many signals there were.
+/// Each thread writes bytes, and then posts three strong signals without a wait: two set words of
+/// its own, one adds to the word of its context. The owner checks their order. Returns the number
+/// of signals.
 fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u64 {
     let rounds = strong_signals().div_ceil(3 * threads) as u64;
     let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
@@ -467,7 +473,7 @@ fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u
             let advert = advert_word(&p.b, there, word);
             post(&[], &[], Some(Signal { advert, change, strong: true }))
         };
-        // By handles: many more may end meanwhile than results are kept.
+        // Waits on handles: more transfers may end meanwhile than the endpoint keeps results of.
         let finish = |transfer: TransferHandle| {
             let status = transfer.wait(None, &mut Uninterrupted).expect(link);
             assert!(matches!(status, Status::Done(_)), "{link}: {status:?}");
@@ -554,7 +560,7 @@ fn nobody_is_notified_of_data_that_was_refused() {
             let refused = write(Advert { key: good.key ^ 1, ..good }, b"refused");
             assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
             write(good, b"landed").expect("written");
-            // What was said first would have come first.
+            // A notification of the refused write would have come first.
             let limit = Some(Duration::from_secs(20));
             let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
             let heard: Vec<_> = heard.into_iter().map(|notif| notif.payload).collect();
@@ -632,20 +638,20 @@ fn an_advert_reaches_the_region_that_it_was_made_of_and_no_other() {
         };
         let of_part = advert(&p.b, part, &to[3000..6000]);
         let whole = advert(&p.b, all, &to);
-        // All of these bytes are registered, and a part of them under the key that is shown.
+        // All of these bytes are registered, but only a part of them under the presented key.
         refused(Advert { len: 3001, ..of_part });
         refused(Advert { addr: of_part.addr - 1, ..of_part });
         refused(Advert { addr: whole.addr, ..of_part });
         assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
         write(of_part).expect(link);
         assert!(to[3000..6000] == from[..3000], "{link}");
-        // The same bytes of the region around them, whose key is good for all of that.
+        // The same bytes of the surrounding region; its key is valid for all of it.
         let inner = advert(&p.b, all, &to[3000..6000]);
         assert_eq!((inner.key, inner.slot), (whole.key, whole.slot));
         write(Advert { addr: whole.addr, len: 9000, ..inner }).expect(link);
         assert!(to == from, "{link}");
         refused(Advert { addr: whole.addr, len: 9000, ..of_part });
-        // Each ends by itself.
+        // Each region ends by itself.
         p.b.deregister(part).expect("unused");
         refused(of_part);
         write(inner).expect(link);
@@ -668,7 +674,7 @@ fn cancel_and_deadline_end_what_never_would() {
                 timeout: Some(Duration::from_millis(100)),
                 ..request(p.to_b, op, &iovs, &[])
             };
-            // First where nobody waits for it: a call that has no end would tell nothing.
+            // First without a wait: a call that never returns would not report anything.
             let id = p.a.post(&soon).expect("posted");
             let late = ended_by_itself(&p.a, id);
             let exceeded = matches!(late, Status::Failed(Error::DeadlineExceeded { .. }));
@@ -681,7 +687,8 @@ fn cancel_and_deadline_end_what_never_would() {
     }
 }
 
-/// What becomes of a transfer that nobody waits for; the peer's word that it has let go may get lost, and be sent again.
+/// Polls a transfer until it ends. The peer's message that it has released the memory may get lost,
+/// and be sent once more.
 fn ended_by_itself(ep: &Endpoint, id: TransferId) -> Status {
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(200));

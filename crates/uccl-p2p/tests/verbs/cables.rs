@@ -1,4 +1,5 @@
-//! Cables that may be cut: a guest's, and such as are made for a test and torn out with their devices.
+//! Cables that may be cut: those of a guest, and spare ones that a test makes and removes with
+//! their devices.
 
 use std::{env, fs, path::Path, process::Command};
 
@@ -6,10 +7,10 @@ use uccl_p2p::TransferId;
 
 use crate::ends::{Way, devices, until};
 
-/// So much has gone over a cable when a transfer is in its middle.
+/// A transfer is in its middle when this many bytes have crossed a cable.
 const SOME_BYTES: u64 = 256 << 10;
 
-/// Runs iproute2; whether it did as it was told.
+/// Runs iproute2; returns whether it succeeded.
 fn tell(words: &str) -> bool {
     let mut words = words.split(' ');
     let run = Command::new(words.next().expect("a program")).args(words).status();
@@ -25,7 +26,7 @@ fn is_here(interface: &str) -> bool {
     Path::new("/sys/class/net").join(interface).exists()
 }
 
-/// The namespace of the other ends, if they are in one of their own.
+/// The namespace of the other ends, if they have their own.
 fn other_netns() -> Option<String> {
     let file = env::var("RDMA_VM_PEER_NETNS").ok()?;
     Some(Path::new(&file).file_name()?.to_str()?.to_owned())
@@ -38,7 +39,7 @@ pub(crate) struct Cable {
 }
 
 impl Cable {
-    /// One of the guest's; none elsewhere.
+    /// A cable of the guest; `None` elsewhere.
     pub(crate) fn of_guest(rail: usize) -> Option<Self> {
         let end = |variable| {
             let name = devices(variable, rail + 1).get(rail)?.replace("rxe", "rail");
@@ -55,7 +56,8 @@ impl Cable {
         }
     }
 
-    /// Bytes that have gone over it, both ways; one way, if the other end is in another namespace.
+    /// The bytes that have crossed the cable in both directions; in one, if the other end is in
+    /// another namespace.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |end: &String| {
             let path = format!("/sys/class/net/{end}/statistics/tx_bytes");
@@ -64,26 +66,27 @@ impl Cable {
         self.ends.iter().filter_map(of).sum()
     }
 
-    /// Waits until some of a transfer has gone over it; whether it was still under way then.
+    /// Waits until a part of a transfer has crossed the cable; returns whether the transfer is
+    /// still pending.
     pub(crate) fn until_used(&self, before: u64, way: Way<'_>, id: TransferId) -> bool {
         until("use of the cable", || self.bytes() >= before + SOME_BYTES || !way.is_pending(id));
         way.is_pending(id)
     }
 
-    /// Whether it has been used since.
+    /// Whether bytes have crossed the cable since `before` was read.
     pub(crate) fn is_used(&self, before: u64) -> bool {
         self.bytes() >= before + SOME_BYTES
     }
 }
 
-/// A cable with soft-RoCE devices that is there for one test, in a guest.
+/// A cable with soft-RoCE devices for one test, in a guest.
 pub(crate) struct Spare {
     pub(crate) cable: Cable,
     pub(crate) devices: [String; 2],
 }
 
 impl Spare {
-    /// Makes one; says why not, where that would change the machine.
+    /// Makes a cable. Prints a line and returns `None` if that would change the machine.
     pub(crate) fn plug() -> Option<Self> {
         let alone = env::var("RDMA_VM_GUESTS").is_ok_and(|count| count == "1");
         if !alone || !devices("RDMA_VM_DEVS", 1).iter().any(|name| name.starts_with("rxe")) {
@@ -103,12 +106,12 @@ impl Spare {
         Some(Self { cable, devices })
     }
 
-    /// Takes the device of one end out, whoever uses it.
+    /// Removes the device of one end, even if it is in use.
     pub(crate) fn remove_device(&self, end: usize) {
         must(&format!("rdma link del {}", self.devices[end]));
     }
 
-    /// Takes the cable out, and with it the devices of both ends.
+    /// Removes the cable, and with it the devices of both ends.
     pub(crate) fn remove(&self) {
         must(&format!("ip link del {}", self.cable.ends[0]));
     }

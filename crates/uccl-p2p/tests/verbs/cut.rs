@@ -1,6 +1,8 @@
-//! A rail that is cut in mid-transfer: the other takes over, and it is used again when it is back.
+//! A rail that is cut in mid-transfer: the other takes over, and the rail is used once more after
+//! its return.
 //!
-//! `UCCL_TEST_ROUNDS` says how often; `UCCL_TEST_RDMA` has settings for it, as `UCCL_RCMODE=0,UCCL_P2P_RDMA_QPS=3`.
+//! `UCCL_TEST_ROUNDS` is the number of cuts; `UCCL_TEST_RDMA` adds settings, as
+//! `UCCL_RCMODE=0,UCCL_P2P_RDMA_QPS=3`.
 
 use std::{
     env,
@@ -16,14 +18,14 @@ use crate::{
     usage::Usage,
 };
 
-/// Memory may be given back late, and what is kept for reuse found its size.
+/// Memory may be freed late, and caches first grow to their size.
 const SLACK_KIB: u64 = 16 << 10;
 
 fn rounds() -> usize {
     env::var("UCCL_TEST_ROUNDS").map_or(3, |count| count.parse().expect("a number"))
 }
 
-/// Losses are soon noticed, unless it is said otherwise.
+/// Losses are noticed soon, unless `UCCL_TEST_RDMA` has another timeout.
 fn settings(config: &mut Config) {
     set(config, "UCCL_P2P_RDMA_TIMEOUT", "10");
     let more = env::var("UCCL_TEST_RDMA").unwrap_or_default();
@@ -32,16 +34,16 @@ fn settings(config: &mut Config) {
     }
 }
 
-/// What was seen.
+/// The observations of a test.
 #[derive(Default)]
 struct Seen {
     /// Transfers that were in the middle when the cable was cut.
     in_middle: usize,
-    /// From the cable's return until bytes went over it again.
+    /// The times from the cable's return to its next use.
     returns: Vec<Duration>,
 }
 
-/// Cuts the cable at one end in mid-transfer, and joins it again.
+/// Cuts the cable at one end in mid-transfer, and connects it once more.
 fn round(p: &Pair, cable: &Cable, end: usize, memory: &mut [Moved; 2], seen: &mut Seen) {
     let [long, short] = memory;
     let way = there(p);
@@ -53,7 +55,7 @@ fn round(p: &Pair, cable: &Cable, end: usize, memory: &mut [Moved; 2], seen: &mu
         seen.in_middle += usize::from(way.is_pending(id));
     };
     long.write(way, cut).expect("the other takes over");
-    // What nobody uses is not missed.
+    // The loss of an unused rail is not noticed, so the writes continue.
     until("the loss of the rail", || {
         short.write(way, |_| {}).expect("one is enough");
         way.rails() == 1

@@ -1,4 +1,4 @@
-//! The two ends of a connection over RDMA, and what is written from one to the other.
+//! The two ends of a connection over RDMA, and writes between them.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use uccl_p2p::{Config, ConnId, Endpoint, Error, Op, Status, TransferId, Transpor
 
 use crate::support::{Pair, advert, finish, iov, pair_of, path, pattern, register, request};
 
-/// The devices of one end, as many as are wanted.
+/// The first `count` devices of one end.
 pub(crate) fn devices(variable: &str, count: usize) -> Vec<String> {
     let named = env::var(variable).unwrap_or_default();
     named.split(',').filter(|name| !name.is_empty()).take(count).map(str::to_owned).collect()
@@ -19,17 +19,17 @@ pub(crate) fn set(config: &mut Config, name: &str, value: &str) {
     config.set(name, value).expect("a setting");
 }
 
-/// What ends over these devices are set to; over all, if none is named.
+/// Has an end use these devices, or all if none is named.
 pub(crate) fn over(config: &mut Config, devices: &[String]) {
     config.transport = Transport::Verbs;
-    // Guests share their processors with whatever else the machine does.
+    // Guests share their processors with the machine's other work.
     config.transfer_timeout = Duration::from_secs(60);
     if !devices.is_empty() {
         set(config, "UCCL_P2P_RDMA_DEV", &devices.join(","));
     }
 }
 
-/// Whether there are devices; says so if not.
+/// Whether this machine has RDMA devices; prints a line if not.
 pub(crate) fn possible() -> bool {
     let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut d| d.next().is_some());
     if !there {
@@ -38,7 +38,7 @@ pub(crate) fn possible() -> bool {
     there
 }
 
-/// Two endpoints over so many cables; says why not, where there is no device.
+/// Two endpoints over `rails` cables. Prints a line and returns `None` if there is no device.
 pub(crate) fn joined(rails: usize, change: impl Fn(&mut Config)) -> Option<Pair> {
     let of = |variable| devices(variable, rails);
     possible().then(|| joined_over([of("RDMA_VM_DEVS"), of("RDMA_VM_PEER_DEVS")], change))
@@ -56,7 +56,7 @@ pub(crate) fn joined_over(devices: [Vec<String>; 2], change: impl Fn(&mut Config
     pair_of([&a, &b])
 }
 
-/// Which end of a pair writes, and to which.
+/// The direction of a write between the ends of a pair.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
     pub(crate) from: &'a Endpoint,
@@ -64,21 +64,21 @@ pub(crate) struct Way<'a> {
     pub(crate) conn: ConnId,
 }
 
-/// From the end that connected.
+/// The direction from the end that connected.
 pub(crate) fn there(p: &Pair) -> Way<'_> {
     Way { from: &p.a, to: &p.b, conn: p.to_b }
 }
 
-/// From the end that accepted.
+/// The direction from the end that accepted.
 pub(crate) fn back(p: &Pair) -> Way<'_> {
     Way { from: &p.b, to: &p.a, conn: p.to_a }
 }
 
 impl Way<'_> {
-    /// How many rails work.
+    /// The number of rails that work.
     pub(crate) fn rails(&self) -> usize {
         let lanes = self.from.connection(self.conn).expect("a connection").lanes;
-        // Without rails those that are counted are the streams.
+        // Without rails, `lanes` is the number of streams.
         if lanes == 1 && path(self.from, self.conn, self.to) != "verbs" { 0 } else { lanes }
     }
 
@@ -87,7 +87,7 @@ impl Way<'_> {
     }
 }
 
-/// Memory of two ends.
+/// Memory of the two ends.
 pub(crate) struct Moved {
     from: Vec<u8>,
     to: Vec<u8>,
@@ -98,7 +98,7 @@ impl Moved {
         Self { from: pattern(len, 9), to: vec![0; len] }
     }
 
-    /// Writes all of it, `meanwhile` something happens, and the bytes are right.
+    /// Writes the whole memory, calls `meanwhile` after the post, and checks the bytes.
     pub(crate) fn write(
         &mut self,
         way: Way<'_>,

@@ -1,5 +1,4 @@
-//! The engine over RDMA verbs: what every link must do, and what becomes of transfers when rails, devices and peers
-//! are lost.
+//! The conformance suite over RDMA verbs, and transfers that lose rails, devices and peers.
 //!
 //! Runs where RDMA devices are. `RDMA_VM_DEVS` and `RDMA_VM_PEER_DEVS` name the two ends of each cable, as in the
 //! guests of `cargo xtask guest`; without them, each end uses every device.
@@ -21,7 +20,7 @@ use self::{
     support::{Pair, path},
 };
 
-/// One rail and two; and writes over unreliable connections.
+/// Pairs with one rail, with two, and with writes over unreliable connections.
 pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
     let pairs = [
         ("verbs", joined(1, |_| {})),

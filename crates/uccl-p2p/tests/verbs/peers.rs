@@ -26,7 +26,8 @@ fn endpoint(place: &Place, variable: &str) -> Endpoint {
     place.run(|| Endpoint::new(config).expect("an endpoint"))
 }
 
-/// The other process: has memory, until it is killed. A test of its own so that it can be started.
+/// The other process: owns memory until it is killed. It is a test, so that the test binary can
+/// start it.
 #[test]
 fn owner_process() {
     if env::var_os(ROLE).is_none() {
@@ -117,7 +118,7 @@ fn transfers_to_a_killed_process_fail_and_give_everything_back() {
     ep.close().expect("closed");
 }
 
-/// The numbers of all queue pairs.
+/// The numbers of all RC queue pairs.
 fn queue_pairs() -> Vec<String> {
     let shown = Command::new("rdma").args(["resource", "show", "qp"]).output().expect("iproute2");
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -125,8 +126,9 @@ fn queue_pairs() -> Vec<String> {
     text.lines().filter(|line| line.contains("type RC")).map(number).collect()
 }
 
-/// Our end cancels what does not end at once, and destroys its queue pairs; the peer was in the middle of writing to
-/// them. Whether it was so: what is cancelled may end in time.
+/// The giver cancels a write that does not end at once, and destroys its queue pairs, while the
+/// writer is in the middle of a write over them. Returns whether that happened: the cancelled write
+/// may end in time.
 fn given_up_by(giver: Way<'_>, writer: Way<'_>, cable: &Cable, rails: usize) -> bool {
     until("every rail", || writer.rails() == rails && giver.rails() == rails);
     let old = queue_pairs();
@@ -159,7 +161,7 @@ fn queue_pairs_that_the_peer_gives_up_in_mid_transfer() {
         let Some(cable) = Cable::of_guest(rails - 1) else {
             return eprintln!("skipped: no cable that may be cut (cargo xtask guest --rails 2)");
         };
-        // So much is on its way at a time that it does not end before a cancel has lost its patience.
+        // So many bytes are in flight that the write does not end while a cancel waits.
         let much = |config: &mut Config| set(config, "UCCL_CHUNK_SIZE_KB", "4096");
         let Some(p) = joined(rails, much) else { return };
         for (giver, writer) in [(there(&p), back(&p)), (back(&p), there(&p))] {

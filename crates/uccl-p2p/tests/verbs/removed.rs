@@ -1,4 +1,4 @@
-//! A device that is removed in mid-transfer: what was on it goes another way, and nothing hangs.
+//! A device that is removed in mid-transfer: its transfers move to another link, and nothing hangs.
 
 use uccl_p2p::{Config, Uninterrupted};
 
@@ -10,7 +10,7 @@ use crate::{
 
 const LEN: usize = 24 << 20;
 
-/// Over the spare cable, and one of the guest's if there is to be another.
+/// Two endpoints over the spare cable and `others` cables of the guest.
 fn joined(spare: &Spare, others: usize, change: impl Fn(&mut Config)) -> Pair {
     let end = |variable, end: usize| {
         let mut names = devices(variable, others);
@@ -20,7 +20,7 @@ fn joined(spare: &Spare, others: usize, change: impl Fn(&mut Config)) -> Pair {
     joined_over([end("RDMA_VM_DEVS", 0), end("RDMA_VM_PEER_DEVS", 1)], change)
 }
 
-/// Removes something of the spare cable while both ends write, and then ends everything.
+/// Removes a part of the spare cable while both ends write, and then ends everything.
 fn without(others: usize, change: impl Fn(&mut Config), remove: impl Fn(&Spare)) {
     let Some(spare) = Spare::plug() else { return };
     let p = joined(&spare, others, change);
@@ -41,7 +41,7 @@ fn without(others: usize, change: impl Fn(&mut Config), remove: impl Fn(&Spare))
     p.b.close().expect("closed");
 }
 
-/// Old and new connections do with what there is.
+/// Old and new connections work with the remaining rails.
 fn goes_on(p: &Pair, rails: usize) {
     until("the loss of the rail", || there(p).rails() == rails && back(p).rails() == rails);
     let mut memory = Moved::new(1 << 20);

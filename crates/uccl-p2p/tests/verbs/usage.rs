@@ -1,8 +1,8 @@
-//! What a process has taken of its system.
+//! The system resources of this process.
 
 use std::{fmt, fs, process::Command};
 
-/// What must not grow, however often a rail is lost.
+/// Resources that must not grow with the number of lost rails.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Descriptors.
