@@ -90,7 +90,7 @@ pub(crate) fn advertisev<'py>(
     }
 }
 
-/// All, or none.
+/// Makes all adverts, or none.
 fn make_all(
     ep: &PyEndpoint,
     a: &Args<'_, 6>,
@@ -111,7 +111,7 @@ fn make_all(
     Ok(ep.core.advertise_all(&iovs)?)
 }
 
-/// What is to be advertised.
+/// The memory that the caller advertises.
 struct Ask {
     conn: Option<u64>,
     mr: u64,
@@ -136,8 +136,8 @@ fn readonly(mr: MrId) -> Stop {
     ))
 }
 
-/// Whether the first positional argument is a connection. Three are either region, address and size,
-/// or connection, region and an object that knows its size.
+/// Whether the first positional argument is a connection. Three arguments are either region,
+/// address and size, or connection, region and an object with a size.
 fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
     if Param::Conn.is_named(kwargs) {
         // Then it cannot also be positional: the positionals start at the region.
@@ -182,9 +182,9 @@ impl Out {
     }
 }
 
-/// Buffers that the caller gave for adverts.
+/// Buffers of the caller for adverts.
 enum Outs {
-    /// One for all, an advert after another.
+    /// One buffer for all adverts, one after another.
     Packed(BufferView),
     Each(Vec<Out>),
 }
@@ -200,7 +200,7 @@ impl Outs {
         }
     }
 
-    /// Raises unless there is room for just `count` adverts.
+    /// Raises unless there is room for exactly `count` adverts.
     fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
         match self {
             Self::Packed(view) => packed_length::<ADVERT_LEN>(function, count, view),

@@ -21,12 +21,13 @@ use crate::{
     registration::deregister,
 };
 
-/// Views of views are followed so far.
+/// The most views of views that are followed.
 const MOST_VIEWS: usize = 32;
 
-/// How long an object that goes waits for peers that are in the middle of an access to it.
+/// The longest time that the end of an object waits for peers in the middle of an access to it.
 const MOST_PATIENCE: Duration = Duration::from_secs(600);
-/// Between two waits, each of which takes as long as the endpoint's timeout unless a device does not let go.
+/// The pause between two waits. A wait takes as long as the endpoint's timeout, unless a device
+/// holds the memory.
 const NAP: Duration = Duration::from_millis(10);
 
 static ADVERTISE: Signature<3> = Signature {
@@ -77,24 +78,27 @@ fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8
     Ok(ep.ipc_info(&advert).to_vec())
 }
 
-/// The region of a range, made unless it is there.
+/// The region of a range, which is made unless it exists.
 fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrId, Stop> {
     let (py, this) = (ep.py(), ep.get());
     this.core.connection(key.0)?;
-    // A list of objects may be changed meanwhile: what is watched stays until its end is waited for.
+    // The caller's list may change meanwhile, so the watched object is kept alive until its region
+    // exists.
     let (mut life, _alive) = match owner {
         Some(owner) => Life::of(ep, key, owner)?,
         None => (Life::Address, None),
     };
-    // Before it is registered anew: what is made for peers of this host is shared by the regions of an allocation.
+    // Stale regions end before the new registration: regions of one allocation share the handle
+    // that peers of this host get.
     let stale = py.detach(|| {
         let mut stale = this.advertised.take_stale(&this.core, key);
         stale.extend(this.advertised.take_lost(&this.core));
         stale
     });
-    // Whoever may still be touching that is waited for when the endpoint is closed.
+    // A region that a peer may still touch is waited for when the endpoint closes.
     let _ = end(this, py, stale);
-    // No Python code runs while it is locked: what that frees may be watched.
+    // No Python code runs under the lock: it could free a watched object, and its callback takes
+    // the lock.
     let (mr, keep) = py.detach(|| this.advertised.add(&this.core, key, &mut life))?;
     if let (Life::Kept(owner), true) = (life, keep) {
         this.regions.keep(mr, Some(owner));
@@ -107,11 +111,12 @@ pub(crate) fn disconnected(ep: &PyEndpoint, py: Python<'_>, conn: ConnId) -> Res
     end(ep, py, ep.advertised.take_of(conn))
 }
 
-/// Ends regions. The objects of those that a peer may still touch are kept from now on, however long it takes.
+/// Ends regions. The objects of a region that a peer may still touch are kept from now on, without a
+/// limit of time.
 fn end(ep: &PyEndpoint, py: Python<'_>, entries: Vec<Entry>) -> Result<(), Error> {
     let mut all_ended = Ok(());
     for entry in entries {
-        // None of them goes while the region ends.
+        // The objects stay alive while their region ends.
         let objects = entry.objects(py);
         let ended = deregister(ep, py, vec![entry.mr]);
         if ended.is_err() {
@@ -123,8 +128,8 @@ fn end(ep: &PyEndpoint, py: Python<'_>, entries: Vec<Entry>) -> Result<(), Error
     all_ended
 }
 
-/// An object that is watched goes. Its memory is there until this returns, and nothing can keep it longer: a peer that
-/// is held up in the middle of an access is waited for.
+/// Called at the end of a watched object. Its memory exists until this returns, and nothing can
+/// keep it longer, so this waits for a peer that is stopped in the middle of an access.
 fn gone(ep: &PyEndpoint, key: Key, watch: &Bound<'_, PyAny>) -> PyResult<()> {
     let Some(mr) = ep.advertised.unwatch(key, watch) else { return Ok(()) };
     let begun = Instant::now();
@@ -140,7 +145,7 @@ fn gone(ep: &PyEndpoint, key: Key, watch: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 impl Life {
-    /// That of an object, and the object that is watched.
+    /// The life of an object's range, and the watched object.
     fn of<'py>(
         ep: &Bound<'py, PyEndpoint>,
         key: Key,
@@ -159,13 +164,13 @@ impl Life {
                 let life = Self::Watched(root.as_ptr() as usize, watch.unbind());
                 Ok((life, Some(root)))
             }
-            // Python does not tell when it goes.
+            // Objects of this type have no weak references.
             Err(_) => Ok((Self::Kept(owner), None)),
         }
     }
 }
 
-/// The object whose memory a view shows; views come and go.
+/// The object that owns the memory of a view; views may be freed while it lives.
 fn root(mut object: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let py = object.py();
     for _ in 0..MOST_VIEWS {

@@ -1,9 +1,11 @@
-//! Memory that `advertise_ipc` named: its regions, which nobody else has.
+//! Regions of memory that `advertise_ipc` named. No other call uses them.
 //!
-//! A region lasts as long as the object that was advertised, or the one whose memory that shows: when it goes, the region
-//! ends before the memory is given back. Python does not tell of every object when it goes: others are kept, as `reg` keeps
-//! them, until the connection is removed, or until something is advertised after it was lost. So long lasts the region of an address; when it is advertised again, it is checked
-//! to be of the same allocation, where the driver tells allocations apart.
+//! A region lasts as long as the advertised object, or the object that owns the memory of an
+//! advertised view: when that object ends, the region ends before the memory is freed. Python does
+//! not report the end of every object. The others are kept, as `reg` keeps them, until the
+//! connection is removed, or until the first advertisement after the connection was lost. The
+//! region of an address lasts for the same time; when the address is advertised once more, the
+//! region is checked to be of the same allocation, if the driver can tell allocations apart.
 
 use std::collections::HashMap;
 
@@ -22,18 +24,19 @@ pub(crate) type Key = (ConnId, usize, usize);
 #[derive(Default)]
 pub(crate) struct Advertised(Mutex<HashMap<Key, Entry>>);
 
-/// A region, and what keeps it.
+/// A region, and the objects that it depends on.
 pub(crate) struct Entry {
     pub(crate) mr: MrId,
-    /// Until the connection is removed: an address was advertised, or an object that is kept.
+    /// Whether the region lasts until the connection is removed: an address was advertised, or a
+    /// kept object.
     lasts: bool,
-    /// Whether such an object is.
+    /// Whether a kept object was advertised.
     keeps: bool,
-    /// The objects that are watched: their addresses, and what tells when they go.
+    /// The watched objects: their addresses, and weak references that call back at their end.
     watched: Vec<(usize, Py<PyWeakrefReference>)>,
 }
 
-/// For how long a range is advertised.
+/// The time for which a range is advertised.
 pub(crate) enum Life {
     Address,
     Kept(Owner),
@@ -41,7 +44,8 @@ pub(crate) enum Life {
 }
 
 impl Advertised {
-    /// The region of a range, made unless it is there; and whether the object of its life is to be kept.
+    /// The region of a range, which is made unless it exists; and whether the caller has to keep
+    /// the owner in `life`.
     pub(crate) fn add(
         &self,
         core: &Endpoint,
@@ -51,13 +55,14 @@ impl Advertised {
         if let Some(entry) = self.0.lock().get_mut(&key) {
             return Ok((entry.mr, entry.is_to_keep(life)));
         }
-        // Nothing is locked meanwhile: whoever is told that an object goes has the interpreter's lock, and needs this one.
+        // No lock is held meanwhile: the callback of an object's end holds the GIL and takes this
+        // lock.
         let mr = register(core, key.1, key.2)?;
         let mut all = self.0.lock();
         if let Some(entry) = all.get_mut(&key) {
             let joined = (entry.mr, entry.is_to_keep(life));
             drop(all);
-            // Another thread made one meanwhile. Nobody has the key of this one.
+            // Another thread has made one meanwhile. No peer has the key of this one.
             core.deregister(mr)?;
             return Ok(joined);
         }
@@ -67,14 +72,15 @@ impl Advertised {
         Ok((mr, keep))
     }
 
-    /// Takes out what was advertised over connections that are lost.
+    /// Takes the entries of connections that are lost.
     pub(crate) fn take_lost(&self, core: &Endpoint) -> Vec<Entry> {
         let mut all = self.0.lock();
         let is_lost = |key: &Key, _: &mut Entry| core.check_connection(key.0).is_err();
         all.extract_if(is_lost).map(|(_, entry)| entry).collect()
     }
 
-    /// Takes out what an allocation had that is not there any more, where the driver tells.
+    /// Takes the entries of a connection that overlap a range and are of freed memory, if the
+    /// driver can tell.
     pub(crate) fn take_stale(&self, core: &Endpoint, (conn, ptr, len): Key) -> Vec<Entry> {
         let mut all = self.0.lock();
         let is_stale = |&(of, at, held): &Key, entry: &mut Entry| {
@@ -84,13 +90,13 @@ impl Advertised {
         all.extract_if(is_stale).map(|(_, entry)| entry).collect()
     }
 
-    /// Takes out what was advertised over a connection.
+    /// Takes the entries of a connection.
     pub(crate) fn take_of(&self, conn: ConnId) -> Vec<Entry> {
         let mut all = self.0.lock();
         all.extract_if(|key, _| key.0 == conn).map(|(_, entry)| entry).collect()
     }
 
-    /// Forgets the watch of an object that goes; takes out what nothing else keeps.
+    /// Removes the watch of an object that ends. Returns the region if it depends on nothing else.
     pub(crate) fn unwatch(&self, key: Key, watch: &Bound<'_, PyAny>) -> Option<MrId> {
         let mut all = self.0.lock();
         let entry = all.get_mut(&key)?;
@@ -99,23 +105,23 @@ impl Advertised {
         let is_over = entry.watched.is_empty() && !entry.lasts;
         let ended = if is_over { all.remove(&key) } else { None };
         drop(all);
-        // It may run Python code, which finds nothing locked.
+        // The drop may run Python code, so no lock is held.
         drop(dead);
         ended.map(|entry| entry.mr)
     }
 }
 
 impl Entry {
-    /// The objects that are watched and live.
+    /// The watched objects that are alive.
     pub(crate) fn objects<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         self.watched.iter().filter_map(|(_, watch)| watch.bind(py).upgrade()).collect()
     }
 
-    /// Has it last for this one's life, too; says whether its object is to be kept.
+    /// Adds a life to the entry; returns whether the caller has to keep its owner.
     fn is_to_keep(&mut self, life: &mut Life) -> bool {
         let is_watch = matches!(life, Life::Watched(..));
         match std::mem::replace(life, Life::Address) {
-            // Whoever is watched already is alive.
+            // An object that is watched already is alive, so no other object has its address.
             Life::Watched(object, _) if self.watched.iter().any(|(other, _)| *other == object) => {}
             Life::Watched(object, watch) => self.watched.push((object, watch)),
             kept => *life = kept,

@@ -14,9 +14,9 @@ use pyo3::{
 
 use crate::{error::Stop, params::Param};
 
-/// What a Python call passed.
+/// The positional arguments of a Python call.
 pub(crate) type Positional<'a, 'py> = &'a Bound<'py, PyTuple>;
-/// What a Python call passed by name.
+/// The keyword arguments of a Python call.
 pub(crate) type Named<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
 
 /// A function's parameters, in order; those from `positional` on are keyword only.
@@ -33,7 +33,7 @@ pub(crate) struct Args<'py, const N: usize> {
 }
 
 impl<const N: usize> Signature<N> {
-    /// Matches what was passed to the parameters.
+    /// Assigns the arguments of a call to the parameters.
     pub(crate) fn bind<'py>(
         &'static self,
         args: Positional<'_, 'py>,
@@ -42,7 +42,7 @@ impl<const N: usize> Signature<N> {
         self.bind_from(0, args, kwargs)
     }
 
-    /// As `bind`, with the first positional argument going to parameter `first`.
+    /// Like `bind`, but the first positional argument is for parameter `first`.
     pub(crate) fn bind_from<'py>(
         &'static self,
         first: usize,
@@ -88,7 +88,7 @@ impl<const N: usize> Signature<N> {
 }
 
 impl Param {
-    /// Whether a keyword argument names it.
+    /// Whether a keyword argument has one of its names.
     pub(crate) fn is_named(self, kwargs: Named<'_, '_>) -> bool {
         let is_there = |name: &&str| kwargs.is_some_and(|k| k.contains(*name).unwrap_or(false));
         self.names().iter().any(is_there)
@@ -127,7 +127,7 @@ impl<'py, const N: usize> Args<'py, N> {
         self.convert(param, self.need(param)?)
     }
 
-    /// The argument as the id of something.
+    /// The argument as an id.
     pub(crate) fn id(&self, param: Param) -> PyResult<u64> {
         let value = self.need(param)?;
         exact_int(value).map_or_else(|| self.convert(param, value), Ok)
@@ -164,7 +164,7 @@ impl<'py, const N: usize> Args<'py, N> {
         self.name_error(param, value.extract::<T>().map_err(Into::into))
     }
 
-    /// What `make` makes of the argument.
+    /// The result of `make` for the argument.
     pub(crate) fn with<T>(
         &self,
         param: Param,
@@ -173,7 +173,7 @@ impl<'py, const N: usize> Args<'py, N> {
         self.name_error(param, make(self.need(param)?))
     }
 
-    /// The result; a TypeError says which argument it is about.
+    /// The result; a TypeError names its argument.
     pub(crate) fn named<T>(&self, param: Param, result: Result<T, Stop>) -> Result<T, Stop> {
         result.map_err(|stop| match stop {
             Stop::Raise(e) => Stop::Raise(self.name(param, e)),
@@ -185,7 +185,7 @@ impl<'py, const N: usize> Args<'py, N> {
         result.map_err(|e| self.name(param, e))
     }
 
-    /// Says which argument a TypeError is about.
+    /// Adds the name of the argument to a TypeError.
     fn name(&self, param: Param, e: PyErr) -> PyErr {
         match self.get(param).map(|v| v.py()) {
             Some(py) if e.get_type(py).is(py.get_type::<PyTypeError>()) => {
@@ -234,7 +234,7 @@ pub(crate) fn exact_int(value: &Bound<'_, PyAny>) -> Option<u64> {
         // Several times as fast as PyLong_AsUnsignedLongLong, before Python 3.13, and as wide on Linux.
         let number = ffi::PyLong_AsUnsignedLong(value.as_ptr());
         if number == c_ulong::MAX && !ffi::PyErr_Occurred().is_null() {
-            // Who takes all other objects says what is wrong.
+            // The conversion of other objects reports the error.
             ffi::PyErr_Clear();
             return None;
         }

@@ -30,9 +30,9 @@ struct RawView {
 
 /// Contiguous bytes in C order, writable or not.
 const SIMPLE: c_int = 0;
-/// The same, with their shape and what the items are.
+/// Contiguous bytes, with shape and format.
 const CONTIGUOUS: c_int = 0x8 | FORMAT;
-/// Items at any distance from each other, and what they are.
+/// Items at any stride, with their format.
 const STRIDED: c_int = 0x18 | FORMAT;
 const FORMAT: c_int = 0x4;
 
@@ -71,23 +71,23 @@ impl BufferView {
         Ok(Some(Self(unsafe { view.assume_init() })))
     }
 
-    /// The object whose memory it is.
+    /// The object that owns the memory.
     pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         // SAFETY: null, or an object that the view holds until it is released.
         unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.obj.cast()) }
     }
 
-    /// Where the memory starts.
+    /// The start of the memory.
     pub(crate) fn addr(&self) -> usize {
         self.0.buf as usize
     }
 
-    /// How long it is, in bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.0.len.unsigned_abs()
     }
 
-    /// Whether it may only be read.
+    /// Whether the memory is read-only.
     pub(crate) fn is_readonly(&self) -> bool {
         self.0.readonly != 0
     }
@@ -110,7 +110,8 @@ impl BufferView {
         unsafe { self.as_slice() }.to_vec()
     }
 
-    /// What the items are, as the struct module writes it; only for views that asked for it.
+    /// The format of the items in the notation of the struct module; only for views that requested
+    /// it.
     fn format(&self) -> &[u8] {
         if self.0.format.is_null() {
             return b"B";
@@ -135,16 +136,16 @@ impl BufferView {
 pub(crate) struct Array {
     view: BufferView,
     len: usize,
-    /// From one to the next, in bytes.
+    /// The distance of two items in bytes.
     stride: isize,
     signed: bool,
 }
 
 impl Array {
-    /// The object's integers. `None` if it is no such array, but might be taken item by item; an error if
-    /// it is one of other numbers.
+    /// The object's integers. `None` if the object is no such array, but may be an iterable; an
+    /// error if it is an array of other numbers.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        // What exports no buffer of this kind may still be a list of something.
+        // An object without such a buffer may still be an iterable.
         let Ok(Some(view)) = BufferView::request(object, STRIDED) else { return Ok(None) };
         let raw = &*view.0;
         if raw.ndim != 1 || raw.shape.is_null() || raw.strides.is_null() {
@@ -175,7 +176,7 @@ impl Array {
         self.len
     }
 
-    /// Sets each row from its number, as far as both reach; false if a number is negative.
+    /// Sets each row from its number, up to the shorter length; false if a number is negative.
     pub(crate) fn fill<T>(&self, rows: &mut [T], set: impl Fn(&mut T, u64)) -> bool {
         let mut all = 0;
         let mut at = self.view.0.buf.cast::<u8>();
@@ -190,7 +191,7 @@ impl Array {
     }
 }
 
-/// The prefix that says no more than how this machine's integers are laid out.
+/// The prefix of a format that only states this machine's byte order.
 fn native_order(format: &[u8]) -> &[u8] {
     let own = if cfg!(target_endian = "little") { b'<' } else { b'>' };
     match format.first() {
@@ -199,7 +200,8 @@ fn native_order(format: &[u8]) -> &[u8] {
     }
 }
 
-/// The memory of an object that has all of it in one piece; `None` for others, and for an array of objects.
+/// The memory of an object that has it in one piece; `None` for others, and for an array of
+/// objects.
 pub(crate) fn packed(object: &Bound<'_, PyAny>) -> Option<BufferView> {
     let view = BufferView::request(object, CONTIGUOUS).ok().flatten();
     view.filter(|view| view.format() != b"O")
@@ -216,10 +218,11 @@ impl Drop for BufferView {
     }
 }
 
-/// Bytes that are shared with an object of Python's: below, a copy is as good.
+/// The longest bytes that are copied. Longer ones are shared with the Python object.
 const SHARED: usize = 32 << 10;
 
-/// What a notification is to say, of a bytes-like object. Bytes cannot change, and are not copied.
+/// The payload of a notification, from a bytes-like object. Long `bytes`, which cannot change, are
+/// shared and not copied.
 pub(crate) fn payload<'a>(object: &'a Bound<'_, PyAny>) -> PyResult<NotifPayload<'a>> {
     Ok(match object.cast::<PyBytes>() {
         Ok(bytes) if bytes.as_bytes().len() > SHARED => {

@@ -1,4 +1,4 @@
-//! Transfers as callers write them, turned into the engine's requests.
+//! Converts transfers from the caller's form to the engine's requests.
 
 use std::time::Duration;
 
@@ -135,7 +135,7 @@ pub(crate) const fn write_v(function: &'static str) -> Signature<12> {
     }
 }
 
-/// One without a heap allocation, or many.
+/// One piece without a heap allocation, or many.
 pub(crate) enum Pieces<T> {
     One(T),
     Many(Vec<T>),
@@ -150,7 +150,7 @@ impl<T> Pieces<T> {
     }
 }
 
-/// A transfer that a caller asked for.
+/// A requested transfer.
 pub(crate) struct Call {
     pub(crate) conn: ConnId,
     pub(crate) op: Op,
@@ -159,7 +159,7 @@ pub(crate) struct Call {
     pub(crate) extras: Extras,
 }
 
-/// What every transfer may carry besides.
+/// Optional parts of any transfer.
 #[derive(Default)]
 pub(crate) struct Extras {
     pub(crate) notif: Option<Vec<u8>>,
@@ -186,7 +186,7 @@ impl Call {
 }
 
 impl Extras {
-    /// From the parameters that the call has of them.
+    /// Reads the parameters that the call has.
     pub(crate) fn of<const N: usize>(ep: &PyEndpoint, args: &Args<'_, N>) -> Result<Self, Stop> {
         let bytes = |notif| buffer::bytes(notif).map(|bytes| bytes.into_owned());
         let notif = args.get(Param::Notif).map(bytes).transpose()?;
@@ -276,7 +276,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     let a = signature.bind(args, kwargs)?;
     let table = Table::of(&a, a.size(Param::NumIovs)?)?;
     let metas: Blobs<'_, ADVERT_LEN> = a.with(Param::MetaV, Blobs::of)?;
-    // Lengths are checked before contents: a list of the wrong length raises whatever is in it.
+    // Lengths are checked before contents: a list of the wrong length raises with any contents.
     metas.expect(signature.function, table.count)?;
     let iovs = table.iovs(ep, op)?;
     let decode = |meta: &[u8; ADVERT_LEN]| Advert::decode(meta);
@@ -286,7 +286,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs, adverts, extras })
 }
 
-/// The memory at an address, checked to be writable if the operation writes it.
+/// The memory of a pointer, checked to be writable if the operation writes it.
 pub(crate) fn memory(op: Op, ptr: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let memory = Memory::of(ptr)?;
     if writes(op) && memory.is_readonly() {
@@ -313,7 +313,7 @@ fn iov(
     Ok(iov)
 }
 
-/// Refuses an operation that writes a region which may only be read.
+/// Refuses an operation that writes a read-only region.
 fn writable(ep: &PyEndpoint, op: Op, iovs: &[Iov]) -> Result<(), Stop> {
     match ep.regions.readonly_of(iovs) {
         Some(mr) if writes(op) => {
@@ -323,17 +323,17 @@ fn writable(ep: &PyEndpoint, op: Op, iovs: &[Iov]) -> Result<(), Stop> {
     }
 }
 
-/// The pieces of a vector call as its caller wrote them: regions, pointers and sizes.
+/// The pieces of a vector call in the caller's form: regions, pointers and sizes.
 pub(crate) struct Table<'a, 'py, const N: usize> {
     args: &'a Args<'py, N>,
     mrs: Column<'py>,
     spans: Spans<'a, 'py, N>,
-    /// How many there are.
+    /// The number of pieces.
     pub(crate) count: usize,
 }
 
 impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
-    /// From the parameters that hold them; all are `count` long, if that is given.
+    /// Reads the parameters; all are `count` long, if that is given.
     pub(crate) fn of(args: &'a Args<'py, N>, count: Option<usize>) -> Result<Self, Stop> {
         let mrs = args.with(Param::MrV, Column::of)?;
         let spans = Spans::of(args)?;
@@ -343,7 +343,7 @@ impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
         Ok(Self { args, mrs, spans, count })
     }
 
-    /// The pieces, which the operation may use.
+    /// The pieces, checked for the operation.
     pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, Stop> {
         let mut iovs = vec![UNSIZED; self.count];
         self.args.named(
@@ -356,7 +356,7 @@ impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
     }
 }
 
-/// A piece without anything; no object is as long.
+/// A piece without a size: no object has this length.
 pub(crate) const UNSIZED: Iov = Iov { mr: MrId(0), ptr: 0, len: usize::MAX };
 
 /// Pointers, and sizes if the caller gave any.
@@ -367,7 +367,7 @@ pub(crate) struct Spans<'a, 'py, const N: usize> {
 }
 
 impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
-    /// From the parameters that hold them.
+    /// Reads the parameters.
     pub(crate) fn of(args: &'a Args<'py, N>) -> PyResult<Self> {
         let ptrs = args.with(Param::PtrV, Column::of)?;
         let sizes = args.get(Param::SizeV).map(|_| args.with(Param::SizeV, Column::of));
@@ -415,11 +415,11 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 }
 
-/// A piece of a vector, as it comes to be.
+/// A piece of a vector that is being filled.
 pub(crate) trait Place {
     fn iov(&mut self) -> &mut Iov;
 
-    /// The piece is of an object.
+    /// Called with the object's memory if the piece is of an object.
     fn lies_in(&mut self, _: Memory) {}
 }
 

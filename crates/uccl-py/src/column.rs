@@ -1,7 +1,8 @@
-//! What a vector call takes one of an iov: integers and blobs, in a list or side by side in an array.
+//! Arguments of a vector call with an item for each iov: integers and blobs, in a list or packed in
+//! an array.
 //!
-//! Calls have thousands of iovs, so that each nanosecond of one counts: nothing is allocated, counted or
-//! locked an item, and exact `int` and `bytes` objects are read where they are.
+//! Calls have thousands of iovs, so each nanosecond of an item counts: no item causes an
+//! allocation, a reference count or a lock, and exact `int` and `bytes` objects are read in place.
 
 use std::fmt::Display;
 
@@ -25,10 +26,10 @@ pub(crate) enum Items<'py> {
     Tuple(Bound<'py, PyTuple>),
 }
 
-/// An item that its list holds: good until Python code runs, which may change the list.
+/// An item that its list holds: valid until Python code runs, which may change the list.
 pub(crate) struct Item<'a, 'py>(Borrowed<'a, 'py, PyAny>);
 
-/// Integers, or what may take the place of one.
+/// Integers, or objects in the place of integers.
 pub(crate) enum Column<'py> {
     /// 64-bit integers side by side.
     Array(Array),
@@ -43,7 +44,7 @@ pub(crate) enum Blobs<'py, const LEN: usize> {
 }
 
 impl<'py> Items<'py> {
-    /// A list or tuple, or what another iterable yields.
+    /// A list or tuple, or the items of another iterable.
     pub(crate) fn of(items: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Some(items) = Self::as_is(items) {
             return Ok(items);
@@ -67,7 +68,7 @@ impl<'py> Items<'py> {
         }
     }
 
-    /// Hands the first `count` items to `each`.
+    /// Calls `each` with the first `count` items.
     pub(crate) fn each(
         &self,
         count: usize,
@@ -79,7 +80,7 @@ impl<'py> Items<'py> {
         Ok(())
     }
 
-    /// An error if what ran for another item has made the list shorter.
+    /// An item; an error if Python code has made the list shorter meanwhile.
     fn get(&self, i: usize) -> PyResult<Item<'_, 'py>> {
         let at = i as ffi::Py_ssize_t;
         let (py, item) = match self {
@@ -88,7 +89,8 @@ impl<'py> Items<'py> {
             // SAFETY: a live tuple, the GIL is held, and the index is checked.
             Self::Tuple(tuple) => (tuple.py(), unsafe { ffi::PyTuple_GetItem(tuple.as_ptr(), at) }),
         };
-        // SAFETY: null, or borrowed from the list, which holds it for as long as an `Item` is good.
+        // SAFETY: null, or borrowed from the list, which holds it for as long as an `Item` is
+        // valid.
         unsafe { Borrowed::from_ptr_or_err(py, item) }.map(Item)
     }
 }
@@ -106,7 +108,7 @@ impl<'py> Item<'_, 'py> {
         }
     }
 
-    /// The item as an object that is good for longer.
+    /// A reference of its own to the item.
     pub(crate) fn owned(self) -> Bound<'py, PyAny> {
         self.0.to_owned()
     }
@@ -131,7 +133,7 @@ impl<'py> Column<'py> {
         }
     }
 
-    /// Sets each row from its integer, and with `other` where an item is no exact `int`.
+    /// Sets each row from its integer, or with `other` from an item that is no exact `int`.
     pub(crate) fn fill<T>(
         &self,
         rows: &mut [T],
@@ -179,7 +181,7 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
         }
     }
 
-    /// Raises unless there are `count` of them.
+    /// Raises unless there are `count` blobs.
     pub(crate) fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
         match self {
             Self::Packed(view) => packed_length::<LEN>(function, count, view),
@@ -187,8 +189,8 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
         }
     }
 
-    /// What the first `count` decode to: `decode` makes something of one, `of_object` of an object that is
-    /// no `bytes` of that length.
+    /// Decodes the first `count` blobs: with `decode`, or with `of_object` if one is no `bytes` of
+    /// that length.
     pub(crate) fn decode<T, E: Display>(
         &self,
         count: usize,

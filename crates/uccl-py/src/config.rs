@@ -38,7 +38,7 @@ static NEW: Signature<16> = Signature {
     positional: 2,
 };
 
-/// The environment's settings, changed by what the caller passed.
+/// The environment's settings, changed by the caller's keywords.
 pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResult<Config> {
     let a = NEW.bind(args, kwargs)?;
     let mut config = Config::from_env().map_err(|e| error::exception(&e))?;

@@ -15,7 +15,7 @@ use crate::{
     reuse::region_of,
 };
 
-/// What a descriptor says that names no region of this process.
+/// The `mr_id` of a descriptor without a region in this process.
 const NO_REGION: u64 = u64::MAX;
 
 static TRANSFER: Signature<7> = Signature {
@@ -100,7 +100,7 @@ impl PyXferDesc {
     }
 }
 
-/// What `transfer` started.
+/// A transfer that `transfer` started.
 #[pyclass(name = "XferHandle", module = "uccl.p2p", frozen, get_all)]
 pub(crate) struct PyXferHandle {
     conn_id: u64,
@@ -143,7 +143,7 @@ fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<
             Ok(mr) => mrs.push(mr),
             Err(stop) => {
                 for mr in mrs {
-                    // What was made just now ends, and what was there stays as it was.
+                    // New regions end, and shared ones lose this use.
                     let _ = registration::remove(ep, py, mr);
                 }
                 return Err(stop);
@@ -163,11 +163,12 @@ fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<u64, Stop> {
 fn describe(ep: &PyEndpoint, number: u64, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
     let mr = region_of(number);
     let mut desc = XferDesc { addr: addr as u64, size: len as u64, ..XferDesc::default() };
-    // Peers may write what they have keys for, so there are none for a read-only buffer.
+    // A peer with keys may write, so a read-only buffer has none.
     if !ep.regions.is_readonly(mr.0) {
         let advert = ep.core.advertise(mr, addr, len)?;
         desc = XferDesc { ipc: ep.ipc_info(&advert).to_vec(), ..XferDesc::of_advert(&advert) };
-        // Equal for what shares a region, and for that alone; a transfer goes by the region's id.
+        // Equal for descriptors that share a region, and only for these; a transfer uses the
+        // region's id.
         desc.lkeys.fill(mr.0 as u32);
     }
     Ok(PyXferDesc { desc, mr_id: number })
@@ -182,7 +183,8 @@ fn of_tensor(i: usize, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     }
     if tensor.hasattr("data_ptr")? {
         for method in ["numel", "element_size"] {
-            // Something of ours that has both an address and the buffer protocol needs neither.
+            // An object of this package with an address and the buffer protocol needs neither
+            // method.
             if !tensor.hasattr(method)? && Memory::of(tensor).is_err() {
                 return Err(not_one(format!("missing {method}() method")));
             }
@@ -204,7 +206,7 @@ pub(crate) fn deregister(
     Ok(first_failure?)
 }
 
-/// Their region ids.
+/// The region ids of descriptors.
 fn ids(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     args::list(descs, |desc| desc.getattr("mr_id")?.extract())
 }

@@ -1,4 +1,4 @@
-//! `Endpoint`: the engine, and what is kept for it until it ends.
+//! `Endpoint`: the engine, and the objects that are kept for it.
 
 use pyo3::prelude::*;
 use uccl_p2p::{Endpoint, Error, MrId};
@@ -13,8 +13,8 @@ use crate::{
 
 /// One process's engine for one GPU (or none).
 ///
-/// Calls that UCCL's API has return `False`, or a tuple that starts with it, when they fail;
-/// `last_error()` then tells why.
+/// Calls of UCCL's API return `False`, or a tuple that starts with it, when they fail;
+/// `last_error()` then returns the reason.
 #[pyclass(name = "Endpoint", module = "uccl._core", subclass, frozen, weakref)]
 pub(crate) struct PyEndpoint {
     pub(crate) core: Endpoint,
@@ -26,13 +26,14 @@ pub(crate) struct PyEndpoint {
 }
 
 impl PyEndpoint {
-    /// What `advertise_ipc` and descriptors carry of an advert.
+    /// The IPC info of an advert, for `advertise_ipc` and descriptors.
     pub(crate) fn ipc_info(&self, advert: &Advert) -> [u8; IPC_INFO_LEN] {
         let gpu = i32::try_from(self.core.config().gpu_index).unwrap_or(-1);
         IpcInfo::of_host(advert, gpu).encode()
     }
 
-    /// Ends everything; what this module kept for the engine is let go, but for what peers may still touch.
+    /// Closes the engine. Frees the objects that were kept for it, except memory that peers may
+    /// still touch.
     pub(crate) fn shut(&self, py: Python<'_>) -> Result<(), Error> {
         let core = &self.core;
         let closed = py.detach(|| core.close());
@@ -49,11 +50,11 @@ impl PyEndpoint {
 
 impl Drop for PyEndpoint {
     fn drop(&mut self) {
-        // Where there is an interpreter, others may run meanwhile. The workers never take the GIL.
+        // With an interpreter, other threads may run meanwhile. The workers never take the GIL.
         let core = &self.core;
         let closed = Python::try_attach(|py| py.detach(|| core.close()));
         if let Err(e) = closed.unwrap_or_else(|| core.close()) {
-            // What peers may still touch stays allocated for good.
+            // Memory that peers may still touch is never freed.
             self.regions.leak(still_touched(&e));
         }
     }

@@ -1,4 +1,4 @@
-//! How failures reach Python: `False` with a reason to ask for, or an exception.
+//! Failures in Python: `False` with a remembered reason, or an exception.
 
 use std::{cell::RefCell, fmt::Display};
 
@@ -12,12 +12,12 @@ thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Why the last call that failed on this thread did, if one has.
+/// The reason of the last failed call on this thread, if there is one.
 pub(crate) fn last() -> Option<String> {
     LAST.with_borrow(Clone::clone)
 }
 
-/// Remembers a reason, and returns what the call returns for it.
+/// Remembers a reason, and returns the call's failure value.
 pub(crate) fn refuse<T>(reason: impl Display, answer: T) -> T {
     LAST.set(Some(reason.to_string()));
     answer
@@ -28,12 +28,12 @@ pub(crate) fn or_refuse<T, E: Display>(result: Result<T, E>, answer: T) -> T {
     result.unwrap_or_else(|e| refuse(e, answer))
 }
 
-/// Whether it went well; if not, the reason is remembered.
+/// Whether the result is a success; if not, the reason is remembered.
 pub(crate) fn ok<T, E: Display>(result: Result<T, E>) -> bool {
     result.map_or_else(|e| refuse(e, false), |_| true)
 }
 
-/// An exception, for calls that have no way to return a failure.
+/// An exception, for calls without a failure value.
 pub(crate) fn exception(error: &Error) -> PyErr {
     match error {
         Error::Os { source, .. } => match source.raw_os_error() {
@@ -45,21 +45,22 @@ pub(crate) fn exception(error: &Error) -> PyErr {
     }
 }
 
-/// Why a call ends early.
+/// The reason why a call ends early.
 pub(crate) enum Stop {
-    /// With an exception: the arguments make no sense.
+    /// An exception: the arguments are invalid.
     Raise(PyErr),
-    /// With a failure answer: the engine, or this module in its place, will not.
+    /// A failure value: the engine refuses, or this module in its place.
     Refuse(String),
 }
 
 impl Stop {
-    /// A failure answer.
+    /// A failure value.
     pub(crate) fn refuse(reason: impl Display) -> Self {
         Self::Refuse(reason.to_string())
     }
 
-    /// What upstream's API throws for lists that do not match, malformed descriptors and the like.
+    /// The exception of upstream's API for lists that do not match, malformed descriptors and the
+    /// like.
     pub(crate) fn runtime(message: impl Into<String>) -> Self {
         Self::Raise(PyRuntimeError::new_err(message.into()))
     }
@@ -77,7 +78,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// What the call returns: its value, or `answer` with the reason remembered, or an exception.
+/// The result of a call: its value, or `answer` with the reason remembered, or an exception.
 pub(crate) fn settle<T>(result: Result<T, Stop>, answer: T) -> PyResult<T> {
     match result {
         Ok(value) => Ok(value),

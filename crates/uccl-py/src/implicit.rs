@@ -1,4 +1,4 @@
-//! Regions that no caller named, of transfers that may be under way.
+//! Regions that this module made for transfers that may be in flight.
 
 use std::{
     collections::HashMap,
@@ -10,21 +10,21 @@ use uccl_p2p::{MrId, TransferId};
 
 #[derive(Default)]
 pub(crate) struct Implicit {
-    /// Of transfers not yet known to have ended.
+    /// Regions by transfer, of transfers that are not known to have ended.
     transfers: Mutex<HashMap<u64, Vec<MrId>>>,
-    /// How many transfers that is, for a look without the lock.
+    /// The number of these transfers, for a check without the lock.
     count: AtomicUsize,
 }
 
 impl Implicit {
-    /// Those of a transfer that has begun.
+    /// Adds the regions of a transfer that has begun.
     pub(crate) fn add(&self, transfer: TransferId, mrs: Vec<MrId>) {
         let mut transfers = self.transfers.lock();
         transfers.insert(transfer.0, mrs);
         self.count.store(transfers.len(), Ordering::Release);
     }
 
-    /// Those of a transfer that has ended; it has none from then on.
+    /// Removes and returns the regions of a transfer that has ended.
     pub(crate) fn take(&self, transfer: TransferId) -> Vec<MrId> {
         if self.count() == 0 {
             return Vec::new();
@@ -35,12 +35,12 @@ impl Implicit {
         mrs.unwrap_or_default()
     }
 
-    /// How many transfers have some.
+    /// The number of transfers with regions.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The transfers that have some.
+    /// The transfers with regions.
     pub(crate) fn transfers(&self) -> Vec<TransferId> {
         self.transfers.lock().keys().copied().map(TransferId).collect()
     }

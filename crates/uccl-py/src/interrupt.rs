@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use uccl_p2p::{Endpoint, Interrupt};
 
-/// Asking takes the GIL, so it is not done more often than this.
+/// The shortest time between two checks, which take the GIL.
 const EVERY: Duration = Duration::from_millis(20);
 
 /// Runs Python's signal handlers when a waiting call asks whether to go on.
 struct Signals {
     raised: Option<PyErr>,
-    /// Nothing until somebody asks: a short call is over before, and the clock costs some of its time.
+    /// `None` before the first question: a short call ends before that, and the clock takes time.
     next: Option<Instant>,
 }
 
@@ -32,14 +32,14 @@ impl Interrupt for Signals {
                 self.raised = Some(e);
                 true
             }
-            // The interpreter is going away.
+            // The interpreter is shutting down.
             None => true,
         }
     }
 }
 
-/// Runs `call` without the GIL; an exception raised by a signal handler meanwhile goes to the caller
-/// whatever `call` returned, for the signal that raised it will not come again.
+/// Runs `call` without the GIL. An exception that a signal handler raises meanwhile is returned in
+/// place of the result: the signal does not come a second time.
 pub(crate) fn waiting<T: Send>(
     py: Python<'_>,
     core: &Endpoint,
@@ -48,7 +48,7 @@ pub(crate) fn waiting<T: Send>(
     listening(py, |signals| call(core, signals))
 }
 
-/// As [`waiting`], for calls that have no endpoint.
+/// Like [`waiting`], for calls without an endpoint.
 pub(crate) fn listening<T: Send>(
     py: Python<'_>,
     call: impl FnOnce(&mut dyn Interrupt) -> T + Send,

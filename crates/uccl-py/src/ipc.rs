@@ -1,7 +1,7 @@
 //! The calls for peers on the same host, which name memory by address alone.
 //!
-//! They are the calls with regions underneath: local memory is registered for the length of a transfer, which keeps
-//! its object, and advertised memory as [`advertised`](crate::advertised) has it.
+//! They use the calls with regions: local memory is registered for the duration of a transfer,
+//! which keeps its object, and advertised memory as in [`advertised`](crate::advertised).
 
 use pyo3::prelude::*;
 use uccl_p2p::{ConnId, Error, Iov, MrId, Op, Status, TransferId};
@@ -67,10 +67,10 @@ pub(crate) const fn one_sided_v(function: &'static str) -> Signature<8> {
     }
 }
 
-/// A piece of local memory whose region is not made yet.
+/// A piece of local memory without a region yet.
 pub(crate) struct Local {
     pub(crate) iov: Iov,
-    /// The object that it is of, and how long that is.
+    /// The object of the piece, and the object's length.
     pub(crate) object: Option<(Owner, usize)>,
 }
 
@@ -105,14 +105,14 @@ impl Place for Local {
     }
 }
 
-/// Regions of one call, which ends them.
+/// Regions that last for one call.
 struct Temporary<'a> {
     ep: &'a PyEndpoint,
     mrs: Vec<MrId>,
 }
 
 impl Temporary<'_> {
-    /// Registers memory; its object is kept for as long as the region.
+    /// Registers memory; its object is kept as long as the region.
     fn add(&mut self, local: Local) -> Result<Iov, Error> {
         let Local { iov, object } = local;
         let mr = register(&self.ep.core, iov.ptr, iov.len)?;
@@ -126,7 +126,7 @@ impl Temporary<'_> {
     }
 }
 
-/// A transfer whose memory is not registered yet.
+/// A transfer of memory that is not registered yet.
 pub(crate) struct IpcCall {
     conn: ConnId,
     op: Op,
@@ -221,7 +221,7 @@ pub(crate) fn ended(ep: &PyEndpoint, py: Python<'_>, transfer: TransferId) -> Re
     deregister(ep, py, ep.implicit.take(transfer))
 }
 
-/// Ends the regions of transfers that ended without anybody asking.
+/// Ends the regions of transfers that ended without a poll.
 fn sweep(ep: &PyEndpoint, py: Python<'_>) {
     const FEW: usize = 256;
     if ep.implicit.count() < FEW {
@@ -232,7 +232,8 @@ fn sweep(ep: &PyEndpoint, py: Python<'_>) {
         ep.implicit.transfers().into_iter().filter(is_over).collect::<Vec<_>>()
     });
     for transfer in over {
-        // Nobody asks for this transfer any more: what a peer may still touch stays registered.
+        // The caller does not read the result: a region that a peer may still touch stays
+        // registered.
         let _ = ended(ep, py, transfer);
     }
 }
@@ -255,7 +256,7 @@ pub(crate) fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Resu
     Local::of(memory, len)
 }
 
-/// How many pieces there are; a parameter may say so too.
+/// The number of pieces, which a parameter may give as well.
 pub(crate) fn count<const N: usize>(
     a: &Args<'_, N>,
     spans: &Spans<'_, '_, N>,
@@ -276,7 +277,7 @@ pub(crate) fn pieces<const N: usize>(
     Ok(pieces)
 }
 
-/// The advert in what `advertise_ipc` made.
+/// Decodes the advert in the info that `advertise_ipc` made.
 fn advert(info: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
     let bytes = buffer::bytes(info)?;
     if bytes.len() != IPC_INFO_LEN {

@@ -9,7 +9,7 @@ use pyo3::{
 use serde::Serialize;
 use serde_json::Value;
 
-/// Whatever the report has, under the names that the engine gives it.
+/// All fields of a report, under the engine's names.
 pub(crate) fn to_python<'py>(
     py: Python<'py>,
     report: &impl Serialize,

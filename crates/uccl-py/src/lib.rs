@@ -1,7 +1,7 @@
 //! The Python extension module `uccl._core`: the engine under UCCL's names.
 //!
-//! It translates arguments and answers; what a call does is decided by `uccl-p2p` and `uccl-ep`, and what bytes look
-//! like by `uccl-wire`.
+//! It translates arguments and results. `uccl-p2p` and `uccl-ep` implement the calls, and
+//! `uccl-wire` the layout of bytes.
 
 mod advertise;
 mod advertise_ipc;
@@ -34,13 +34,13 @@ mod stream;
 
 use pyo3::prelude::*;
 
-/// Why the last call that failed on this thread did; None if none has.
+/// The reason of the last failed call on this thread; None if none has failed.
 #[pyfunction]
 fn last_error() -> Option<String> {
     error::last()
 }
 
-/// The address of this host that an endpoint for this GPU tells its peers.
+/// The address of this host that an endpoint for this GPU advertises to its peers.
 #[pyfunction]
 #[pyo3(signature = (local_gpu_idx=None))]
 fn get_oob_ip(py: Python<'_>, local_gpu_idx: Option<u32>) -> PyResult<String> {

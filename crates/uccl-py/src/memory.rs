@@ -1,4 +1,4 @@
-//! What callers may pass where a pointer is taken.
+//! Objects that callers may pass as a pointer.
 
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -10,15 +10,15 @@ use crate::{args, buffer::BufferView, error::Stop};
 
 /// Memory that a caller named: an address, or an object that has one.
 pub(crate) struct Memory {
-    /// Where it starts.
+    /// The start address.
     pub(crate) addr: usize,
-    /// How long the object is, in bytes; an address does not say.
+    /// The object's length in bytes; an address has none.
     pub(crate) len: Option<usize>,
-    /// What keeps it allocated, if anything is known to.
+    /// The owner that keeps the memory allocated, if one is known.
     pub(crate) owner: Option<Owner>,
 }
 
-/// What keeps memory allocated.
+/// An owner that keeps memory allocated.
 pub(crate) struct Owner {
     kept: Kept,
     /// Whether the memory may only be read.
@@ -36,7 +36,7 @@ impl Owner {
         Self { kept: Kept::Object(object.unbind()), readonly: false }
     }
 
-    /// The object itself, if it is one.
+    /// The object itself, if there is one.
     pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         match &self.kept {
             Kept::View(view) => view.object(py),
@@ -54,7 +54,7 @@ impl Memory {
         match BufferView::of(value) {
             Ok(Some(view)) => return Ok(Self::of_view(view)),
             Ok(None) => {}
-            // NumPy exports no buffer for some types (datetime64), but tells where they are.
+            // NumPy exports no buffer for some types (datetime64), but has their address.
             Err(_) if is_contiguous_array(value) => {}
             Err(e) => return Err(e),
         }
@@ -76,12 +76,12 @@ impl Memory {
         self.owner.as_ref().is_some_and(|o| o.readonly)
     }
 
-    /// The length asked for, or else the object's.
+    /// The requested length, or else the object's.
     pub(crate) fn sized(&self, size: Option<usize>) -> PyResult<usize> {
         size.or(self.len).ok_or_else(no_size)
     }
 
-    /// Checks that a length fits the object; an address does not tell.
+    /// Checks that a length fits the object; an address has no length.
     pub(crate) fn fits(&self, len: usize) -> Result<(), Stop> {
         match self.len {
             Some(held) if len > held => Err(too_long(len, held)),
@@ -138,12 +138,12 @@ impl Memory {
     }
 }
 
-/// For a length that an object does not have.
+/// The failure of a length that exceeds the object.
 pub(crate) fn too_long(len: usize, held: usize) -> Stop {
     Stop::refuse(format!("{len} bytes do not fit the object, which has {held}"))
 }
 
-/// For an address whose length nobody said.
+/// The exception for an address without a length.
 pub(crate) fn no_size() -> PyErr {
     PyTypeError::new_err("a size is needed: an integer address does not tell it")
 }
@@ -154,7 +154,7 @@ fn itemsize(typestr: &str) -> Option<usize> {
     digits.split('[').next()?.parse().ok()
 }
 
-/// Whether this is an array that lies in one piece, in C order.
+/// Whether this is an array in one piece, in C order.
 fn is_contiguous_array(value: &Bound<'_, PyAny>) -> bool {
     value
         .getattr("__array_interface__")

@@ -1,11 +1,11 @@
-//! Adverts, as callers carry them.
+//! Adverts in the form that callers carry.
 
 use pyo3::prelude::*;
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{buffer, error::Stop};
 
-/// The 64 bytes that `advertise` made.
+/// Decodes the 64 bytes that `advertise` made.
 pub(crate) fn advert(meta: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
     let bytes = buffer::bytes(meta)?;
     if bytes.len() != ADVERT_LEN {

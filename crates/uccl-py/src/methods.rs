@@ -1,4 +1,4 @@
-//! `Endpoint`'s methods: each a line or two over the module that does it.
+//! `Endpoint`'s methods: each is a line or two over the module that implements it.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl PyEndpoint {
-    /// `(ok, is_done)` for a transfer's state.
+    /// `(ok, is_done)` of a transfer's state.
     fn state(
         &self,
         py: Python<'_>,
@@ -99,9 +99,9 @@ impl PyEndpoint {
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
     ///
-    /// A name's addresses are all tried, in their order, within `timeout`. Without a port it is the GPU's well-known
-    /// one, and an endpoint that is not there yet is waited for within `timeout`. At a port that was given somebody
-    /// must listen.
+    /// The addresses of a name are tried in order, all within `timeout`. Without a port, the call
+    /// uses the GPU's well-known port, and waits within `timeout` for an endpoint that does not
+    /// listen yet. At a given port an endpoint must listen already.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
     fn connect(
         &self,
@@ -112,7 +112,8 @@ impl PyEndpoint {
         settle(peers::connect(&self.core, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
 
-    /// Connects to the endpoint of a GPU of this host, and waits within `timeout` for it to be there: `(ok, conn_id)`.
+    /// Connects to the endpoint of a GPU of this host, and waits within `timeout` until it listens:
+    /// `(ok, conn_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_gpu_idx, *, timeout=None)")]
     fn connect_local(
         &self,
@@ -126,7 +127,7 @@ impl PyEndpoint {
         )
     }
 
-    /// Waits for a peer that connected: `(ok, ip, gpu_idx, conn_id)`.
+    /// Waits for a peer to connect: `(ok, ip, gpu_idx, conn_id)`.
     #[pyo3(signature = (*, timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(bool, String, i64, u64)> {
         let timeout = timeout.map(args::seconds).transpose()?;
@@ -137,7 +138,7 @@ impl PyEndpoint {
         settle(accepted, (false, String::new(), -1, 0))
     }
 
-    /// Waits for a peer of this host that connected: `(ok, gpu_idx, conn_id)`.
+    /// Waits for a peer of this host to connect: `(ok, gpu_idx, conn_id)`.
     #[pyo3(signature = (*, timeout=None))]
     fn accept_local(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(bool, i64, u64)> {
         let timeout = timeout.map(args::seconds).transpose()?;
@@ -148,13 +149,13 @@ impl PyEndpoint {
         settle(accepted, (false, -1, 0))
     }
 
-    /// From now on connections are taken as they come; accept will not return them.
+    /// Accepts connections in the background from now on; accept will not return them.
     fn start_passive_accept(&self) -> bool {
         error::ok(self.core.start_passive_accept())
     }
 
-    /// Connects to the peer with this metadata, once: `(ok, conn_id)`. A connection that was lost is made anew, with
-    /// whoever is there now.
+    /// Connects to the peer with this metadata, once: `(ok, conn_id)`. A lost connection is
+    /// replaced by one to the endpoint that listens there now.
     fn add_remote_endpoint(
         &self,
         py: Python<'_>,
@@ -171,14 +172,14 @@ impl PyEndpoint {
         error::ok(removed.and(let_go))
     }
 
-    /// Where this endpoint listens, for `add_remote_endpoint` of its peers.
+    /// The address of this endpoint, for `add_remote_endpoint` of its peers.
     fn get_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes =
             self.core.metadata().encode().map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// `(ip, port, gpu)` of metadata; the GPU is an index or a PCI address, as the metadata has it.
+    /// `(ip, port, gpu)` of metadata; the GPU is an index or a PCI address, as in the metadata.
     #[staticmethod]
     fn parse_metadata<'py>(
         py: Python<'py>,
@@ -220,17 +221,17 @@ impl PyEndpoint {
         )
     }
 
-    /// Ends a region: no peer's access lands in it any more. Where a peer may still touch it, that fails, the memory
-    /// has to stay allocated, and the same call waits again. A region that several tensors of `register_memory` share
-    /// ends with the last of their `mr_id`s.
+    /// Ends a region: no access of a peer lands in it any more. If a peer may still touch it, this
+    /// fails, the memory has to stay allocated, and the same call waits once more. A region that
+    /// several tensors of `register_memory` share ends with the last of their `mr_id`s.
     fn dereg(&self, py: Python<'_>, mr_id: u64) -> bool {
         error::ok(registration::remove(self, py, mr_id))
     }
 
     /// Registers tensors, all or none, and describes them.
     ///
-    /// A tensor that lies in one registered so before shares its region: the keys are equal, each has an `mr_id` of its
-    /// own, and `deregister_memory` is due for each.
+    /// A tensor that lies in an earlier one shares its region: the keys are equal, each has an
+    /// `mr_id` of its own, and each needs a `deregister_memory`.
     fn register_memory(
         &self,
         py: Python<'_>,
@@ -272,7 +273,8 @@ impl PyEndpoint {
         self.post(py, descs::transfer(self, args, kwargs))
     }
 
-    /// What lets a peer read and write memory of a region: `(ok, bytes)`, or `ok` with `out_buf`.
+    /// Makes an advert, with which a peer can read and write memory of a region: `(ok, bytes)`, or
+    /// `ok` with `out_buf`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, out_buf=None)")]
     fn advertise<'py>(
         &self,
@@ -283,8 +285,9 @@ impl PyEndpoint {
         advertise::advertise(self, py, args, kwargs)
     }
 
-    /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with `out_buf_list`: a
-    /// buffer for each, or one of 64 bytes times the number of pieces.
+    /// Makes adverts, with which a peer can read and write many pieces of memory: `(ok, [bytes])`,
+    /// or `ok` with `out_buf_list`: a buffer for each, or one of 64 bytes times the number of
+    /// pieces.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, out_buf_list=None, num_iovs=None)")]
     fn advertisev<'py>(
         &self,
@@ -295,11 +298,12 @@ impl PyEndpoint {
         advertise::advertisev(self, py, args, kwargs)
     }
 
-    /// What lets a peer of this host read and write memory: `(ok, info)`.
+    /// Makes the info with which a peer of this host can read and write memory: `(ok, info)`.
     ///
-    /// An object is advertised until it goes, or the one that it is a view of. What Python does not tell the end of, as a
-    /// `bytearray`'s, is kept until the connection is removed, or until something is advertised after it was lost, and
-    /// so long memory given by its address must stay allocated.
+    /// An object is advertised until its end, or until the end of the object that it is a view of.
+    /// An object without weak references, such as a `bytearray`, is kept until the connection is
+    /// removed, or until the first advertisement after the connection was lost. Memory given by its
+    /// address must stay allocated for the same time.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None)")]
     fn advertise_ipc<'py>(
         slf: &Bound<'py, Self>,
@@ -310,7 +314,8 @@ impl PyEndpoint {
         Ok((info.is_some(), PyBytes::new(slf.py(), info.as_deref().unwrap_or_default())))
     }
 
-    /// What lets a peer of this host read and write many pieces of memory: `(ok, [info])`.
+    /// Makes infos with which a peer of this host can read and write many pieces of memory: `(ok,
+    /// [info])`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v=None)")]
     fn advertisev_ipc<'py>(
         slf: &Bound<'py, Self>,
@@ -411,7 +416,7 @@ impl PyEndpoint {
         self.post(py, call::vector_two_sided(self, Op::Recv, &RECVV_ASYNC, args, kwargs))
     }
 
-    /// Reads what the peer advertised into local memory.
+    /// Reads memory that the peer advertised into local memory.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read(
         &self,
@@ -422,7 +427,8 @@ impl PyEndpoint {
         self.run(py, call::scalar_one_sided(self, Op::Read, &READ, args, kwargs))
     }
 
-    /// Reads what the peer advertised into local memory, without waiting: `(ok, transfer_id)`.
+    /// Reads memory that the peer advertised into local memory, without waiting: `(ok,
+    /// transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read_async(
         &self,
@@ -433,7 +439,7 @@ impl PyEndpoint {
         self.post(py, call::scalar_one_sided(self, Op::Read, &READ_ASYNC, args, kwargs))
     }
 
-    /// Writes local memory to what the peer advertised.
+    /// Writes local memory to memory that the peer advertised.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None, signal=None, strong=False, context=0)")]
     fn write(
         &self,
@@ -444,7 +450,8 @@ impl PyEndpoint {
         self.run(py, call::scalar_one_sided(self, Op::Write, &WRITE, args, kwargs))
     }
 
-    /// Writes local memory to what the peer advertised, without waiting: `(ok, transfer_id)`.
+    /// Writes local memory to memory that the peer advertised, without waiting: `(ok,
+    /// transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None, signal=None, strong=False, context=0)")]
     fn write_async(
         &self,
@@ -543,7 +550,7 @@ impl PyEndpoint {
         ipc::post(self, py, ipc::scalar_two_sided(self, Op::Recv, &RECV_IPC_ASYNC, args, kwargs))
     }
 
-    /// Reads what `advertise_ipc` of the peer named.
+    /// Reads memory that `advertise_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn read_ipc(
         &self,
@@ -554,7 +561,7 @@ impl PyEndpoint {
         ipc::run(self, py, ipc::scalar_one_sided(self, Op::Read, &READ_IPC, args, kwargs))
     }
 
-    /// Reads what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
+    /// Reads memory that `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn read_ipc_async(
         &self,
@@ -565,7 +572,7 @@ impl PyEndpoint {
         ipc::post(self, py, ipc::scalar_one_sided(self, Op::Read, &READ_IPC_ASYNC, args, kwargs))
     }
 
-    /// Writes what `advertise_ipc` of the peer named.
+    /// Writes memory that `advertise_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn write_ipc(
         &self,
@@ -576,7 +583,7 @@ impl PyEndpoint {
         ipc::run(self, py, ipc::scalar_one_sided(self, Op::Write, &WRITE_IPC, args, kwargs))
     }
 
-    /// Writes what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
+    /// Writes memory that `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn write_ipc_async(
         &self,
@@ -631,13 +638,15 @@ impl PyEndpoint {
         ipc::post(self, py, ipc::vector_one_sided(self, Op::Write, &WRITEV_IPC_ASYNC, args, kwargs))
     }
 
-    /// Where a transfer stands: `(True, False)` under way, `(True, True)` done, `(False, True)` failed.
+    /// The state of a transfer: `(True, False)` in flight, `(True, True)` done, `(False, True)`
+    /// failed.
     fn poll_async(&self, py: Python<'_>, transfer_id: u64) -> (bool, bool) {
         let transfer = TransferId(transfer_id);
         self.state(py, transfer, self.core.poll(transfer))
     }
 
-    /// Waits for a transfer's end: as `poll_async`, `(True, False)` if `timeout` seconds pass first.
+    /// Waits for a transfer's end: the result of `poll_async`, or `(True, False)` if `timeout`
+    /// seconds pass first.
     #[pyo3(signature = (transfer_id, timeout=None))]
     fn wait(
         &self,
@@ -677,9 +686,9 @@ impl PyEndpoint {
         settle(waited.map(|value| (true, value)), (false, 0))
     }
 
-    /// Has what is enqueued on a CUDA stream from now on wait until a word of eight bytes, in a GPU's memory or in locked
-    /// host memory, has reached `value`: `True`, or `False` with `last_error()`. With `conn_id` the stream goes on as well
-    /// when that connection is lost, or time is over: look at the word to know.
+    /// Has later work on a CUDA stream wait until a word of eight bytes, in a GPU's memory or in
+    /// pinned host memory, has reached `value`: `True`, or `False` with `last_error()`. With `conn_id`
+    /// the stream also goes on when that connection is lost or the time is over: read the word to know.
     #[pyo3(signature = (stream, ptr, value, mr_id=None, *, conn_id=None))]
     fn stream_wait_signal(
         &self,
@@ -703,9 +712,9 @@ impl PyEndpoint {
         settle(held.map(|()| true), false)
     }
 
-    /// Has what is enqueued on a CUDA stream from now on wait until the transfer has ended, without holding up
-    /// the caller: `True`, or `False` with `last_error()`. Where `CUDA_DEVICE_MAX_CONNECTIONS` is below 8 it waits itself for a
-    /// transfer that is staged through host memory.
+    /// Has later work on a CUDA stream wait until the transfer has ended, without a wait of the
+    /// caller: `True`, or `False` with `last_error()`. If `CUDA_DEVICE_MAX_CONNECTIONS` is below 8,
+    /// the call itself waits for a transfer that is staged through host memory.
     fn stream_wait(
         &self,
         py: Python<'_>,
@@ -714,12 +723,12 @@ impl PyEndpoint {
     ) -> PyResult<bool> {
         let stream = stream::of(&self.core, stream)?;
         let core = &self.core;
-        // It may have to wait for memory that is being given back to the driver.
+        // The call may wait for memory that is being returned to the driver.
         Ok(error::ok(py.detach(|| core.hold_stream(TransferId(transfer_id), stream))))
     }
 
-    /// Ends a transfer. When this returns True, no byte of it lands in either side's memory any more;
-    /// `transfer_error` tells whether it had finished before.
+    /// Ends a transfer. When this returns True, no byte of it lands in either side's memory any
+    /// more; `transfer_error` tells whether it had finished before.
     fn cancel(&self, py: Python<'_>, transfer_id: u64) -> bool {
         let transfer = TransferId(transfer_id);
         let core = &self.core;
@@ -727,7 +736,7 @@ impl PyEndpoint {
         error::ok(cancelled.and_then(|_| ipc::ended(self, py, transfer)))
     }
 
-    /// Why a transfer failed; None if it has not.
+    /// The reason why a transfer failed; None if it has not.
     fn transfer_error(&self, transfer_id: u64) -> Option<String> {
         match self.core.poll(TransferId(transfer_id)) {
             Ok(Status::Failed(e)) | Err(e) => Some(e.to_string()),
@@ -735,7 +744,8 @@ impl PyEndpoint {
         }
     }
 
-    /// Bytes that a finished transfer moved (for a receive: received); None if it has not finished well.
+    /// The number of bytes that a finished transfer moved (for a receive: received); None unless it
+    /// has succeeded.
     fn transfer_bytes(&self, transfer_id: u64) -> Option<u64> {
         match self.core.poll(TransferId(transfer_id)) {
             Ok(Status::Done(outcome)) => Some(outcome.bytes),
@@ -743,7 +753,7 @@ impl PyEndpoint {
         }
     }
 
-    /// Why the last call that failed on this thread did; None if none has.
+    /// The reason of the last failed call on this thread; None if none has failed.
     #[staticmethod]
     fn last_error() -> Option<String> {
         error::last()
@@ -817,8 +827,9 @@ impl PyEndpoint {
         Ok(PySharedMemory::new(memory))
     }
 
-    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'cuda_ipc', 'shm', 'verbs',
-    /// 'libfabric' or 'tcp'; with a region of ours, 'owner' too, where the peer makes long copies.
+    /// The path of one-sided transfers with this metadata: 'mapped', 'cma', 'cuda_ipc', 'shm',
+    /// 'verbs', 'libfabric', 'tcp' or 'fifo'; with a region of ours also 'owner', if the peer makes
+    /// long copies.
     #[pyo3(signature = (conn_id, meta, mr_id=None))]
     fn path(
         &self,
@@ -845,7 +856,7 @@ impl PyEndpoint {
         crate::json::to_python(py, &stats)
     }
 
-    /// What is known of a connection; None if there is none.
+    /// Information on a connection; None if there is no such connection.
     fn connection<'py>(
         &self,
         py: Python<'py>,
@@ -857,8 +868,8 @@ impl PyEndpoint {
         }
     }
 
-    /// What is known of a region: `addr`, `len`, `kind` ('host', 'pinned', 'cuda:0', ...), `numa_node` and the
-    /// nearest `nic`, where they are known; None if there is no such region.
+    /// Information on a region: `addr`, `len`, `kind` ('host', 'pinned', 'cuda:0', ...),
+    /// `numa_node` and the nearest `nic`, if they are known; None if there is no such region.
     fn region_info<'py>(&self, py: Python<'py>, mr_id: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let core = &self.core;
         // The first look at the machine's NICs takes a while.
@@ -868,7 +879,8 @@ impl PyEndpoint {
         }
     }
 
-    /// The CPUs that worker threads keep to, near to the GPU; None if they run wherever the process may.
+    /// The CPUs of the worker threads, near the GPU; None if they may run on all CPUs of the
+    /// process.
     fn worker_cpus(&self) -> Option<Vec<u32>> {
         self.core.worker_cpus().map(|cpus| cpus.iter().collect())
     }
@@ -879,10 +891,11 @@ impl PyEndpoint {
         u64::MAX
     }
 
-    /// Fails what is unfinished, ends every region, closes every connection and stops the endpoint.
+    /// Fails unfinished transfers, ends all regions, closes all connections and stops the endpoint.
     ///
-    /// True when nothing lands in this endpoint's memory any more. Where a peer may still touch some of it, that is False,
-    /// `last_error()` names the regions, their buffers are kept allocated, and the same call waits again.
+    /// True when no byte lands in this endpoint's memory any more. If a peer may still touch some
+    /// of it, the result is False, `last_error()` names the regions, their buffers are kept
+    /// allocated, and the same call waits once more.
     fn close(&self, py: Python<'_>) -> bool {
         error::ok(self.shut(py))
     }
@@ -891,8 +904,8 @@ impl PyEndpoint {
         this
     }
 
-    /// Closes. A `RuntimeError` names the regions that a peer may still touch; an exception of the block goes on instead,
-    /// and `last_error()` names them.
+    /// Closes the endpoint. A `RuntimeError` names the regions that a peer may still touch. If the
+    /// block has raised an exception, that is raised instead, and `last_error()` names the regions.
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: Args<'_, '_>) -> PyResult<()> {
         let Err(e) = self.shut(py) else { return Ok(()) };
@@ -907,7 +920,7 @@ impl PyEndpoint {
     }
 }
 
-/// The value, or an exception: for calls that have no way to return a failure.
+/// The value, or an exception: for calls without a failure value.
 fn raising<T>(result: Result<T, Stop>) -> PyResult<T> {
     result.map_err(|stop| match stop {
         Stop::Raise(e) => e,
@@ -915,7 +928,7 @@ fn raising<T>(result: Result<T, Stop>) -> PyResult<T> {
     })
 }
 
-/// How long to wait: zero looks once, nothing (or infinity) waits for ever.
+/// Converts a timeout: zero checks once, None (or infinity) waits for ever.
 fn wait_timeout(timeout: Option<f64>) -> PyResult<Option<Duration>> {
     match timeout {
         None | Some(f64::INFINITY) => Ok(None),

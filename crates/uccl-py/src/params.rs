@@ -5,7 +5,7 @@ pub(crate) type Names = &'static [&'static str];
 
 macro_rules! params {
     ($($param:ident: $($name:literal)+;)+) => {
-        /// A parameter: calls take their arguments by it.
+        /// A parameter of a call.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(missing_docs)]
         pub(crate) enum Param {
@@ -13,7 +13,7 @@ macro_rules! params {
         }
 
         impl Param {
-            /// What callers may call it.
+            /// The names that callers may use for it.
             pub(crate) const fn names(self) -> Names {
                 match self {
                     $(Self::$param => &[$($name),+],)+

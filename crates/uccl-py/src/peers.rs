@@ -30,16 +30,17 @@ static CONNECT_LOCAL: Signature<2> = Signature {
     positional: 1,
 };
 
-/// What this module remembers of peers.
+/// The state of this module about peers.
 #[derive(Default)]
 pub(crate) struct Peers {
     /// Peers by the metadata that they were added with.
     added: Mutex<HashMap<Vec<u8>, Arc<Added>>>,
-    /// Connections that accept_local met and that are not local.
+    /// Connections from other hosts that accept_local has accepted.
     remote: Mutex<VecDeque<Accepted>>,
 }
 
-/// The connection to one peer. It is locked while a thread connects, so that two do not connect to the same.
+/// The connection to one peer. The lock is held while a thread connects, so that two threads do not
+/// connect to the same peer.
 type Added = Mutex<Option<ConnId>>;
 
 /// `connect(ip, gpu, port)`.
@@ -53,7 +54,8 @@ pub(crate) fn connect(
     let host: String = a.req(Param::RemoteIp)?;
     let gpu = a.get(Param::RemoteGpu).map(gpu_index).transpose()?;
     let port = a.opt::<i64>(Param::RemotePort)?.filter(|port| *port != -1);
-    // Who was told a port was told by somebody who listens there; at a well-known one the peer may be yet to come.
+    // A peer that gave its port to the caller listens already; at a well-known port the peer may
+    // not listen yet.
     let awaited = port.is_none();
     let port = match (port, gpu) {
         (None, None) => {
@@ -82,7 +84,7 @@ pub(crate) fn connect_local(
     let a = CONNECT_LOCAL.bind(args, kwargs)?;
     let config = core.config();
     let port = config.well_known_port(gpu_index(a.need(Param::RemoteGpu)?)?)?;
-    // An endpoint that listens on one address is not to be met on another.
+    // An endpoint that listens on one address cannot be reached on another.
     let ip = config.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(Ipv4Addr::LOCALHOST.into());
     connect_to(core, py, &[SocketAddr::new(ip, port)], true, a.seconds(Param::Timeout)?)
 }
@@ -122,7 +124,8 @@ impl Peers {
         Ok(waiting(py, core, |core, interrupt| core.accept(timeout, interrupt))??)
     }
 
-    /// `accept_local()`: the next connection from this host; others stay for accept.
+    /// `accept_local()`: the next connection from this host; connections from others are left for
+    /// accept.
     pub(crate) fn accept_local(
         &self,
         core: &Endpoint,
@@ -173,15 +176,15 @@ impl Peers {
         Ok(added?.0)
     }
 
-    /// Forgets the peers whose connections are lost, unless a thread is adding them.
+    /// Forgets peers with lost connections, unless a thread is adding them.
     fn forget_lost(&self, core: &Endpoint) {
         self.keep_added(|conn| core.check_connection(conn).is_ok());
     }
 
-    /// Forgets peers that are not connected, but for those whose connections are to be kept, and those that a thread is
+    /// Forgets peers without a connection for which `keep` is true, except peers that a thread is
     /// adding.
     fn keep_added(&self, keep: impl Fn(ConnId) -> bool) {
-        // No other thread gets at a peer that this list alone has.
+        // No other thread reaches a peer that this map alone holds.
         self.added
             .lock()
             .retain(|_, added| Arc::strong_count(added) > 1 || added.lock().is_some_and(&keep));
@@ -200,7 +203,7 @@ impl Peers {
     }
 }
 
-/// A GPU's index; a PCI address, which says nothing about ports, counts as GPU 0.
+/// A GPU's index; a PCI address, which determines no port, counts as GPU 0.
 fn gpu_index(gpu: &Bound<'_, PyAny>) -> PyResult<i64> {
     match gpu.extract::<String>() {
         Ok(name) => Ok(uccl_p2p::gpu_index(&name)),
@@ -208,7 +211,7 @@ fn gpu_index(gpu: &Bound<'_, PyAny>) -> PyResult<i64> {
     }
 }
 
-/// The address that an endpoint for this GPU, made now, would tell its peers.
+/// The address that an endpoint for this GPU, made now, would advertise to its peers.
 pub(crate) fn oob_ip(py: Python<'_>, gpu_index: Option<u32>) -> Result<IpAddr, Error> {
     py.detach(|| {
         let config = Config::from_env()?;

@@ -1,4 +1,4 @@
-//! What keeps registered objects allocated, and registration, which relies on that.
+//! The owners of registered memory, and registration, which relies on them.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use uccl_p2p::{Endpoint, Error, Iov, MrId};
 
 use crate::memory::Owner;
 
-/// The objects whose memory is registered.
+/// The owners of registered memory, by region.
 #[derive(Default)]
 pub(crate) struct Regions {
     owners: Mutex<HashMap<u64, Vec<Owner>>>,
@@ -32,7 +32,7 @@ impl Regions {
         iovs.iter().map(|iov| iov.mr).find(|mr| is_readonly(owners.get(&mr.0)))
     }
 
-    /// Keeps one more owner of a region's memory.
+    /// Keeps another owner of a region's memory.
     pub(crate) fn keep(&self, mr: MrId, owner: Option<Owner>) {
         let Some(owner) = owner else { return };
         if owner.readonly {
@@ -41,8 +41,8 @@ impl Regions {
         self.owners.lock().entry(mr.0).or_default().push(owner);
     }
 
-    /// What kept the region's memory. Dropping it may run Python code, so that is for the caller, who
-    /// holds no lock.
+    /// Removes the owners of a region's memory. Their drop may run Python code, so the caller drops
+    /// them without a lock.
     pub(crate) fn forget(&self, mr: MrId) -> Option<Vec<Owner>> {
         let owners = self.owners.lock().remove(&mr.0)?;
         let readonly = owners.iter().filter(|owner| owner.readonly).count();
@@ -50,18 +50,18 @@ impl Regions {
         Some(owners)
     }
 
-    /// Lets go of everything but what these regions lie in: the others have ended.
+    /// Drops all owners except those of the regions `but`: the other regions have ended.
     pub(crate) fn clear(&self, but: &[MrId]) {
         let mut owners = self.owners.lock();
         let ended: Vec<_> = owners.extract_if(|mr, _| !but.contains(&MrId(*mr))).collect();
         let readonly = owners.values().flatten().filter(|owner| owner.readonly).count();
         self.readonly.store(readonly, Ordering::Release);
         drop(owners);
-        // It may run Python code, which finds nothing locked.
+        // The drop may run Python code, so no lock is held.
         drop(ended);
     }
 
-    /// Never lets go of what these regions lie in.
+    /// Never drops the owners of these regions.
     pub(crate) fn leak(&self, of: &[MrId]) {
         let mut owners = self.owners.lock();
         of.iter().for_each(|mr| std::mem::forget(owners.remove(&mr.0)));
@@ -75,7 +75,7 @@ fn is_readonly(owners: Option<&Vec<Owner>>) -> bool {
 /// Registers `len` bytes at `ptr`.
 pub(crate) fn register(core: &Endpoint, ptr: usize, len: usize) -> Result<MrId, Error> {
     // SAFETY: the memory stays allocated until the region is deregistered: an object's because its
-    // owner is kept until then, and an address's because that is what reg()'s documentation asks of
-    // its caller.
+    // owner is kept until then, and an address's because reg()'s documentation requires that of the
+    // caller.
     unsafe { core.register(ptr, len) }
 }

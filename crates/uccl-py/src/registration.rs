@@ -1,4 +1,4 @@
-//! `reg`, `regv` and `dereg`: regions that begin and end.
+//! `reg`, `regv` and `dereg`.
 
 use pyo3::prelude::*;
 use uccl_p2p::{Error, MrId};
@@ -75,7 +75,7 @@ fn add_all(
             Ok(mr) => mrs.push(mr.0),
             Err(stop) => {
                 for mr in mrs {
-                    // The regions were made just now; nothing but success can come of this.
+                    // The regions are new, so their end cannot fail.
                     let _ = remove(ep, py, mr);
                 }
                 return Err(stop);
@@ -85,7 +85,7 @@ fn add_all(
     Ok(mrs)
 }
 
-/// Ends a use of a region, and with the last one the region.
+/// Ends one use of a region, and with the last use the region.
 pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, number: u64) -> Result<(), Error> {
     match ep.reuse.leave(number) {
         Leaving::Others => Ok(()),
@@ -106,8 +106,8 @@ fn end(ep: &PyEndpoint, py: Python<'_>, mr: MrId, ending: Option<Ending>) -> Res
     ended
 }
 
-/// Ends regions, and lets go of their objects; the error is the first of those that a peer may still touch, which
-/// are kept.
+/// Ends regions and frees their objects. Regions that a peer may still touch are kept, and the
+/// first of their errors is returned.
 pub(crate) fn deregister(ep: &PyEndpoint, py: Python<'_>, mrs: Vec<MrId>) -> Result<(), Error> {
     if mrs.is_empty() {
         return Ok(());
@@ -115,7 +115,7 @@ pub(crate) fn deregister(ep: &PyEndpoint, py: Python<'_>, mrs: Vec<MrId>) -> Res
     let mut ended = Ok(());
     let gone = py.detach(|| {
         let end = |mr: &MrId| match ep.core.deregister(*mr) {
-            // An endpoint that was closed has ended it.
+            // A close of the endpoint has ended it.
             Ok(()) | Err(Error::UnknownRegion(_)) => true,
             Err(e) => {
                 ended = std::mem::replace(&mut ended, Ok(())).and(Err(e));

@@ -1,7 +1,7 @@
-//! Regions that tensors share: one that lies in a tensor registered before gets the keys of that one and a number of its
-//! own, as UCCL has it. A region ends when all its numbers have been deregistered.
+//! Regions that tensors share: a tensor that lies in an earlier one gets the same keys and a number
+//! of its own, as in UCCL. A region ends when all its numbers have been deregistered.
 //!
-//! Such a number has the region's id in its low bits, so that calls find the region without looking anything up.
+//! A number has the region's id in its low bits, so that calls find the region without a lookup.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,11 +10,12 @@ use uccl_p2p::{Endpoint, Error, MrId};
 
 use crate::regions::register;
 
-/// Start and length in bytes of a region, and whether it is read-only: peers get keys for the others alone.
+/// Start and length in bytes of a region, and whether it is read-only: peers get no keys for
+/// read-only ones.
 type Range = (usize, usize, bool);
 
-/// The bits of a number that are the region's id; those above tell its users apart. The highest is never set: a number
-/// that has it was not given by this module.
+/// The count of low bits that hold the region's id; those above identify its user. The highest bit
+/// is never set in a number of this module.
 const ID_BITS: u32 = 40;
 const MOST_USERS: u64 = 1 << (u64::BITS - ID_BITS - 1);
 
@@ -22,7 +23,7 @@ const MOST_USERS: u64 = 1 << (u64::BITS - ID_BITS - 1);
 pub(crate) fn region_of(number: u64) -> MrId {
     match number >> ID_BITS < MOST_USERS {
         true => MrId(number & ((1 << ID_BITS) - 1)),
-        // No region has such an id, and errors name what the caller gave.
+        // No region has such an id, and errors have the caller's number.
         false => MrId(number),
     }
 }
@@ -51,7 +52,7 @@ impl Shared {
         Self { mr, users: BTreeSet::new(), next: 0 }
     }
 
-    /// Counts one more user, and returns its number.
+    /// Adds a user, and returns its number.
     fn join(&mut self) -> u64 {
         while !self.users.insert(self.next) {
             self.next = (self.next + 1) % MOST_USERS;
@@ -62,11 +63,11 @@ impl Shared {
     }
 }
 
-/// A region that is not to be shared any more, because it is about to end.
+/// A region that is not shared any more, because it is about to end.
 pub(crate) struct Ending(Range, Shared);
 
 impl Tensors {
-    /// The shortest region of the same rights that a range lies in.
+    /// The shortest region with the same rights that contains a range.
     fn around(&mut self, (addr, len, readonly): Range) -> Option<&mut Shared> {
         let end = addr.checked_add(len).filter(|_| len > 0)?;
         let before = self.by_range.range_mut(..=(addr, usize::MAX, true));
@@ -86,7 +87,7 @@ impl Tensors {
 }
 
 impl Reuse {
-    /// It has not ended: it is shared again, unless its memory was registered anew meanwhile.
+    /// Shares a region again that could not end, unless its memory was registered anew meanwhile.
     pub(crate) fn put_back(&self, Ending(range, shared): Ending) {
         let mut tensors = self.regions.lock();
         if !tensors.by_range.contains_key(&range) {
@@ -94,12 +95,12 @@ impl Reuse {
         }
     }
 
-    /// A number of the region that a range lies in, or of a new one of its own.
+    /// A number of the region that contains a range, or of a new region.
     pub(crate) fn join(&self, core: &Endpoint, range: Range) -> Result<u64, Error> {
         if let Some(shared) = self.regions.lock().around(range) {
             return Ok(shared.join());
         }
-        // Nothing is locked meanwhile: who ends a region has the interpreter's lock, and needs this one.
+        // No lock is held meanwhile: a thread that ends a region holds the GIL and takes this lock.
         let (addr, len, _) = range;
         let mr = register(core, addr, len)?;
         if len == 0 {
@@ -109,7 +110,7 @@ impl Reuse {
         if let Some(shared) = tensors.around(range) {
             let number = shared.join();
             drop(tensors);
-            // Another thread made one meanwhile. Nobody has the key of this one.
+            // Another thread has made one meanwhile. No peer has the key of this one.
             core.deregister(mr)?;
             return Ok(number);
         }
@@ -119,7 +120,7 @@ impl Reuse {
         Ok(number)
     }
 
-    /// The user of this number leaves; with the last one the region is about to end.
+    /// Removes the user of a number; with the last user the region is about to end.
     pub(crate) fn leave(&self, number: u64) -> Leaving {
         let (mr, user) = (region_of(number), number >> ID_BITS);
         let mut tensors = self.regions.lock();
@@ -131,21 +132,22 @@ impl Reuse {
                 shared.users.remove(&user);
                 Leaving::Others
             }
-            // One that is not shared may have been: its memory was registered anew while its end was waited for in vain.
+            // A region that is not shared may have been shared before: its memory was registered
+            // anew while it failed to end.
             _ => Leaving::Last(tensors.take(mr)),
         }
     }
 
-    /// Forgets everything, when no region is left.
+    /// Forgets all regions, once all have ended.
     pub(crate) fn clear(&self) {
         *self.regions.lock() = Tensors::default();
     }
 }
 
-/// Who uses a region beside the one who leaves.
+/// The users of a region after one of them has left.
 pub(crate) enum Leaving {
     Others,
-    /// The number was never given, or has left already.
+    /// The number is unknown, or its user has left before.
     Nobody,
     Last(Option<Ending>),
 }

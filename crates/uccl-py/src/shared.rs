@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use uccl_p2p::SharedBuf;
 
-/// The memory behind a `uccl.p2p.SharedBuffer`; freed when the last region and buffer over it are gone.
+/// The memory of a `uccl.p2p.SharedBuffer`; freed when the last region and buffer over it are gone.
 #[pyclass(name = "SharedMemory", module = "uccl._core", frozen)]
 pub(crate) struct PySharedMemory(SharedBuf);
 
@@ -15,13 +15,13 @@ impl PySharedMemory {
 
 #[pymethods]
 impl PySharedMemory {
-    /// Where it starts.
+    /// The start address.
     #[getter]
     fn ptr(&self) -> usize {
         self.0.as_ptr() as usize
     }
 
-    /// How long it is, in bytes.
+    /// The length in bytes.
     #[getter]
     fn size(&self) -> usize {
         self.0.len()

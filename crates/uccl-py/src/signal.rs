@@ -39,7 +39,7 @@ pub(crate) fn of<const N: usize>(args: &Args<'_, N>) -> Result<Option<Signal>, S
     Ok(Some(Signal { advert, change, strong }))
 }
 
-/// A word's value: what is negative is what it wraps around to.
+/// A word's value; negative numbers are taken as two's complement.
 fn value_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     match value.extract::<u64>() {
         Ok(value) => Ok(value),
@@ -54,7 +54,8 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    /// At an address, or at the start of an object; in the region of this name, or in the one that it lies in.
+    /// The word at an address, or at the start of an object; in the named region, or in the one
+    /// that contains it.
     pub(crate) fn of(
         core: &Endpoint,
         ptr: &Bound<'_, PyAny>,
@@ -66,8 +67,8 @@ impl Word {
         Ok(Self { mr: mr.ok_or_else(unknown)?, ptr })
     }
 
-    /// Waits until it is what is asked for: what it is then, or nothing if the time was over. Fails if the connection to
-    /// the peer that is to change it, where that is named, is lost before.
+    /// Waits until the word fulfils `until`. Returns its value, or `None` after the timeout. Fails
+    /// if `conn`, the connection to the peer that changes the word, is lost before.
     pub(crate) fn wait(
         &self,
         core: &Endpoint,

@@ -1,4 +1,4 @@
-//! CUDA streams, as frameworks hand them around.
+//! CUDA streams in the forms of several frameworks.
 
 use pyo3::{exceptions::PyTypeError, intern, prelude::*};
 use uccl_p2p::{CudaStream, Endpoint};
@@ -11,8 +11,8 @@ pub(crate) fn of(core: &Endpoint, stream: &Bound<'_, PyAny>) -> PyResult<CudaStr
         Some(handle) => (core.config().gpu_index, handle? as u64),
         None => of_object(stream)?,
     };
-    // SAFETY: the caller's object is borrowed for the call that it was passed to; a number is the caller's
-    // word for it, as with every address that this package takes.
+    // SAFETY: the caller's object is borrowed for the call that it was passed to; for a number the
+    // caller guarantees a live stream, as for every address that this package takes.
     Ok(unsafe { CudaStream::new(device, handle) })
 }
 

@@ -1,11 +1,11 @@
-//! What may take long to end.
+//! Values with a drop that may take long.
 
 use std::{mem::ManuallyDrop, ops::Deref};
 
 use pyo3::Python;
 
-/// Ends without the interpreter's lock: the end of a group waits until far peers have what was sent to them, and other
-/// threads go on meanwhile.
+/// Drops its value without the GIL: the end of a group waits until far peers have received all
+/// data, and other threads run meanwhile.
 pub(super) struct Apart<T: Send>(ManuallyDrop<T>);
 
 impl<T: Send> Apart<T> {
@@ -24,7 +24,7 @@ impl<T: Send> Deref for Apart<T> {
 
 impl<T: Send> Drop for Apart<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after its drop.
+        // SAFETY: the value is not used after its drop.
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
         Python::attach(|py| py.detach(|| drop(value)));
     }

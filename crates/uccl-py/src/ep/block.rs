@@ -1,4 +1,4 @@
-//! Memory that peers read where it is.
+//! Memory that peers read in place.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use uccl_ep::{Block, Group, let_go};
 
 use super::{PyGroup, apart::Apart, exception};
 
-/// Memory that peers read where it is. It lives as long as this, and as peers may read it.
+/// Memory that peers read in place. It lives as long as this object, and as peers may read it.
 #[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
 pub(crate) struct PyBlock {
     block: Arc<Block>,
@@ -17,14 +17,15 @@ pub(crate) struct PyBlock {
 impl Drop for PyBlock {
     fn drop(&mut self) {
         let (group, block) = (Arc::clone(&self.group), Arc::clone(&self.block));
-        // Another block that goes now may be the last of its group, whose end may wait for peers.
+        // This may free another block, the last one of its group, and the group's end may wait for
+        // peers.
         Python::attach(|py| py.detach(|| let_go(group, block)));
     }
 }
 
 #[pymethods]
 impl PyBlock {
-    /// Makes one of `len` bytes.
+    /// Makes a block of `len` bytes.
     #[new]
     fn new(group: &PyGroup, len: usize) -> PyResult<Self> {
         let group = Apart::new(Arc::clone(&group.group));
@@ -32,13 +33,13 @@ impl PyBlock {
         Ok(Self { block, group })
     }
 
-    /// Its address.
+    /// The block's address.
     #[getter]
     fn address(&self) -> usize {
         self.block.as_ptr().addr()
     }
 
-    /// Whether nobody reads it any more.
+    /// Whether no peer reads it any more.
     fn is_read(&self) -> bool {
         self.group.is_read(&self.block)
     }

@@ -1,4 +1,4 @@
-//! Dispatches and combines under way.
+//! Dispatches and combines in flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use uccl_ep::{
 use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception, over};
 use crate::interrupt::listening;
 
-/// Memory whose addresses Python gave: it keeps the tensors until the call has ended.
+/// Memory with addresses from Python, which keeps the tensors until the call has ended.
 struct Given<T>(T);
 
 // SAFETY: tensors belong to no thread.
@@ -54,7 +54,8 @@ pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Pay
     })
 }
 
-/// A dispatch under way. As a context manager it tells peers that this rank gave up on it, if it has not ended by then.
+/// A dispatch in flight. At the end of its context, peers are notified that this rank gave up on
+/// it, unless it has ended.
 #[pyclass(name = "EpDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatch {
     dispatch: Apart<Mutex<Option<Dispatch>>>,
@@ -62,8 +63,9 @@ pub(crate) struct PyDispatch {
 
 #[pymethods]
 impl PyDispatch {
-    /// Begins to send tokens; with `relays`, once to each other node, where the group can. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
-    /// Rows that `stays` says so of are as they are until the call is over.
+    /// Starts to send tokens; with `relays`, once to each other node, if the group can. `slots` is
+    /// the limit of each rank's tokens; without it the call takes `room` bytes. With `stays` the
+    /// rows do not change until the call has ended.
     #[new]
     #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false, stays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -119,13 +121,14 @@ impl PyDispatch {
         this
     }
 
-    /// Ends it here, unless it has ended.
+    /// Ends the dispatch, unless it has ended.
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
         py.detach(|| drop(self.dispatch.lock().take()));
     }
 
-    /// How much arrives, when every rank has said so: tokens by rank, and rows by local expert.
+    /// The received numbers, once every rank has sent them: tokens by rank, and rows by local
+    /// expert.
     fn counts(&self, py: Python<'_>) -> PyResult<(Vec<u32>, Vec<u32>)> {
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
@@ -142,8 +145,8 @@ impl PyDispatch {
         Ok(waited.into_iter().map(nanoseconds).collect())
     }
 
-    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts. `tiles` for
-    /// scales are their address, and how many rows of them each expert has.
+    /// Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
+    /// `tiles` for scales are their address, and the number of their rows for each expert.
     #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
@@ -184,7 +187,7 @@ impl PyDispatch {
         let handle = engine(py, move |interrupted| {
             let outputs = outputs.into_inner();
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
-            // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet.
+            // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet.
             unsafe { dispatch.receive(outputs, &layout, interrupted) }
         })?;
         Ok(PyHandle { handle: Apart::new(Arc::new(handle)) })
@@ -195,7 +198,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A combine under way.
+/// A combine in flight.
 #[pyclass(name = "EpCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCombine {
     combine: Apart<Mutex<Option<Combine>>>,
@@ -203,8 +206,9 @@ pub(crate) struct PyCombine {
 
 #[pymethods]
 impl PyCombine {
-    /// Begins to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or "choice", is the order in which relays sum
-    /// them; without it every row goes all the way. `leaves` rows in a block to those that read them.
+    /// Starts to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or "choice",
+    /// is the order in which relays sum them; without it every row is sent all the way. `leaves`
+    /// leaves rows in a block, where their receivers read them.
     #[new]
     #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false, leaves=false, relays=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -253,9 +257,9 @@ impl PyCombine {
         Ok(Self { combine: Apart::new(Mutex::new(Some(combine))) })
     }
 
-    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices; of each expert's rows those are left
-    /// out that are negative in `experts`, if there are any. Returns, by rank, the nanoseconds
-    /// that this waited for it.
+    /// Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of choices.
+    /// Rows of experts are left out if their choice is negative in `experts`, if that is given.
+    /// Returns, by rank, the nanoseconds that this waited for it.
     #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0, experts=0, is_64=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn finish(
@@ -290,7 +294,8 @@ impl PyCombine {
                 // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it until the combine has ended.
                 unsafe { combine.leave_out(chosen) };
             }
-            // SAFETY: `uccl.ep` passes tensors with a row for each token, which nobody else has yet.
+            // SAFETY: `uccl.ep` passes tensors with a row for each token, which no other code uses
+            // yet.
             unsafe { combine.finish(combined, interrupted) }
         })?;
         Ok(waited.into_iter().map(nanoseconds).collect())

@@ -1,4 +1,4 @@
-//! Groups, and where their tokens go.
+//! Groups, and the routing of their tokens.
 
 use std::{slice, sync::Arc};
 
@@ -18,7 +18,8 @@ pub(crate) struct PyGroup {
 
 #[pymethods]
 impl PyGroup {
-    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is not there.
+    /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank; None for a missing
+    /// rank.
     #[new]
     #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, node, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -38,7 +39,7 @@ impl PyGroup {
         Ok(Self { group: Apart::new(group) })
     }
 
-    /// The group with the ranks that are there now: those that give something to `exchange`.
+    /// The group with the ranks that are present now: those that take part in `exchange`.
     fn regroup(&self, py: Python<'_>, exchange: Py<PyAny>) -> PyResult<Self> {
         let group = with_exchange(py, &exchange, |exchange| self.group.regroup(exchange))?;
         Ok(Self { group: Apart::new(group) })
@@ -49,25 +50,26 @@ impl PyGroup {
         engine(py, |interrupted| self.group.barrier(interrupted))
     }
 
-    /// How often ranks have met.
+    /// The number of times that the ranks have met.
     #[getter]
     fn generation(&self) -> u32 {
         self.group.generation()
     }
 
-    /// Which rank this is.
+    /// The number of this rank.
     #[getter]
     fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[getter]
     fn ranks(&self) -> usize {
         self.group.ranks()
     }
 
-    /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
+    /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
+    /// of consecutive ranks.
     #[getter]
     fn nodes(&self) -> (usize, usize) {
         let nodes = self.group.nodes();
@@ -86,28 +88,28 @@ impl PyGroup {
         self.group.pool_len()
     }
 
-    /// Whether memory is in a block of this rank.
+    /// Whether memory lies in a block of this rank.
     fn has_block(&self, address: usize, len: usize) -> bool {
         self.group.has_block(&(address..address.saturating_add(len)))
     }
 
-    /// By rank, whether it is there, masked or not.
+    /// By rank, whether it is present, masked or not.
     fn there(&self) -> Vec<bool> {
         (0..self.group.ranks()).map(|rank| self.group.has(rank)).collect()
     }
 
-    /// Leaves a rank out of the calls that follow, or lets it take part again.
+    /// Masks a rank in later calls, or unmasks it.
     fn mask(&self, rank: usize, is_masked: bool) -> PyResult<()> {
         self.group.mask(rank, is_masked).map_err(|e| exception(&e))
     }
 
-    /// By rank, whether it is left out.
+    /// By rank, whether it is masked.
     fn masks(&self) -> Vec<bool> {
         (0..self.group.ranks()).map(|rank| self.group.is_masked(rank)).collect()
     }
 }
 
-/// Where a rank's tokens go.
+/// The receivers of a rank's tokens.
 #[pyclass(name = "EpRouting", module = "uccl._core", frozen)]
 pub(crate) struct PyRouting {
     pub(super) routing: Arc<Routing>,
@@ -115,7 +117,7 @@ pub(crate) struct PyRouting {
 
 #[pymethods]
 impl PyRouting {
-    /// By the experts that tokens chose: `tokens * top_k` integers at `experts`.
+    /// Routes tokens by the experts that they chose: `tokens * top_k` integers at `experts`.
     #[staticmethod]
     #[pyo3(signature = (*, experts, is_64, tokens, top_k, num_experts, ranks))]
     fn by_choices(
@@ -144,7 +146,8 @@ impl PyRouting {
         Ok(Self { routing: Arc::new(routing) })
     }
 
-    /// By ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert` counts the tokens of each expert.
+    /// Routes tokens by ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert` counts
+    /// the tokens of each expert.
     #[staticmethod]
     #[pyo3(signature = (*, goes, tokens, per_expert, ranks))]
     fn by_rank(goes: usize, tokens: usize, per_expert: Vec<u32>, ranks: usize) -> PyResult<Self> {
@@ -160,30 +163,30 @@ impl PyRouting {
         Ok(Self { routing: Arc::new(routing) })
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     #[getter]
     fn tokens(&self) -> usize {
         self.routing.tokens()
     }
 
-    /// Choices of a token.
+    /// The number of choices of a token.
     #[getter]
     fn top_k(&self) -> usize {
         self.routing.top_k()
     }
 
-    /// Experts of each rank.
+    /// The number of experts of each rank.
     #[getter]
     fn local_experts(&self) -> usize {
         self.routing.local_experts()
     }
 
-    /// By rank, how many tokens go there.
+    /// By rank, the number of tokens that are sent to it.
     fn per_rank(&self) -> Vec<usize> {
         (0..self.routing.ranks()).map(|rank| self.routing.to(rank).len()).collect()
     }
 
-    /// By expert, how many tokens chose it.
+    /// By expert, the number of tokens that chose it.
     fn per_expert(&self) -> Vec<u32> {
         (0..self.routing.ranks())
             .flat_map(|rank| self.routing.per_expert_of(rank))
@@ -191,7 +194,7 @@ impl PyRouting {
             .collect()
     }
 
-    /// Fills `tokens * ranks` bytes: by token and rank, 1 if it goes there, else 0.
+    /// Fills `tokens * ranks` bytes: by token and rank, 1 if the token is sent to the rank, else 0.
     fn fill_goes(&self, py: Python<'_>, out: usize) {
         let (routing, ranks) = (&self.routing, self.routing.ranks());
         py.detach(|| {

@@ -1,4 +1,4 @@
-//! What a combine needs of its dispatch.
+//! The state of a dispatch that its combine needs.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use uccl_ep::{Phase, dispatch::Handle};
 
 use super::{PyRouting, apart::Apart, exception};
 
-/// What a combine needs of its dispatch.
+/// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyHandle {
     pub(super) handle: Apart<Arc<Handle>>,
@@ -15,20 +15,20 @@ pub(crate) struct PyHandle {
 
 #[pymethods]
 impl PyHandle {
-    /// Where this rank's own tokens went.
+    /// The routing of this rank's own tokens.
     #[getter]
     fn routing(&self) -> PyRouting {
         PyRouting { routing: Arc::clone(&self.handle.routing) }
     }
 
-    /// Over how many nodes tokens were relayed; 1 if they were not.
+    /// The number of nodes over which tokens were relayed; 1 if they were not.
     #[getter]
     fn relays(&self) -> usize {
         self.handle.relayed.len()
     }
 
-    /// Fills what low latency mode's callers read, for `slots` rows of each local expert: tokens of rows (i32), and, by
-    /// expert and rank, where its rows begin and how many they are (i64).
+    /// Fills the tables of low latency mode, for `slots` rows of each local expert: the token of
+    /// each row (i32), and, by expert and rank, the first row and the number of rows (i64).
     fn fill_low_latency(&self, py: Python<'_>, src_info: usize, layout_range: usize, slots: usize) {
         let handle = &self.handle;
         py.detach(|| {
@@ -53,8 +53,8 @@ impl PyHandle {
         });
     }
 
-    /// Fills `[m, K + 2]` i32 for the tokens that arrived: `rank * most + token`, `rank * K + the last choice of its that
-    /// is this rank's`, and, by choice, the row that it has by experts, or -1.
+    /// Fills `[m, K + 2]` i32 for the received tokens: `rank * most + token`, `rank * K + k` with
+    /// the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
     fn fill_source_metadata(&self, py: Python<'_>, out: usize, most: i32) {
         let handle = &self.handle;
         py.detach(|| {
@@ -66,7 +66,7 @@ impl PyHandle {
                 unsafe {
                     let row = out.add(at * width);
                     row.copy_from_nonoverlapping(entry.as_ptr(), width);
-                    // A token that was counted and did not come has no place.
+                    // A token that was counted and did not arrive has no place.
                     row.write(if rank < 0 { -1 } else { rank * most + token });
                     row.add(1).write(if rank < 0 { -1 } else { rank * top_k + master });
                 }
@@ -74,12 +74,12 @@ impl PyHandle {
         });
     }
 
-    /// Raises if ranks have come or gone since the dispatch.
+    /// Raises if ranks have connected or left since the dispatch.
     fn check_is_last(&self) -> PyResult<()> {
         self.handle.group.check_is_last(Phase::Dispatch).map_err(|e| exception(&e))
     }
 
-    /// By rank, how many tokens came from it.
+    /// By rank, the number of tokens received from it.
     fn counts(&self) -> Vec<u32> {
         self.handle.counts.from.clone()
     }

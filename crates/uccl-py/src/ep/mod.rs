@@ -1,4 +1,5 @@
-//! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` makes tensors of them.
+//! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` passes its tensors
+//! as these.
 
 mod apart;
 mod block;
@@ -33,7 +34,7 @@ pub(crate) use self::{
     handle::PyHandle,
 };
 
-/// An exception that says why.
+/// The exception of an error.
 fn exception(error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
@@ -44,18 +45,19 @@ fn exception(error: &Error) -> PyErr {
     }
 }
 
-/// A call was asked for what it has done before.
+/// The error of a call that has ended before.
 fn over() -> Error {
     Error::Invalid("this call is over; a hook is called once".into())
 }
 
-/// How long calls wait, in seconds of Python's.
+/// Converts a timeout in seconds.
 fn timeout_of(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// Joins with an exchange of Python's: `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is
-/// not there. What it raises is raised. Other threads go on while this rank waits for its peers.
+/// Joins with an exchange of Python: `exchange(bytes)` returns the bytes of all ranks, by rank;
+/// None for a missing rank. An exception of it is raised. Other threads run while this rank waits
+/// for its peers.
 fn with_exchange<T: Send>(
     py: Python<'_>,
     exchange: &Py<PyAny>,
@@ -79,8 +81,8 @@ fn with_exchange<T: Send>(
     }
 }
 
-/// Bytes of a dispatch's place with so many slots for tokens of each rank. `spread` is nodes, and ranks of each: with several
-/// nodes tokens are relayed.
+/// Bytes of a dispatch's place with `slots` slots for tokens of each rank. `spread` is the number
+/// of nodes, and of ranks of each: with several nodes tokens are relayed.
 #[pyfunction(name = "ep_dispatch_len")]
 pub(crate) fn dispatch_len(
     payload: usize,
@@ -100,7 +102,8 @@ pub(crate) fn row_place_len(values: usize, weights: usize, slots: usize, tokens:
     Row { values, weights, slots }.place(tokens)
 }
 
-/// Rows that a token has in a combine's place where each rank sends one. `spread` as for a dispatch.
+/// The number of rows of a token in a combine's place if each rank sends one. `spread` as for a
+/// dispatch.
 #[pyfunction(name = "ep_row_slots")]
 pub(crate) fn row_slots(top_k: usize, spread: (usize, usize)) -> usize {
     slots_of(nodes_of(spread), top_k)
@@ -110,7 +113,8 @@ fn nodes_of((count, ranks): (usize, usize)) -> Nodes {
     Nodes { count: count.max(1), ranks }
 }
 
-/// Bytes that tell the node of this process from others: that with this number, or that of the processes that can see it.
+/// Bytes that identify the node of this process: the one of this number, or of the processes that
+/// can see it.
 #[pyfunction(name = "ep_node")]
 #[pyo3(signature = (node))]
 pub(crate) fn node(py: Python<'_>, node: Option<u64>) -> PyResult<Bound<'_, PyBytes>> {
@@ -118,7 +122,8 @@ pub(crate) fn node(py: Python<'_>, node: Option<u64>) -> PyResult<Bound<'_, PyBy
     Ok(PyBytes::new(py, &node.to_bytes()))
 }
 
-/// Nodes, and ranks of each, by what `ep_node` says on each rank: one, unless all have as many ranks, one behind the other.
+/// The number of nodes, and of ranks of each, from the `ep_node` of all ranks. It is one node,
+/// unless all have the same number of consecutive ranks.
 #[pyfunction(name = "ep_nodes")]
 pub(crate) fn nodes(of_ranks: Vec<Vec<u8>>) -> (usize, usize) {
     let Nodes { count, ranks } = Nodes::of(&of_ranks.into_iter().map(Some).collect::<Vec<_>>());

@@ -8,14 +8,14 @@ use uccl_ep::cuda::{Config, Group, Reach};
 
 use crate::ep::{apart::Apart, exception, timeout_of, with_exchange};
 
-/// One rank's end of a group whose ranks have GPUs.
+/// One rank's end of a group of ranks with GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
     pub(super) group: Apart<Arc<Group>>,
 }
 
 impl PyCudaGroup {
-    /// The caller's stream, by torch's number.
+    /// The caller's stream, from torch's number.
     pub(super) fn stream(&self, stream: u64) -> Stream {
         // SAFETY: `uccl.ep` passes a stream of the group's GPU, which torch keeps while it is used.
         unsafe { Stream::borrow(self.group.context(), stream) }
@@ -24,8 +24,8 @@ impl PyCudaGroup {
 
 #[pymethods]
 impl PyCudaGroup {
-    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks. With `by_host`
-    /// no rank reaches the memory of another's GPU.
+    /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
+    /// `blocks` blocks. With `by_host` no rank accesses the memory of another's GPU.
     #[new]
     #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, is_alone, node, by_host, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -63,32 +63,33 @@ impl PyCudaGroup {
         Ok(Self { group: Apart::new(group) })
     }
 
-    /// Where the GPU reaches the pool.
+    /// The address of the pool on the GPU.
     #[getter]
     fn pool(&self) -> u64 {
         self.group.pool_address()
     }
 
-    /// Whether ranks reach each other by the host.
+    /// Whether ranks reach each other through the host's memory.
     #[getter]
     fn is_by_host(&self) -> bool {
         self.group.is_by_host()
     }
 
-    /// Whether one launch may do all of a call of normal mode.
+    /// Whether one launch may do a whole call of normal mode.
     #[getter]
     fn has_whole_calls(&self) -> bool {
         self.group.has_whole_calls()
     }
 
-    /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
+    /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
+    /// of consecutive ranks.
     #[getter]
     fn nodes(&self) -> (usize, usize) {
         let nodes = self.group.nodes();
         (nodes.count, nodes.ranks)
     }
 
-    /// Why ranks of one node do not reach each other's GPU memory, or None.
+    /// The reason why ranks of one node do not reach each other's GPU memory, or None.
     #[getter]
     fn unreached(&self) -> Option<String> {
         self.group.unreached().map(str::to_owned)
@@ -100,12 +101,13 @@ impl PyCudaGroup {
         self.group.pool_len()
     }
 
-    /// Raises what a call failed with that has failed. It waits for none.
+    /// Raises the error of a call that has failed. Waits for no call.
     fn check(&self) -> PyResult<()> {
         self.group.check().map_err(|e| exception(&e))
     }
 
-    /// Enqueues that peers are told that this rank has more tokens than a call has room for, and makes none.
+    /// Enqueues a notice to peers that this rank has more tokens than a call has room for, and so
+    /// makes no call.
     fn tell_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let stream = self.stream(stream);
         // SAFETY: `uccl.ep` passes a stream of the group's GPU.
@@ -113,8 +115,8 @@ impl PyCudaGroup {
         done.map_err(|e| exception(&e))
     }
 
-    /// Enqueues that ranks, a bit for each, are left out, or take part again; and, unless `status` is 0, that i32 by rank say there which are
-    /// left out then.
+    /// Enqueues masks: each bit is a rank that is left out, or let in. Unless `status` is 0, writes
+    /// an i32 by rank there: whether it is left out then.
     #[pyo3(signature = (*, left_out, let_in, status, stream))]
     fn mask(
         &self,

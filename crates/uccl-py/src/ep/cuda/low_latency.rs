@@ -1,4 +1,4 @@
-//! Low latency calls: kernels are enqueued on the caller's stream, and nothing here waits for them.
+//! Low latency calls: kernels are enqueued on the caller's stream, and no call waits for them.
 
 use std::sync::Arc;
 
@@ -31,7 +31,8 @@ pub(crate) fn cuda_combine_scratch_len() -> usize {
     COMBINE_SCRATCH_LEN
 }
 
-/// Bytes of memory on the GPU for what a dispatch tells its combine, of `slots` tokens of each rank at most.
+/// Bytes of GPU memory for the records of a dispatch that its combine reads, with at most `slots`
+/// tokens of each rank.
 #[pyfunction(name = "ep_cuda_records_len")]
 pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
     records_len(slots, ranks, top_k)
@@ -53,7 +54,8 @@ pub(crate) struct PyCudaDispatch {
 
 #[pymethods]
 impl PyCudaDispatch {
-    /// A dispatch of tokens, of which nothing is enqueued yet. NVFP4's global scale is a number, or at an address that is not 0.
+    /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or lies
+    /// at an address that is not 0.
     #[new]
     #[pyo3(signature = (group, *, rows, stride, kind, len, global_scale, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -78,13 +80,14 @@ impl PyCudaDispatch {
         let (value, global_scale) = global_scale;
         let payload = payload(kind, len, value)?;
         let tokens = Tokens { rows, stride, payload, global_scale };
-        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
+        // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };
         let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { dispatch: Apart::new(dispatch), stream })
     }
 
-    /// Enqueues the sending.
+    /// Enqueues the sends.
     fn begin(&self, py: Python<'_>) -> PyResult<()> {
         let begun = py.detach(|| {
             let mut dispatch = self.dispatch.lock();
@@ -94,8 +97,9 @@ impl PyCudaDispatch {
         begun.map_err(|e| exception(&e))
     }
 
-    /// Enqueues the taking out of what arrives, and the sending if it was not. `scales` are an address, and strides in words by row, expert
-    /// and word; `tiles` an address, and how many rows of tiles each expert has.
+    /// Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address, and
+    /// strides in words by row, expert and word; `tiles` an address, and the number of tile rows of
+    /// each expert.
     #[pyo3(signature = (*, rows, stride, count, stats, waits, table, scales=None, tiles=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
@@ -122,7 +126,8 @@ impl PyCudaDispatch {
             Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
-            // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which nobody else has yet.
+            // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no
+            // other code uses yet.
             unsafe { dispatch.receive(&outputs, &self.stream) }
         });
         let handle = Arc::new(received.map_err(|e| exception(&e))?);
@@ -130,7 +135,7 @@ impl PyCudaDispatch {
     }
 }
 
-/// What a combine needs of its dispatch.
+/// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaHandle {
     handle: Apart<Arc<Handle>>,
@@ -145,7 +150,8 @@ pub(crate) struct PyCudaCombine {
 
 #[pymethods]
 impl PyCudaCombine {
-    /// A combine of rows that go back, as LogFMT-10 if `is_packed`, to where their tokens came from. Nothing is enqueued yet.
+    /// Makes a combine, without enqueuing it. It sends rows back to the ranks of their tokens, as
+    /// LogFMT-10 if `is_packed`.
     #[new]
     #[pyo3(signature = (group, handle, *, rows, hidden, records, is_packed, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -161,13 +167,14 @@ impl PyCudaCombine {
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let results = Results { rows, stride: 2 * hidden, hidden, records, is_packed };
-        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
+        // work of the stream only.
         let new = unsafe { Combine::new(&handle.handle, &results, scratch) };
         let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { combine: Apart::new(combine), stream })
     }
 
-    /// Enqueues the sending.
+    /// Enqueues the sends.
     fn begin(&self, py: Python<'_>) -> PyResult<()> {
         let begun = py.detach(|| {
             let mut combine = self.combine.lock();
@@ -177,7 +184,7 @@ impl PyCudaCombine {
         begun.map_err(|e| exception(&e))
     }
 
-    /// Enqueues the sums, and the sending if it was not.
+    /// Enqueues the sums, and the sends unless they were enqueued.
     #[pyo3(signature = (*, rows, weights, experts, waits))]
     fn finish(
         &self,

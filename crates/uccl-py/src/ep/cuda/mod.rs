@@ -1,4 +1,4 @@
-//! Calls of ranks that have GPUs.
+//! Calls of ranks with GPUs.
 
 mod group;
 mod low_latency;

@@ -1,4 +1,4 @@
-//! Calls of normal mode: only who asks how much arrives waits for it.
+//! Calls of normal mode. A call waits on the host only if it returns received counts.
 
 use std::{num::NonZero, sync::Arc};
 
@@ -19,8 +19,9 @@ use uccl_ep::{
 use super::PyCudaGroup;
 use crate::ep::{apart::Apart, calls::engine, exception, over, timeout_of};
 
-/// The most tokens of each rank that a call has room for, where nobody says: rows of `payload` bytes with so many words of `scales`,
-/// and rows of `hidden` bf16 that go back. Raises if this rank has more.
+/// The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
+/// `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
+/// Raises if this rank has more.
 #[pyfunction(name = "ep_cuda_room_for")]
 #[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, stays))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -38,14 +39,14 @@ pub(crate) fn cuda_room_for(
     sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
 }
 
-/// Tokens that were laid out, for dispatches to where they go.
+/// The layout of tokens, for dispatches of the same tokens.
 #[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
 pub(crate) struct PyLaidOut {
     laid_out: LaidOut,
 }
 
-/// Enqueues the counting of tokens: i32 by rank, i32 by expert, and a byte by token and rank. Dispatches with what is returned use
-/// the scratch memory.
+/// Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
+/// Dispatches with the returned layout use the scratch memory.
 #[pyfunction(name = "ep_cuda_layout")]
 #[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, goes, scratch, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -66,8 +67,8 @@ pub(crate) fn cuda_layout(
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
     let layout = Layout { per_rank, per_expert, goes };
-    // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; it keeps the scratch
-    // memory with what is returned.
+    // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
+    // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
     let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
     let laid_out = done.map_err(|e| exception(&e))?;
     Ok(PyLaidOut { laid_out })
@@ -76,23 +77,23 @@ pub(crate) fn cuda_layout(
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesGiven = (u64, usize, usize, usize);
 
-/// Tokens by rank, and how many chose each local expert.
+/// Tokens by rank, and tokens that chose each local expert.
 type CountsTold = (Vec<u32>, Vec<u32>);
 
-/// What dispatches of a kind have alike, as `uccl.ep._gpu_dispatch.Sizes` has it.
+/// Properties that all dispatches of a kind share, in the form of `uccl.ep._gpu_dispatch.Sizes`.
 #[derive(FromPyObject)]
 struct Alike {
     row_bytes: usize,
     top_k: usize,
     num_experts: usize,
-    /// Words of a choice; 0: choices are not wanted.
+    /// Words of a choice; 0 if choices are not returned.
     choice_words: usize,
     has_weights: bool,
     zeroes_foreign: bool,
     zeroes_gaps: bool,
-    /// Whether rows are told of: not where tokens go where others went.
+    /// Whether tables of rows are written: not for a dispatch to earlier rows.
     tells: bool,
-    /// Of rows by expert.
+    /// The alignment of an expert's rows, for rows by expert.
     alignment: Option<usize>,
 }
 
@@ -102,8 +103,10 @@ pub(crate) struct PyNormalKind {
     alike: Alike,
 }
 
-/// What is sent, a tuple as `uccl.ep._gpu_dispatch.Sending` has it: to the ranks of `experts`; or of those that tokens had when they were
-/// `laid_out`; or to `ranks`, a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again` is of.
+/// The input of a dispatch, a tuple in the form of `uccl.ep._gpu_dispatch.Sending`. Tokens are sent
+/// to the ranks of `experts`; or to those of the layout `laid_out`; or to `ranks`, a byte by token
+/// and rank, and i32 by expert, the number of its tokens; or to the rows of the earlier dispatch
+/// with the handle `again`.
 #[derive(FromPyObject)]
 pub(crate) struct Sending {
     #[pyo3(item(0))]
@@ -134,7 +137,7 @@ pub(crate) struct Sending {
     stream: u64,
 }
 
-/// Memory for what arrives, a tuple as `uccl.ep._gpu_dispatch.Receiving` has it.
+/// Memory for received rows, a tuple in the form of `uccl.ep._gpu_dispatch.Receiving`.
 #[derive(FromPyObject)]
 pub(crate) struct Receiving {
     #[pyo3(item(0))]
@@ -153,7 +156,8 @@ pub(crate) struct Receiving {
     parts: Py<PyParts>,
 }
 
-/// Where parts of one piece of memory begin, in words, as `uccl.ep._gpu_placed.Parts` has it.
+/// The starts of parts of one piece of memory, in words, in the form of
+/// `uccl.ep._gpu_placed.Parts`.
 #[derive(FromPyObject)]
 struct Parts {
     starts: u64,
@@ -166,7 +170,7 @@ struct Parts {
     weights: u64,
 }
 
-/// The same, read once for all dispatches whose memory is cut so.
+/// Starts of parts, which are read once for all dispatches with this layout of memory.
 #[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
 pub(crate) struct PyParts {
     parts: Parts,
@@ -209,8 +213,9 @@ impl PyNormalKind {
                 Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
             }
         };
-        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; its layouts and
-        // handles are of this group, and their streams are waited for.
+        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
+        // work of the stream only; its layouts and handles are of this group, and their streams are
+        // waited for.
         unsafe { Dispatch::begin(group, &sent, routed, slots, (scratch, stream)) }
     }
 
@@ -257,7 +262,8 @@ impl PyNormalKind {
         stream: &Stream,
     ) -> uccl_ep::Result<Handle> {
         let (outputs, stays) = (self.outputs(receiving), receiving.stays);
-        // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps what is told with the handle.
+        // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet; it
+        // keeps the tables with the handle.
         unsafe {
             match stays {
                 true => dispatch.receive_in_place(&outputs, stream),
@@ -267,7 +273,8 @@ impl PyNormalKind {
     }
 }
 
-/// What a whole dispatch has led to: a handle, or a dispatch of which nothing was taken out yet; and counts, if they were waited for.
+/// The result of a whole dispatch: a handle, or a dispatch that has to be received; and counts, if
+/// the call waited for them.
 type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold>);
 
 #[pymethods]
@@ -277,7 +284,7 @@ impl PyNormalKind {
         Self { alike }
     }
 
-    /// Enqueues the sending of tokens.
+    /// Enqueues the sends of tokens.
     #[pyo3(name = "begin")]
     fn py_begin(
         &self,
@@ -290,7 +297,7 @@ impl PyNormalKind {
         Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
     }
 
-    /// Enqueues the taking out of what arrives, behind the sending.
+    /// Enqueues the receipt, behind the sends.
     fn receive(
         &self,
         py: Python<'_>,
@@ -304,8 +311,9 @@ impl PyNormalKind {
         Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
     }
 
-    /// Enqueues a whole dispatch. With a `limit` in seconds the room for what arrives is a guess: counts are waited for while rows are on their way.
-    /// What does not fit is left for another `receive`.
+    /// Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a guess:
+    /// the call waits for counts while rows are in flight. If the rows do not fit, a later
+    /// `receive` takes them.
     fn dispatch(
         &self,
         py: Python<'_>,
@@ -331,7 +339,7 @@ impl PyNormalKind {
     }
 }
 
-/// A dispatch that was begun.
+/// A dispatch that has begun.
 #[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalDispatch {
     dispatch: Apart<Mutex<Option<Dispatch>>>,
@@ -340,7 +348,8 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// How much arrives, when every rank has told: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
+    /// The received counts, once every rank has sent them: tokens by rank, and tokens that chose
+    /// each local expert. Waits at most `limit` seconds.
     fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountsTold> {
         let limit = timeout_of(limit)?;
         engine(py, |interrupted| {
@@ -352,8 +361,8 @@ impl PyNormalDispatch {
         })
     }
 
-    /// Where rows can stay, if they can: how many there are, where the first is in the pool, how many bytes they are apart, and where the first
-    /// scale is.
+    /// The place where rows can stay, or None: the number of rows, the offset of the first in the
+    /// pool, their distance in bytes, and the offset of the first scale.
     fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
         let dispatch = self.dispatch.lock();
         let place = dispatch.as_ref().ok_or_else(|| exception(&over()))?.in_place();
@@ -370,7 +379,7 @@ impl PyNormalDispatch {
     }
 }
 
-/// What a combine, or a dispatch to where tokens went, needs of a dispatch.
+/// The state of a dispatch that a combine, or a dispatch to the same rows, needs.
 #[pyclass(name = "EpCudaNormalHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalHandle {
     handle: Apart<Arc<Handle>>,
@@ -382,7 +391,7 @@ impl PyNormalHandle {
     }
 }
 
-/// A combine that was begun.
+/// A combine that has begun.
 #[pyclass(name = "EpCudaNormalCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalCombine {
     combine: Apart<Mutex<Option<Combine>>>,
@@ -391,7 +400,8 @@ pub(crate) struct PyNormalCombine {
 
 #[pymethods]
 impl PyNormalCombine {
-    /// Enqueues the sending of rows back to where their tokens came from. What is sent is "row", or, of rows by expert, "sum" or "each".
+    /// Enqueues the sends of rows back to the ranks of their tokens. `sends` is "row", or, for rows
+    /// by expert, "sum" or "each".
     #[new]
     #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -418,7 +428,8 @@ impl PyNormalCombine {
         let most_blocks = NonZero::new(blocks);
         let results =
             Results { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
-        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
+        // work of the stream only.
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
