@@ -162,7 +162,8 @@ class Side:
     # The endpoint and its connections.
 
     def open(self, transport: str | None = None, **kwargs: Any) -> bytes:
-        """Makes the endpoint; returns its metadata. A transport may name libfabric's provider after a colon."""
+        """Makes the endpoint; returns its metadata. A transport may name libfabric's provider after
+        a colon."""
         from uccl import p2p
 
         if transport is not None:

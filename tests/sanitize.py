@@ -5,8 +5,8 @@
     python3 tests/sanitize.py target/debug/deps/gpu-0123456789abcdef [--tools memcheck,racecheck] [--tests one_rank,...]
 
 The program is that of ``crates/uccl-ep/tests/gpu.rs``; it needs neither cargo nor torch.
-compute-sanitizer is found in PATH or in the folders of CUDA's toolkit; ``pip install
-nvidia-cuda-sanitizer-api`` has one too (``--sanitizer``). Kernels of ranks that share a GPU wait
+compute-sanitizer is found in PATH or in the folders of CUDA's toolkit; the pip package
+``nvidia-cuda-sanitizer-api`` has one too (``--sanitizer``). Kernels of ranks that share a GPU wait
 for each other, so they are late under a tool that serialises kernels. memcheck does not, so it
 alone runs a test of three ranks, unless ``--tests`` names more.
 """

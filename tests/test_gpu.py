@@ -157,7 +157,8 @@ class TestTwoProcesses:
             assert run(pair.b, "crc", f"m{i}") == pattern_crc(size, i)
 
     def test_refusals(self, connect: Connect, link: dict[str, Any]) -> None:
-        """A forged key, a range outside and a region that has ended are refused; nothing is written."""
+        """A forged key, a range outside and a region that has ended are refused; nothing is
+        written."""
         pair = connect(**link)
         run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", 4096, SECOND)

@@ -63,7 +63,8 @@ class Suite:
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """1 - 2 <a, b> / (|a|^2 + |b|^2), over all elements and with 1 added to each: 0 for equal tensors."""
+    """1 - 2 <a, b> / (|a|^2 + |b|^2), over all elements and with 1 added to each: 0 for equal
+    tensors."""
     a, b = a.double() + 1, b.double() + 1
     return float(1 - 2 * (a * b).sum() / (a * a + b * b).sum())
 

@@ -59,7 +59,7 @@ class Draw(random.Random):
         self.torch = torch.Generator().manual_seed(seed)
 
     def sizes(self, ranks: int, multiple_of: int = 128) -> Sizes:
-        """Sizes for so many ranks; ``multiple_of`` divides the hidden size."""
+        """Sizes for a number of ranks; ``multiple_of`` divides the hidden size."""
         local = self.choice([1, 2, 3, 5, 8, EXPERTS // ranks, self.randint(1, EXPERTS // ranks)])
         local = max(1, min(local, EXPERTS // ranks))
         experts = ranks * local
@@ -125,7 +125,8 @@ def lacks_nodes() -> bool:
 
 
 def same(name: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises unless two tensors have the same shape, dtype and values (zeros of either sign are the same)."""
+    """Raises unless two tensors have the same shape, dtype and values (zeros of either sign are the
+    same)."""
     assert seen.dtype == wanted.dtype, f"{name}: {seen.dtype}, not {wanted.dtype}"
     assert seen.shape == wanted.shape, f"{name}: {tuple(seen.shape)}, not {tuple(wanted.shape)}"
     if torch.equal(seen, wanted):

@@ -133,7 +133,8 @@ class FewTokens(OnDevice):
         )
 
     def call(self) -> Call:
-        """Inputs of a call. Some blocks of answers are below 1, which LogFMT packs, and some are not."""
+        """Inputs of a call. Some blocks of answers are below 1, which LogFMT packs, and some are
+        not."""
         call = self.draw.call(self.sizes, names_again=True)
         for ys in call.ys:
             blocks = ys.view(ys.shape[0], ys.shape[1] // formats.BLOCK, formats.BLOCK)

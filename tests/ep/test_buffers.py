@@ -498,7 +498,8 @@ def test_a_group_tells_its_nodes_before_there_is_a_buffer(world, ranks, nodes):
 def test_plans_of_several_nodes_are_no_larger_than_deepeps(monkeypatch):
     from uccl.ep import ElasticBuffer, _elastic
 
-    # Bytes that DeepEP 2.1 reserves in hybrid mode for bf16, H = 7168, K = 8: 14464 and 14400 for a token.
+    # Bytes that DeepEP 2.1 reserves in hybrid mode for bf16, H = 7168, K = 8: 14464 and 14400 for a
+    # token.
     for nodes, ranks in [(2, 2), (2, 8), (8, 2), (4, 8)]:
         monkeypatch.setattr(_elastic, "get_physical_domain_size", lambda group, spread=(nodes, ranks): spread)
         for tokens in (1, 128, 4096, 8192):
@@ -515,7 +516,8 @@ def test_plans_are_no_larger_than_deepeps():
         def __init__(self, ranks: int) -> None:
             self.size = lambda: ranks
 
-    # Bytes that DeepEP 2.1 reserves for bf16, H = 7168, K = 8: the larger of ranks * T * 14464 and min(ranks, 8) * T * 14400.
+    # Bytes that DeepEP 2.1 reserves for bf16, H = 7168, K = 8: the larger of ranks * T * 14464 and
+    # min(ranks, 8) * T * 14400.
     for ranks in (2, 4, 8, 16):
         for tokens in (1, 128, 4096, 8192):
             theirs = max(ranks * tokens * 14464, min(ranks, 8) * tokens * 14400)

@@ -143,7 +143,8 @@ def nvfp4_low_latency(group) -> None:
 
 
 def vllm_high_throughput(group) -> None:
-    """vLLM's high throughput backend: layout, dispatch, combine, with configurations and captured events."""
+    """vLLM's high throughput backend: layout, dispatch, combine, with configurations and captured
+    events."""
     import deep_ep
 
     x, ids, weights, num_experts = batch(group)

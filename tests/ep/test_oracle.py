@@ -53,7 +53,8 @@ def test_nvfp4_has_two_values_in_a_byte_and_a_scale_for_sixteen():
     x = torch.tensor([[6.0, -6.0, 0.25, 0.75, 5.0, 1.0] + [0.0] * 10]).bfloat16()
     codes, scales = formats.to_nvfp4(x, 1.0)
     assert scales.tolist() == [[0x38]]
-    # The first is low: 6 and -6; the ties 0.25 and 0.75, to 0 and 1; the tie 5, to 4 (its fraction is even), and 1.
+    # The first is low: 6 and -6; the ties 0.25 and 0.75, to 0 and 1; the tie 5, to 4 (its fraction
+    # is even), and 1.
     assert codes[0, :3].tolist() == [0xF7, 0x20, 0x26]
     tiles = low_latency.nvfp4_swizzled(torch.arange(128 * 8).view(128, 8))
     assert tiles.shape == (32, 4, 1, 4, 2)

@@ -107,7 +107,8 @@ def rounded_once(group: Any) -> float:
     """A sum of three choices that is 0 if a step is rounded twice."""
     from uccl.ep import Buffer
 
-    # 205 * 5237765 = 2^30 + 1, so the second step is 1 + 2^-24 + 2^-54: a little more than half way to the next f32.
+    # 205 * 5237765 = 2^30 + 1, so the second step is 1 + 2^-24 + 2^-54: a little more than half way
+    # to the next f32.
     answers = torch.tensor([1.0, 205.0, 1.0])
     weights = torch.tensor([[1.0, 5237765 * 2.0**-54, -1.0]])
     choices = torch.tensor([[0, 1, 2]])

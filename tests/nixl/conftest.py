@@ -86,8 +86,10 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture
 def agent(start: Callable[..., Peer]) -> Callable[..., Agent]:
-    """Opens an agent in a process of its own: ``agent("name", link=, backend=, progress_thread=,
-    env={}, **params)``."""
+    """Opens an agent in a process of its own:
+
+    ``agent("name", link=, backend=, progress_thread=, env={}, **params)``.
+    """
 
     return lambda name, **kwargs: begun(start, name, **kwargs).opened()
 

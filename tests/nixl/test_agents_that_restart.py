@@ -1,4 +1,4 @@
-"""Agents that die and come back under their name: no memory that others have of them may outlive
+"""Agents that die and come back under their name: no state that others keep of them may outlive
 them.
 
 ``UCCL_TEST_ROUNDS`` is the number of restarts of an agent, and ``UCCL_TEST_PAUSES`` lists the

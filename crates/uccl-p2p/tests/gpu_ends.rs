@@ -206,7 +206,7 @@ fn a_write_to_memory_that_cannot_be_opened_signals_as_it_writes() {
     let (iovs, adverts) = ([Iov { len: LEN, ..scene.iov }], [advert]);
     scene.still_writes();
     for (value, waits) in [(7, false), (8, true)] {
-        // SAFETY: as above; no copy is under way.
+        // SAFETY: as above; no copy is in flight.
         unsafe { std::ptr::write_bytes(scene.iov.ptr as *mut u8, value as u8, LEN) };
         let signal = Some(Signal { advert: word, change: Change::Set(value), strong: true });
         let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &iovs, &adverts) };
@@ -240,7 +240,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
     thread::scope(|scope| {
         let registered = scope.spawn(|| {
             let memory = vec![0_u8; 4096];
-            // SAFETY: the memory is kept until the region has been let go of.
+            // SAFETY: the memory is kept until the region has ended.
             let mr = unsafe { scene._b.register(memory.as_ptr() as usize, 4096) };
             scene._b.deregister(mr.expect("registered")).expect("let go");
         });
@@ -259,7 +259,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
     // The writer may have given up its peer, which was silent for long.
     let _ = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
     scene._b.deregister(scene.word_mr).expect("nothing touches it any more");
-    // SAFETY: this driver's GPUs have the host's memory, and no copy is under way.
+    // SAFETY: this driver's GPUs have the host's memory, and no copy is in flight.
     let word = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 128) as *mut u64) };
     assert_eq!(word.load(SeqCst), 3);
 }

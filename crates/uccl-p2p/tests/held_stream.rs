@@ -71,13 +71,13 @@ fn ends<T: Send + 'static>(what: String, run: impl FnOnce() -> T + Send + 'stati
 
 /// The GPUs of this driver have the host's memory.
 fn bytes(memory: &DeviceBuffer) -> &[u8] {
-    // SAFETY: memory of this length; no copy is under way when the tests look.
+    // SAFETY: memory of this length; no copy is in flight when the tests look.
     unsafe { std::slice::from_raw_parts(memory.address() as *const u8, memory.len_bytes()) }
 }
 
 fn fill(memory: &mut DeviceBuffer, source: &[u8]) {
     assert!(source.len() <= memory.len_bytes());
-    // SAFETY: memory of this length at least; no copy is under way when the tests fill it.
+    // SAFETY: memory of this length at least; no copy is in flight when the tests fill it.
     unsafe {
         std::ptr::copy_nonoverlapping(source.as_ptr(), memory.address() as *mut u8, source.len());
     }
@@ -168,7 +168,7 @@ fn scattered(transport: Transport, op: Op, queues: i32) {
     s.fake.pause(true);
     let scratch = DeviceBuffer::new(context(0), 4096).expect("memory");
     let (a, b) = (scratch.address(), scratch.address() + 2048);
-    // SAFETY: two halves of memory that nobody else has.
+    // SAFETY: two halves of memory that no other code uses.
     unsafe { before.copy(a, b, 2048, Direction::DeviceToDevice) }.expect("enqueued");
     let mut request = Request::new(s.to_b, op, &s.iovs, &s.adverts);
     request.after = Some(cuda_stream(&before));
@@ -291,7 +291,8 @@ fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
     // SAFETY: the memory is kept longer than the endpoint.
     let mr = unsafe { ep.register(ptr, 4096) }.expect("registered");
     let stream = Stream::new(context(0), Priority::Normal).expect("a stream");
-    // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic alone.
+    // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic
+    // alone.
     let word = unsafe { AtomicU64::from_ptr((ptr + 8) as *mut u64) };
     word.store(0, Ordering::Release);
     ep.hold_stream_for_word(cuda_stream(&stream), mr, ptr + 8, 3).expect("held");
@@ -302,7 +303,7 @@ fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
         let through = Stream::new(context(0), Priority::High).expect("a stream");
         let memory = DeviceBuffer::new(context(0), 4096).expect("memory");
         let (from, to) = (memory.address(), memory.address() + 2048);
-        // SAFETY: two halves of memory that nobody else has; the copy is waited for.
+        // SAFETY: two halves of memory that no other code uses; the copy is waited for.
         unsafe { through.copy(to, from, 2048, Direction::DeviceToDevice) }.expect("enqueued");
         through.synchronize().expect("copied");
     });

@@ -79,7 +79,7 @@ fn a_signal_to_mapped_memory_is_applied_by_who_gives_it() {
     let (from, to) = (p.a.alloc(4096).expect("memory"), p.b.alloc(4096).expect("memory"));
     // SAFETY: aligned, zeroed, and there until the end of the test.
     let of_b = unsafe { std::slice::from_raw_parts(to.as_ptr().cast::<AtomicU64>(), 512) };
-    // SAFETY: nobody else looks at the memory.
+    // SAFETY: no other code accesses the memory.
     let from = unsafe { std::slice::from_raw_parts_mut(from.as_ptr(), from.len()) };
     from.fill(7);
     let (here, there) = (register(&p.a, from), register_words(&p.b, of_b));
@@ -114,7 +114,7 @@ fn a_strong_signal_to_mapped_memory_waits_for_a_long_write() {
     let words = p.b.alloc(4096).expect("memory");
     // SAFETY: aligned, zeroed, and there until the end of the test.
     let words = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU64>(), 512) };
-    // SAFETY: nobody else looks at the memory while a transfer has it.
+    // SAFETY: no other code accesses the memory while a transfer has it.
     let (from, to) = unsafe {
         let from = std::slice::from_raw_parts_mut(from.as_ptr(), LEN);
         (from, std::slice::from_raw_parts_mut(to.as_ptr(), LEN))
@@ -179,7 +179,7 @@ fn until_mapped(p: &Pair, adverts: &[Advert]) {
 fn memory_from_alloc_is_mapped() {
     let p = pair_with(|config| (config.transport, config.cma) = (Transport::Local, false));
     let (from, to) = (p.a.alloc(1 << 20).expect("memory"), p.b.alloc(1 << 20).expect("memory"));
-    // SAFETY: nobody else looks at the memory while it is written here.
+    // SAFETY: no other code accesses the memory while it is written here.
     let (from, to) = unsafe {
         let from = std::slice::from_raw_parts_mut(from.as_ptr(), from.len());
         (from, std::slice::from_raw_parts_mut(to.as_ptr(), to.len()))

@@ -171,7 +171,8 @@ fn no_byte_of_a_handshake_can_be_changed() {
 #[test]
 fn nothing_changed_behind_the_proof_lands() {
     const LEN: usize = 100 << 10;
-    // In the record's length, the frame's header, its descriptors, the payload, and the next record.
+    // In the record's length, the frame's header, its descriptors, the payload, and the next
+    // record.
     for at in [1, 10, 45, 5000, 80_000] {
         let [own, target] = [(); 2].map(|()| endpoint(Some(SECRET), Transport::Tcp));
         let relay = Relay::to(target.addr());

@@ -111,8 +111,8 @@ pub(crate) fn disconnected(ep: &PyEndpoint, py: Python<'_>, conn: ConnId) -> Res
     end(ep, py, ep.advertised.take_of(conn))
 }
 
-/// Ends regions. The objects of a region that a peer may still touch are kept from now on, without a
-/// limit of time.
+/// Ends regions. The objects of a region that a peer may still touch are kept from now on, without
+/// a limit of time.
 fn end(ep: &PyEndpoint, py: Python<'_>, entries: Vec<Entry>) -> Result<(), Error> {
     let mut all_ended = Ok(());
     for entry in entries {

@@ -1,7 +1,7 @@
 //! Arguments, by their parameters.
 //!
-//! A parameter has one position in a call and any number of names: programs written for different releases call
-//! the same thing `ptr`, `src` or `data_ptr`.
+//! A parameter has one position in a call and any number of names: programs written for different
+//! releases call the same thing `ptr`, `src` or `data_ptr`.
 
 use std::{ffi::c_ulong, time::Duration};
 
@@ -226,12 +226,14 @@ pub(crate) fn seconds(seconds: f64) -> PyResult<Duration> {
 
 /// The value of an exact `int` that is neither negative nor too large.
 pub(crate) fn exact_int(value: &Bound<'_, PyAny>) -> Option<u64> {
-    // SAFETY: a live object, and the GIL is held; an exact int has no method of its own that could run.
+    // SAFETY: a live object, and the GIL is held; an exact int has no method of its own that could
+    // run.
     unsafe {
         if ffi::PyLong_CheckExact(value.as_ptr()) == 0 {
             return None;
         }
-        // Several times as fast as PyLong_AsUnsignedLongLong, before Python 3.13, and as wide on Linux.
+        // Several times as fast as PyLong_AsUnsignedLongLong, before Python 3.13, and as wide on
+        // Linux.
         let number = ffi::PyLong_AsUnsignedLong(value.as_ptr());
         if number == c_ulong::MAX && !ffi::PyErr_Occurred().is_null() {
             // The conversion of other objects reports the error.

@@ -62,8 +62,8 @@ impl BufferView {
             return Ok(None);
         }
         let mut view = Box::new(MaybeUninit::<RawView>::zeroed());
-        // SAFETY: as above; `view` points to writable memory of the struct's size, at an address that
-        // stays (exporters may point into it).
+        // SAFETY: as above; `view` points to writable memory of the struct's size, at an address
+        // that stays (exporters may point into it).
         if unsafe { PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
@@ -95,7 +95,8 @@ impl BufferView {
     /// The memory.
     ///
     /// # Safety
-    /// The GIL is held and no Python code runs while the slice is used, so that nobody changes it.
+    /// The GIL is held and no Python code runs while the slice is used, so that the memory does not
+    /// change.
     pub(crate) unsafe fn as_slice(&self) -> &[u8] {
         if self.len() == 0 {
             return &[];
@@ -151,7 +152,8 @@ impl Array {
         if raw.ndim != 1 || raw.shape.is_null() || raw.strides.is_null() {
             return Ok(None);
         }
-        // SAFETY: of one dimension, as looked at above, and kept by the exporter until the view is released.
+        // SAFETY: of one dimension, as checked above, and kept by the exporter until the view is
+        // released.
         let (len, stride) = unsafe { ((*raw.shape).unsigned_abs(), *raw.strides) };
         let format = view.format();
         let signed = match format.strip_prefix(native_order(format)).unwrap_or(format) {
@@ -181,7 +183,8 @@ impl Array {
         let mut all = 0;
         let mut at = self.view.0.buf.cast::<u8>();
         for row in rows.iter_mut().take(self.len) {
-            // SAFETY: one of `len` items, which the exporter keeps readable until the view is released.
+            // SAFETY: one of `len` items, which the exporter keeps readable until the view is
+            // released.
             let number = unsafe { at.cast::<u64>().read_unaligned() };
             at = at.wrapping_offset(self.stride);
             all |= number;
@@ -212,7 +215,8 @@ impl Drop for BufferView {
         let view: *mut RawView = &mut *self.0;
         // Without an interpreter there is nothing left to release the view to.
         Python::try_attach(|_| {
-            // SAFETY: the view was filled by PyObject_GetBuffer, is released once, and the GIL is held.
+            // SAFETY: the view was filled by PyObject_GetBuffer, is released once, and the GIL is
+            // held.
             unsafe { PyBuffer_Release(view) }
         });
     }

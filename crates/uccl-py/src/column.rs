@@ -99,7 +99,8 @@ impl<'py> Item<'_, 'py> {
     /// The bytes of an exact `bytes` object of this length.
     fn exact_blob<const LEN: usize>(&self) -> Option<&[u8; LEN]> {
         let object = self.0.as_ptr();
-        // SAFETY: a live object, the GIL is held; bytes objects are as long as they say, and do not change.
+        // SAFETY: a live object, the GIL is held; bytes objects are as long as they say, and do not
+        // change.
         unsafe {
             if ffi::PyBytes_CheckExact(object) == 0 || ffi::PyBytes_Size(object) != LEN as isize {
                 return None;

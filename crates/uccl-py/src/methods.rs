@@ -314,8 +314,7 @@ impl PyEndpoint {
         Ok((info.is_some(), PyBytes::new(slf.py(), info.as_deref().unwrap_or_default())))
     }
 
-    /// Makes infos with which a peer of this host can read and write many pieces of memory: `(ok,
-    /// [info])`.
+    /// Makes infos with which a peer of this host can access many pieces of memory: `(ok, [info])`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v=None)")]
     fn advertisev_ipc<'py>(
         slf: &Bound<'py, Self>,
@@ -416,7 +415,7 @@ impl PyEndpoint {
         self.post(py, call::vector_two_sided(self, Op::Recv, &RECVV_ASYNC, args, kwargs))
     }
 
-    /// Reads memory that the peer advertised into local memory.
+    /// Reads the peer's advertised memory into local memory.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read(
         &self,
@@ -427,8 +426,7 @@ impl PyEndpoint {
         self.run(py, call::scalar_one_sided(self, Op::Read, &READ, args, kwargs))
     }
 
-    /// Reads memory that the peer advertised into local memory, without waiting: `(ok,
-    /// transfer_id)`.
+    /// Reads the peer's advertised memory into local memory, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read_async(
         &self,
@@ -439,7 +437,7 @@ impl PyEndpoint {
         self.post(py, call::scalar_one_sided(self, Op::Read, &READ_ASYNC, args, kwargs))
     }
 
-    /// Writes local memory to memory that the peer advertised.
+    /// Writes local memory to the peer's advertised memory.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None, signal=None, strong=False, context=0)")]
     fn write(
         &self,
@@ -450,8 +448,7 @@ impl PyEndpoint {
         self.run(py, call::scalar_one_sided(self, Op::Write, &WRITE, args, kwargs))
     }
 
-    /// Writes local memory to memory that the peer advertised, without waiting: `(ok,
-    /// transfer_id)`.
+    /// Writes local memory to the peer's advertised memory, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None, signal=None, strong=False, context=0)")]
     fn write_async(
         &self,

@@ -8,7 +8,8 @@ use pyo3::{
 };
 use uccl_nixl_dir::{Error, provide};
 
-/// The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin and those in NIXL's own folder.
+/// The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin and those in NIXL's own
+/// folder.
 #[pyfunction]
 pub(crate) fn _nixl_plugin_dir(
     py: Python<'_>,

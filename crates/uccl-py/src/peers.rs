@@ -143,7 +143,8 @@ impl Peers {
         }
     }
 
-    /// `add_remote_endpoint(metadata)`: connects once per metadata, until the connection is removed or lost.
+    /// `add_remote_endpoint(metadata)`: connects once for each metadata, until the connection is
+    /// removed or lost.
     pub(crate) fn add(
         &self,
         core: &Endpoint,

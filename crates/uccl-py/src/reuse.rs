@@ -87,7 +87,8 @@ impl Tensors {
 }
 
 impl Reuse {
-    /// Shares a region again that could not end, unless its memory was registered anew meanwhile.
+    /// Shares a region once more that could not end, unless its memory was registered anew
+    /// meanwhile.
     pub(crate) fn put_back(&self, Ending(range, shared): Ending) {
         let mut tensors = self.regions.lock();
         if !tensors.by_range.contains_key(&range) {

@@ -1,4 +1,5 @@
-"""The second interface: rows by rank or by expert, sums that are rounded once, twice or three times."""
+"""The second interface: rows by rank or by expert, sums that are rounded once, twice or three
+times."""
 
 from __future__ import annotations
 
@@ -35,10 +36,12 @@ class Arrived:
     expanded: list[Token | None]
     """With ``do_expand``: the token of each row; None between experts and behind the last."""
     metadata: list[list[int]]
-    """``[m][1 + K]``: ``rank * T + token``, and with ``do_expand`` the row of each choice, or -1."""
+    """``[m][1 + K]``: ``rank * T + token``, and with ``do_expand`` the row of each choice, or
+    -1."""
 
     def psum_per_expert(self, do_expand: bool) -> list[int]:
-        """Sums of aligned counts; with ``do_expand`` where an expert's rows begin, and its real count."""
+        """Sums of aligned counts; with ``do_expand`` where an expert's rows begin, and its real
+        count."""
         starts = [sum(self.aligned[:expert]) for expert in range(len(self.aligned))]
         ends = self.counts if do_expand else self.aligned
         return [start + end for start, end in zip(starts, ends)]
@@ -97,7 +100,8 @@ class Rounding:
         return Rounding(multiple_reduction, multiple_reduction and nodes > 1)
 
 
-#: A summand: the highest choice that it stands for, the rank that it comes from, and its values in f32.
+#: A summand: the highest choice that it stands for, the rank that it comes from, and its values in
+#: f32.
 Part = tuple
 
 

@@ -17,7 +17,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def e4m3_magnitudes() -> list[float]:
-    """The finite magnitudes of E4M3 by code: four bits of exponent (bias 7), three of fraction; 127 is NaN."""
+    """The finite magnitudes of E4M3 by code: four bits of exponent (bias 7), three of fraction; 127
+    is NaN."""
     magnitudes = []
     for code in range(127):
         exponent, fraction = code >> 3, code & 7
@@ -29,7 +30,8 @@ def e4m3_magnitudes() -> list[float]:
 
 
 def nearest_code(magnitudes: torch.Tensor, table: list[float]) -> torch.Tensor:
-    """The code of the nearest magnitude in an ascending table; of two as near, the even one; at most the last.
+    """The code of the nearest magnitude in an ascending table; of two as near, the even one; at
+    most the last.
 
     Differences of such magnitudes are exact in f64.
     """
@@ -94,7 +96,8 @@ def quantise(x: torch.Tensor, round_scale: bool) -> tuple[torch.Tensor, torch.Te
 
 
 def to_ue8m0(powers: torch.Tensor) -> torch.Tensor:
-    """``[n, S]`` f32 powers of two to ``[n, S/4]`` i32: four exponents in a word, the first lowest."""
+    """``[n, S]`` f32 powers of two to ``[n, S/4]`` i32: four exponents in a word, the first
+    lowest."""
     exponents = blocks_of(powers.view(torch.int32) >> 23, 4).long()
     words = torch.zeros(exponents.shape[:2], dtype=torch.int64)
     for place in range(4):
@@ -103,7 +106,8 @@ def to_ue8m0(powers: torch.Tensor) -> torch.Tensor:
 
 
 def to_nvfp4(x: torch.Tensor, global_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[n, H]`` bf16 to ``[n, H/2]`` bytes of two E2M1 codes, the first low, and ``[n, H/16]`` bytes of E4M3 scales.
+    """``[n, H]`` bf16 to ``[n, H/2]`` bytes of two E2M1 codes, the first low, and ``[n, H/16]``
+    bytes of E4M3 scales.
 
     A scale is ``amax / 6 * global_scale`` of its sixteen values.
     """

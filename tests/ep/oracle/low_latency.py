@@ -19,7 +19,8 @@ class Arrived:
     rows: torch.Tensor
     """``[count, H]`` bf16, or bytes of E4M3; or ``[count, H/2]`` bytes of NVFP4."""
     scales: torch.Tensor | None
-    """None, ``[count, H/128]`` f32, or ``[count, H/512]`` i32; or ``[count, H/16]`` bytes of NVFP4."""
+    """None, ``[count, H/128]`` f32, or ``[count, H/512]`` i32; or ``[count, H/16]`` bytes of
+    NVFP4."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def combine(
 
 
 def nvfp4_swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """``[m, H/16]`` bytes of one expert, ``m`` a multiple of 128, as ``[32, 4, m/128, 4, H/64]``: the 128x4 tiles."""
+    """``[m, H/16]`` bytes of one expert, ``m`` a multiple of 128, as ``[32, 4, m/128, 4, H/64]``:
+    the 128x4 tiles."""
     rows, columns = scales.shape
     return scales.view(rows // 128, 4, 32, columns // 4, 4).permute(2, 1, 0, 4, 3).contiguous()

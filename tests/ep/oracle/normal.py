@@ -21,7 +21,8 @@ class Layout:
 
 
 def layout(choices: torch.Tensor, shape: Shape) -> Layout:
-    """Counts one rank's tokens, ``[n, K]``; a token counts once for a rank, and for each expert that it chose."""
+    """Counts one rank's tokens, ``[n, K]``; a token counts once for a rank, and for each expert
+    that it chose."""
     rows = choices.tolist()
     in_rank = [
         [bool(places_on_rank(row, shape, rank)) for rank in range(shape.ranks)] for row in rows

@@ -31,8 +31,8 @@ pub(crate) fn config(transport: Transport) -> Config {
     }
 }
 
-/// Two endpoints, each with settings of its own. The second may be in another network namespace: it is made and
-/// connected there, and so are its workers.
+/// Two endpoints, each with settings of its own. The second may be in another network namespace: it
+/// is made and connected there, and so are its workers.
 pub(crate) fn pair_of(change: [&dyn Fn(&mut Config); 2]) -> Pair {
     let places = Place::both();
     let end = |at: usize| {

@@ -4,7 +4,8 @@ use std::{env, fs::File, net::IpAddr, os::fd::AsFd, time::Duration};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The variable that names the file of the other end's network namespace, in the guests of `cargo xtask guest --apart`.
+/// The variable that names the file of the other end's network namespace, in the guests of
+/// `cargo xtask guest --apart`.
 const PEER_NETNS: &str = "RDMA_VM_PEER_NETNS";
 
 /// A network namespace, and the address that an endpoint there is bound to.

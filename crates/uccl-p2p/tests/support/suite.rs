@@ -220,7 +220,7 @@ fn signals_follow_the_bytes_that_they_stand_for() {
             let until = Until::AtLeast(round);
             let at = |word: &AtomicU64| word.as_ptr() as usize;
             let seen = p.b.wait_word(m, at(&of_b[0]), until, limit, &mut Uninterrupted);
-            // The user of a link that needs its owner's help may be at work elsewhere.
+            // Links may need the owner's help. Workers give it: a wait for a word drives no link.
             assert_eq!(seen.expect(link), round, "{link} {len}");
             assert!(from[..len] == to[..len], "{link} {len}: a signal before its bytes");
             finish(&p.a, id).expect("written");

@@ -1,7 +1,7 @@
 //! The conformance suite over RDMA verbs, and transfers that lose rails, devices and peers.
 //!
-//! Runs where RDMA devices are. `RDMA_VM_DEVS` and `RDMA_VM_PEER_DEVS` name the two ends of each cable, as in the
-//! guests of `cargo xtask guest`; without them, each end uses every device.
+//! Runs where RDMA devices are. `RDMA_VM_DEVS` and `RDMA_VM_PEER_DEVS` name the two ends of each
+//! cable, as in the guests of `cargo xtask guest`; without them, each end uses every device.
 
 mod cables;
 mod cut;

@@ -111,7 +111,8 @@ impl PyDispatch {
                 }
                 _ => routing,
             };
-            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the dispatch has ended.
+            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the dispatch
+            // has ended.
             unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
         })?;
         Ok(Self { dispatch: Apart::new(Mutex::new(Some(dispatch))) })
@@ -247,7 +248,8 @@ impl PyCombine {
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
             let results = results.into_inner();
-            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has ended.
+            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has
+            // ended.
             let mut combine = unsafe { Combine::begin(&handle, results, interrupted) }?;
             if leaves {
                 combine.leave_rows();
@@ -291,7 +293,8 @@ impl PyCombine {
             let (combined, chosen) = (combined.into_inner(), chosen.into_inner());
             let mut combine = self.combine.lock().take().ok_or_else(over)?;
             if let Some(chosen) = chosen {
-                // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it until the combine has ended.
+                // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it
+                // until the combine has ended.
                 unsafe { combine.leave_out(chosen) };
             }
             // SAFETY: `uccl.ep` passes tensors with a row for each token, which no other code uses

@@ -199,7 +199,8 @@ impl PyRouting {
         let (routing, ranks) = (&self.routing, self.routing.ranks());
         py.detach(|| {
             let out = out as *mut u8;
-            // SAFETY: `uccl.ep` passes a tensor with as many bytes, and numbers of tokens are less than there are.
+            // SAFETY: `uccl.ep` passes a tensor with as many bytes, and numbers of tokens are less
+            // than there are.
             unsafe {
                 if routing.tokens() > 0 {
                     out.write_bytes(0, routing.tokens() * ranks);

@@ -178,7 +178,8 @@ impl PyCudaCombine {
     fn begin(&self, py: Python<'_>) -> PyResult<()> {
         let begun = py.detach(|| {
             let mut combine = self.combine.lock();
-            // SAFETY: the stream is of the group's context, and comes after the dispatch; otherwise as above.
+            // SAFETY: the stream is of the group's context, and comes after the dispatch; otherwise
+            // as above.
             unsafe { combine.as_mut().ok_or_else(over)?.begin(&self.stream) }
         });
         begun.map_err(|e| exception(&e))
@@ -197,7 +198,8 @@ impl PyCudaCombine {
         let combined = Combined { rows, weights, experts, waits };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(over)?;
-            // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token of the dispatch.
+            // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token
+            // of the dispatch.
             unsafe { combine.finish(&combined, &self.stream) }
         });
         finished.map_err(|e| exception(&e))

@@ -454,7 +454,8 @@ impl PyNormalCombine {
         let combined = Combined { rows, order, bias: [bias.0, bias.1], weights };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(over)?;
-            // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the dispatch.
+            // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the
+            // dispatch.
             unsafe { combine.finish(&combined, &self.stream) }
         });
         finished.map_err(|e| exception(&e))
