@@ -178,4 +178,16 @@ mod tests {
         assert_eq!(Message::decode(&out), Ok(Message::Answer { id: 1, answer: refused }));
         assert_eq!(asked.revoke(0), None);
     }
+
+    #[test]
+    fn nothing_is_answered_after_the_connection() {
+        let (mut asked, mut out) = (Asked::default(), Vec::new());
+        note(&mut asked, 1, 2).expect("as agreed");
+        note(&mut asked, 2, 2).expect("as agreed");
+        asked.begun(1, 5);
+        asked.close();
+        asked.ended(1, CopyEnd::Copied, &mut out);
+        asked.answer(2, Answer::Declined, &mut out);
+        assert!(out.is_empty() && asked.handle(1).is_none());
+    }
 }

@@ -276,4 +276,17 @@ mod tests {
         inbox.finish(2, Verdict::Cancelled, &mut out);
         assert_eq!(inbox.cancelled(2, &mut out), Withdrawn::Received);
     }
+
+    #[test]
+    fn a_send_that_was_given_back_makes_room_for_others() {
+        let (mut inbox, mut out) = (Inbox::default(), Vec::new());
+        for seq in 0..3 {
+            come(&mut inbox, seq, 1, EAGER_WINDOW).expect("there is room for its bytes");
+            assert_eq!(inbox.cancelled(seq, &mut out), Withdrawn::Unmet);
+        }
+        for seq in 3..=3 + (MAX_PIECES / 65_536) as u64 {
+            announce(&mut inbox, seq, 65_536).expect("there is room for its pieces");
+            assert_eq!(inbox.cancelled(seq, &mut out), Withdrawn::Unmet);
+        }
+    }
 }

@@ -229,6 +229,34 @@ mod tests {
     }
 
     #[test]
+    fn no_more_notifications_are_sent_than_the_peer_keeps() {
+        let (mut outbox, mut out) = (Outbox::default(), Vec::new());
+        let source = Source { addr: 0, len: 1, key: 2, slot: 3 };
+        for handle in 0..MAX_WAITING as u32 {
+            assert_eq!(outbox.admit_notif(0), Ok(Way::Eager));
+            out.clear();
+            match handle % 2 {
+                0 => outbox.eager_notif(0, handle, &mut out),
+                _ => outbox.rendezvous_notif(source, handle, &mut out),
+            };
+        }
+        assert!(outbox.admit_notif(0).is_err());
+        assert_eq!(outbox.notif_ended(1), Ok(0));
+        assert_eq!(outbox.admit_notif(0), Ok(Way::Eager));
+    }
+
+    #[test]
+    fn a_send_is_taken_back_once() {
+        let (mut outbox, mut out) = (Outbox::default(), Vec::new());
+        let seq = outbox.eager_send([0].into_iter(), 7, &mut out);
+        assert!(!outbox.cancel_send(seq + 1, &mut out), "there is none of this number");
+        assert!(outbox.cancel_send(seq, &mut out));
+        assert!(!outbox.cancel_send(seq, &mut out), "the peer knows");
+        assert_eq!(outbox.send_ended(seq), Ok(7));
+        assert!(!outbox.cancel_send(seq, &mut out), "the peer has answered");
+    }
+
+    #[test]
     fn only_short_readable_sends_go_in_messages() {
         let outbox = Outbox::default();
         let way = |len, iovs, is_readable| outbox.admit_send(len, iovs, is_readable);

@@ -584,4 +584,53 @@ mod tests {
         *denied.last_mut().expect("a status") = Status::Ok as u8;
         assert_eq!(Note::decode(&denied), Err(NoteError::Code(0)));
     }
+
+    #[test]
+    fn names_addresses_and_keys_are_bounded_in_length() {
+        let id = PathId { path: 1, attempt: 2 };
+        let open = |len| Note::Open { id, rail: 0, address: vec![7; len] };
+        let opened = |len| Note::Opened { id, address: vec![7; len] };
+        let offer = |len| {
+            let short = String::new();
+            let rail = RailOffer { name: "n".repeat(len), link: short.clone(), network: short };
+            Note::Offer(vec![rail])
+        };
+        let grant = |len| {
+            let paths = vec![PathKey { id, base: 0, key: vec![7; len] }];
+            let (read, write, staged) = (true, true, true);
+            let grant = Grant { addr: 0, len: 1, read, write, staged, paths };
+            Note::Grant(RegionId { slot: 1, key: 2 }, grant)
+        };
+        let kinds: [(&dyn Fn(usize) -> Note, usize); 4] =
+            [(&open, MAX_ADDRESS), (&opened, MAX_ADDRESS), (&offer, MAX_NAME), (&grant, MAX_KEY)];
+        for (note, most) in kinds {
+            let longest = note(most);
+            assert_eq!(Note::decode(&encoded(&longest)), Ok(longest));
+            let longer = Note::decode(&encoded(&note(most + 1)));
+            let is_refused =
+                matches!(longer, Err(NoteError::TooMany { count, .. }) if count == most + 1);
+            assert!(is_refused, "{longer:?}");
+        }
+    }
+
+    #[test]
+    fn codes_that_mean_nothing_are_refused() {
+        let region = RegionId { slot: 1, key: 2 };
+        let grant =
+            Grant { addr: 0, len: 1, read: true, write: true, staged: true, paths: Vec::new() };
+        let with = |note: Note, at: usize, code: u8| {
+            let mut bytes = encoded(&note);
+            bytes[at] = code;
+            Note::decode(&bytes)
+        };
+        // Behind its kind, a grant begins with its region, and that region's place.
+        let rights = 1 + 12 + 16;
+        assert!(with(Note::Grant(region, grant.clone()), rights, 7).is_ok());
+        assert_eq!(with(Note::Grant(region, grant), rights, 8), Err(NoteError::Code(8)));
+        let stage = || Note::Stage { chunk: 0, write: true, pieces: Vec::new() };
+        assert!(with(stage(), 3, 0).is_ok());
+        assert_eq!(with(stage(), 3, 2), Err(NoteError::Code(2)));
+        let staged = Note::Staged { chunk: 0, status: Status::Ok };
+        assert_eq!(with(staged, 3, 0xff), Err(NoteError::Code(0xff)));
+    }
 }
