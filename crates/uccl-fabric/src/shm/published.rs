@@ -418,6 +418,23 @@ mod tests {
     ];
 
     #[test]
+    fn a_key_is_right_only_if_all_of_its_digest_is() {
+        let table = RegionTable::new().unwrap();
+        let region = insert(&table, None);
+        let owner = PublishedTable::new().unwrap();
+        let peer = PeerTable::map(owner.fd().try_clone_to_owned().unwrap()).unwrap();
+        let [low, high] = digest(region.key, region.slot);
+        for (wrong_low, wrong_high) in [(0, 1), (1, 0), (1 << 63, 1 << 63), (0, 0)] {
+            owner.retire(region.slot);
+            let entry = entry(&owner.words, region.slot).unwrap();
+            let bits = Rights::ALL.to_bits();
+            publish(entry, &[0x1000, 64, bits, low ^ wrong_low, high ^ wrong_high, 0, 0]);
+            let found = peer.check(&region.remote(), Access::Read).is_ok();
+            assert_eq!(found, (wrong_low, wrong_high) == (0, 0), "{wrong_low:x} {wrong_high:x}");
+        }
+    }
+
+    #[test]
     fn a_table_of_another_size_is_refused() {
         let segment = Segment::create_published("test", 4096).unwrap();
         let error = PeerTable::map(segment.fd().try_clone_to_owned().unwrap()).unwrap_err();

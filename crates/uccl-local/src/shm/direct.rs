@@ -616,6 +616,54 @@ mod tests {
     }
 
     #[test]
+    fn a_write_with_its_signal_happens_wholly_or_not_at_all() {
+        let both = both(false);
+        let buf = SharedBuf::new(4096).unwrap();
+        both.share(&buf);
+        let with = |rights| {
+            let backing = lookup(buf.span()).map(|(backing, _)| backing);
+            both.table.insert(buf.span(), rights, backing).unwrap().remote()
+        };
+        let [all, other] = [Rights::ALL; 2].map(with);
+        let (no_signals, no_writes) =
+            (with(Rights { signal: false, ..Rights::ALL }), with(Rights::SIGNAL));
+        let at = |region: RemoteSpan, at: u64, len: u64| RemoteSpan {
+            addr: region.addr + at,
+            len,
+            ..region
+        };
+        let data = [7_u8; 16];
+        let local = Span { addr: data.as_ptr() as usize, len: data.len() };
+        let begin = |remote: RemoteSpan, word: RemoteSpan| {
+            // SAFETY: the data is readable.
+            unsafe { both.direct.write_and_signal(&local, &remote, &word, Change::Add(1)) }
+        };
+        for word in [
+            at(all, 1028, 8),
+            at(other, 1024, 8),
+            RemoteSpan { key: all.key ^ 1, ..at(all, 1024, 8) },
+        ] {
+            assert!(matches!(begin(at(all, 0, 16), word), Ok(None)), "{word:?}");
+        }
+        for (region, remote, word, why) in [
+            (no_signals, (0, 16), 1024, AccessError::Denied),
+            (no_writes, (0, 16), 1024, AccessError::Denied),
+            (all, (4081, 16), 1024, AccessError::OutOfBounds),
+            (all, (0, 16), 4089, AccessError::OutOfBounds),
+        ] {
+            let refused = begin(at(region, remote.0, remote.1), at(region, word, 8));
+            assert!(matches!(refused, Err(DirectError::Refused(e)) if e == why), "{refused:?}");
+        }
+        for region in [no_signals, RemoteSpan { key: all.key ^ 1, ..all }] {
+            let refused = both.direct.signal(&at(region, 1024, 8), Change::Add(1));
+            assert!(matches!(refused, Err(DirectError::Refused(_))), "{refused:?}");
+        }
+        assert!(bytes(&buf).iter().all(|byte| *byte == 0), "something of it has happened");
+        assert!(matches!(begin(at(all, 0, 16), at(all, 1024, 8)), Ok(Some(()))));
+        assert_eq!((&bytes(&buf)[..16], bytes(&buf)[1024]), (&data[..], 1));
+    }
+
+    #[test]
     fn memory_that_is_not_mapped_is_reached_once_it_is() {
         let both = both(false);
         let buf = SharedBuf::new(100).unwrap();
