@@ -130,3 +130,18 @@ fn nothing_is_left_of_a_lane_whose_devices_end() {
     lane.kill();
     assert!(matches!(lane.progress(&Nobody), Err(LaneError::Killed)));
 }
+
+/// Another lane would be given memory that a GPU still writes to.
+#[test]
+fn what_a_gpu_may_still_copy_does_not_go_another_way() {
+    let ends = keys::staged_within(Role::Connector, u32::MAX);
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let _local = ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+    let write = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
+    ends.until("a copy", || ends.a.lane.state.lock().copies.are_under_way());
+    ends.a.lane.kill();
+    let ended = write.result();
+    assert!(matches!(ended, Some(Err(OpError::Gpu(_)))), "{ended:?}");
+}

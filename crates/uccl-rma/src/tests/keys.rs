@@ -238,12 +238,17 @@ fn a_region_is_not_released_while_something_is_on_its_way_there() {
 
 /// Ends whose device at `refusing` takes no memory, which is copied slowly there.
 fn staged(refusing: Role) -> Ends {
+    staged_within(refusing, 1000)
+}
+
+/// The same, where a copy takes up to as many looks.
+pub(super) fn staged_within(refusing: Role, delay_polls: u32) -> Ends {
     let network = RailNetwork::default();
     let end = |role, seed| {
         let percent = if role == refusing { 100 } else { 0 };
         let faults = RailFaults { refuse_memory_percent: percent, ..RailFaults::default() };
         let devices = vec![network.rail("rail", seed, faults)];
-        let slow = GpuFaults { delay_polls: 1000, fail_at: None, seed };
+        let slow = GpuFaults { delay_polls, fail_at: None, seed };
         let rails = Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect());
         End::with(role, devices, rails.copying_by(CopyBy::from(slow)))
     };
@@ -332,4 +337,134 @@ fn a_region_is_touched_while_a_lost_channel_of_ours_ends() {
     ends.a.rail().hold_ends(false);
     assert!(while_it_ends, "the device may write there");
     ends.until("the end of the channel", || !ends.a.lane.touched_by_peer(local.slot));
+}
+
+/// Ends of which the second one's device has let go of a region and taken it anew; and what it granted before.
+struct Stale {
+    ends: Ends,
+    ours: Vec<u8>,
+    _theirs: Vec<u8>,
+    region: Region,
+    grant: Grant,
+}
+
+impl Stale {
+    fn new() -> Self {
+        let ends = Ends::joined();
+        let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
+        ends.a.register(&ours);
+        let region = ends.b.register(&theirs);
+        let grant = granted(&ends.b, &region);
+        ends.b.rails.remove(region.slot).expect("the device lets go");
+        ends.b.rails.add(region.slot, region.span, MemoryKind::Host, region.rights);
+        Self { ends, ours, _theirs: theirs, region, grant }
+    }
+
+    fn write(&self) -> Arc<Told> {
+        let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
+        self.ends.a.post(Write, local, RemoteSpan { len: 64, ..self.region.remote() })
+    }
+
+    /// Until `is_so`, gives the first questions of the first end the old answer, and lets `other` see all else that it says.
+    fn until(&self, old: usize, is_so: impl Fn(&Self) -> bool, mut other: impl FnMut(Note)) {
+        let (began, mut asked) = (Instant::now(), 0);
+        while !is_so(self) {
+            assert!(began.elapsed() < FAR, "it never is so");
+            self.ends.a.progress();
+            while let Some(note) = self.ends.a.lane.take_note() {
+                match note {
+                    Note::Ask(region) if asked < old => {
+                        asked += 1;
+                        let answer = Note::Grant(region, self.grant.clone());
+                        self.ends.a.hear(&answer).expect("a sound note");
+                    }
+                    note => other(note),
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_key_that_a_device_refused_is_asked_for_anew() {
+    let stale = Stale::new();
+    let (write, mut asked) = (stale.write(), 0);
+    stale.until(
+        1,
+        |_| write.result().is_some(),
+        |note| {
+            asked += usize::from(note == Note::Ask(id_of(&stale.region)));
+            let answer = granted(&stale.ends.b, &stale.region);
+            stale.ends.a.hear(&Note::Grant(id_of(&stale.region), answer)).expect("a sound note");
+        },
+    );
+    assert_eq!((write.result(), asked), (Some(Ok(())), 1));
+}
+
+/// The peer grants what its device refuses, over and over.
+#[test]
+fn a_part_that_is_refused_again_and_again_ends() {
+    let stale = Stale::new();
+    let write = stale.write();
+    stale.until(4, |_| write.result().is_some(), |note| panic!("once too often: {note:?}"));
+    assert_eq!(write.result(), Some(Err(OpError::Remote(Status::UnknownKey))));
+}
+
+#[test]
+fn a_region_is_not_released_while_a_part_is_to_be_requested_again_there() {
+    let stale = Stale::new();
+    let (write, id) = (stale.write(), id_of(&stale.region));
+    let has_again = |stale: &Stale| !stale.ends.a.lane.state.lock().again.is_empty();
+    stale.until(1, has_again, |_| {});
+    stale.ends.a.hear(&Note::Revoke(id)).expect("an honest peer");
+    let mut turns = 0;
+    while turns < 20 {
+        stale.ends.a.progress();
+        while let Some(note) = stale.ends.a.lane.take_note() {
+            assert_ne!(note, Note::Released(id), "a part is still to go there");
+        }
+        turns += 1;
+    }
+    assert!(write.result().is_none());
+    stale.ends.a.hear(&Note::Deny(id, Status::UnknownKey)).expect("an honest peer");
+    let released = std::cell::Cell::new(false);
+    stale.until(0, |_| released.get(), |note| released.set(note == Note::Released(id)));
+    assert_eq!(write.result(), Some(Err(OpError::Remote(Status::UnknownKey))));
+}
+
+#[test]
+fn what_was_called_off_is_not_requested_again() {
+    let stale = Stale::new();
+    stale.ends.a.rail().stick();
+    let write = stale.write();
+    let is_under_way = |stale: &Stale| stale.ends.a.lane.state.lock().paths[0].load() > 0;
+    stale.until(1, is_under_way, |note| panic!("{note:?}"));
+    stale.ends.a.lane.cancel(write.name());
+    assert!(write.result().is_none(), "the device has it");
+    stale.ends.a.rail().unstick();
+    stale.until(0, |_| write.result().is_some(), |note| panic!("it asks again: {note:?}"));
+    assert_eq!(write.result(), Some(Err(OpError::Cancelled)));
+}
+
+#[test]
+fn chunks_stay_while_a_channel_that_may_reach_them_does_not_end() {
+    for refusing in [Role::Connector, Role::Acceptor] {
+        let ends = staged(refusing);
+        let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+        let _local = ends.a.register(&ours);
+        let region = ends.b.register(&theirs);
+        let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+        let write = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
+        ends.until("the write", || write.result().is_some());
+        let end = match refusing {
+            Role::Connector => &ends.a,
+            Role::Acceptor => &ends.b,
+        };
+        end.rail().hold_ends(true);
+        end.lane.kill();
+        let kept = end.lane.state.lock().left.as_ref().map(|left| left.areas.len());
+        end.rail().hold_ends(false);
+        assert_eq!(kept, Some(1), "{refusing:?}");
+    }
 }
