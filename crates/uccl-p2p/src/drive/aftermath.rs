@@ -81,3 +81,67 @@ fn still_touched(transfer: &Transfer, by: Arc<str>) -> Error {
 
 /// Why memory cannot be given back, as text for errors.
 pub(crate) const IN_THE_MIDDLE: &str = "it is stuck in the middle of an access";
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+    use super::*;
+    use crate::drive::joined::Joined;
+
+    /// A lane on which the peer touches a slot. It is over once somebody has looked at it after the peer was done.
+    #[derive(Default)]
+    struct Touching {
+        slot: AtomicU32,
+        is_done: AtomicBool,
+        is_over: AtomicBool,
+    }
+
+    impl Aftermath for Touching {
+        fn copies(&self) -> bool {
+            false
+        }
+
+        fn touches(&self, slot: u32) -> bool {
+            self.slot.load(SeqCst) == slot
+        }
+
+        fn look(&self) {
+            self.is_over.store(self.is_done.load(SeqCst), SeqCst);
+        }
+
+        fn is_over(&self) -> bool {
+            self.is_over.load(SeqCst)
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_when_a_given_up_peer_touches_it_no_more() {
+        let pair = Joined::by_tcp();
+        let mut memory = vec![0_u8; 64];
+        // SAFETY: the memory lives longer than the endpoint.
+        let mr = unsafe { pair.a.register(memory.as_mut_ptr() as usize, memory.len()) };
+        let mr = mr.expect("registered");
+        let core = pair.a.core();
+        let ending = core.mrs.revoke(mr).expect("nothing of ours uses it");
+        let slot = ending.mr.region.slot;
+        let lane = Arc::new(Touching { slot: slot.into(), ..Touching::default() });
+        let peer: Arc<str> = "given up".into();
+        core.aftermaths.0.lock().push(GivenUp {
+            peer: Arc::clone(&peer),
+            since: Instant::now(),
+            aftermaths: vec![Arc::clone(&lane) as Arc<dyn Aftermath>],
+            lent: Vec::new(),
+            copied: Vec::new(),
+        });
+        assert!(core.look_after_aftermaths(), "the peer is not done");
+        assert_eq!(core.toucher_left(&ending), Some(peer));
+        lane.slot.store(slot + 1, SeqCst);
+        assert_eq!(core.toucher_left(&ending), None, "it is elsewhere");
+        assert!(core.look_after_aftermaths(), "the peer is not done");
+        lane.is_done.store(true, SeqCst);
+        assert!(!core.look_after_aftermaths() && core.aftermaths.is_empty());
+        pair.a.deregister(mr).expect("nothing touches it");
+        pair.close();
+    }
+}

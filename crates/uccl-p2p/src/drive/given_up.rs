@@ -90,3 +90,62 @@ impl<C: Carrier> Aftermaths<C> {
         self.0.lock().is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use uccl_fabric::{
+        mem::Span,
+        region::{RegionTable, Rights},
+    };
+
+    use super::*;
+    use crate::drive::connection::Connection;
+
+    /// A lane on which the peer touches some slots until it is done.
+    #[derive(Default)]
+    struct Touching(Mutex<Vec<u32>>);
+
+    impl Aftermath for Touching {
+        fn copies(&self) -> bool {
+            false
+        }
+
+        fn touches(&self, slot: u32) -> bool {
+            self.0.lock().contains(&slot)
+        }
+
+        fn is_over(&self) -> bool {
+            self.0.lock().is_empty()
+        }
+    }
+
+    #[test]
+    fn what_was_lent_stays_while_any_lane_of_the_peer_touches_it() {
+        const REGISTERED: u32 = 1000;
+        let table = RegionTable::new().expect("a table");
+        let lent = [None, Some(REGISTERED)].map(|part_of| {
+            let span = Span { addr: 0x1000, len: 64 };
+            let region = table.insert(span, Rights::READ, None).expect("there is room");
+            let revoked = table.revoke(region.slot, region.key).expect("it was there");
+            Lent::<Connection> { part_of, revoked, hold: None, _payload: None }
+        });
+        let slots = |lent: &[Lent<Connection>]| -> Vec<_> {
+            lent.iter().map(|lent| lent.revoked.slot()).collect()
+        };
+        let [own, part] = slots(&lent)[..] else { panic!("two") };
+        let lanes = [own, part].map(|slot| Arc::new(Touching(Mutex::new(vec![slot]))));
+        let aftermaths = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Aftermath>).collect();
+        let (peer, since, copied) = ("peer".into(), Instant::now(), Vec::new());
+        let mut left = GivenUp { peer, since, aftermaths, lent: lent.into(), copied };
+        assert!(left.touches(own) && left.touches(part));
+        assert!(left.touches(REGISTERED), "by the key of a part");
+        assert!(!left.touches(REGISTERED + 1));
+        assert!(left.take_back().is_empty() && !left.is_over());
+        lanes[0].0.lock().clear();
+        assert_eq!(slots(&left.take_back()), [own]);
+        assert!(!left.is_over() && left.touches(REGISTERED), "the other lane goes on");
+        lanes[1].0.lock().clear();
+        assert!(left.is_over() && !left.touches(REGISTERED));
+        assert_eq!(slots(&left.take_back()), [part]);
+    }
+}
