@@ -138,6 +138,33 @@ fn a_fence_waits_for_copies() {
     assert!(dest.pieces_of(&fenced).iter().all(|byte| *byte == 0xAB), "all landed before");
 }
 
+#[test]
+fn a_write_is_answered_when_what_a_gpu_copies_of_it_has_landed() {
+    const LEN: usize = 50_000;
+    let late = GpuFaults { delay_polls: 1000, seed: 3, ..GpuFaults::default() };
+    let mut stage = stage_with_gpu(2 * LEN, late);
+    let dest = Patch::new(&mut Rng::with_seed(1), &[LEN]);
+    let gpu = MemoryKind::Cuda { device: 0 };
+    let region = stage.side.register_as(gpu, dest.whole(), Rights::WRITE);
+    stage.say(&write(&dest.remote(&region)[0], 7));
+    stage.say(&vec![0xAB; LEN]);
+    stage.say(&trailer());
+    stage.side.progress().expect("alive");
+    assert!(dest.now() == dest.before, "the copy is late");
+    let mut looks = 0;
+    let answered = loop {
+        let answers = answers(&mut stage);
+        if !answers.is_empty() {
+            break answers;
+        }
+        looks += 1;
+        assert!(looks < 10_000, "the write is not answered");
+        stage.side.progress().expect("alive");
+    };
+    assert_eq!(answered, [(7, Status::Ok)]);
+    assert!(dest.pieces_of(&dest.now()).iter().all(|byte| *byte == 0xAB), "all landed before");
+}
+
 /// A read of ours into a GPU's memory: half of the data has come and is copied late.
 fn half_read(dest: &Patch) -> (Stage, OpName, Arc<Done>) {
     let len = dest.spans()[0].len;
@@ -188,6 +215,19 @@ fn a_read_that_the_peer_refuses_halfway_ends_when_its_copies_have_ended() {
     let (mut stage, name, done) = half_read(&dest);
     stage.say(&Header::bare(Kind::Ack, name.0, Status::Fault as u64).encode());
     assert_eq!(end_of(&stage, &done, &dest), Some(Err(OpError::Remote(Status::Fault))));
+}
+
+/// All of it has come, and the GPU has yet to copy it.
+#[test]
+fn a_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
+    let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
+    let (mut stage, name, done) = half_read(&dest);
+    let frame = Header { last: true, len: 25_000, ..Header::bare(Kind::Data, name.0, 0) }.encode();
+    [&frame[..], &[0xAB; 25_000], &trailer()].iter().for_each(|said| _ = stage.say(said));
+    stage.side.progress().expect("alive");
+    assert_eq!(done.result(), None, "the copies are late");
+    assert_eq!(end_of(&stage, &done, &dest), Some(Ok(())));
+    assert!(dest.pieces_of(&done.held()).iter().all(|byte| *byte == 0xAB), "all of it");
 }
 
 #[test]
