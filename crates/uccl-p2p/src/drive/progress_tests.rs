@@ -34,7 +34,8 @@ use super::{
     park::Parker,
 };
 use crate::{
-    Accepted, Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,
+    Accepted, Config, ConnId, Endpoint, Error, Interrupt, Iov, MrId, Op, Request, Transport,
+    Uninterrupted,
 };
 
 /// Longer than anything takes that has to happen.
@@ -347,6 +348,9 @@ fn an_accepted_connection_that_no_worker_can_watch_is_gone() {
     begin(ep.core(), &conn, accepted).expect_err("it cannot be watched");
     assert!(conn.is_failed() && ep.core().open_conns().is_empty(), "it stays, and nobody reads it");
     assert!(ep.core().accepts.lock().waiting.is_empty(), "it is offered");
+    // No caller has its id, so none asks why it was lost.
+    let known = ep.core().conn(conn.id);
+    assert!(matches!(known, Err(Error::UnknownConnection(_))), "its loss is remembered");
     let left = Arc::downgrade(&conn);
     drop(conn);
     let begun = Instant::now();

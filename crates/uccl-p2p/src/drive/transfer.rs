@@ -821,6 +821,8 @@ mod tests {
         lends: Option<(Mrs, MrId)>,
         is_free: AtomicBool,
         has_ended: AtomicBool,
+        /// How many transfers it was told the end of.
+        ended: AtomicUsize,
     }
 
     impl Default for Ours {
@@ -832,6 +834,7 @@ mod tests {
                 lends: None,
                 is_free: AtomicBool::default(),
                 has_ended: AtomicBool::default(),
+                ended: AtomicUsize::default(),
             }
         }
     }
@@ -870,6 +873,7 @@ mod tests {
 
         fn transfer_ended(&self, transfer: &Transfer<Self>, _: bool) {
             assert!(transfer.finished(), "nobody can see it");
+            self.ended.fetch_add(1, Relaxed);
             if let Some((mrs, mr)) = &self.lends {
                 self.is_free.store(mrs.revoke(*mr).is_ok(), Relaxed);
             }
@@ -1033,6 +1037,57 @@ mod tests {
         assert!(!transfer.finished(), "it is held still");
         drop(second);
         assert!(transfer.finished());
+    }
+
+    #[test]
+    fn what_has_ended_does_not_end_anew() {
+        let conn = Arc::new(Ours::default());
+        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        transfer.publish(Err(Error::Closed));
+        for verdict in [Ok(()), Err(Error::Interrupted)] {
+            transfer.publish(verdict);
+            assert!(matches!(transfer.status(), Status::Failed(Error::Closed)));
+        }
+        assert_eq!(conn.ended.load(Relaxed), 1, "its connection is told once");
+    }
+
+    #[test]
+    fn what_was_refused_takes_no_room() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let first = write(&list, &conn);
+        let mut rooms: Vec<_> = (1..MAX_PENDING).map(|_| list.room().expect("room")).collect();
+        for _ in 0..3 {
+            let refused = list.insert(plan(&conn)).map(|transfer| transfer.id);
+            assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
+        }
+        rooms.pop();
+        let second = write(&list, &conn);
+        assert!(list.room().is_err(), "it has taken the room");
+        for transfer in [first, second] {
+            transfer.op_ended();
+            list.ended(&transfer);
+            rooms.push(list.room().expect("it gives its room back"));
+        }
+        drop(rooms);
+        assert_eq!(list.pending.load(Relaxed), 0);
+    }
+
+    /// Another transfer may have its place in the list, in another context.
+    #[test]
+    fn a_write_that_has_ended_leaves_its_context() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let ended = write(&list, &conn);
+        ended.op_ended();
+        list.ended(&ended);
+        // As many as are kept, and its place is used again.
+        for _ in 0..KEPT {
+            let other = list.insert(Plan { context: 1, ..plan(&conn) }).expect("there is room");
+            other.op_ended();
+            list.ended(&other);
+        }
+        let again = list.insert(Plan { context: 2, ..plan(&conn) }).expect("there is room");
+        assert_eq!(index(again.id), index(ended.id));
+        assert_eq!(strong(&list, &conn).1, 0, "nothing of this context is under way");
     }
 
     #[test]
