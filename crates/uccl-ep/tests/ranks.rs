@@ -18,7 +18,7 @@ use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
     combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
     control_len,
-    dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    dispatch::{Counts, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     let_go,
     nodes::Nodes,
     numerics::{bf16, sum},

@@ -1,5 +1,7 @@
 //! Counts from a peer, and numbers of rows from a caller, are checked before use.
 
+use uccl_ep::numerics::quantise::Scales;
+
 use super::*;
 
 /// Tokens of each rank: two for each of the four experts of two ranks.
@@ -13,10 +15,19 @@ fn own_of(rank: usize) -> Own {
     Own { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
 }
 
-/// The memory after a dispatch with `rows` rows of output, and some rows behind them. `garble`
-/// changes the words of the last rank's area of this rank's window. There are `slots` in an area.
+/// How areas of dispatches are divided here.
+fn areas() -> Areas {
+    Areas {
+        record: Record { payload: 2 * HIDDEN, scales: 0, top_k: 1 },
+        local_experts: 2,
+        nodes: Nodes::one(2),
+    }
+}
+
+/// What a dispatch leaves in memory for some rows, with more behind it, after `garble` had the words of the last rank's area of this
+/// rank's window: before they are counted where all tokens have room, else when the first round of them has been.
 fn received(
-    slots: usize,
+    room: Room,
     layout: &Layout,
     rows: usize,
     garble: impl Fn(&mut [u32]) + Sync,
@@ -26,19 +37,21 @@ fn received(
         let own = own_of(group.rank());
         // SAFETY: the vectors live until the dispatch is over.
         let begun = unsafe {
-            let (routing, room) = (Arc::clone(&own.routing), Room::Tokens(slots));
-            Dispatch::begin(&group, routing, own.tokens(), room, &mut never)
+            Dispatch::begin(&group, Arc::clone(&own.routing), own.tokens(), room, &mut never)
         };
         let mut dispatch = begun.unwrap();
-        all.wait();
-        let areas = Areas {
-            record: Record { payload: 2 * HIDDEN, scales: 0, top_k: 1 },
-            local_experts: 2,
-            nodes: Nodes::one(2),
+        let slots = match room {
+            Room::Tokens(slots) => slots,
+            Room::Bytes(len) => {
+                dispatch.counts(&mut never).unwrap();
+                areas().slots_in(len)
+            }
         };
-        // SAFETY: the call is the first, so its place begins the pool; all has been sent, and the area begins with words.
+        all.wait();
+        // SAFETY: the call is the first, so its place begins the pool; all of the round has been sent, the next one is sent when
+        // this one has been taken, and the area begins with words.
         garble(unsafe {
-            let area = group.pool().add(areas.area_at(slots, 1));
+            let area = group.pool().add(areas().area_at(slots, 1));
             std::slice::from_raw_parts_mut(area.cast(), 3)
         });
         dispatch.counts(&mut never).unwrap();
@@ -67,7 +80,12 @@ fn of_expert(expert: usize) -> impl Iterator<Item = u16> {
 
 #[test]
 fn no_more_rows_are_taken_than_a_rank_told_of() {
-    let seen = received(16, &Layout::Rows, TOKENS, |words| words[0] = 16);
+    let seen = received(Room::Tokens(16), &Layout::Rows, TOKENS, |words| words[0] = 16);
+    all_arrived(&seen);
+}
+
+/// All tokens are there, and nothing is behind them.
+fn all_arrived(seen: &[Vec<u16>]) {
     for (rank, rows) in seen.iter().enumerate() {
         let of = |from: usize| {
             let tokens = (0..TOKENS).filter(move |token| token % 4 / 2 == rank);
@@ -78,10 +96,20 @@ fn no_more_rows_are_taken_than_a_rank_told_of() {
     }
 }
 
+/// What is behind it is a round of another rank's, or no round at all.
+#[test]
+fn no_more_of_a_round_is_taken_than_its_area_has() {
+    // Two of the four tokens that each rank has for the other.
+    let len = areas().place(2);
+    assert_eq!(areas().slots_in(len), 2);
+    all_arrived(&received(Room::Bytes(len), &Layout::Rows, TOKENS, |words| words[0] = 16));
+}
+
 #[test]
 fn no_row_goes_behind_those_that_there_is_memory_for() {
-    // The last rank has rows for the second expert, and its count of them is 0.
-    let seen = received(16, &Layout::Experts(vec![0, 4]), 6, |words| words[2] = 0);
+    // The last rank has rows for the second expert, of which it tells nothing.
+    let layout = Layout::Experts(vec![0, 4]);
+    let seen = received(Room::Tokens(16), &layout, 6, |words| words[2] = 0);
     for (rank, rows) in seen.iter().enumerate() {
         let expected = of_expert(2 * rank).chain(of_expert(2 * rank + 1).take(2));
         assert_eq!(rows[..6], expected.collect::<Vec<_>>());
@@ -89,11 +117,10 @@ fn no_row_goes_behind_those_that_there_is_memory_for() {
     }
 }
 
-#[test]
-fn a_rank_that_tells_of_more_tokens_than_it_has_room_for_is_refused() {
-    const SLOTS: usize = 16;
+/// What a rank finds when the last one has told of so many tokens for it, and of so many of all, with room for [`SLOTS`].
+fn counted(over: u64, tokens: u64) -> Vec<Result<Counts>> {
     let all = Barrier::new(2);
-    let texts = world(Ranks::near(2), |group| {
+    world(Ranks::near(2), |group| {
         let own = own_of(group.rank());
         // SAFETY: the vectors live until the dispatch is over.
         let begun = unsafe {
@@ -110,14 +137,21 @@ fn a_rank_that_tells_of_more_tokens_than_it_has_room_for_is_refused() {
             let window = group.pool().sub(control_len(2)).cast::<u64>();
             let told = window.add((11 + 3 + 1) * 8 + 6);
             assert_eq!(std::slice::from_raw_parts(told, 2), [TOKENS as u64 / 2, TOKENS as u64]);
-            told.write(SLOTS as u64 + 1);
-            told.add(1).write(SLOTS as u64 + 1);
+            told.write(over);
+            told.add(1).write(tokens);
         }
-        let why = dispatch.counts(&mut never).err().unwrap().to_string();
+        let counts = dispatch.counts(&mut never).cloned();
         all.wait();
-        why
-    });
-    for text in texts {
+        counts
+    })
+}
+
+const SLOTS: usize = 16;
+
+#[test]
+fn a_rank_that_tells_of_more_tokens_than_it_has_room_for_is_refused() {
+    for counts in counted(SLOTS as u64 + 1, SLOTS as u64 + 1) {
+        let text = counts.err().unwrap().to_string();
         assert!(text.contains("rank 1 has tokens for this rank 17, this rank 16"), "{text}");
     }
 }
@@ -146,5 +180,93 @@ fn fewer_rows_than_the_handle_tells_of_are_refused() {
             assert_eq!(why, said);
             summed(begin(needs).unwrap(), &own).unwrap();
         }
+    });
+}
+
+/// Bytes and rounds for as many tokens as a rank tells of can be counted.
+#[test]
+fn a_rank_has_no_more_tokens_than_can_be_counted() {
+    for tokens in [1 << 28, (1 << 32) + 8, u64::MAX] {
+        for counts in counted(TOKENS as u64 / 2, tokens) {
+            assert_eq!(counts.unwrap().tokens_of, [TOKENS as u32, 1 << 28]);
+        }
+    }
+}
+
+/// Whether `begin` is refused, and said to be so.
+fn is_refused<T>(begun: Result<T>, why: &str) {
+    let text = begun.err().expect(why).to_string();
+    assert!(text.contains(why), "{text}");
+}
+
+#[test]
+fn rows_that_could_not_be_read_as_numbers_are_refused() {
+    world(Ranks::near(1), |group| {
+        let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
+        let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 1 };
+        let routing = Arc::new(Routing::new(choices).unwrap());
+        let own = Own { routing, ..own_of(0) };
+        let room = Room::Tokens(TOKENS);
+        for (by, stride) in [(1, 2 * HIDDEN), (0, 2 * HIDDEN + 1)] {
+            let payload = Payload::Quantised(HIDDEN, Scales::Exact);
+            let rows = own.tokens().rows.wrapping_add(by);
+            let tokens = Tokens { rows, stride, payload, ..own.tokens() };
+            // SAFETY: nothing is read, as it is refused.
+            let begun = unsafe {
+                Dispatch::begin(&group, Arc::clone(&own.routing), tokens, room, &mut never)
+            };
+            is_refused(begun, "rows to quantise are aligned to 2 bytes");
+        }
+        let arrived = dispatched(&group, &own, room, None).unwrap();
+        let sound = Results { sends: Sends::Row, ..results_in(arrived.rows.as_ptr(), &arrived) };
+        let refused = |results: Results, why: &str| {
+            // SAFETY: nothing is read, as it is refused.
+            is_refused(unsafe { Combine::begin(&arrived.handle, results, &mut never) }, why);
+        };
+        let why = "rows of bf16 are aligned to 2 bytes";
+        refused(Results { rows: sound.rows.wrapping_add(1), ..sound }, why);
+        refused(Results { stride: 2 * HIDDEN + 1, ..sound }, why);
+        let packed = Results { is_packed: true, ..sound };
+        refused(Results { hidden: HIDDEN - 2, ..packed }, "rows to pack have a multiple of");
+    });
+}
+
+#[test]
+fn a_routing_for_other_ranks_is_refused() {
+    world(Ranks::near(2), |group| {
+        for ranks in [1, 4] {
+            let experts = vec![0; TOKENS];
+            let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks };
+            let routing = Arc::new(Routing::new(choices).unwrap());
+            let own = own_of(0);
+            // SAFETY: nothing is read, as it is refused.
+            let begun = unsafe {
+                Dispatch::begin(&group, routing, own.tokens(), Room::Tokens(TOKENS), &mut never)
+            };
+            is_refused(begun, &format!("the routing is for {ranks} ranks of 2"));
+        }
+    });
+}
+
+/// A relay has what others send: one that is left out would take it along.
+#[test]
+fn nobody_relays_while_a_rank_is_left_out() {
+    world(Ranks::apart(4, 2, Transport::Tcp), |group| {
+        let nodes = group.relays().expect("two nodes of two ranks");
+        assert_eq!((nodes.count, nodes.ranks), (2, 2));
+        let other = (group.rank() + 1) % 4;
+        group.mask(other, true).unwrap();
+        assert!(group.is_masked(other) && group.relays().is_none());
+        let own = own_of(0);
+        let choices = Choices { experts: &own.experts, top_k: 1, num_experts: 4, ranks: 4 };
+        let routing = Arc::new(Routing::new(choices).unwrap().relayed(nodes).unwrap());
+        // SAFETY: nothing is read, as it is refused.
+        let begun = unsafe {
+            Dispatch::begin(&group, routing, own.tokens(), Room::Tokens(TOKENS), &mut never)
+        };
+        is_refused(begun, "the routing relays on 2 nodes of 2 ranks, and this group does not");
+        group.mask(other, false).unwrap();
+        assert_eq!(group.relays().map(|nodes| nodes.count), Some(2));
+        is_refused(group.mask(4, true), "no rank 4 of 4");
     });
 }
