@@ -299,7 +299,10 @@ impl<S> Drop for Proxy<S> {
 mod tests {
     use uccl_p2p::Uninterrupted;
 
-    use super::{super::fifo::Fifo, *};
+    use super::{
+        super::fifo::{Fifo, Shared},
+        *,
+    };
 
     /// A ring that panics in the proxy's thread.
     struct Broken([AtomicU64; 64]);
@@ -391,6 +394,55 @@ mod tests {
         peer.under_way.push_back(write);
         proxy.peers[1] = Some(peer);
         assert!(!proxy.is_quiet() && proxy.is_busy(), "sent, and not there");
+        drop(both);
+    }
+
+    /// A proxy with one far peer, of rank 1.
+    fn proxy_of(own: &Endpoint, far: Peer, memory: &[u8]) -> Proxy<Shared> {
+        // SAFETY: callers keep the memory longer than the endpoint.
+        let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
+        let outboxes = vec![None, Some(Outbox::new(0, memory.len()))];
+        Proxy {
+            endpoint: own.clone(),
+            desk: Arc::new(Desk::new(outboxes)),
+            popper: Popper::new(Fifo::in_memory(64).unwrap()),
+            source: (mr, memory.as_ptr().addr()),
+            peers: vec![None, Some(far)],
+            timeout: Duration::from_secs(20),
+            most: memory.len(),
+            sleep: NAP,
+        }
+    }
+
+    /// What it was to bring is not taken to be there.
+    #[test]
+    fn a_write_that_fails_is_told_and_the_last_one() {
+        let memory = vec![0; 64];
+        let both = connected();
+        let (mut far, _) = far_peer(&both, &memory);
+        let key = far.window.key;
+        // The peer refuses it.
+        far.window.key ^= 1;
+        let mut proxy = proxy_of(&both[0].0, far, &memory);
+        let desk = Arc::clone(&proxy.desk);
+        let outbox = desk.outboxes[1].as_ref().unwrap();
+        let write = Command::Write { peer: 1, source: 0, target: 8, len: 8 };
+        let signal = Command::Signal { peer: 1, word: 0, mark: 2 };
+        proxy.carry_out(write);
+        proxy.carry_out(signal);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while proxy.is_busy() {
+            assert!(Instant::now() < deadline, "it does not end");
+            proxy.look_at_peers();
+        }
+        assert!(outbox.failure().is_some(), "nobody is told");
+        let mut head = 64;
+        assert!(outbox.room(&mut head, 64).is_none(), "it is taken to be there");
+        let sent = desk.tally.read().writes;
+        proxy.peers[1].as_mut().unwrap().window.key = key;
+        proxy.carry_out(write);
+        proxy.carry_out(signal);
+        assert!(desk.tally.read().writes == sent && !proxy.is_busy(), "it is written to");
         drop(both);
     }
 

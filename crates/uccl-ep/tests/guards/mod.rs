@@ -270,3 +270,39 @@ fn nobody_relays_while_a_rank_is_left_out() {
         is_refused(group.mask(4, true), "no rank 4 of 4");
     });
 }
+
+/// They lie beside the rows that a rank's own tokens have in its place, which are not copied there where rows stay.
+#[test]
+fn weights_come_back_from_rows_that_stay() {
+    for (sends, by_experts) in [(Sends::Row, None), (Sends::EachExpert, Some(10))] {
+        world(Ranks::near(2), |group| {
+            let own = own_of(group.rank());
+            let arrived = dispatched(&group, &own, Room::Tokens(TOKENS), by_experts).unwrap();
+            // The row of a token has a weight of its own.
+            let weights: Vec<f32> =
+                arrived.rows.iter().step_by(HIDDEN).map(|v| f32::from(*v)).collect();
+            let results = Results {
+                sends,
+                weights: Some(weights.as_ptr()),
+                ..results_in(arrived.rows.as_ptr(), &arrived)
+            };
+            assert!(results.stays);
+            // SAFETY: rows and weights live until the combine is over.
+            let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
+            let sums = if sends == Sends::Row { Sums::ByRank } else { Sums::ByChoice };
+            let (mut rows, mut back) = (vec![0; own.rows.len()], vec![f32::NAN; TOKENS]);
+            let combined = Combined {
+                rows: rows.as_mut_ptr(),
+                sums,
+                bias: [None; 2],
+                weights: Some(back.as_mut_ptr()),
+            };
+            // SAFETY: there is a row, and a weight, for each token.
+            unsafe { combine.finish(combined, &mut never) }.unwrap();
+            assert!(rows == own.rows);
+            let expected: Vec<f32> =
+                own.rows.iter().step_by(HIDDEN).map(|v| f32::from(*v)).collect();
+            assert_eq!(back, expected, "{sends:?}");
+        });
+    }
+}
