@@ -78,12 +78,18 @@ impl Remote {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::{
+        net::Ipv4Addr,
+        time::{Duration, Instant},
+    };
 
     use uccl_p2p::{Config, Error as Engine, Status as Stand};
 
     use super::*;
     use crate::status::{Error, Status};
+
+    /// Longer than anything takes that has to happen.
+    const FAR: Duration = Duration::from_secs(20);
 
     fn endpoint() -> Endpoint {
         let bind = Some(Ipv4Addr::LOCALHOST.into());
@@ -135,5 +141,27 @@ mod tests {
         let told = remote.notify(&a, b"next").expect_err("the one before was lost");
         assert!(matches!(&told, Error::Engine(Engine::Cancelled { .. })), "{told}");
         remote.notify(&a, b"next").expect("it was told");
+    }
+
+    #[test]
+    fn a_connection_that_was_lost_is_made_anew() {
+        let bind = Some(Ipv4Addr::LOCALHOST.into());
+        let b = Endpoint::new(Config { bind, ..Config::default() }).expect("an endpoint");
+        let a = endpoint();
+        let remote = Remote::new(ConnInfo { addr: b.addr(), instance: b.instance() });
+        let first = remote.conn(&a).expect("it is there");
+        let theirs = b.accept(Some(FAR), &mut Uninterrupted).expect("it comes").conn;
+        b.disconnect(theirs).expect("it was there");
+        let begun = Instant::now();
+        while a.check_connection(first).is_ok() {
+            assert!(begun.elapsed() < FAR, "it is still connected");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let second = remote.conn(&a).expect("the endpoint is still there");
+        assert!(
+            second != first && a.check_connection(second).is_ok(),
+            "the lost one is used again"
+        );
+        assert_eq!(a.stats().expect("it is open").connections, 1, "the lost one is kept");
     }
 }
