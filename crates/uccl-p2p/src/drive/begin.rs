@@ -91,10 +91,12 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
     use uccl_device::cuda::GpuError;
 
     use super::*;
-    use crate::{Iov, Op, Request, drive::joined::Joined};
+    use crate::{Endpoint, Iov, Op, Request, Uninterrupted, drive::joined::Joined};
 
     /// A stream that never comes so far.
     struct Never;
@@ -123,5 +125,87 @@ mod tests {
         pair.a.deregister(mr).expect("nothing uses it");
         pair.close();
         assert_eq!(Arc::strong_count(&conn), 1, "a transfer keeps its connection");
+    }
+
+    /// A stream that comes so far when it is told to.
+    #[derive(Clone, Default)]
+    struct Told(Arc<AtomicBool>);
+
+    impl Mark for Told {
+        fn is_reached(&self) -> std::result::Result<bool, GpuError> {
+            Ok(self.0.load(SeqCst))
+        }
+    }
+
+    /// Receives, each into memory of its own, on one end of a connection, and sends of numbers on the other.
+    struct Receives {
+        pair: Joined,
+        memory: Vec<Vec<u8>>,
+        conn: Arc<Connection>,
+    }
+
+    impl Receives {
+        fn new(count: usize) -> Self {
+            let pair = Joined::by_tcp();
+            let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+            Self { pair, memory: vec![vec![0; 8]; count], conn }
+        }
+
+        fn iov(endpoint: &Endpoint, memory: &[u8]) -> Iov {
+            let (ptr, len) = (memory.as_ptr() as usize, memory.len());
+            // SAFETY: the memory lives longer than the endpoints.
+            Iov { mr: unsafe { endpoint.register(ptr, len) }.expect("registered"), ptr, len }
+        }
+
+        /// Posts the receive of this number behind a stream, if there is one.
+        fn post(&self, at: usize, after: Option<&Told>) -> Arc<Transfer> {
+            let iovs = [Self::iov(&self.pair.a, &self.memory[at])];
+            let request = Request::new(self.pair.to_b, Op::Recv, &iovs, &[]);
+            let after = after.map(|told| Box::new(told.clone()) as Box<dyn Mark>);
+            self.pair.a.start_over(Arc::clone(&self.conn), &request, after).expect("posted")
+        }
+
+        /// Sends a number to the oldest receive, and waits until that has taken it.
+        fn send(&self, number: u8) {
+            let bytes = [number; 8];
+            let iovs = [Self::iov(&self.pair.b, &bytes)];
+            let request = Request::new(self.pair.to_a, Op::Send, &iovs, &[]);
+            self.pair.b.run(&request, &mut Uninterrupted).expect("received");
+        }
+    }
+
+    #[test]
+    fn receives_begin_in_order_whichever_stream_comes_first() {
+        let (late, soon) = (Told::default(), Told::default());
+        let all = Receives::new(3);
+        let posted = [all.post(0, Some(&late)), all.post(1, Some(&soon)), all.post(2, None)];
+        soon.0.store(true, SeqCst);
+        all.conn.begin_due();
+        assert!(all.conn.deferred.holds_back(&Start::Recv) && all.conn.deferred.any());
+        late.0.store(true, SeqCst);
+        (1..=3).for_each(|number| all.send(number));
+        for (transfer, memory) in posted.iter().zip(&all.memory) {
+            all.pair.a.wait(transfer.id, None, &mut Uninterrupted).expect("known");
+            assert!(transfer.finished(), "{memory:?}");
+        }
+        let seen: Vec<_> =
+            all.memory.iter().map(|memory| std::hint::black_box(memory)[0]).collect();
+        assert_eq!(seen, [1, 2, 3], "a later receive has the send of an earlier one");
+        assert!(!all.conn.deferred.any());
+        all.pair.close();
+    }
+
+    #[test]
+    fn what_was_called_off_while_it_waited_holds_nobody_back() {
+        let all = Receives::new(2);
+        let first = all.post(0, Some(&Told::default()));
+        assert!(all.conn.deferred.holds_back(&Start::Recv));
+        all.pair.a.cancel(first.id).expect("known");
+        assert!(first.finished());
+        assert!(!all.conn.deferred.any() && !all.conn.deferred.holds_back(&Start::Recv));
+        all.post(1, None);
+        all.send(7);
+        assert_eq!(std::hint::black_box(&all.memory)[1], [7; 8]);
+        all.pair.close();
     }
 }
