@@ -306,3 +306,13 @@ fn weights_come_back_from_rows_that_stay() {
         });
     }
 }
+
+#[test]
+fn a_rank_that_has_not_joined_is_not_let_in() {
+    let mut alone = |mine: Vec<u8>| Ok(vec![Some(mine), None]);
+    let group = Group::join(Ranks::near(2).config(0), &mut alone).unwrap();
+    assert!(group.is_masked(1) && !group.has(1));
+    is_refused(group.mask(1, false), "rank 1 has not joined");
+    assert!(group.is_masked(1));
+    group.mask(1, true).unwrap();
+}
