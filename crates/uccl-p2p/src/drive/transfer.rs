@@ -823,6 +823,8 @@ mod tests {
         has_ended: AtomicBool,
         /// How many transfers it was told the end of.
         ended: AtomicUsize,
+        /// How many transfers go on within each other, and how many have at most.
+        within: [AtomicUsize; 2],
     }
 
     impl Default for Ours {
@@ -835,6 +837,7 @@ mod tests {
                 is_free: AtomicBool::default(),
                 has_ended: AtomicBool::default(),
                 ended: AtomicUsize::default(),
+                within: <[AtomicUsize; 2]>::default(),
             }
         }
     }
@@ -864,7 +867,10 @@ mod tests {
             _: Option<Fence>,
         ) {
             self.is_blamed.store(transfer.waits_for_peer(), Relaxed);
+            let [now, most] = &self.within;
+            most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
             transfer.publish(verdict);
+            now.fetch_sub(1, Relaxed);
         }
 
         fn transfer_fails(&self, transfer: &Transfer<Self>) {
@@ -947,6 +953,16 @@ mod tests {
         assert!(first.finished() && second.finished());
         writes.iter().chain([&first, &later, &second]).for_each(|ended| list.ended(ended));
         assert_eq!(strong(&list, &conn).1, 0, "all have ended");
+    }
+
+    #[test]
+    fn no_follower_is_told_from_within_one_that_was_told() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let first = write(&list, &conn);
+        let followers: Vec<_> = (0..10).map(|_| strong(&list, &conn).0).collect();
+        first.op_ended();
+        assert!(followers.iter().all(|follower| follower.finished()));
+        assert_eq!(conn.within[1].load(Relaxed), 2, "the first, and each of the others alone");
     }
 
     /// More than a thread's stack has room for, if each were told from within the one before.
