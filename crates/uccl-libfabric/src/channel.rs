@@ -44,8 +44,9 @@ const PROBES: usize = 4;
 const READS: usize = 16;
 /// Most raw keys of a peer that are mapped at a time.
 const MAX_RAW_KEYS: usize = 1 << 16;
-/// How long a drop waits for requests to end, with providers that demand it.
-const DRAIN: Duration = Duration::from_secs(1);
+/// How long a drop waits for requests to end, with providers that demand it. A killed lane over rails waits a little longer for its
+/// channels, so that the operations of a peer that stands still end with it too.
+const DRAIN: Duration = Duration::from_millis(700);
 /// How soon to look again when the provider had no room.
 const RETRY: Duration = Duration::from_millis(1);
 /// How soon to look if the provider has no descriptor to watch.
