@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases import Case, Sample
-from proc import Failed
+from bench.lib.cases import Case, Sample
+from bench.lib.proc import Failed
 
 
 @dataclass
@@ -57,14 +57,14 @@ class Peer:
 
 def every() -> list[Peer]:
     """All peers, this project first."""
-    from peers.gloo import Gloo
-    from peers.iperf3 import Iperf3
-    from peers.limits import Limits
-    from peers.mooncake import Mooncake
-    from peers.nixl import Nixl
-    from peers.raw import Raw
-    from peers.uccl import Uccl
-    from peers.ucx import Ucx
+    from bench.peers.gloo import Gloo
+    from bench.peers.iperf3 import Iperf3
+    from bench.peers.limits import Limits
+    from bench.peers.mooncake import Mooncake
+    from bench.peers.nixl import Nixl
+    from bench.peers.raw import Raw
+    from bench.peers.uccl import Uccl
+    from bench.peers.ucx import Ucx
 
     return [Uccl(), Raw(), Limits(), Ucx(), Nixl(), Mooncake(), Gloo(), Iperf3()]
 

@@ -1,7 +1,7 @@
 """torch.distributed with gloo."""
 
-from cases import Case, Sample
-from proc import free_port
+from bench.lib.cases import Case, Sample
+from bench.lib.proc import free_port
 
 from . import Context, Peer
 from .pairs import installed, run_worker, why_no_import

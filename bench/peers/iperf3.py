@@ -3,9 +3,9 @@
 import json
 import shutil
 
-from cases import Case, Sample
-from congestion import Pin
-from proc import Failed, Process, free_port, run, wait_listening
+from bench.lib.cases import Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.proc import Failed, Process, free_port, run, wait_listening
 
 from . import Context, Peer
 

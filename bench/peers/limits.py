@@ -1,9 +1,9 @@
 """The ceilings as this project's own command measures them: `uccl bench --limits`."""
 
-from cases import DEFAULT, Case, Sample
-from congestion import Pin
-from machine import NOISY, Noise
-from proc import Failed
+from bench.lib.cases import DEFAULT, Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.machine import NOISY, Noise
+from bench.lib.proc import Failed
 
 from . import Context, Peer
 from .uccl import rows, value, version, why_no_binary

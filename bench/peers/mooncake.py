@@ -1,6 +1,6 @@
 """Mooncake's transfer engine over TCP."""
 
-from cases import Case, Sample
+from bench.lib.cases import Case, Sample
 
 from . import Context, Peer
 from .pairs import installed, run_worker, why_no_import

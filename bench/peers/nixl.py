@@ -1,6 +1,6 @@
 """NIXL with its UCX backend."""
 
-from cases import Case, Sample
+from bench.lib.cases import Case, Sample
 
 from . import Context, Peer
 from .pairs import installed, run_worker, why_no_import

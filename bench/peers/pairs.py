@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict
 
-from cases import Case, Sample
-from congestion import Pin
-from paths import BENCH, PYTHON, VENV
-from proc import Failed, run
+from bench.lib.cases import Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.paths import BENCH, PYTHON, VENV
+from bench.lib.proc import Failed, run
 
 from . import Context
 

@@ -1,10 +1,10 @@
 """The machine's own ceilings, measured by `raw.c`: the referee, which shares no code with the project."""
 
-import native
-from cases import Case, Sample
-from congestion import Pin
-from paths import BENCH, WORK
-from proc import Failed, run
+from bench.lib import native
+from bench.lib.cases import Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.paths import BENCH, WORK
+from bench.lib.proc import Failed, run
 
 from . import Context, Peer
 
@@ -17,7 +17,7 @@ class Raw(Peer):
     name = "raw"
 
     def available(self, context: Context) -> str | None:
-        return native.build(BENCH / "raw.c", _BINARY, ["-pthread"])
+        return native.build(BENCH / "host/raw.c", _BINARY, ["-pthread"])
 
     def version(self, context: Context) -> str:
         return run(["gcc", "--version"], limit_s=10).out.splitlines()[0]

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from cases import Case, Sample
-from congestion import Pin
-from proc import Failed, run
+from bench.lib.cases import Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.proc import Failed, run
 
 from . import Context, Peer
 

@@ -2,10 +2,10 @@
 
 import os
 
-from cases import Case, Sample
-from congestion import Pin
-from paths import site_packages
-from proc import Failed, Process, free_port, run, wait_listening
+from bench.lib.cases import Case, Sample
+from bench.lib.congestion import Pin
+from bench.lib.paths import site_packages
+from bench.lib.proc import Failed, Process, free_port, run, wait_listening
 
 from . import Context, Peer
 

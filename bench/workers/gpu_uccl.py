@@ -7,7 +7,6 @@ from collections.abc import Callable
 import gpu_pair
 from uccl import p2p
 
-
 #: How long the target waits for a send before it looks whether there is something else to do, in seconds.
 TURN_S = 0.2
 

@@ -1,0 +1,57 @@
+"""Cases of NIXL's backends, and this project's bars beside UCX."""
+
+from bench.lib.bars import OURS, Bar
+from bench.lib.cases import KIB, MIB, Case, human
+
+UCX = "ucx"
+SECTIONS = ("dram", "tcp", "post", "vram")
+OPS = ("write", "read")
+#: Host memory: (pieces, length of each). Pieces are never adjacent, so that no backend can merge
+#: them.
+PLAIN = ((1, 64 * KIB), (1, MIB), (1, 16 * MIB), (1, 64 * MIB), (298, 64 * KIB), (298, 256 * KIB))
+#: GPU memory: (pieces, length of each, how many times better than UCX).
+DEVICE = ((298, 1_179_648, 4.0), (64, 4 * KIB, 20.0), (1, 256 * MIB, 2.0))
+#: The caller's time for a transfer of many short pieces, however long these then take:
+#: "post" makes it from lists of descriptors and starts it, "post_prepped" from lists that NIXL has prepared, "repost"
+#: starts one that is made already.
+POSTS = ("post", "post_prepped", "repost")
+POST_IOVS, POST_SIZE = 1000, 64
+POST_LINKS = ("local", "tcp")
+
+
+def plan(only: set[str]) -> list[Case]:
+    """The cases of a run, in the order they are measured."""
+    sections = {"dram": lambda: _plain("local"), "tcp": lambda: _plain("tcp"), "post": _posts, "vram": _device}
+    return [case for name in SECTIONS if name in only for case in sections[name]()]
+
+
+def _plain(link: str) -> list[Case]:
+    return [Case(link, op, size, iovs) for op in OPS for iovs, size in PLAIN]
+
+
+def _posts() -> list[Case]:
+    return [Case(link, post, POST_SIZE, POST_IOVS, unit="ns") for link in POST_LINKS for post in POSTS]
+
+
+def _device() -> list[Case]:
+    return [Case("gpu", op, size, iovs, "gpu") for op in OPS for iovs, size, _ in DEVICE]
+
+
+def bars() -> list[Bar]:
+    """Every bar, in the order it is printed."""
+    dram = [_beside_ucx("dram", case, 1.0) for case in _plain("local")]
+    tcp = [_beside_ucx("tcp", case, 2.0) for case in _plain("tcp")]
+    post = [Bar("post", f"{_words(case)}, each", ((OURS, case),), at_most=200.0) for case in _posts()]
+    limits = {(iovs, size): times for iovs, size, times in DEVICE}
+    vram = [_beside_ucx("vram", case, limits[case.iovs, case.size]) for case in _device()]
+    return [*dram, *tcp, *post, *vram]
+
+
+def _beside_ucx(section: str, case: Case, times: float) -> Bar:
+    return Bar(section, f"{_words(case)} / UCX", ((OURS, case),), ((UCX, case),), at_least=times)
+
+
+def _words(case: Case) -> str:
+    where = {"local": "same host", "tcp": "TCP", "gpu": "GPU to GPU"}[case.link]
+    pieces = f"{case.iovs} x " if case.iovs > 1 else ""
+    return f"{where} {case.op} {pieces}{human(case.size)}"
