@@ -10,7 +10,7 @@ use uccl_fabric::rail::{Channel, Rail, RailError};
 
 use super::{exports::Exports, rails::Rails};
 
-/// What became of making or joining a channel.
+/// The result of making or joining a channel.
 pub(super) enum Made {
     /// The channel, and whether it could be joined, if it was to be.
     Channel(Box<dyn Channel>, Result<(), RailError>),
@@ -129,7 +129,7 @@ impl Ending {
         })
     }
 
-    /// Waits, on another thread, for a thread, and ends what that has made.
+    /// Waits for a thread, on another thread, and drops its result.
     pub(super) fn of_made<T: Send + 'static>(thread: JoinHandle<T>) -> Self {
         // A panic has been reported already.
         Self::by(move || drop(thread.join()))
@@ -172,7 +172,8 @@ impl Drop for Ending {
 }
 
 impl Drop for Making {
-    /// Waits for it: whoever drops this expects that no memory is touched through the channel afterwards.
+    /// Waits for the thread: its owner expects that no memory is touched through the channel after
+    /// the drop.
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             drop(thread.join());

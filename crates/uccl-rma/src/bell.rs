@@ -38,7 +38,7 @@ impl Bell {
 
     /// Stops watching a descriptor.
     pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
-        // This fails only if the descriptor is not watched, which is what the caller wants.
+        // This fails only if the descriptor is not watched, and then nothing is left to do.
         let _ = epoll::delete(&self.epoll, fd);
     }
 

@@ -77,7 +77,8 @@ pub(super) enum Site {
     Empty,
     Making(JoinHandle<Result<Area, GpuError>>),
     Made(Area),
-    /// It could not be made. Who needs it next is told so, and after that it may be tried again.
+    /// It could not be made. The next caller that needs it gets this error; after that it may be
+    /// tried again.
     Refused(GpuError),
 }
 
@@ -138,7 +139,7 @@ impl Site {
         }
     }
 
-    /// Ends it. Returns the area, or what waits for it if it is still being made.
+    /// Ends it. Returns the area, or the wait for its thread if it is still being made.
     pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
         self.look();
         match std::mem::take(self) {

@@ -1,5 +1,5 @@
-//! Keys that a device makes for one channel alone. It may take long over each, so a thread of its own makes them, one
-//! after the other, and those who asked are answered afterwards.
+//! Keys that a device makes for one channel alone. It may take long over each, so a thread of its
+//! own makes them, one after the other, and the questions that need them are answered afterwards.
 
 use std::{
     collections::VecDeque,
@@ -22,9 +22,9 @@ pub(super) struct Exports {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Job>,
-    /// What the key is for that is being made.
+    /// The purpose of the key that is being made.
     current: Option<Wanted>,
-    /// The thread takes what waits.
+    /// The thread runs and takes the waiting jobs.
     is_running: bool,
 }
 
@@ -35,7 +35,7 @@ struct Job {
     _held: Held,
 }
 
-/// What a key is for.
+/// The purpose of a key: the memory and the registration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     /// The number of the registered memory.
@@ -80,7 +80,7 @@ impl Exports {
         self.queue.lock().wanted().any(|wanted| wanted.number == number)
     }
 
-    /// Gives up what has not begun.
+    /// Gives up the jobs that have not begun.
     pub(super) fn give_up(&self) {
         let dropped = std::mem::take(&mut self.queue.lock().waiting);
         drop(dropped);
@@ -123,7 +123,7 @@ impl Running<'_> {
 }
 
 impl Drop for Running<'_> {
-    /// After a panic nobody makes what waits.
+    /// After a panic, gives up the waiting jobs: no thread takes them.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut queue = self.0.lock();

@@ -19,7 +19,7 @@ pub(super) struct Flight {
     pub(super) memory: MemoryKind,
     local: Spans,
     remote: RemoteSpans,
-    /// What is still to be requested.
+    /// The bytes that are still to be requested.
     rest: Stretch,
     done: Arc<dyn Completion>,
     len: u64,
@@ -45,7 +45,8 @@ pub(super) struct Part {
     pub(super) batch: Option<usize>,
     /// How often the peer's device refused it.
     pub(super) refusals: u8,
-    /// The number of the registration whose key its request uses for our memory. Set when it is posted.
+    /// The number of the registration: its key names our memory in the request. Set when it is
+    /// posted.
     pub(super) registration: u64,
 }
 
@@ -103,7 +104,7 @@ impl Flight {
         Some(Part { flight, kind, local, remote, batch: None, refusals: 0, registration: 0 })
     }
 
-    /// Takes `len` bytes of what [`Self::next`] returned.
+    /// Takes `len` bytes of the part that [`Self::next`] returned.
     pub(super) fn take(&mut self, len: usize) {
         self.rest.cut((&self.local[..], &self.remote[..]), len);
         self.left -= len as u64;

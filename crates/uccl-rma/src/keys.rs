@@ -1,4 +1,4 @@
-//! What we know of the peer's regions: the keys that it granted or denied when we asked.
+//! Our knowledge of the peer's regions: the keys that it granted or denied when we asked.
 
 use std::collections::HashMap;
 
@@ -98,14 +98,14 @@ impl Granted {
 }
 
 impl Keys {
-    /// What the peer granted for the region of this piece, if that allows the operation.
+    /// The peer's grant for the region of this piece, if it allows the operation.
     pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Result<&Granted, Missing> {
         let granted = self.of(region_of(piece))?;
         granted.admit(kind, piece).map_err(Missing::Denied)?;
         Ok(granted)
     }
 
-    /// What the peer granted for a region.
+    /// The peer's grant for a region.
     pub(super) fn of(&self, region: RegionId) -> Result<&Granted, Missing> {
         match self.get(region).map(|known| &known.answer) {
             None => Err(Missing::Ask(region)),
@@ -188,7 +188,7 @@ impl Keys {
         Some(known)
     }
 
-    /// Forgets a region that has ended or whose key turned out to be stale.
+    /// Forgets a region that has ended or has a stale key.
     pub(super) fn forget(&mut self, region: RegionId) {
         if let Some(slot) = self.by_slot.get_mut(&region.slot) {
             slot.retain(|known| known.key != region.key);

@@ -64,7 +64,7 @@ pub struct RmaLane {
     pub(super) state: Mutex<State>,
     /// Held by the caller of `progress`, and while the lane is killed, so that only one thread does either.
     turn: Mutex<()>,
-    /// Copies of what the state says, readable without its lock.
+    /// Copies of parts of the state, readable without its lock.
     up: AtomicUsize,
     load: AtomicU64,
     is_under_way: AtomicBool,
@@ -72,7 +72,8 @@ pub struct RmaLane {
     fd: RawFd,
 }
 
-/// How long a killed lane waits for its devices to end its channels. What is left then is kept (`left.rs`).
+/// How long a killed lane waits for its devices to end its channels. Later ones are kept
+/// (`left.rs`).
 const TO_END: Duration = Duration::from_secs(1);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_millis(1);
@@ -181,7 +182,8 @@ impl RmaLane {
         self.flush(state);
     }
 
-    /// Handles an operation whose next part no path takes. True if the operations queued behind it have to wait.
+    /// Handles an operation when no path takes its next part. True if the operations queued behind
+    /// it have to wait.
     fn is_held_up(&self, state: &mut State, key: usize, part: Part, hold: Hold) -> bool {
         let hold = match hold {
             Hold::Never(OpError::Unreachable) => match state.stage(&self.rails, key, part) {
@@ -241,9 +243,9 @@ impl RmaLane {
 
     fn flush(&self, state: &mut State) {
         for at in 0..state.paths.len() {
-            // SAFETY: whoever posted an operation promised that its memory stays valid until the operation ends or the
-            // lane is killed; neither happens while a part of it is under way. Chunks stay until the lane is killed,
-            // which ends the paths first.
+            // SAFETY: the caller that posted an operation promised that its memory stays valid
+            // until the operation ends or the lane is killed; neither happens while a part of it is
+            // under way. Chunks stay until the lane is killed, which ends the paths first.
             if let Err(e) = unsafe { state.paths[at].flush() } {
                 self.lose_path(state, at, &e.to_string());
             }
@@ -261,7 +263,7 @@ impl RmaLane {
         path.lose(why, bell);
     }
 
-    /// Polls every path and does what is due. True if anything changed.
+    /// Polls every path and handles each change. True if there was one.
     fn look(&self, state: &mut State) -> bool {
         let mut moved = state.look_at_copies();
         for at in 0..state.paths.len() {
@@ -528,7 +530,8 @@ impl RailLane for RmaLane {
         }
         let mut state = self.state.lock();
         local.iter().filter(|span| span.len > 0).all(|span| {
-            // If no device takes what is yet to be registered, the operation is given back.
+            // If no device takes the memory that is yet to be registered, the operation is given
+            // back.
             let is_to_be = self.rails.is_to_reach(*span);
             state.pinned(&self.rails, *span).map_or(is_to_be, |pinned| {
                 state.paths.iter().any(|path| path.is_up() && pinned.with(path.ours).is_some())

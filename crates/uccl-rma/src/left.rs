@@ -1,4 +1,4 @@
-//! What is left of a killed lane whose devices did not end its channels in time.
+//! The remains of a killed lane: its devices did not end its channels in time.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,7 +7,8 @@ use uccl_fabric::lane::Aftermath;
 
 use super::{aside::Ending, bounce::Area, flight::Ended, rails::Rails};
 
-/// Channels that are still ending. Until they have, their devices may touch what they were given.
+/// Channels that are still ending. Until they have, their devices may touch the memory of their
+/// requests and grants.
 pub(super) struct Left {
     pub(super) channels: Vec<Ending>,
     /// The numbers of the registrations by which our requests name our memory.
@@ -16,7 +17,7 @@ pub(super) struct Left {
     pub(super) lent: HashSet<u32>,
     /// Operations with parts on these channels.
     pub(super) operations: Mutex<Vec<Ended>>,
-    /// What waits for memory of the lane itself that is still being locked.
+    /// Threads that wait for memory of the lane itself while it is still being locked.
     pub(super) makings: Vec<Ending>,
     /// The memory of the lane itself.
     pub(super) areas: Vec<Area>,
@@ -56,7 +57,7 @@ impl Drop for Left {
     }
 }
 
-/// What is left, for the engine.
+/// The remains, for the engine.
 pub(super) struct Remains(pub(super) Arc<Left>);
 
 impl Aftermath for Remains {

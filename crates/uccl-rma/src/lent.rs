@@ -1,4 +1,4 @@
-//! Our regions whose keys the peer has been given.
+//! Our regions with keys that the peer has been given.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,13 +22,13 @@ pub(super) struct Lent {
     pub(super) due: Vec<Due>,
 }
 
-/// A question whose answer waits for devices.
+/// A question with an answer that waits for devices.
 pub(super) struct Due {
     pub(super) region: RegionId,
     pub(super) awaits: Awaited,
 }
 
-/// What an answer waits for.
+/// The event that an answer waits for.
 pub(super) enum Awaited {
     /// The devices have not been shown the region of this slot yet.
     Region(u32),
@@ -40,8 +40,8 @@ pub(super) enum Awaited {
     Landing,
 }
 
-/// What has been done for an answer. Each step is taken once, in this order: where a device has failed in one, the answer
-/// does without.
+/// The steps taken for an answer. Each step is taken once, in this order: where a device has failed
+/// in one, the answer does without.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     Begun,
@@ -51,7 +51,7 @@ pub(super) enum Step {
 }
 
 impl Awaited {
-    /// What is done when this wait is over.
+    /// The step that is taken when this wait is over.
     pub(super) fn step(&self) -> Step {
         match self {
             Self::Region(_) => Step::Begun,
@@ -72,7 +72,7 @@ impl Lent {
         true
     }
 
-    /// How soon to check whether what an answer waits for is done.
+    /// How soon to check whether an answer need not wait any more.
     pub(super) fn wake_in(&self) -> Option<Duration> {
         (!self.due.is_empty()).then_some(ASIDE_LOOK)
     }

@@ -7,10 +7,10 @@
 //!                 flight.rs: operations, cut into parts          lends keys and takes them back
 //!                 keys.rs: how the peer's regions are named      exports.rs: keys that devices take long over
 //!                    |                                                        |
-//!   Chunks        staging.rs: what of ours passes through them   landing.rs: what of the peer's does
+//!   Chunks        staging.rs: copies for our operations          landing.rs: copies for the peer's operations
 //!                 bounce.rs: locked memory, and the copies in and out
 //!                    |
-//!   Path          path.rs: one pair of rails: a channel over it, and what is under way there
+//!   Path          path.rs: one pair of rails: a channel over it, and its requests
 //!                    |
 //!   Channel       rail.rs: post, poll, arm; one implementation a kind of device
 //! ```

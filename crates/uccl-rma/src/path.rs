@@ -34,7 +34,7 @@ pub(super) const ASIDE_LOOK: Duration = Duration::from_millis(1);
 const SILENCE: Duration = Duration::from_millis(200);
 /// The clock is read once in this many looks that find nothing.
 const LOOKS_A_CLOCK: u32 = 1024;
-/// Why nothing goes over a rail whose cable is out.
+/// The reason why nothing goes over a rail with an unplugged cable.
 pub(super) const PORT_IS_DOWN: &str = "its port is down";
 /// The tag of a probe among a channel's requests.
 const PROBE: u64 = u64::MAX;
@@ -57,7 +57,7 @@ enum State {
     Up(Box<dyn Channel>),
     /// Our end is being dropped, on a thread of its own.
     Ending(Ending),
-    /// Our end is gone. The peer's may not be: what was under way may still land.
+    /// Our end is gone. The peer's may not be: requests that were under way may still land.
     Dying,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct Local {
     pub(super) registration: u64,
 }
 
-/// What a look at a path found.
+/// The result of a look at a path.
 pub(super) enum Looked {
     /// Nothing has changed for the path as a whole. True if requests have ended.
     Fine(bool),
@@ -308,7 +308,7 @@ impl Path {
         };
     }
 
-    /// What became of the channel that another thread has made or joined.
+    /// Takes the channel from the thread that has made or joined it, and returns the result.
     fn made(&mut self) -> Looked {
         match std::mem::replace(&mut self.state, State::Dying) {
             State::Making(making) => match making.end() {

@@ -61,7 +61,7 @@ impl Drop for Held {
 pub(super) struct ToPin {
     pub(super) span: Span,
     pub(super) kind: MemoryKind,
-    /// What peers may do with it.
+    /// The rights of peers to it.
     pub(super) rights: Rights,
 }
 
@@ -111,8 +111,8 @@ impl Pinned {
         self.by_rail.get(rail)?.now()
     }
 
-    /// The registration whose key gives a peer exactly these rights: our own, or one that was [made](Self::narrow) for
-    /// peers with fewer rights.
+    /// The registration with the key that gives a peer exactly these rights: our own, or one that
+    /// was [made](Self::narrow) for peers with fewer rights.
     pub(super) fn for_peer(&self, rail: usize, rights: Rights) -> Option<&dyn Registration> {
         let whole = self.with(rail)?;
         if rights == self.rights { Some(whole) } else { self.narrow_of(rights)?.with(rail) }
@@ -168,7 +168,7 @@ impl Pinned {
     /// Ends the registration with every device.
     ///
     /// # Errors
-    /// What the first device said that failed. It may still reach the memory; call this again.
+    /// The error of the first device that failed. It may still reach the memory; call this again.
     pub(super) fn end(&self) -> Result<(), RailError> {
         self.retire();
         {

@@ -41,8 +41,9 @@ struct Shared {
     waiting: Waiting,
     /// Whether a device is being opened again, by index.
     reopening: Vec<Mutex<()>>,
-    /// Registers memory with a device that was opened again. Whoever registers new memory reads, so that each region
-    /// is registered with the device as it is then.
+    /// Locked for writing while memory is registered with a device that was opened again, and for
+    /// reading while new memory is registered: so each region is registered with the device as it
+    /// is then.
     renewing: RwLock<()>,
     next: AtomicU64,
     /// The devices, by index, and the kinds of memory for which a refusal has been logged already.
@@ -55,7 +56,7 @@ struct Shared {
 const MOST_APART: usize = 1000;
 
 impl Default for Rails {
-    /// Rails whose devices are opened later, by [`Self::open_by`]. Regions may be added before.
+    /// Rails with devices that are opened later, by [`Self::open_by`]. Regions may be added before.
     fn default() -> Self {
         let shared = Shared {
             rails: OnceLock::new(),
@@ -101,7 +102,8 @@ impl Rails {
         }
     }
 
-    /// Sets who copies memory that no device takes. The default is the GPUs themselves; tests use stand-ins.
+    /// Sets the copier of memory that no device takes. The default is the GPUs themselves; tests
+    /// use stand-ins.
     ///
     /// # Panics
     /// When the devices are being opened already.
@@ -203,8 +205,8 @@ impl Rails {
         pinned
     }
 
-    /// Logs that nothing gets from a device to a peer's, as what could go there takes a slower way. It is a warning once
-    /// for each pair and reason, and a debug message after that.
+    /// Logs that a device does not reach a peer's: data between them takes a slower way. It is a
+    /// warning once for each pair and reason, and a debug message after that.
     pub(super) fn say_not_joined(&self, ours: usize, theirs: &str, why: &str) {
         let name = self.all().get(ours).map_or("?", |rail| &rail.info().name);
         let mut said = self.shared.said_apart.lock();
@@ -249,7 +251,7 @@ impl Rails {
         Ok(())
     }
 
-    /// Ends what [`Self::hold`] began.
+    /// Ends the registrations that [`Self::hold`] made.
     ///
     /// # Errors
     /// As for [`Self::remove`].

@@ -77,7 +77,7 @@ pub(super) struct State {
     /// When the lane was made. Used where any time will do.
     born: Instant,
     pub(super) killed: bool,
-    /// What is left of the lane when it has been killed.
+    /// The remains of the lane when it has been killed.
     pub(super) left: Option<Arc<Left>>,
 }
 
@@ -154,8 +154,8 @@ impl State {
             && self.staging.area.is_still()
     }
 
-    /// Ends every operation, and forgets everything else. Keeps what paths that are not gone may touch, and operations
-    /// with parts there.
+    /// Ends every operation, and forgets everything else. Keeps the memory that paths may touch
+    /// until they are gone, and the operations with parts there.
     pub(super) fn kill(&mut self, rails: &Arc<Rails>) {
         let still: Vec<_> = self.paths.iter_mut().filter_map(Path::end).collect();
         let copied = self.copies.clear();
@@ -172,7 +172,8 @@ impl State {
         let parts = || still.iter().flat_map(|(_, parts)| parts);
         let held: HashSet<usize> = parts().map(|part| part.flight).collect();
         let registrations = parts().map(|part| part.registration).collect();
-        // An operation whose memory a GPU may still use must not be tried again over another lane.
+        // An operation must not be tried again over another lane while a GPU may still use its
+        // memory.
         let why = copied.map_or_else(OpError::from, |()| OpError::LaneDown);
         let mut operations = Vec::new();
         for (key, mut flight) in std::mem::take(&mut self.flights) {
@@ -231,7 +232,8 @@ impl State {
         }
     }
 
-    /// How soon to look at what other threads do for no path: they open devices and register memory.
+    /// How soon to look at other threads with work that belongs to no path: they open devices and
+    /// register memory.
     fn aside_in(&self) -> Option<Duration> {
         let waits = self.is_to_offer || self.registering.is_some() || self.staging.area.is_making();
         if waits { Some(ASIDE_LOOK) } else { self.lent.wake_in() }
@@ -306,7 +308,7 @@ impl State {
 
     /// Why no registration covers this memory of ours: it is yet to be made, or there is none.
     fn unregistered(&mut self, rails: &Rails, span: Span) -> Hold {
-        // Before the look: what is registered after it has a greater number.
+        // Read before the look: a registration that ends after it makes this number grow.
         let registered = rails.registered();
         if rails.is_to_reach(span) {
             self.registering.get_or_insert(registered);
@@ -331,7 +333,7 @@ impl State {
         Hold::Key
     }
 
-    /// Why no path takes a part, given what [`Choice::among`] found.
+    /// The reason why no path takes a part, given the result of [`Choice::among`].
     fn hold_for(&mut self, choice: Choice, part: &Part) -> Hold {
         if choice.full {
             return Hold::Full;
@@ -370,8 +372,9 @@ impl State {
         self.drop_part(rails, &part, why);
     }
 
-    /// The peer's device refused what the peer had granted, so ask the peer for the key again. A device that is being
-    /// removed, or whose process dies, may lose its regions before its queue pairs.
+    /// Asks the peer for the key again, after its device refused a request that the peer had
+    /// granted. A device that is being removed, or that belongs to a dying process, may lose its
+    /// regions before its queue pairs.
     fn ask_again(&mut self, part: Part) {
         self.keys.forget(region_of(&part.remote));
         self.again.push_back(Part { refusals: part.refusals + 1, ..part });
@@ -411,7 +414,7 @@ impl State {
         }
     }
 
-    /// Removes and returns the result of an operation whose completion has not been called yet.
+    /// Removes and returns the result of an operation before its completion is called.
     pub(super) fn take_ending(&mut self, generation: u32) -> Option<OpResult> {
         let at = self.endings.iter().position(|(of, ..)| *of == generation)?;
         Some(self.endings.swap_remove(at).2)

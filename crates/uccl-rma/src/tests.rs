@@ -24,7 +24,7 @@ use uccl_wire::rails::{Note, RegionId};
 
 use super::{Rails, RmaLane, Role, Silence};
 
-/// A test fails if what it waits for has not happened after this time. It happens much sooner.
+/// A test fails if it waits longer than this for an event. Events come much sooner.
 pub(super) const FAR: Duration = Duration::from_secs(20);
 
 struct Nobody;
@@ -151,7 +151,7 @@ impl Ends {
         [&self.a, &self.b].iter().all(|end| end.lane.paths_up() == paths)
     }
 
-    /// Brings each end what the other has to say, and lets both go on.
+    /// Brings each end the notes of the other, and lets both go on.
     pub(super) fn turn(&self) {
         self.turn_without(|_| false);
     }

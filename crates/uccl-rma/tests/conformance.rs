@@ -1,4 +1,4 @@
-//! What every link must do, over rails that misbehave.
+//! The tests that every link must pass, over rails that misbehave.
 
 use uccl_chaos::{RailFaults, RailNetwork};
 use uccl_conformance::over_rails;

@@ -98,8 +98,9 @@ impl RmaLane {
         let State { landing, copies, .. } = state;
         let area = landing.area().ok_or(Status::Device)?;
         let copy = Copy { area, chunk, memory: &memory, slots, direction };
-        // SAFETY: the pieces fit the chunk, which is the peer's and in no other copy. They lie in regions that live,
-        // and whoever takes a region back waits until the copy can no longer touch it.
+        // SAFETY: the pieces fit the chunk, which is the peer's and in no other copy. They lie in
+        // regions that live, and the thread that takes a region back waits until the copy can no
+        // longer touch it.
         unsafe { copies.start(copy, Whose::Peer(chunk)) };
         Ok(())
     }
@@ -168,7 +169,7 @@ mod tests {
             self.lane.hear(&bytes)
         }
 
-        /// What the peer is granted, or why not.
+        /// The peer's grant, or the reason why it is denied.
         fn granted(&self, region: RegionId) -> Result<Grant, Status> {
             self.hear(&Note::Ask(region)).expect("a sound note");
             match self.said() {

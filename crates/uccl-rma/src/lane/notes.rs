@@ -112,7 +112,7 @@ impl RmaLane {
         is_due
     }
 
-    /// Starts to make our ends of the channels whose attempt is due. True if there were any.
+    /// Starts to make our ends of the channels that are due for an attempt. True if there were any.
     pub(super) fn open_due(&self, state: &mut State) -> bool {
         if self.role == Role::Acceptor || state.paths.iter().all(|path| path.retry_at().is_none()) {
             return false;
@@ -265,8 +265,9 @@ impl RmaLane {
         state.pass_on_releases();
     }
 
-    /// Answers the peer's question about a region, for which so much is done, or notes what the answer waits for. What
-    /// devices take long over is not done here: the connection goes on meanwhile.
+    /// Answers the peer's question about a region, with the steps up to `done` taken, or notes the
+    /// event that the answer waits for. Slow work of devices is not done here: the connection goes
+    /// on meanwhile.
     fn go_on(&self, state: &mut State, region: RegionId, done: Step) {
         match self.next_wait(state, region, done) {
             Ok(Some(awaits)) => state.lent.due.push(Due { region, awaits }),
@@ -278,7 +279,7 @@ impl RmaLane {
         }
     }
 
-    /// What the answer about a region waits for next. None: for nothing.
+    /// The next event that the answer about a region waits for. None: it need not wait.
     fn next_wait(
         &self,
         state: &mut State,
@@ -319,7 +320,7 @@ impl RmaLane {
         state.paths.iter().any(|path| path.is_making_key(pinned))
     }
 
-    /// Goes on with the questions whose devices are ready. True if there were any.
+    /// Goes on with the questions when the devices are ready for them. True if there were any.
     pub(super) fn answer_due(&self, state: &mut State) -> bool {
         if state.lent.due.is_empty() {
             return false;
@@ -359,8 +360,8 @@ impl RmaLane {
         Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
     }
 
-    /// The keys with which a peer that has these rights names the memory at this address: one for each path whose
-    /// device takes it.
+    /// The keys with which a peer that has these rights names the memory at this address: one for
+    /// each path with a device that takes it.
     pub(super) fn keys_of(
         &self,
         state: &mut State,

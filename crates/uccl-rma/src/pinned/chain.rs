@@ -1,10 +1,12 @@
-//! What one device makes of memory: a registration, and another one each time that the device was lost and opened again.
+//! One device's registrations of a piece of memory: the first, and another one each time that the
+//! device was lost and opened again.
 
 use std::{iter::successors, sync::OnceLock};
 
 use uccl_fabric::rail::{RailError, Registration};
 
-/// A registration, or why there is none, and those that came after it. Earlier ones stay, as requests may name them.
+/// A registration, or the reason why there is none, and those that came after it. Earlier ones
+/// stay, as requests may name them.
 pub(super) struct Chain {
     made: Result<Box<dyn Registration>, RailError>,
     next: OnceLock<Box<Self>>,

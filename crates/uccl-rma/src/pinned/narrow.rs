@@ -13,7 +13,7 @@ use uccl_fabric::rail::{Rail, RailError, Registration};
 
 use super::{Chain, ToPin};
 
-/// What each device returned, with the device's index.
+/// The result of each device, with the device's index.
 type Made = Vec<(usize, Result<Box<dyn Registration>, RailError>)>;
 
 /// After this many failures in a row, the pause between tries grows no further.

@@ -91,7 +91,8 @@ impl Staging {
         self.batches.iter().any(|(_, batch)| is_there(batch))
     }
 
-    /// Forgets all batches, and returns the chunks that they passed through, or what waits for them to be made.
+    /// Forgets all batches. Returns their chunks, or the wait for the chunks if they are still
+    /// being made.
     pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
         std::mem::take(self).area.end()
     }
@@ -264,7 +265,7 @@ impl State {
         };
         let (mut ours, mut theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));
         while let (Some(here), Some(there)) = (ours.first(&local[..]), theirs.first(&remote[..])) {
-            // A chunk is one piece, whatever passes through it.
+            // A chunk is one piece, even if several pieces pass through it.
             let len = here.len_bytes().min(there.len_bytes());
             ours.cut(&local[..], len);
             theirs.cut(&remote[..], len);

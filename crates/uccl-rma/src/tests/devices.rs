@@ -16,7 +16,7 @@ fn span_of(bytes: &[u8]) -> Span {
     Span { addr: bytes.as_ptr().expose_provenance(), len: bytes.len() }
 }
 
-/// Two ends whose devices are not open.
+/// Two ends with devices that are not open.
 fn unopened() -> Ends {
     let network = RailNetwork::default();
     let end = |role, seed| {
@@ -71,7 +71,8 @@ fn who_opens_no_device_says_so() {
     ends.until("nothing waits", || !ends.b.rails.is_busy_with(region.slot));
 }
 
-/// Posts what waits for this end's memory to be registered, and looks at it until it has ended.
+/// Posts an operation that waits for this end's memory to be registered, and watches it until it
+/// has ended.
 fn waits_for_registration_at(late: impl Fn(&Ends) -> &End, kind: OpKind) {
     let ends = unopened();
     let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
@@ -210,7 +211,7 @@ fn is_used_again(which: impl Fn(&Ends) -> &End) {
     end.rail().lose();
     ends.until("the loss", || ends.are_up(0));
     assert!(!ends.a.lane.reaches(&[span_of(&ours)], MemoryKind::Host));
-    // What is registered meanwhile is registered with it later.
+    // Memory that is registered meanwhile is registered with the device later.
     let more = vec![3; 4096];
     let (later, ended) = (end.register(&more), end.register(&more[..100]));
     end.rails.remove(ended.slot).expect("no device has it");

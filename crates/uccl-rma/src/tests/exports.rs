@@ -1,4 +1,5 @@
-//! Devices that take long over what an answer or an operation needs: a key for one channel, or chunks of locked memory.
+//! Devices that take long over the needs of an answer or an operation: a key for one channel, or
+//! chunks of locked memory.
 
 use std::sync::mpsc;
 
@@ -148,7 +149,7 @@ fn a_lane_that_is_killed_while_a_key_is_made_is_over_when_that_is() {
     ends.b.rails.remove(region.slot).expect("the device lets go");
 }
 
-/// Ends whose device at `refusing` takes no memory but what is locked.
+/// Two ends. The device at `refusing` takes no memory except locked memory.
 fn staged(refusing: Role) -> Ends {
     let network = RailNetwork::default();
     let end = |role, seed| {
@@ -165,7 +166,8 @@ fn staged(refusing: Role) -> Ends {
     ends
 }
 
-/// A write that needs chunks of one end's: whoever holds the first of these has the device that is to take them wait.
+/// A write that needs chunks at the end `refusing`. While `act` holds the gate, that end's device
+/// waits before it registers them.
 fn waits_for_chunks(refusing: Role, act: impl FnOnce(&Ends, &Told, uccl_chaos::GateHold)) {
     let ends = staged(refusing);
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);

@@ -1,4 +1,4 @@
-//! What a peer can do with the keys that it was given, whatever it says.
+//! The limits of a peer with the keys that it was given, even if its notes lie.
 
 use uccl_chaos::GpuFaults;
 use uccl_fabric::{
@@ -194,7 +194,7 @@ fn a_region_is_touched_while_our_own_device_works_by_its_registration() {
     ends.a.rail().unstick();
     ends.until("the second read has ended", || second.result().is_some());
     assert!(!ends.a.lane.touched_by_peer(inner.slot));
-    // What comes later has nothing to do with it, though it is for the same bytes.
+    // A later read does not use the inner region's registration, though it is for the same bytes.
     ends.a.rail().stick();
     let third = ends.a.post(Read, local, remote);
     assert!(!ends.a.lane.touched_by_peer(inner.slot));
@@ -236,7 +236,7 @@ fn a_region_is_not_released_while_something_is_on_its_way_there() {
     ends.until("both ends are gone", || !ends.b.lane.touched_by_peer(region.slot));
 }
 
-/// Ends whose device at `refusing` takes no memory, which is copied slowly there.
+/// Two ends. The device at `refusing` takes no memory, so the bytes are copied there, slowly.
 fn staged(refusing: Role) -> Ends {
     staged_within(refusing, 1000)
 }
@@ -258,7 +258,7 @@ pub(super) fn staged_within(refusing: Role, delay_polls: u32) -> Ends {
     ends
 }
 
-/// What is in a chunk is on its way to a region as much as what a device has.
+/// The bytes in a chunk are on their way to a region as much as the bytes in a device.
 #[test]
 fn a_region_is_not_released_while_a_chunk_is_on_its_way_there() {
     for refusing in [Role::Connector, Role::Acceptor] {
@@ -273,7 +273,7 @@ fn a_region_is_not_released_while_a_chunk_is_on_its_way_there() {
             Role::Acceptor => &ends.b,
         };
         ends.until("a copy", || copying.lane.state.lock().copies.are_under_way());
-        // What is still to be said is said before.
+        // Delivers the queued notes first.
         while let Some(note) = ends.b.lane.take_note() {
             ends.a.hear(&note).expect("an honest peer");
         }

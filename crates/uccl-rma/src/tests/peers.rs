@@ -73,7 +73,7 @@ fn a_peer_that_asks_and_never_listens_is_cut() {
     }
     end.hear(&ask).expect_err("more questions than are answered");
 
-    // A peer whose questions wait for a device is limited too.
+    // A peer with questions that wait for a device is limited too.
     let ends = Ends::joined();
     let bytes = vec![7; 4096];
     let region = ends.b.register(&bytes);
@@ -479,7 +479,7 @@ fn nothing_is_requested_again_before_our_end_is_gone() {
     is_not_requested_again_before(Late::Ours);
 }
 
-/// What our device has sent may still land.
+/// A request that our device has sent may still land.
 #[test]
 fn nothing_is_requested_again_before_the_peers_end_is_gone() {
     is_not_requested_again_before(Late::Theirs);
