@@ -1,11 +1,12 @@
 //! How fast one channel of libfabric's writes, both ends in one process.
 //!
 //! ```sh
-//! cargo run --release -p uccl-fabric --example libfabric_bw -- 'tcp;ofi_rxm' lo 1048576
+//! cargo run --release -p uccl-libfabric --example libfabric_bw -- 'tcp;ofi_rxm' lo 1048576
 //! ```
 //!
-//! Provider, domain and bytes a write; `UCCL_LIBFABRIC_SO` names another library. One line comes out, in MB/s: with
-//! one write in flight, which is what `fi_pingpong` measures in two directions, and with sixteen.
+//! Provider, domain and bytes a write; `UCCL_LIBFABRIC_SO` names another library. Prints one line,
+//! in MB/s: with one write in flight, as `fi_pingpong` measures in two directions, and with
+//! sixteen.
 
 use std::{env, error::Error, thread, time::Instant};
 
@@ -61,7 +62,7 @@ fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Writes so often, with so many in flight, and says how fast that was in MB/s.
+/// Makes so many writes, with so many in flight. Returns the rate in MB/s.
 fn run(channel: &mut dyn Channel, one: Request, count: usize, depth: usize) -> Result<f64, Failed> {
     let (mut posted, mut ended, mut done) = (0, Vec::with_capacity(64), 0);
     let start = Instant::now();

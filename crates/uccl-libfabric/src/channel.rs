@@ -52,9 +52,9 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How soon to look if the provider has no descriptor to watch.
 const LOOK_BUSY: Duration = Duration::from_micros(100);
 const LOOK_IDLE: Duration = Duration::from_millis(1);
-/// How soon to look even though there is a descriptor. In some providers (`tcp` from 1.18, and so `tcp;ofi_rxm`) the
-/// channels of a rail share their progress engine. Once in a while a thread takes an event of another channel, whose
-/// descriptor then does not show it.
+/// How soon to look even though there is a descriptor. In some providers (`tcp` from 1.18, and so
+/// `tcp;ofi_rxm`) the channels of a rail share their progress engine. Once in a while a thread
+/// takes an event of another channel, and the descriptor of that channel then does not show it.
 const NET_BUSY: Duration = Duration::from_millis(20);
 const NET_IDLE: Duration = Duration::from_millis(250);
 
@@ -123,7 +123,7 @@ impl LibfabricChannel {
         let scratch = Scratch::new(&domain, &endpoint)?;
         let address = address_of(&domain, &endpoint, &scratch)?;
         drop(serial);
-        // SAFETY: whoever closes the endpoint ends this before: the channel's drop.
+        // SAFETY: the channel's drop ends this before it closes the endpoint.
         let borrower = domain.has_mode(raw::FI_MR_ENDPOINT).then(|| unsafe {
             Arc::new(Borrower::new(Arc::clone(&domain), lendings, endpoint.object()))
         });
@@ -187,8 +187,9 @@ impl LibfabricChannel {
                 context: self.slots.context(slot),
                 more,
             };
-            // SAFETY: whoever posted the request promised that its memory stays valid and registered until it has
-            // ended, and that the local key is its registration's. The slot belongs to this request until then.
+            // SAFETY: the caller that posted the request promised that its memory stays valid and
+            // registered until it has ended, and that the local key is its registration's. The slot
+            // belongs to this request until then.
             match unsafe { self.endpoint.post(&self.domain, request, posting) } {
                 Ok(()) => return Ok(true),
                 Err(code) if code == -libc::EAGAIN => self.drive()?,
@@ -264,7 +265,7 @@ impl LibfabricChannel {
                 Ok(())
             }
             Failure::Channel(error) => {
-                // It has ended, though nobody can say how: what the channel waits for does not include it.
+                // It has ended, though its result is not known: the channel does not wait for it.
                 self.slots.end(entry.context);
                 Err(self.die(error))
             }
@@ -316,7 +317,7 @@ impl LibfabricChannel {
         Err(self.die(RailError::Lost(why)))
     }
 
-    /// Waits until `count` of the slots is 0, or for [`DRAIN`]. Returns what it is then.
+    /// Waits until `count` of the slots is 0, or for [`DRAIN`]. Returns the last count.
     fn drain(&mut self, count: fn(&Slots) -> usize) -> usize {
         let start = Instant::now();
         loop {

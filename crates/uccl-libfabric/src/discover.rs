@@ -1,4 +1,4 @@
-//! Finds out what libfabric offers: to list it for users, and to choose rails.
+//! Finds libfabric's offers: to list them for users, and to choose rails.
 
 use std::net::IpAddr;
 
@@ -27,9 +27,9 @@ pub struct Offer {
     pub address: Option<IpAddr>,
     /// `rdm`, `msg` or `dgram`. Rails are `rdm`.
     pub endpoint_type: &'static str,
-    /// What it can do: `msg`, `rma`, ...
+    /// Its capabilities: `msg`, `rma`, ...
     pub caps: Vec<&'static str>,
-    /// What it demands of memory registration: `local`, `prov_key`, ...
+    /// Its demands on memory registration: `local`, `prov_key`, ...
     pub mr_mode: Vec<&'static str>,
     /// Whether it moves data by itself (`auto`), or only while it is called (`manual`).
     pub progress: &'static str,
@@ -39,18 +39,18 @@ pub struct Offer {
     pub speed_mbps: Option<u64>,
 }
 
-/// What [`offers`] has found.
+/// The result of [`offers`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listing {
     /// The library's file, as it was asked for.
     pub library: String,
     /// The library's version.
     pub version: (u32, u32),
-    /// What it offers, each once.
+    /// Its offers, each once.
     pub offers: Vec<Offer>,
 }
 
-/// Lists what the library offers on this host, whether or not it can be a rail.
+/// Lists the library's offers on this host, whether or not they can be rails.
 ///
 /// # Errors
 /// When there is no library.
@@ -259,8 +259,8 @@ fn what_there_is(settings: &LibfabricSettings) -> String {
     if names.is_empty() { "none at all".into() } else { names.join(", ") }
 }
 
-/// One info for each domain: the one whose address reaches furthest. Addresses that are not link-local come first, then
-/// the library's order counts.
+/// One info for each domain: the one with the address that reaches furthest. Addresses that are not
+/// link-local come first, then the library's order counts.
 fn one_a_domain<'a>(infos: &[Info<'a>]) -> Vec<Info<'a>> {
     let is_last = |info: &Info<'_>| info.ip().is_some_and(is_link_local);
     let mut sorted = infos.to_vec();

@@ -24,7 +24,7 @@ pub(super) struct Endpoint {
     name: Vec<u8>,
 }
 
-/// What the provider is given with a request.
+/// The arguments of the provider's call beside the request.
 #[derive(Clone, Copy)]
 pub(super) struct Posting {
     /// The peer's address in the address vector.
@@ -76,7 +76,8 @@ impl Endpoint {
         &self.ep
     }
 
-    /// Adds the peer's endpoint, whose name the peer sent, to the address vector. Returns its address there.
+    /// Adds the peer's endpoint to the address vector, by the name that the peer sent. Returns its
+    /// address there.
     pub(super) fn insert(&self, domain: &Domain, name: &[u8]) -> Result<u64, RailError> {
         let format = domain.info.first().address_format();
         check_name(format, name, &self.name).map_err(|why| RailError::Peer(why.into()))?;
@@ -141,8 +142,8 @@ impl Endpoint {
         let call = call.ok_or(-libc::ENOSYS)?;
         let flags = if posting.more { flags | raw::FI_MORE } else { flags };
         let _serial = domain.serialize();
-        // SAFETY: the endpoint is enabled; the message and what it points to live during the call, and
-        // memory and context beyond it, by the caller's promise.
+        // SAFETY: the endpoint is enabled; the message and everything that it points to live during
+        // the call, and memory and context beyond it, by the caller's promise.
         let code = unsafe { call(self.ep.as_ptr(), &raw const message, flags) };
         if code < 0 { Err(code as i32) } else { Ok(()) }
     }

@@ -1,10 +1,10 @@
-//! What a failed request means for itself and for its channel.
+//! The consequence of a failed request for itself and for its channel.
 
 use uccl_fabric::rail::{RailError, RequestError};
 
 use super::raw;
 
-/// What a failed request means.
+/// The consequence of a failed request.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// Only the request failed; the channel still works.
@@ -13,7 +13,7 @@ pub(super) enum Failure {
     Channel(RailError),
 }
 
-/// What a provider reports about a failed request.
+/// A provider's report about a failed request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report<'a> {
     /// The library's error number, positive.

@@ -1,4 +1,4 @@
-//! `fi_info`: describes what a provider offers, or what it is asked for.
+//! `fi_info`: describes a provider's offer, or a request for one.
 
 use std::{
     ffi::CString,
@@ -87,7 +87,8 @@ impl InfoList {
         Info { library: self.library, raw: unsafe { self.first.as_ref() } }
     }
 
-    /// A pointer for calls that take an info. They may read all of it, and change what they are documented to change.
+    /// A pointer for calls that take an info. They may read all of it, and change the fields that
+    /// they are documented to change.
     pub(super) fn as_ptr(&self) -> *mut raw::Info {
         self.first.as_ptr()
     }

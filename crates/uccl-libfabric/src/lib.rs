@@ -1,17 +1,18 @@
-//! Rails through libfabric: HPE Slingshot (`cxi`), AWS's Elastic Fabric Adapter (`efa`), and every other network whose
-//! provider has reliable datagrams (`FI_EP_RDM`) and one-sided access (`FI_RMA`).
+//! Rails through libfabric: HPE Slingshot (`cxi`), AWS's Elastic Fabric Adapter (`efa`), and every
+//! other network with a provider that has reliable datagrams (`FI_EP_RDM`) and one-sided access
+//! (`FI_RMA`).
 //!
 //! ```text
-//!   discover.rs    what the library offers; which domains become rails      settings.rs
+//!   discover.rs    the library's offers; the choice of rails             settings.rs
 //!   rail.rs        a rail: domain.rs (the opened domain), memory.rs (registrations)
-//!   channel.rs     a channel: endpoint.rs, queue.rs (completions), slots.rs (what is in flight)
-//!   failure.rs     what a failed request means        providers.rs   what fi_info does not say
+//!   channel.rs     a channel: endpoint.rs, queue.rs (completions), slots.rs (requests in flight)
+//!   failure.rs     consequences of a failed request   providers.rs   facts that fi_info leaves out
 //!   library.rs     dlopen       info.rs   fi_info     object.rs      fids      raw.rs   structs
-//!   signals.rs     what loading it does to the process's signals, undone
+//!   signals.rs     restores the process's signals after loading
 //! ```
 //!
-//! The library is loaded at run time; everything else works without it. Differences between providers are read from
-//! what the providers report: see [`offers`].
+//! The library is loaded at run time; everything else works without it. Differences between
+//! providers are read from the providers' reports: see [`offers`].
 //!
 //! - **A write ends when its bytes are in the peer's memory** (`FI_DELIVERY_COMPLETE`). A provider without that is
 //!   refused.
@@ -33,10 +34,11 @@
 //!   receive into, so it is refused unless `FI_OFI_RXM_USE_SRX=1` is set. Those are 4096 of 16 KiB for each channel, or as
 //!   many as `FI_OFI_RXM_MSG_RX_SIZE` says: 128 will do, as nothing is sent but one-sided requests.
 //!
-//! - **`tcp` and `net` before 1.18 end a read twice** whose answer is arriving when their endpoint is closed, and crash
-//!   the process. A channel of `tcp;ofi_rxm` therefore waits, when it is dropped, until its reads have ended. If its peer
-//!   stands still, the channel stays open until the process ends, which keeps some 90 MB and a dozen descriptors, and says
-//!   so. `net` is refused.
+//! - **`tcp` and `net` before 1.18 end a read twice** if its answer is arriving when their endpoint
+//!   is closed, and crash the process. A channel of `tcp;ofi_rxm` therefore waits, when it is
+//!   dropped, until its reads have ended. If its peer stands still, the channel stays open until
+//!   the process ends, which keeps some 90 MB and a dozen descriptors, and says so. `net` is
+//!   refused.
 //!
 //! Run with libfabric 1.17, 1.21 and 2.1: `tcp;ofi_rxm`, `tcp`, `sockets`, `shm`, and `verbs;ofi_rxm` on soft-RoCE
 //! (which needs `FI_UNIVERSE_SIZE=64`, as its completion queues would be too long). `cxi` and `efa` were never run.

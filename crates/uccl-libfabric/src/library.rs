@@ -191,7 +191,7 @@ pub(super) fn split_version(version: u32) -> (u32, u32) {
 
 /// The text at a pointer from the library; `None` for null.
 pub(super) fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: what the library hands out as text is null or has an end, and is not changed meanwhile.
+    // SAFETY: a text from the library is null or has an end, and is not changed meanwhile.
     let text = unsafe { (!pointer.is_null()).then(|| CStr::from_ptr(pointer)) };
     text.map(|text| text.to_string_lossy().into_owned())
 }

@@ -1,11 +1,12 @@
 //! Registered memory.
 //!
-//! The provider decides (`mr_mode`) whether peers name memory by its address or by an offset, who chooses the key, and
-//! whether the key is a number. Keys that are ours to choose are random.
+//! The provider's `mr_mode` decides whether peers name memory by its address or by an offset, which
+//! side chooses the key, and whether the key is a number. Keys that are ours to choose are random.
 //!
-//! **What a registration's end means.** The device, or the provider's software in its place, looks up key and range
-//! when a request arrives. Once the registration is closed, it finds none. A software provider (`tcp`, `sockets`) looks
-//! them up only at a request's first byte: the rest of a request that has begun to arrive still lands.
+//! **The end of a registration.** The device, or the provider's software in its place, looks up key
+//! and range when a request arrives. Once the registration is closed, it finds none. A software
+//! provider (`tcp`, `sockets`) looks them up only at a request's first byte: the rest of a request
+//! that has begun to arrive still lands.
 
 use std::{collections::HashMap, ffi::c_void, ptr, sync::Arc};
 
@@ -235,8 +236,8 @@ impl Drop for LibfabricRegistration {
     }
 }
 
-/// Registered memory of a domain whose provider ties regions to endpoints. Only `cxi` is known to do so, and this code
-/// was never run on it.
+/// Registered memory of a domain with a provider that ties regions to endpoints. Only `cxi` is
+/// known to do so, and this code was never run on it.
 #[derive(Default)]
 pub(super) struct Lendings(Mutex<HashMap<u64, Lendable>>);
 
@@ -253,9 +254,10 @@ struct Lendable {
 pub(super) struct Borrower {
     domain: Arc<Domain>,
     lendings: Arc<Lendings>,
-    /// The channel's endpoint, until that is about to be closed. Whoever makes a region reads it meanwhile.
+    /// The channel's endpoint, until that is about to be closed. A thread that makes a region locks
+    /// it for reading meanwhile.
     ep: RwLock<Option<Object<raw::Ep>>>,
-    /// By the number of what they are made of.
+    /// By the number of the memory that they are made of.
     lent: Mutex<HashMap<u64, Arc<Lent>>>,
 }
 
@@ -442,7 +444,7 @@ mod tests {
         let registration = LibfabricRegistration::new(of, all, span, MemoryKind::Host, Rights::ALL)
             .expect("known");
         let (of, all) = ours();
-        // SAFETY: the endpoint is closed at the end of this function, after what is made here has ended.
+        // SAFETY: the endpoint is closed at the end of this function, after the borrower has ended.
         let borrower = unsafe { Borrower::new(of, all, endpoint.object()) };
         let id = registration.local_key();
         assert!(borrower.key_of(id).is_none());

@@ -78,7 +78,7 @@ impl<T: Kind> Object<T> {
     /// The same object, for another thread. It is not closed when that is dropped.
     ///
     /// # Safety
-    /// The object must stay open as long as what this returns exists.
+    /// The object must stay open as long as the returned alias exists.
     pub(super) unsafe fn alias(&self) -> Self {
         Self { object: self.object, fate: Fate::Kept }
     }
@@ -98,7 +98,7 @@ impl<T: Kind> Object<T> {
     }
 
     fn ops(&self) -> Option<&raw::Ops> {
-        // SAFETY: an open object starts with a fid, whose table is the provider's for as long.
+        // SAFETY: an open object starts with a fid; its table is the provider's for as long.
         unsafe { (*self.fid()).ops.as_ref() }
     }
 
@@ -118,7 +118,7 @@ impl<T: Kind> Object<T> {
     /// The error code that the call returned.
     ///
     /// # Safety
-    /// The argument must be what the command takes.
+    /// The argument must be of the type that the command takes.
     pub(super) unsafe fn control(&self, command: c_int, argument: *mut c_void) -> Result<(), i32> {
         let control = self.ops().and_then(|ops| ops.control).ok_or(-libc::ENOSYS)?;
         // SAFETY: the object is open; the argument is the caller's promise.

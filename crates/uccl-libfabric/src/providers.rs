@@ -1,6 +1,7 @@
-//! What we know about particular providers, all in one place.
+//! Facts about particular providers, all in one place.
 //!
-//! What a provider demands is read from its `fi_info` and honoured. Here is only what its `fi_info` does not say.
+//! A provider's demands are read from its `fi_info` and honoured. Here are only the facts that its
+//! `fi_info` leaves out.
 
 use std::ffi::c_int;
 
@@ -35,7 +36,7 @@ pub(super) fn rank(provider: &str) -> Option<usize> {
     place(PREFERENCE).or_else(|| place(SOCKETS).map(|at| last + at)).or(Some(PREFERENCE.len()))
 }
 
-/// The registration modes that a provider is told we support.
+/// The registration modes that we tell a provider we support.
 ///
 /// With `FI_MR_VIRT_ADDR` allowed, `shm` lets the initiator copy without a check of the key; without it, the owner of
 /// the memory copies and checks the key. With `FI_MR_PROV_KEY` allowed, `cxi` keeps regions reachable after they were
@@ -48,8 +49,9 @@ pub(super) fn modes(provider: &str) -> i32 {
     }
 }
 
-/// What must be different before the provider can be trusted, and why. `setting` tells what the library has read in the
-/// process's environment. `None`: the provider can be trusted as it is.
+/// The change that is needed before the provider can be trusted, and the reason. `setting` returns
+/// the value that the library has read in the process's environment. `None`: the provider can be
+/// trusted as it is.
 ///
 /// `net` before 1.18 crashes the process as `tcp` does (see [`ends_reads_twice`]). Its channels share one progress engine:
 /// another channel would drive one that was left open, and bytes would land in memory that was given back. So nothing
@@ -59,11 +61,12 @@ pub(super) fn modes(provider: &str) -> i32 {
 /// leaves memory registered with the device after a registration was closed, and gives two registrations the same key.
 /// (`efa` does not where it asks for `FI_MR_LOCAL`.)
 ///
-/// `ofi_rxm`, in the versions up to 2.4 at least, takes in what has arrived once more after it has closed a connection.
-/// Over `verbs` it then posts the buffer of such a message to the connection that it has freed (libfabric's issue 11828),
-/// and messages arrive without anybody sending any: each end says how many it can take. With buffers that connections
-/// share, it posts to those, which live longer, and the ends say nothing of that kind. Over `tcp` connections share
-/// buffers unless the environment says otherwise.
+/// `ofi_rxm`, in the versions up to 2.4 at least, takes in arrived messages once more after it has
+/// closed a connection. Over `verbs` it then posts the buffer of such a message to the connection
+/// that it has freed (libfabric's issue 11828), and messages arrive without anybody sending any:
+/// each end says how many it can take. With buffers that connections share, it posts to those,
+/// which live longer, and the ends say nothing of that kind. Over `tcp` connections share buffers
+/// unless the environment says otherwise.
 pub(super) fn demand(
     provider: &str,
     version: (u32, u32),
@@ -103,8 +106,9 @@ pub(super) fn demand(
 /// The first version in which closing an endpoint ends each read once.
 const SOUND_READS: (u32, u32) = (1, 18);
 
-/// Whether closing an endpoint ends a read twice whose answer is arriving. The second time the provider names no request;
-/// `ofi_rxm` above it follows the null pointer, and the process crashes (libfabric's pull request 8660).
+/// Whether closing an endpoint ends a read twice if its answer is arriving. The second time the
+/// provider names no request; `ofi_rxm` above it follows the null pointer, and the process crashes
+/// (libfabric's pull request 8660).
 pub(super) fn ends_reads_twice(provider: &str, version: (u32, u32)) -> bool {
     provider.split(';').next() == Some("tcp") && version < SOUND_READS
 }
@@ -128,7 +132,7 @@ pub(super) fn not_permitted(provider: &str) -> &'static [(c_int, &'static str)] 
     }
 }
 
-/// What to do if a provider is missing.
+/// The remedy if a provider is missing.
 pub(super) fn remedy(provider: &str) -> &'static str {
     match provider {
         "cxi" => {

@@ -34,8 +34,8 @@ impl LibfabricRail {
     /// Opens the domains that the settings choose; each becomes a rail. There is at least one.
     ///
     /// # Errors
-    /// When there is no library, the provider or the domain does not exist, or the provider does not keep its promise
-    /// when a registration ends. Each error says what can be done about it.
+    /// When there is no library, the provider or the domain does not exist, or the provider does
+    /// not keep its promise when a registration ends. Each error names a remedy.
     pub fn open_all(settings: &LibfabricSettings) -> Result<Vec<Self>, RailError> {
         settings.validate()?;
         let library = Library::load(settings.library.as_deref())?;

@@ -198,7 +198,7 @@ pub(super) struct LinkAttr {
     pub(super) network_type: *mut c_char,
 }
 
-/// What every object of the library starts with.
+/// The head of every object of the library.
 #[repr(C)]
 pub(super) struct Fid {
     pub(super) class: usize,
@@ -280,7 +280,7 @@ pub(super) struct MrAttr {
     pub(super) iface: c_int,
     /// A union; a CUDA device's ordinal is its first four bytes.
     pub(super) device: u64,
-    /// Room for the fields that 2.x adds, and some more.
+    /// Room for the fields that 2.x adds, and for later ones.
     pub(super) later: [u64; 8],
 }
 
@@ -379,7 +379,7 @@ pub(super) struct CqErrEntry {
     pub(super) err_data: *mut c_void,
     /// Zero: `err_data` then points to the provider's own buffer.
     pub(super) err_data_size: usize,
-    /// Room for the fields that 2.x adds, and some more.
+    /// Room for the fields that 2.x adds, and for later ones.
     pub(super) later: [u64; 8],
 }
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use uccl_fabric::rail::RailError;
 
-/// How libfabric is used. Nothing here reads the environment; the caller decides which variable sets what.
+/// How libfabric is used. Nothing here reads the environment; the caller maps variables to fields.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LibfabricSettings {
     /// The library's file, or the folder that it is in. None: the system's search path is used.
@@ -14,7 +14,7 @@ pub struct LibfabricSettings {
     pub provider: Option<String>,
     /// Which of the provider's domains become rails.
     pub devices: Devices,
-    /// Who makes calls from several threads safe.
+    /// The side that makes calls from several threads safe.
     pub threading: Threading,
     /// Operations that the device's send queue holds. None: the provider's choice.
     pub tx_size: Option<usize>,
@@ -45,7 +45,7 @@ pub enum Devices {
     ForGpu(usize),
 }
 
-/// Who makes calls from several threads safe.
+/// The side that makes calls from several threads safe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Threading {
     /// The provider is thread-safe.
@@ -100,7 +100,7 @@ impl LibfabricSettings {
     /// Checks that the values make sense together.
     ///
     /// # Errors
-    /// [`RailError::Unavailable`], which names the first value that is wrong and says what it may be.
+    /// [`RailError::Unavailable`], which names the first wrong value and the allowed ones.
     pub fn validate(&self) -> Result<(), RailError> {
         let queue = |name: &str, size: Option<usize>| match size {
             Some(size) if !(1..=MAX_QUEUE).contains(&size) => {

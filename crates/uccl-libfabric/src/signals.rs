@@ -4,8 +4,8 @@ use std::{ffi::c_int, mem::MaybeUninit, ptr};
 
 /// The process's signal handlers. Dropping this restores them.
 ///
-/// libinfinipath, which Debian's libfabric loads, sets handlers that end the process at Ctrl-C and print a backtrace
-/// when it dies of a fault. What a signal does is the program's decision.
+/// libinfinipath, which Debian's libfabric loads, sets handlers that end the process at Ctrl-C and
+/// print a backtrace when it dies of a fault. Its signals are the program's to decide about.
 pub(super) struct Signals(Vec<(c_int, libc::sigaction)>);
 
 impl Signals {

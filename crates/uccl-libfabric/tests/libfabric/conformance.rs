@@ -1,4 +1,4 @@
-//! What every link must do, over each provider that this host has.
+//! The tests that every link must pass, over each provider that this host has.
 
 use std::sync::Arc;
 

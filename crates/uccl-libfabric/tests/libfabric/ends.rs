@@ -1,4 +1,4 @@
-//! What a library offers, and what is said when it does not offer what is asked for.
+//! A library's offers, and the errors for a provider or a domain that it does not offer.
 
 use uccl_fabric::{
     lane::OpKind,

@@ -1,4 +1,4 @@
-//! What goes wrong: keys and ranges that are not there, peers that go away, channels dropped in full flight.
+//! Faults: keys and ranges that are not there, peers that go away, channels dropped in full flight.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -42,7 +42,7 @@ fn needs_two_processes(provider: &str) -> bool {
     provider == "shm"
 }
 
-/// Posts one request that the peer's side must refuse, and says what `theirs` must still be.
+/// Posts one request that the peer's side must refuse, and checks that `theirs` is unchanged.
 fn is_refused(provider: &str, pair: &mut Pair, request: Request, theirs: &Memory) {
     let before = theirs.bytes.clone();
     let result = pair.run(&[Request { tag: 77, ..request }]);
@@ -56,7 +56,7 @@ fn is_refused(provider: &str, pair: &mut Pair, request: Request, theirs: &Memory
     assert!(theirs.bytes == before, "a refused request has written");
 }
 
-/// A good request still goes, over this channel or, where that died, over a new one.
+/// A good request still works, over this channel or, if that died, over a new one.
 fn a_good_one_goes(
     provider: &str,
     rail: &dyn Rail,
@@ -172,7 +172,7 @@ fn a_drop_ends_what_is_in_flight(provider: &str) {
         }
         let Pair { a, mut b } = pair;
         drop(a);
-        // What is ours is ours again: nothing is written to it any more.
+        // Our memory is ours again: nothing is written to it any more.
         ours.bytes.fill(0xee);
         for _ in 0..1000 {
             let _ = b.poll();
@@ -214,7 +214,7 @@ fn a_drop_in_the_middle_of_an_answer_harms_nobody(provider: &str) {
                 b
             });
             drop(a);
-            // What is ours is ours again, also when the peer wakes.
+            // Our memory is ours again, also when the peer wakes.
             ours.bytes.fill(0xee);
             stop.store(true, Ordering::Relaxed);
             let mut b = answers.join().expect("it polls");
@@ -224,7 +224,7 @@ fn a_drop_in_the_middle_of_an_answer_harms_nobody(provider: &str) {
             }
         });
         assert!(ours.bytes.iter().all(|byte| *byte == 0xee), "a dropped channel has written");
-        // Other channels of the rail go on, and drive what was left as little.
+        // Other channels of the rail go on, and do not drive the dropped channel's read either.
         let mut next = Pair::new(&rail);
         let again = next.request(OpKind::Write, &ours, &theirs);
         next.run(&[again]).expect("it goes");

@@ -18,7 +18,7 @@ use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
 /// How long anything may take before the test has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
-/// What the tests use the library with. Loopback, so that they need no network.
+/// The settings of the tests: loopback, so that they need no network.
 pub(crate) fn settings(provider: &str) -> LibfabricSettings {
     let has_loopback = provider.starts_with("tcp") || provider == "sockets";
     let devices = if has_loopback { Devices::Named(vec!["lo".into()]) } else { Devices::All };
@@ -32,12 +32,12 @@ pub(crate) fn settings(provider: &str) -> LibfabricSettings {
     }
 }
 
-/// A provider that is tried as well, with its first device: on a machine that has one which others have not.
+/// A provider that is tried as well, with its first device, on a machine that has a special one.
 pub(crate) fn named() -> String {
     env::var("UCCL_TEST_LIBFABRIC").unwrap_or_default()
 }
 
-/// Opens a provider's rail; without the library or the provider, says what is lacking.
+/// Opens a provider's rail. Without the library or the provider, prints the missing part.
 pub(crate) fn open(provider: &str) -> Option<LibfabricRail> {
     if provider.is_empty() {
         eprintln!("skipped: lacks UCCL_TEST_LIBFABRIC, which names a provider of this machine's");
@@ -145,7 +145,7 @@ impl Pair {
         })
     }
 
-    /// Polls both ends until this is so. A death of `b` is not looked at: what counts is what `a` sees.
+    /// Polls both ends until this is so. A death of `b` is ignored: only the errors of `a` count.
     pub(crate) fn until(
         &mut self,
         what: &str,

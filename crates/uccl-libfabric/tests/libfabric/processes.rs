@@ -1,4 +1,4 @@
-//! Two processes, and what an end sees when the other is killed.
+//! Two processes: one is killed, and the other end notices.
 
 use std::{
     env,
@@ -25,8 +25,8 @@ for_each_provider!(
 const PROVIDER: &str = "UCCL_TEST_LIBFABRIC_PROVIDER";
 const LEN: usize = 1 << 20;
 
-/// Not a test by itself: what the tests here start as their second process. It owns memory, and serves it until its
-/// input ends.
+/// Not a test by itself: the second process of the tests here. It owns memory, and serves it until
+/// its input ends.
 #[test]
 #[ignore = "the second process of the other tests"]
 fn second_process() {
@@ -48,7 +48,7 @@ fn second_process() {
         thread::yield_now();
     }
     drop(channel);
-    // What the first process wrote.
+    // Checks the bytes that the first process wrote.
     let asked = reader.join().expect("a line or none");
     if asked.is_some() {
         println!("{}", memory.bytes.iter().enumerate().all(|(i, b)| *b == !pattern(i)));

@@ -53,7 +53,7 @@ fn both_ends_sleep_and_are_woken(provider: &str) {
     let is_over = AtomicBool::new(false);
     let rounds = 30;
     thread::scope(|scope| {
-        // A target that only ever sleeps and polls: what it sleeps on must show that it is needed.
+        // A target that only ever sleeps and polls: its descriptor must show that it is needed.
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let mut ended: Vec<Ended> = Vec::new();
