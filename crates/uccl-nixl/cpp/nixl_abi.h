@@ -1,7 +1,8 @@
-// The part of NIXL's backend interface that a plugin and NIXL share in memory: objects, their layouts, and the order of
-// virtual functions. Declared here, from what NIXL 1.0 to 1.5 do, so that building the plugin needs no NIXL. Names that
-// NIXL's own libraries resolve by symbol do not occur; what counts is sizes, offsets and order, which the assertions at
-// the end hold, and which host.rs compares with the NIXL that loads the plugin.
+// The part of NIXL's backend interface that a plugin and NIXL share in memory: objects, their
+// layouts, and the order of virtual functions. Declared here, after NIXL 1.0 to 1.5, so that
+// building the plugin needs no NIXL. Names that NIXL's own libraries resolve by symbol do not
+// occur; only sizes, offsets and order count. The assertions at the end hold them, and host.rs
+// compares the order with the NIXL that loads the plugin.
 #pragma once
 
 #include <chrono>
@@ -64,7 +65,7 @@ struct nixlMetaDesc : nixlBasicDesc {
     nixlBackendMD *metadataP;
 };
 
-// A list of descriptors, whose methods NIXL keeps to itself.
+// A list of descriptors. NIXL keeps its methods to itself.
 template <class Desc> struct nixlDescList {
     const void *vtable;
     nixl_mem_t type;
@@ -80,8 +81,8 @@ struct nixlBackendOptionalArgs {
     std::string customParam;
 };
 
-// Events of telemetry, whose layout differs between versions: the plugin adds none and leaves the list empty. What
-// NIXL measures of each transfer does not pass through here.
+// Events of telemetry. Their layout differs between versions: the plugin adds none and leaves the
+// list empty. NIXL's measurements of each transfer do not pass through here.
 struct nixlTelemetryEvents {
     void *begin = nullptr, *end = nullptr, *limit = nullptr;
 };

@@ -1,5 +1,5 @@
-// NIXL's backend interface over the functions of src/ffi.rs. Nothing is decided here: objects of C++ are taken apart for
-// Rust, and made of what Rust returns.
+// NIXL's backend interface over the functions of src/ffi.rs. Nothing is decided here: C++ objects
+// are taken apart for Rust, and made from Rust's results.
 #include "nixl_abi.h"
 #include "uccl_nixl.h"
 
@@ -147,7 +147,7 @@ class Engine final : public nixlBackendEngine {
         if (known == nullptr) return invalid_param;
         bool was_last = false;
         const int status = uccl_nixl_deregister(agent, known->memory, &was_last);
-        // What is not given back keeps its name: the same call waits again.
+        // Memory that is not given back keeps its name: the same call waits again.
         if (status == success && was_last) memories.remove(metadata);
         return status;
     }
@@ -297,7 +297,8 @@ nixl_b_params_t options() {
 
 } // namespace
 
-// Called by nixl_plugin_init, which is Rust's, because a cdylib exports what is written in Rust.
+// Called by nixl_plugin_init, which is Rust's, because a cdylib exports only the functions of Rust
+// code.
 extern "C" nixlBackendPlugin *uccl_nixl_plugin(const char *version) {
     static const char *const plugin_version = version;
     static nixlBackendPlugin plugin = {

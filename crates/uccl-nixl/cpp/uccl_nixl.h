@@ -1,4 +1,4 @@
-// What plugin.cpp calls: src/ffi.rs.
+// The functions of src/ffi.rs that plugin.cpp calls.
 #pragma once
 
 #include <cstddef>

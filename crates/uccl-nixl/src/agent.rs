@@ -25,7 +25,7 @@ pub(crate) struct Agent {
     remotes: RwLock<HashMap<Vec<u8>, Arc<Remote>>>,
 }
 
-/// One descriptor of a transfer: what NIXL lists, with the memory that its metadata stands for.
+/// One descriptor of a transfer: NIXL's address and length, with the memory behind its metadata.
 pub(crate) struct Piece<'a> {
     pub(crate) addr: usize,
     pub(crate) len: usize,
@@ -41,7 +41,7 @@ impl Agent {
         Ok(Self { name: name.to_vec(), endpoint, regions, remotes: RwLock::default() })
     }
 
-    /// Where it listens: what others load.
+    /// The address where it listens, and its instance: other agents load them.
     pub(crate) fn conn_info(&self) -> ConnInfo {
         ConnInfo { addr: self.endpoint.addr(), instance: self.endpoint.instance() }
     }
@@ -96,7 +96,7 @@ impl Agent {
         self.regions.deregister(&self.endpoint, memory)
     }
 
-    /// What is known of registered memory, by name; `None` of memory that is not, or not all of it.
+    /// The properties of registered memory, by name; `None` if not all of the memory is registered.
     pub(crate) fn query(
         &self,
         addr: usize,
@@ -110,7 +110,7 @@ impl Agent {
         Ok(Some(known))
     }
 
-    /// Checks two lists of descriptors against what was registered, before anything moves.
+    /// Checks two lists of descriptors against the registered memory, before anything moves.
     pub(crate) fn prepare<'a>(
         &self,
         op: Op,
@@ -138,7 +138,7 @@ impl Agent {
         Ok(Transfer::new(remote, op, (iovs, adverts)))
     }
 
-    /// What a notification of this agent's looks like on the way.
+    /// The bytes that carry a notification of this agent's to a peer.
     pub(crate) fn frame(&self, message: &[u8]) -> Result<Vec<u8>> {
         let framed = Named { name: &self.name, message }.encode();
         framed.ok_or_else(|| Error::Invalid("a notification has at most 64 MiB".into()))

@@ -1,4 +1,4 @@
-//! What an agent's metadata says of where it listens: `uccl/1 192.0.2.1:40123 00f1c2...`.
+//! An agent's address and instance, as its metadata has them: `uccl/1 192.0.2.1:40123 00f1c2...`.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
@@ -6,7 +6,8 @@ use crate::status::Error;
 
 const VERSION: &str = "uccl/1";
 
-/// Where an agent's endpoint is, and which one it is: one that took its port later is another.
+/// The address of an agent's endpoint, and its instance: an endpoint that took the port later has
+/// another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ConnInfo {
     pub(crate) addr: SocketAddr,

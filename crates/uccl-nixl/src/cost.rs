@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Before anything was seen: a fixed part and a rate that local memory and networks both come near to.
 const FIRST: Model = Model { fixed_ns: 20_000.0, per_byte_ns: 0.3 };
-/// How much one transfer changes what is known.
+/// The weight of one transfer in the model.
 const WEIGHT: f64 = 0.25;
 /// Shorter transfers tell of the fixed part, longer ones of the rate.
 const LONG_BYTES: u64 = 256 << 10;
@@ -19,7 +19,7 @@ struct Model {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     model: Model,
-    /// Of the estimate, as a part of it.
+    /// The relative error of the estimate.
     error: f64,
 }
 
@@ -30,13 +30,13 @@ impl Default for Cost {
 }
 
 impl Cost {
-    /// How long so many bytes will take, and by how much that may be wrong.
+    /// The estimated time of a transfer of so many bytes, and the likely error.
     pub(crate) fn estimate(&self, bytes: u64) -> (Duration, Duration) {
         let ns = self.expected_ns(bytes);
         (Duration::from_nanos(ns as u64), Duration::from_nanos((ns * self.error) as u64))
     }
 
-    /// A transfer of so many bytes took so long.
+    /// Records that a transfer of so many bytes took so long.
     pub(crate) fn learn(&mut self, bytes: u64, took: Duration) {
         let seen = took.as_nanos() as f64;
         let expected = self.expected_ns(bytes);

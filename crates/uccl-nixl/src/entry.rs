@@ -1,4 +1,4 @@
-//! What NIXL looks for in a plugin.
+//! The entry points that NIXL looks for in a plugin.
 
 use std::{
     ffi::{c_char, c_void},

@@ -1,7 +1,9 @@
-//! What cpp/plugin.cpp calls: C's types in, NIXL's status out. No panic leaves these functions.
+//! The functions that cpp/plugin.cpp calls: C's types in, NIXL's status out. No panic leaves these
+//! functions.
 //!
-//! Their arguments are safe to use because of who calls: pointers are to objects that these functions made and that were not
-//! given back, bytes outlive the call, and what is to be filled in is there.
+//! Their arguments are safe to use because only plugin.cpp calls them: pointers are to objects that
+//! these functions made and that were not given back, bytes outlive the call, and places for
+//! results exist.
 
 use std::{
     ffi::{c_int, c_void},
@@ -20,10 +22,10 @@ use crate::{
     transfer::Transfer,
 };
 
-/// What C++ has in a row; where there is nothing, its pointer may be anything.
+/// A C++ array as a slice; the pointer of an empty one may be anything.
 ///
 /// # Safety
-/// So many must be there, and stay unchanged for as long as they are used.
+/// `count` values must be there, and stay unchanged for as long as they are used.
 unsafe fn many<'a, T>(first: *const T, count: usize) -> &'a [T] {
     match count {
         0 => &[],
@@ -201,7 +203,8 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
     // SAFETY: as the module says; the last use of it.
     let agent = unsafe { Box::from_raw(agent) };
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        // NIXL asks for no status here, so people are told. What peers may still touch, the endpoint keeps for good.
+        // NIXL asks for no status here, so the log has the error. The endpoint keeps memory that
+        // peers may still touch for good.
         if let Err(e) = agent.endpoint.close() {
             tracing::error!("the end of the backend: {e}");
         }

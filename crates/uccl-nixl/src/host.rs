@@ -1,8 +1,9 @@
 //! Whether the NIXL that loads this plugin is laid out as the plugin is.
 //!
-//! NIXL's interface is a C++ class, whose virtual functions are found by their order alone. NIXL's version number for
-//! plugins stayed the same while that order changed, so the order itself is looked at: NIXL's own plugins implement the
-//! same class, and their symbol tables name the function in each place.
+//! NIXL's interface is a C++ class. Its virtual functions are found by their order alone. NIXL's
+//! version number for plugins stayed the same while that order changed, so the order itself is
+//! looked at: NIXL's own plugins implement the same class, and their symbol tables name the
+//! function in each place.
 
 use std::{
     collections::HashMap,
@@ -16,11 +17,12 @@ use object::{
     Object as _, ObjectSymbol as _, ObjectSymbolTable as _, RelocationTarget, read::elf::ElfFile64,
 };
 
-/// A class's table of virtual functions is called so, with the class behind it; in front of the functions it has two other
-/// words.
+/// The prefix of the symbol of a class's table of virtual functions, before the class's name. In
+/// the table, two other words precede the functions.
 const TABLE: &str = "_ZTV";
 const TABLE_HEAD: usize = 2;
-/// And its type information so, whose third word points to that of the class that it derives from.
+/// The prefix of the symbol of its type information. The third word points to the type information
+/// of the base class.
 const TYPE_INFO: &str = "_ZTI";
 const TYPE_INFO_HEAD: u64 = 2;
 /// The class that every backend derives from.
@@ -135,7 +137,7 @@ fn loaded_libraries() -> Vec<PathBuf> {
         _size: usize,
         paths: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader passes what it documents, and `paths` is the vector below.
+        // SAFETY: the loader passes its documented arguments, and `paths` is the vector below.
         let (name, paths) = unsafe { ((*info).dlpi_name, &mut *paths.cast::<Vec<PathBuf>>()) };
         if !name.is_null() {
             // SAFETY: the loader's own string.
@@ -173,7 +175,8 @@ fn table_in(image: &[u8]) -> Option<Vec<Option<String>>> {
     let size = symbols.get(BASE)?.size();
     let count = usize::try_from(size / WORD).ok()?.checked_sub(TABLE_HEAD)?;
     let pointers = pointers_in(&elf);
-    // The base class has no name for what it does not implement; classes derived from it do.
+    // The base class has no names for functions that it does not implement; classes derived from it
+    // do.
     let derived = symbols.iter().find(|(name, table)| {
         let class = name.strip_prefix(TABLE);
         let info = class.and_then(|class| symbols.get(format!("{TYPE_INFO}{class}").as_str()));
@@ -185,7 +188,7 @@ fn table_in(image: &[u8]) -> Option<Vec<Option<String>>> {
     Some((0..count).map(|at| place(at).and_then(method)).collect())
 }
 
-/// What the loader puts where: the symbol that each address will point to.
+/// The loader's relocations: the symbol that each address will point to.
 fn pointers_in<'data>(elf: &ElfFile64<'data>) -> HashMap<u64, &'data str> {
     let Some(symbols) = elf.dynamic_symbol_table() else { return HashMap::new() };
     let relocations = elf.dynamic_relocations().into_iter().flatten();
@@ -206,7 +209,7 @@ fn method(mangled: &str) -> Option<String> {
     identifier(rest).map(|(method, _)| method.to_owned())
 }
 
-/// A length and as many characters, and what follows.
+/// Splits a length and as many characters from the rest.
 fn identifier(text: &str) -> Option<(&str, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let len: usize = text.get(..digits)?.parse().ok()?;

@@ -4,7 +4,7 @@ use uccl_p2p::{Iov, MrId, wire::advert::Advert};
 
 use crate::status::{Error, Result};
 
-/// What the metadata of one registered piece of memory stands for.
+/// The memory that the metadata of one registration stands for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Memory {
     /// A region of this agent.
@@ -24,7 +24,8 @@ pub(crate) struct Local {
 }
 
 impl Memory {
-    /// From what the owner's `getPublicData` gave, and where NIXL says that the memory is.
+    /// From the data of the owner's `getPublicData`, and from NIXL's address and length of the
+    /// memory.
     pub(crate) fn load(addr: usize, len: usize, data: &[u8]) -> Result<Self> {
         let advert = Advert::decode(data)
             .map_err(|e| Error::Invalid(format!("metadata of {len} bytes at {addr:#x}: {e}")))?;

@@ -92,7 +92,7 @@ impl Regions {
             let local = Local { number, mr: None, advert };
             return Ok(Region { local, kind: None, registrations: 1 });
         }
-        // SAFETY: NIXL's callers keep what they register allocated until they deregister it.
+        // SAFETY: NIXL's callers keep registered memory allocated until they deregister it.
         let mr = unsafe { endpoint.register(addr, len) }?;
         let kind = Some(endpoint.region_info(mr)?.kind);
         let local = Local { number, mr: Some(mr), advert: endpoint.advertise(mr, addr, len)? };

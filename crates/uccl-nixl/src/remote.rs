@@ -5,8 +5,8 @@ use uccl_p2p::{ConnId, Endpoint, Status, TransferHandle, Uninterrupted};
 
 use crate::{conn_info::ConnInfo, cost::Cost, log::Said, status::Result};
 
-/// One agent that transfers go to. The connection is made when it is first needed, by whoever needs it, and made again
-/// if it was lost and the same endpoint is still there.
+/// One agent that transfers go to. The first caller that needs the connection makes it. It is made
+/// again if it was lost and the same endpoint is still there.
 pub(crate) struct Remote {
     pub(crate) info: ConnInfo,
     conn: Mutex<Option<ConnId>>,

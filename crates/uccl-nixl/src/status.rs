@@ -1,4 +1,4 @@
-//! What NIXL is told, and what is said beside it.
+//! NIXL's status for each error, and the message beside it.
 
 use uccl_p2p::Error as Engine;
 
@@ -46,7 +46,7 @@ impl Error {
     }
 }
 
-/// An advert of an endpoint that has since been replaced counts as a disconnect: whoever made it is gone.
+/// An advert of an endpoint that has since been replaced counts as a disconnect: its maker is gone.
 fn of_engine(e: &Engine) -> Status {
     match e {
         Engine::ConnectionLost { .. }

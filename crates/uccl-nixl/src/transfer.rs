@@ -16,7 +16,7 @@ use crate::{
     status::{Error, Result, Status},
 };
 
-/// Checked descriptors, and what became of the last post.
+/// Checked descriptors, and the state of the last post.
 pub(crate) struct Transfer {
     pub(crate) remote: Arc<Remote>,
     op: Op,
