@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 def groups(readme: str) -> list[Group]:
-    """The rows of the table whose header is "| | here | beside it |".
+    """The rows of the table with the header "| | here | beside it |".
 
     Raises ``ValueError`` if there is none, or if a row has figures that cannot be read.
     """
@@ -50,7 +50,7 @@ def groups(readme: str) -> list[Group]:
 
 
 def group_of(cells: list[str]) -> Group:
-    """A row, whose first figure counts where a cell has several."""
+    """A row. Where a cell has several figures, the first counts."""
     title, own, peers = cells
     found = re.match(r"([\d.]+)(?:, [\d.]+)* (GB/s|us)", own)
     pairs = [re.fullmatch(r"(.+?) ([\d.]+)", peer) for peer in peers.split(", ")]

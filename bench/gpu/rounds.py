@@ -13,7 +13,7 @@ from bench.peers import Context, Peer
 def parser(
     text: str | None, cases: ModuleType, known: list[str], *, who: str, seconds: float
 ) -> argparse.ArgumentParser:
-    """The options of both programs. `who` describes the peers, `seconds` is the default time of a
+    """The options of both programs, with a description of the peers and the default seconds of a
     value."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: the peers, this project")

@@ -423,7 +423,7 @@ impl Network {
         self.memory.retain(|_, known| !is_of(known));
     }
 
-    /// The key that was made of this one for a channel's end, and what it is of.
+    /// The key that was made of this one for a channel's end.
     fn exported(&self, end: u64, key: u64) -> Option<u64> {
         let is_it = |known: &Known| known.peers == Peers::Of { end, key };
         self.memory.iter().find_map(|(made, known)| is_it(known).then_some(*made))

@@ -1,4 +1,4 @@
-//! Prints what `cargo xtask kernels` compares with the structs of the kernels.
+//! Prints the layout that `cargo xtask kernels` compares with the structs of the kernels.
 
 fn main() {
     print!("{}", uccl_ep::cuda::layout_assertions());

@@ -27,7 +27,7 @@ pub fn flush_writes() -> Result<(), GpuError> {
 /// The same as [`flush_writes`], for the memory of one of our GPUs.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 pub fn flush_writes_of(ordinal: u32) -> Result<(), GpuError> {
     let device = Gpus::in_use().and_then(|gpus| gpus.device(ordinal).ok());
     device.filter(|device| device.needs_flush()).map_or(Ok(()), flush_for)
@@ -42,7 +42,7 @@ fn flush_for(device: &'static Device) -> Result<(), GpuError> {
 /// this process does nothing else with the GPU.
 ///
 /// # Errors
-/// What the driver says. Then such writes are not flushed.
+/// The driver's error. Then such writes are not flushed.
 pub fn expect_writes_to(ordinal: u32) -> Result<(), GpuError> {
     let device = Gpus::in_use().and_then(|gpus| gpus.device(ordinal).ok());
     let needing = device.filter(|device| device.needs_flush());

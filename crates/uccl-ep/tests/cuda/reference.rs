@@ -1,4 +1,4 @@
-//! A rank of a group of the CPU: what a GPU makes is compared with what it makes.
+//! A rank of a group of the CPU: a GPU's results are compared with its results.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,8 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Joins, leaves out who is left out from the beginning and in each step, and makes the rounds.
+    /// Joins, masks the ranks that are left out from the beginning and in each step, and makes the
+    /// rounds.
     pub(super) fn run<'a, Inputs: 'a, Got>(
         self,
         ranks: &Ranks,

@@ -224,7 +224,8 @@ impl SendQueue {
             lkey: request.local_key as u32,
         };
         let readable = request.kind == OpKind::Write && request.local_key & READABLE != 0;
-        // The library copies such data in this process. What the caller has unmapped is left to the device, which has the pages.
+        // The library copies such data in this process. Memory that the caller has unmapped is left
+        // to the device, which has the pages.
         // SAFETY: host memory that a request is for, as far as it is mapped.
         if readable && len <= self.qp.max_inline() && unsafe { guarded::is_readable(request.local) }
         {
