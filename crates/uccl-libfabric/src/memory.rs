@@ -21,7 +21,7 @@ use uccl_wire::libfabric::{FabricKey, MAX_RAW_KEY};
 
 use super::{domain::Domain, object::Object, raw};
 
-/// How many keys are tried, at most, when keys are taken already.
+/// The largest number of keys to try when keys are taken already.
 const KEY_ATTEMPTS: usize = 16;
 /// Some providers use the keys below this themselves: `cxi` has its faster regions there, `tcp;ofi_rxm` its buffers.
 const FIRST_KEY: u64 = 1 << 10;

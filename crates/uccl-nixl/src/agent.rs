@@ -60,8 +60,8 @@ impl Agent {
         }
     }
 
-    /// Connects now rather than when first needed. NIXL connects each agent to itself before anything else, when all
-    /// that is needed is to know where.
+    /// Connects now, and not when a transfer first needs it. NIXL connects each agent to itself
+    /// before anything else: for that the address is enough.
     pub(crate) fn connect(&self, name: &[u8]) -> Result<()> {
         if name == self.name {
             self.load_conn_info(name, self.conn_info());
@@ -77,7 +77,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether a failure of this kind is the first of the connection to another agent. One that is unknown has no connection.
+    /// Whether a failure of this kind is the first of the connection to another agent. For an
+    /// unknown agent, which has no connection, every failure counts as the first.
     pub(crate) fn is_new_failure(&self, name: &[u8], status: Status) -> bool {
         self.remotes.read().get(name).is_none_or(|remote| remote.said.is_new(status))
     }
@@ -86,7 +87,7 @@ impl Agent {
         self.remotes.read().get(name).cloned().ok_or_else(|| unknown(name))
     }
 
-    /// Registers memory, which NIXL says is a GPU's or not.
+    /// Registers memory. `vram`: NIXL says that it is a GPU's.
     pub(crate) fn register(&self, addr: usize, len: usize, vram: bool) -> Result<Memory> {
         self.regions.register(&self.endpoint, addr, len, vram)
     }

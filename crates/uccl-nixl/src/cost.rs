@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Before anything was seen: a fixed part and a rate that local memory and networks both come near to.
+/// The first estimate: a fixed part and a rate that fit local memory and networks roughly.
 const FIRST: Model = Model { fixed_ns: 20_000.0, per_byte_ns: 0.3 };
 /// The weight of one transfer in the model.
 const WEIGHT: f64 = 0.25;
-/// Shorter transfers tell of the fixed part, longer ones of the rate.
+/// Transfers below this length correct the fixed part, longer ones the rate.
 const LONG_BYTES: u64 = 256 << 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,7 @@ struct Model {
     per_byte_ns: f64,
 }
 
-/// An estimate and how far off estimates were.
+/// The estimate, and the relative error of past estimates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     model: Model,

@@ -110,12 +110,13 @@ pub(crate) struct Estimate {
     error_us: i64,
 }
 
-/// Runs a call and says how it went: to NIXL with a status, to people with the reason.
+/// Runs a call. Returns its status to NIXL, and logs the reason of a failure.
 fn answer(what: &'static str, call: impl FnOnce() -> Result<Status>) -> c_int {
     answer_about(what, |_| true, call)
 }
 
-/// The same of a call that another agent is concerned with: each kind of failure is logged once for each connection to it.
+/// The same for a call about another agent: each kind of failure is logged once for each connection
+/// to it.
 fn answer_of(
     agent: &Agent,
     name: &[u8],
@@ -125,7 +126,7 @@ fn answer_of(
     answer_about(what, |status| agent.is_new_failure(name, status), call)
 }
 
-/// The same of a transfer's.
+/// The same for a call about a transfer.
 fn answer_for(
     transfer: &Transfer,
     what: &'static str,
@@ -203,8 +204,8 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
     // SAFETY: as the module says; the last use of it.
     let agent = unsafe { Box::from_raw(agent) };
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        // NIXL asks for no status here, so the log has the error. The endpoint keeps memory that
-        // peers may still touch for good.
+        // NIXL asks for no status here, so the log has the error. The endpoint keeps for good the
+        // memory that peers may still touch.
         if let Err(e) = agent.endpoint.close() {
             tracing::error!("the end of the backend: {e}");
         }

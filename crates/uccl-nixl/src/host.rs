@@ -29,12 +29,12 @@ const TYPE_INFO_HEAD: u64 = 2;
 const BASE: &str = "_ZTV17nixlBackendEngine";
 const BASE_INFO: &str = "_ZTI17nixlBackendEngine";
 const WORD: u64 = 8;
-/// The places that cpp/nixl_abi.h declares behind the last function.
+/// The number of functions that cpp/nixl_abi.h reserves behind the last one.
 const RESERVED: usize = 4;
-/// NIXL has two functions for views of memory on GPUs and one that ends them. They are not implemented here, and were called
-/// otherwise in some versions.
+/// A place that is not compared. NIXL has two functions for views of memory on GPUs and one that
+/// ends them: they are not implemented here, and had other names in some versions.
 const UNUSED: &str = "";
-/// cpp/nixl_abi.h, in its order; the destructor takes two places.
+/// The functions of cpp/nixl_abi.h, in its order; the destructor takes two places.
 const FUNCTIONS: [&str; 27] = [
     UNUSED,
     UNUSED,
@@ -65,7 +65,7 @@ const FUNCTIONS: [&str; 27] = [
     "estimateXferCost",
 ];
 
-/// NIXL is another than those that this plugin works with.
+/// The interface of this NIXL differs from the one that this plugin works with.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Mismatch {
     #[error(
@@ -80,7 +80,8 @@ pub(crate) enum Mismatch {
     Order { place: usize, found: String, plugin: String },
 }
 
-/// Compares the interface with that of NIXL's own plugins. Where there are none, nothing can be said.
+/// Compares the interface with that of NIXL's own plugins. Without such a plugin nothing is
+/// compared.
 pub(crate) fn check() -> Result<(), Mismatch> {
     let plugins = folders().into_iter().flat_map(|folder| plugins_in(&folder));
     let tables = plugins.filter_map(|path| Some((fs::read(&path).ok()?, path)));
@@ -112,8 +113,8 @@ fn compare(table: &[Option<String>], path: &Path) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// Where NIXL's own plugins may be: beside the library that loads this one, where the environment says, and beside this
-/// one, where links to them may be.
+/// The folders that may have NIXL's own plugins: beside NIXL's libraries, beside this one, where
+/// links to them may be, and `NIXL_PLUGIN_DIR`.
 fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for library in loaded_libraries() {
@@ -152,7 +153,7 @@ fn loaded_libraries() -> Vec<PathBuf> {
     paths
 }
 
-/// The smallest first, which is read the soonest.
+/// The smallest plugin comes first, as it is read the soonest.
 fn plugins_in(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path()).filter(|path| is_nixls(path));

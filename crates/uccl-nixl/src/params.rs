@@ -6,7 +6,7 @@ use crate::status::Result;
 
 /// Names that callers of other backends use for the number of workers.
 const WORKERS: [&str; 2] = ["num_threads", "num_workers"];
-/// Set by programs for the plugin that other builds of NIXL have; means nothing here.
+/// Set by programs for the plugin of other builds of NIXL; ignored here.
 const IGNORED: &str = "in_python";
 
 /// The environment's settings, changed by these. An empty value leaves a setting as it is. The port is any free one unless

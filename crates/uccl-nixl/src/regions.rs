@@ -25,7 +25,7 @@ pub(crate) struct Regions {
 
 struct Region {
     local: Local,
-    /// `None` of memory without bytes, which is nobody's.
+    /// `None` of memory without bytes, which belongs to no device.
     kind: Option<MemoryKind>,
     registrations: usize,
 }
@@ -43,7 +43,8 @@ impl Region {
 }
 
 impl Regions {
-    /// Registers memory, which NIXL says is a GPU's or not. Memory that is registered already shares its region.
+    /// Registers memory. `vram`: NIXL says that it is a GPU's. Memory that is registered already
+    /// shares its region.
     pub(crate) fn register(
         &self,
         endpoint: &Endpoint,

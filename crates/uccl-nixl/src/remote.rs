@@ -44,7 +44,8 @@ impl Remote {
         Ok(made)
     }
 
-    /// Sends a notification alone. An earlier one that did not arrive is reported now, once: nobody waits for them.
+    /// Sends a notification alone. No caller waits for it, so an earlier one that did not arrive is
+    /// reported now, once.
     pub(crate) fn notify(&self, endpoint: &Endpoint, payload: &[u8]) -> Result<()> {
         let mut sent = self.sent.lock();
         let mut failed = None;
@@ -68,9 +69,10 @@ impl Remote {
     pub(crate) fn disconnect(&self, endpoint: &Endpoint) {
         let conn = self.conn.lock().take();
         if let Some(conn) = conn {
-            // One that was lost has been reported to its transfers.
+            // A connection that was lost has been reported to its transfers.
             let _already_lost = endpoint.disconnect(conn);
-            // All have ended. Those that were looked at keep their result, and not the connection.
+            // All notifications have ended. A polled handle keeps its result, and not the
+            // connection.
             self.sent.lock().iter().for_each(|notif| _ = notif.poll());
         }
     }
@@ -122,14 +124,14 @@ mod tests {
         let (a, b) = (endpoint(), endpoint());
         let remote = Remote::new(ConnInfo { addr: b.addr(), instance: b.instance() });
         let conn = remote.conn(&a).expect("it is there");
-        // Until one is cancelled before the other end has answered.
+        // Repeats until one is cancelled before the other end has answered.
         let failed = || {
             remote.notify(&a, b"lost").expect("sent");
             let last = remote.sent.lock().last().map(TransferHandle::id).expect("it is the last");
             matches!(a.cancel(last), Ok(Stand::Failed(Engine::Cancelled { .. })))
         };
         assert!((0..10_000).any(|_| failed()), "all were answered");
-        // More than the engine keeps the results of.
+        // More notifications than the engine keeps results of.
         for _ in 0..300 {
             let many = [(); 64].map(|()| a.send_notif(conn, b"other", None).expect("sent"));
             for one in many {

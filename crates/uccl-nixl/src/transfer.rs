@@ -50,7 +50,7 @@ impl Transfer {
         }
         *posted = Posted::Not;
         if self.iovs.is_empty() {
-            // Nothing but memory without bytes.
+            // All of the transfer is memory without bytes.
             if let Some(notif) = notif {
                 self.remote.notify(endpoint, notif)?;
             }
@@ -69,7 +69,7 @@ impl Transfer {
         }
     }
 
-    /// How it stands; looking moves it along.
+    /// The state of the transfer. Each call also makes progress.
     pub(crate) fn check(&self) -> Result<Status> {
         self.look(&mut self.posted.lock())
     }
@@ -110,13 +110,14 @@ impl Transfer {
         Ok(said?)
     }
 
-    /// How long it will take, and by how much that may be wrong.
+    /// The estimated time of the transfer, and the likely error.
     pub(crate) fn estimate(&self) -> (Duration, Duration) {
         self.remote.cost.lock().estimate(self.bytes)
     }
 }
 
-/// A transfer that ended by itself, well or badly, has nothing left to be said, unless its memory must not be freed.
+/// A transfer that ended by itself, with or without success, has no error left to report, unless
+/// its memory must not be freed.
 fn what_a_cancel_says(status: &Stand) -> Result<(), Engine> {
     match status {
         Stand::Failed(e @ Engine::StillTouched { .. }) => Err(e.clone()),

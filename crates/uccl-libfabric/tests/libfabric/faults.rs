@@ -22,19 +22,19 @@ for_each_provider!(
     rails_are_independent,
 );
 
-/// `tcp` cuts the connection of a peer that names memory which is not there, and tells it no more than that; `shm`
-/// says nothing at all.
+/// Whether the provider reports a request for memory that does not exist as refused. `tcp` cuts the
+/// peer's connection instead, and `shm` does not answer.
 fn is_told_why(provider: &str) -> bool {
     !provider.starts_with("tcp") && provider != "shm"
 }
 
-/// `verbs` says it, and then the connection is over as well.
+/// `verbs` reports the refusal, and then the connection is over as well.
 fn costs_the_channel(provider: &str) -> bool {
     !is_told_why(provider) || provider.starts_with("verbs")
 }
 
-/// In one process, `shm` has both ends use the one mapping of each, and does not survive that one end goes first. In
-/// two it is tried with the others (`processes.rs`).
+/// In one process, both ends of `shm` use one mapping of each end, and the process does not survive
+/// that one end goes first. `processes.rs` tests it in two processes.
 fn needs_two_processes(provider: &str) -> bool {
     if provider == "shm" {
         eprintln!("skipped: shm lacks a mapping for each end in one process");
@@ -131,7 +131,7 @@ fn a_peer_that_goes_away_ends_what_is_in_flight(provider: &str) {
     }
     drop(b);
     let start = Instant::now();
-    // All end, or the channel dies.
+    // All requests end, or the channel dies.
     let died = loop {
         match a.poll() {
             Err(error) => break Some(error),
@@ -143,7 +143,7 @@ fn a_peer_that_goes_away_ends_what_is_in_flight(provider: &str) {
     };
     if let Some(error) = died {
         assert!(matches!(error, RailError::Lost(_)), "{error}");
-        // It stays dead.
+        // The channel remains dead.
         assert!(a.poll().is_err() && a.channel.probe(1).is_err());
         // SAFETY: it is not taken.
         assert!(unsafe { a.channel.post(&[one]) }.is_err());

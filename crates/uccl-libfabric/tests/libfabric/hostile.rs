@@ -24,7 +24,8 @@ fn runner() -> TestRunner {
     TestRunner::new(Config { cases: CASES, failure_persistence: None, ..Config::default() })
 }
 
-/// Goes to this address, and asks whether the way works, which it need not: nothing crashes or hangs.
+/// Connects to this address and probes the channel. It need not work, but nothing may crash or
+/// hang.
 fn go_there(rail: &dyn Rail, address: &[u8]) {
     let mut channel = rail.open().expect("an end");
     if channel.connect(address).is_err() || channel.probe(1).is_err() {

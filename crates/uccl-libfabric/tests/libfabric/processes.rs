@@ -176,7 +176,7 @@ fn fails_after(provider: &str, harm: impl FnOnce(&mut Child)) {
     let mut peer = Peer::start(provider, &rail);
     peer.run(peer.request(OpKind::Read, &ours)).expect("it goes");
     harm(&mut peer.child);
-    // More than any buffer between the two takes, and than is under way when it happens.
+    // More bytes, in all, than the buffers between the two hold.
     let request = peer.request(OpKind::Write, &ours);
     let start = Instant::now();
     let mut posted = 0;
@@ -191,7 +191,7 @@ fn fails_after(provider: &str, harm: impl FnOnce(&mut Child)) {
         if let Err(error) = peer.end.poll() {
             break error;
         }
-        // The first is the read from before.
+        // The first result is that of the read before.
         for ended in &peer.end.ended[1..] {
             assert!(ended.result.is_err(), "a write to a peer that is gone went well");
         }

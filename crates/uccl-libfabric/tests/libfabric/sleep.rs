@@ -17,7 +17,7 @@ use crate::pair::{Memory, PATIENCE, Pair, for_each_provider, open, pattern};
 
 for_each_provider!(both_ends_sleep_and_are_woken, who_has_nothing_to_do_may_sleep);
 
-/// Sleeps as an engine would: armed, on the descriptor, no longer than was said and than `most`.
+/// Sleeps as an engine does: armed, on the descriptor, no longer than `wake_in` and `most` allow.
 fn sleep(channel: &mut dyn Channel, most: Duration) -> Result<(), RailError> {
     if !channel.arm()? {
         return Ok(());
@@ -72,7 +72,7 @@ fn both_ends_sleep_and_are_woken(provider: &str) {
             while a.ended.len() < round {
                 a.poll().expect("it lives");
                 if a.ended.len() < round {
-                    // Longer than the test has: only being woken helps.
+                    // Longer than the test may take: only an event ends this sleep.
                     sleep(&mut *a.channel, PATIENCE).expect("it lives");
                 }
                 assert!(start.elapsed() < PATIENCE, "{} of {rounds} rounds", a.ended.len());
@@ -88,7 +88,7 @@ fn who_has_nothing_to_do_may_sleep(provider: &str) {
     let mut pair = Pair::new(&rail);
     pair.a.channel.probe(1).expect("it goes");
     pair.until("a probe", |pair| Ok(pair.a.ended.len() == 1)).expect("it ends");
-    // Connections are still being tidied up; then it is quiet, and stays so.
+    // The connections may still be changing. After that the channel must let its thread sleep.
     let mut is_quiet = false;
     for _ in 0..10_000 {
         pair.a.poll().expect("it lives");

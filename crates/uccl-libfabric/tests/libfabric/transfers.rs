@@ -51,7 +51,7 @@ fn many_small_ones_arrive(provider: &str) {
     let ours = Memory::new(&rail, count * len, pattern);
     let theirs = Memory::new(&rail, count * len, |_| 0);
     let one = pair.request(OpKind::Write, &ours, &theirs);
-    // Each goes to the place that is as far from the end as it is from the start.
+    // Each request copies to the mirrored place: as far from the end as it was from the start.
     let requests: Vec<_> = (0..count)
         .map(|i| Request {
             local: ours.span(i * len, len),
@@ -108,7 +108,7 @@ fn both_directions_at_once(provider: &str) {
 fn probes_end(provider: &str) {
     let Some(rail) = open(provider) else { return };
     let mut pair = Pair::new(&rail);
-    // More than a channel has room for beside its requests.
+    // More probes than a channel has slots for, beside as many requests as it takes.
     let (depth, memory) = (pair.a.channel.limits().depth, Memory::new(&rail, 64, |_| 0));
     let one = pair.request(OpKind::Write, &memory, &memory);
     let requests: Vec<_> = (0..depth as u64).map(|i| Request { tag: 100 + i, ..one }).collect();
@@ -131,7 +131,7 @@ fn what_is_too_long_fails_alone(provider: &str) {
     let one = pair.request(OpKind::Write, &memory, &memory);
     let max = pair.a.channel.limits().max_bytes;
     let Some(len) = usize::try_from(max).ok().and_then(|max| max.checked_add(1)) else { return };
-    // Nothing of it is touched, so it need not be there.
+    // No byte of it is touched, so the memory need not exist.
     let long = Request { local: Span { addr: one.local.addr, len }, ..one };
     pair.run(&[long, Request { tag: 2, ..one }]).expect("the channel lives");
     assert!(pair.a.result_of(1).expect("ended").is_err());
