@@ -101,7 +101,7 @@ pub struct Config {
     pub transfer_timeout: Duration,
     /// Which links may be used.
     pub transport: Transport,
-    /// The network interfaces from which to take the address that peers are told; unset takes the one that routes
+    /// The network interfaces for the address that peers get; unset takes the interface that routes
     /// suggest.
     pub interfaces: Option<Selection>,
     /// The RDMA devices to choose from, where [`VerbsSettings::devices`] names none.
@@ -128,8 +128,9 @@ pub struct Config {
     pub verbs: VerbsSettings,
     /// How libfabric is used.
     pub libfabric: LibfabricSettings,
-    /// Whether peers that own memory are asked to copy to and from it wherever that is possible, and are copied for when
-    /// they ask. Else they are asked only where their GPUs reach what ours do not.
+    /// Whether this endpoint asks the owners of memory to copy to and from it wherever that is
+    /// possible, and copies for peers that ask. Otherwise it asks only where the owner's GPUs reach
+    /// memory that ours do not.
     pub ask_owners: bool,
 }
 
@@ -170,7 +171,7 @@ pub struct Setting {
     pub name: &'static str,
     /// Its default, as text for people.
     pub default: &'static str,
-    /// What it does and in which unit, as text for people.
+    /// Its effect and its unit, as text for people.
     pub doc: &'static str,
     apply: fn(&mut Config, &str) -> Result<(), String>,
 }
@@ -264,9 +265,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Changes one setting by its name, for programs and plugins that carry settings as text. The name is the
-    /// environment variable's (`UCCL_P2P_TIMEOUT_MS`), or what follows its prefix, in lower case (`timeout_ms`). Also
-    /// takes `gpu_index` and `port`, which have no variable because they differ between the endpoints of a process.
+    /// Changes one setting by its name, for programs and plugins that carry settings as text. The
+    /// name is the environment variable's (`UCCL_P2P_TIMEOUT_MS`), or the same without its prefix,
+    /// in lower case (`timeout_ms`). Also takes `gpu_index` and `port`, which have no variable
+    /// because they differ between the endpoints of a process.
     ///
     /// # Errors
     /// [`Error::Config`] says why the value is refused, [`Error::Invalid`] that there is no such setting. Then nothing

@@ -15,7 +15,7 @@ use uccl_libfabric::LibfabricSettings;
 
 use crate::config::{Config, Transport};
 
-/// What was opened, or why nothing was.
+/// The opened devices, or the reason why there are none.
 pub(crate) struct Opened {
     pub(crate) rails: Vec<Arc<dyn Rail>>,
     /// As text for people; empty if there is nothing to say.
@@ -35,8 +35,8 @@ fn has_devices(folder: &str) -> bool {
     Path::new(folder).read_dir().is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// Lets this process lock as much memory as its hard limit allows. Devices lock what is registered with them, and many
-/// systems start programs with a soft limit of some MiB below an unlimited hard one.
+/// Lets this process lock as much memory as its hard limit allows. Devices lock registered memory,
+/// and many systems start programs with a soft limit of some MiB below an unlimited hard one.
 fn lock_more() {
     let limit = getrlimit(Resource::Memlock);
     if limit.current != limit.maximum {

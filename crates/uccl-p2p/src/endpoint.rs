@@ -77,13 +77,15 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            // A forked child must not release what its parent uses: memory, sockets, objects of GPUs and NICs.
+            // A forked child must not release its parent's memory, sockets, and objects of GPUs and
+            // NICs.
             std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.greeting)));
             return;
         }
         if let Err(e) = self.core.end() {
             tracing::warn!("an endpoint is dropped: {e}");
-            // Leak what peers may still touch: memory from `alloc`, payloads, registrations with devices.
+            // Leak everything that peers may still touch: memory from `alloc`, payloads,
+            // registrations with devices.
             std::mem::forget(Arc::clone(&self.core));
         }
     }
@@ -99,8 +101,8 @@ impl Endpoint {
         Self::start_on(config, near)
     }
 
-    /// The same with rails of the caller's, instead of those that this machine has. They are used where the transport
-    /// asks for rails.
+    /// Starts an endpoint with rails of the caller's, instead of those of this machine. They are
+    /// used where the transport asks for rails.
     pub fn with_rails(config: Config, rails: Vec<Arc<dyn Rail>>) -> Result<Self> {
         let endpoint = Self::new(config)?;
         let why_none = Arc::new(OnceLock::from("no rails were given".to_owned()));
@@ -113,7 +115,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Starts an endpoint whose workers run on the CPUs `near`, or anywhere.
+    /// Starts an endpoint with its workers on the CPUs `near`, or anywhere.
     pub(crate) fn start_on(config: Config, near: Option<CpuList>) -> Result<Self> {
         let process = Process::this()?;
         let workers = Workers::new(config.num_cpus, near)?;
@@ -127,7 +129,7 @@ impl Endpoint {
         Ok(Self { handle: Arc::new(Handle { core, greeting, addr, process }) })
     }
 
-    /// The engine, without a check of the process: for reading what never changes.
+    /// The engine, without a check of the process: for reading values that never change.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
@@ -277,7 +279,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What is known of a connection, including one that was lost and not yet disconnected.
+    /// Information about a connection, including one that was lost and not yet disconnected.
     pub fn connection(&self, conn: ConnId) -> Result<ConnInfo> {
         self.here()?.conn_info(conn)
     }
@@ -306,17 +308,17 @@ impl Endpoint {
         self.path(conn, advert)
     }
 
-    /// Whether transfers can be posted on a connection; the error says why not.
+    /// Whether transfers can be posted on a connection; the error gives the reason why not.
     ///
-    /// It tells what this endpoint knows already, without a system call. To find out whether a peer that was quiet has
-    /// ended meanwhile, use [`check_peer`](Self::check_peer).
+    /// The answer is this endpoint's present knowledge, without a system call. To find out whether
+    /// a quiet peer has ended meanwhile, use [`check_peer`](Self::check_peer).
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.here()?.conn(conn).map(drop)
     }
 
-    /// The same, after a look at the connection's sockets: a peer that has died or left since is not taken for one that
-    /// is there. What such a peer sent before is taken in first, which may take a moment. A peer whose host has vanished
-    /// shows only when something is sent to it.
+    /// The same, after a look at the connection's sockets, which shows whether the peer has died or
+    /// left. Data that such a peer sent before its end is taken in first, which may take a moment.
+    /// The loss of a peer's whole host shows only when something is sent to that peer.
     ///
     /// Ask this before a connection is used again that was made some time ago.
     pub fn check_peer(&self, conn: ConnId, interrupt: &mut dyn Interrupt) -> Result<()> {
@@ -364,7 +366,7 @@ impl Endpoint {
         self.here().ok()?.mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
     }
 
-    /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
+    /// The address, length and kind of a region, its NUMA node and its nearest NIC.
     pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
         let mr = self.here()?.mrs.get(mr)?;
         let numa_node = mr.node();
@@ -381,9 +383,9 @@ impl Endpoint {
 
     /// Makes an advert, with which a peer can read and write the `len` bytes at `ptr` of a region.
     ///
-    /// The advert names these bytes and contains the key of the whole region. Honest peers keep to the bytes; the owner
-    /// only makes sure that accesses stay inside the region. Put what a peer must not reach into a region of its own;
-    /// regions may overlap.
+    /// The advert names these bytes and contains the key of the whole region. Honest peers keep to
+    /// the bytes; the owner only makes sure that accesses stay inside the region. Put memory that a
+    /// peer must not reach into a region of its own; regions may overlap.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
         let core = self.here()?;
         core.usable()?;
@@ -536,7 +538,8 @@ impl Endpoint {
             if !taken.is_empty() {
                 return Ok(taken);
             }
-            // The last look was after the end of the connection: what came before that has been taken.
+            // The last look was after the end of the connection: all notifications before the end
+            // have been taken.
             if let Some(lost) = lost {
                 return Err(lost);
             }
@@ -613,11 +616,11 @@ impl Endpoint {
 
     /// Fails unfinished transfers, revokes every region, closes every connection, stops and joins the workers.
     ///
-    /// When this returns `Ok`, no access by a peer lands in this endpoint's memory any more. Waits for peers of this
-    /// host that are in the middle of an access, for at most the endpoint's timeout in all. Then
-    /// [`Error::StillTouched`] names the regions that must stay allocated. Call this again to wait again. A worker that
-    /// the kernel holds up in the middle of a copy leads to the same error; it gets at least 5 seconds, and keeps what
-    /// it uses.
+    /// When this returns `Ok`, no access by a peer lands in this endpoint's memory any more. Waits
+    /// for peers of this host that are in the middle of an access, for at most the endpoint's
+    /// timeout in all. Then [`Error::StillTouched`] names the regions that must stay allocated.
+    /// Call this again to wait again. A worker that the kernel holds up in the middle of a copy
+    /// leads to the same error; it gets at least 5 seconds, and keeps its resources.
     pub fn close(&self) -> Result<()> {
         // A child made by `fork` has nothing to close.
         self.here().map_or(Ok(()), Core::close)

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::ids::{ConnId, MrId, TransferId};
 
-/// What every fallible call of this crate returns.
+/// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call was refused or a transfer failed.
@@ -40,7 +40,7 @@ pub enum Error {
         /// How long that region is, in bytes.
         region_len: usize,
     },
-    /// A local range is longer than what the peer advertised.
+    /// A local range is longer than the peer's advert.
     #[error("iov {iov}: {len} bytes do not fit the {advertised} bytes that the peer advertised")]
     OutsideAdvert {
         /// Index of the iov in the request.
@@ -64,12 +64,12 @@ pub enum Error {
     /// The peer refused an access: unknown or revoked key, or a range outside the region.
     #[error("{peer} refused the access: {reason}")]
     RemoteAccess {
-        /// Who refused.
+        /// The peer that refused.
         peer: Arc<str>,
         /// Why.
         reason: String,
     },
-    /// The message is longer than what the receiver offered.
+    /// The message is longer than the receiver's memory for it.
     #[error("message of {sent} bytes is longer than the {capacity} bytes of the receive")]
     Truncated {
         /// Bytes sent.
@@ -80,7 +80,7 @@ pub enum Error {
     /// The bytes that arrived are not the bytes that were sent.
     #[error("checksum mismatch on data from {peer}")]
     Checksum {
-        /// Who sent.
+        /// The sender.
         peer: Arc<str>,
     },
     /// The local memory of an operation could not be read or written.
@@ -99,7 +99,7 @@ pub enum Error {
     Device {
         /// The other side.
         peer: Arc<str>,
-        /// What the device said.
+        /// The device's reason.
         reason: String,
     },
     /// The deadline passed. The transfer has been fenced: no byte of it lands any more. If the connection was lost over
@@ -115,7 +115,7 @@ pub enum Error {
     /// connection was lost over it, that does not hold for the peer's memory.
     #[error("cancelled by {by}")]
     Cancelled {
-        /// Who cancelled.
+        /// The side that cancelled.
         by: Arc<str>,
     },
     /// An earlier write of the same context has failed, so a strong signal cannot say that all its bytes are there.
@@ -129,9 +129,9 @@ pub enum Error {
     /// The peer is gone or silent; the connection has been closed.
     #[error("lost {peer}: {reason}")]
     ConnectionLost {
-        /// Who is gone.
+        /// The peer that is gone.
         peer: Arc<str>,
-        /// What was noticed.
+        /// The sign of its end.
         reason: String,
     },
     /// Memory cannot be given back yet: it must stay allocated. To wait again, deregister the regions (or close the
@@ -143,7 +143,7 @@ pub enum Error {
     StillTouched {
         /// The regions; none if only memory of the endpoint itself is concerned.
         regions: Arc<[MrId]>,
-        /// Who may touch them.
+        /// The peer, device or endpoint that may touch them.
         by: Arc<str>,
         /// Why they may.
         reason: Arc<str>,
@@ -159,23 +159,23 @@ pub enum Error {
     /// The peer spoke another protocol or version, or broke this one.
     #[error("protocol error from {peer}: {reason}")]
     Protocol {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// What was wrong.
+        /// Its mistake.
         reason: String,
     },
-    /// The peer is of an older build, which does not know what was asked for. Nothing was sent.
+    /// The peer is of an older build, which does not know the requested feature. Nothing was sent.
     #[error("{peer} does not know {what}: it runs an older build of this library")]
     TooOld {
-        /// Who.
+        /// The peer.
         peer: Arc<str>,
-        /// What it does not know.
+        /// The feature that it does not know.
         what: &'static str,
     },
     /// Too much is outstanding already; poll or wait for earlier transfers, then try again.
     #[error("{what} is full ({limit}): poll or wait for earlier transfers, then try again")]
     Full {
-        /// What is full.
+        /// The list or queue that is full.
         what: &'static str,
         /// Its limit.
         limit: usize,
@@ -201,9 +201,9 @@ pub enum Error {
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// The action that failed.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<std::io::Error>,
     },
     /// A setting is not understood.
@@ -211,7 +211,7 @@ pub enum Error {
     Config {
         /// The setting's environment variable.
         name: &'static str,
-        /// What it was set to.
+        /// Its value; `...` for a secret.
         value: String,
         /// Why that will not do.
         reason: String,
@@ -230,7 +230,7 @@ fn list(regions: &[MrId]) -> String {
 }
 
 impl Error {
-    /// Wraps an operating system error with what was being tried.
+    /// Wraps an operating system error with the action that failed.
     pub fn os(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Os { what: what.into(), source: Arc::new(source.into()) }
     }

@@ -1,5 +1,5 @@
-//! Tells a process from its forked children. A child made by `fork` has its parent's memory and descriptors, but none
-//! of its threads: what was made before the fork belongs to the parent.
+//! Tells a process from its forked children. A child made by `fork` has its parent's memory and
+//! descriptors, but none of its threads: all objects from before the fork belong to the parent.
 
 use std::sync::{
     OnceLock,

@@ -1,4 +1,4 @@
-//! What callers pass to the engine, and what they get back.
+//! The values that callers pass to the engine, and those that they get back.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -34,7 +34,7 @@ impl Interrupt for Uninterrupted {
     }
 }
 
-/// What a transfer does.
+/// The operation of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// From the peer's advertised memory into ours.
@@ -63,7 +63,7 @@ pub struct Iov {
 pub struct Request<'a> {
     /// The connection to use.
     pub conn: ConnId,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// Local memory, one piece per iov.
     pub iovs: &'a [Iov],
@@ -73,8 +73,8 @@ pub struct Request<'a> {
     pub notif: Option<&'a [u8]>,
     /// Deadline from now; `None` takes the endpoint's, zero waits for ever.
     pub timeout: Option<Duration>,
-    /// A stream: the transfer begins after the work that is on it at the time of the post. `None`: the caller has
-    /// already waited for whatever produces or uses the memory.
+    /// A stream: the transfer begins after the work that is on it at the time of the post. `None`:
+    /// the caller has already waited for the work that produces or uses the memory.
     pub after: Option<CudaStream>,
     /// A word in the peer's memory that changes when all bytes of a write are visible there, before the notification is
     /// sent. With a signal, a write may have no iovs.
@@ -152,7 +152,7 @@ pub enum Tried<T = TransferId> {
     Under(T),
 }
 
-/// What a finished transfer did.
+/// The outcome of a finished transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
     /// Bytes moved (for a recv: bytes received, which may be fewer than its capacity).
@@ -267,7 +267,7 @@ pub struct RegionInfo {
     pub addr: usize,
     /// How long it is, in bytes.
     pub len: usize,
-    /// What kind of memory it is.
+    /// The kind of memory.
     pub kind: MemoryKind,
     /// The NUMA node of host memory: that of its first page at the time of the call, on a machine with several nodes,
     /// where the kernel tells.

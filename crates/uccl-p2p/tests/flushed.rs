@@ -1,5 +1,6 @@
-//! What a device has written to a GPU's memory is flushed before anybody is told of it: on a driver that is none, whose first
-//! GPUs need that and whose last does not, and over libfabric, whose providers here do not reach GPUs at all.
+//! Writes of a device to a GPU's memory are flushed before anybody learns of them. The tests run on
+//! a fake driver, on which all GPUs but the last need that, and over libfabric, where no
+//! provider reaches GPUs here.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
@@ -56,8 +57,8 @@ fn finish(ep: &Endpoint, request: &Request<'_>) {
     assert!(matches!(status, Status::Done(_)), "{status:?}");
 }
 
-/// How often a GPU's memory is flushed while that of this GPU is received into and read into, and while a notification is
-/// taken.
+/// The flushes of GPU memory during a receive into this GPU's memory, two reads into it, and the
+/// taking of a notification.
 fn flushes(fake: Fake, gpu: u32) -> Option<[i32; 4]> {
     let Scene { a, b, to_b, to_a } = scene()?;
     let context = Gpus::get().device(gpu).expect("a GPU").context().expect("its context");

@@ -471,7 +471,7 @@ fn a_look_that_does_not_return_holds_up_no_end() {
     }
 }
 
-/// What the peer changed before its end counts.
+/// A change that the peer made before its end counts.
 #[test]
 fn a_word_that_was_changed_before_the_peers_end_is_seen() {
     for on_gpu in [false, true] {

@@ -55,7 +55,7 @@ struct Pair {
 enum Link {
     /// The kernel copies.
     Cma,
-    /// Rings in shared memory carry what is not mapped.
+    /// Rings in shared memory carry the data of unmapped memory.
     Rings,
     Tcp,
     Checked,
@@ -133,7 +133,7 @@ impl Pair {
         [sent, received]
     }
 
-    /// Everything goes on: the connection is there, and moves what is there.
+    /// Everything goes on: the connection lives, and moves the memory that is mapped again.
     fn goes_on(&self) {
         self.a.check_connection(self.conn).expect("it lives");
         for pages in [&self.ours.0, &self.theirs.0] {

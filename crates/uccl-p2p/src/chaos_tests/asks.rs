@@ -79,7 +79,7 @@ fn owners_copy_what_they_are_asked_to() {
             move_one(&sides, &mut rng, op, 5 << 20).expect("one of them copies");
         }
         assert_eq!(sides[1].ep.stats().expect("ours").copied_for_peers, copies, "{asks:?}");
-        // Nobody here has asked for what was done for the other.
+        // The copies for the other side are no transfers of this side's callers.
         assert_eq!(sides[1].ep.stats().expect("ours").transfers_posted, 0);
         sides.iter_mut().for_each(Side::leave);
     }
@@ -151,7 +151,7 @@ fn an_owner_that_does_not_end_it_is_given_up() {
 fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
     let asked = Asked::post(1, Op::Write, u32::MAX, SHORT);
     asked.until_under_way();
-    // Whoever is first to give the peer up: the copy goes on.
+    // The copy goes on, whichever side gives the other up first.
     let copy = asked.sides[1].lanes[0].hold_copy();
     let refused = std::thread::scope(|scope| {
         let refused = scope.spawn(|| asked.sides[1].ep.deregister(asked.there));
@@ -199,7 +199,7 @@ fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
     // As when the send ends.
     drop(grants);
     drop(lease);
-    // Whoever is first to give the peer up: the copy goes on.
+    // The copy goes on, whichever side gives the other up first.
     let copy = sides[0].lanes[0].hold_copy();
     let refused = sides[0].ep.deregister(mr).expect_err("a copy is under way");
     assert!(refused.to_string().contains("may still touch"), "{refused}");
@@ -207,13 +207,14 @@ fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
     sides.iter_mut().for_each(Side::leave);
 }
 
-/// Whether a lane has something of a transfer: one that is made, and then called off before, moves nothing.
+/// Whether a lane has an operation of a transfer: a transfer that is called off before that moves
+/// nothing.
 fn is_posted(side: &Side) -> bool {
     let transfers = side.ep.core().transfers.unfinished(|_| true);
     transfers.iter().any(|transfer| !transfer.body.lock().ops.is_empty())
 }
 
-/// What one side says, and whether the other takes it.
+/// Sends a message from one side. Returns whether the other accepts it.
 fn says(message: &[u8]) -> bool {
     let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, [true; 2]);
     let conn = sides[0].connection();
@@ -256,7 +257,7 @@ fn keys_made_for_an_ask_are_good_for_no_more() {
         conn.grant(&lease, &spans[1..], Rights::READ).expect("granted");
     let region = grants[0].region;
     assert_eq!((grants.len(), region.rights), (1, Rights::READ));
-    // From the first piece to the last, and not a byte of what lies around them.
+    // From the first piece to the last, without a byte before or behind them.
     let end = spans[2].addr + spans[2].len;
     assert_eq!((region.span.addr, region.span.addr + region.span.len), (spans[1].addr, end));
     assert!(region.key != mr.region.key);

@@ -60,13 +60,13 @@ impl Ends {
         }
     }
 
-    /// Nothing that the peer says on a lane arrives.
+    /// No bytes from the peer arrive on this lane.
     fn stall(&self, lane: usize) {
         self.sides[1].lanes[lane].inner().pipe().stall();
     }
 
-    /// Disconnects the first side, whose first lane is not killed before what this returns is dropped, while `then`
-    /// looks.
+    /// Disconnects the first side while `then` looks. Its first lane is not killed before `then`
+    /// has returned.
     fn disconnect_meanwhile(&self, then: impl FnOnce(&Self)) {
         let side = &self.sides[0];
         let hold: GateHold = side.lanes[0].hold_kill();
@@ -152,7 +152,7 @@ fn a_cancel_ends_though_a_copy_of_ours_does_not() {
     assert!(lost.is_err_and(|e| e.to_string().contains("a copy that this process makes")));
 }
 
-/// A caller who has looked its connection up when that ends.
+/// A caller looks its connection up, and the connection ends before the caller posts.
 #[test]
 fn a_transfer_that_is_posted_meanwhile_does_not_either() {
     let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
@@ -185,7 +185,7 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     theirs.lanes[0].inner().pipe().resume();
     ours.lose(1);
     ours.until("the end of our end", || ours.connection().peer_owes_since_ms().is_some());
-    // The peer may still place what is under way.
+    // The peer may still place bytes that are under way.
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
     theirs.until("the killing of the peer's end", || hold.is_waited_for());
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
@@ -197,7 +197,8 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     assert!(ends.memory[0].pieces() == ends.memory[1].pieces());
 }
 
-/// A caller who has called a transfer off gets his memory back, and not another attempt.
+/// A caller that has called a transfer off gets its memory back, and the transfer is not attempted
+/// again.
 #[test]
 fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
     let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
@@ -221,8 +222,8 @@ fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 1), "it was posted again");
 }
 
-/// A transfer whose deadline has come, and which has not ended when its peer has had so many tenths of its time; whether
-/// the connection lives then.
+/// Fences a transfer for its deadline, and judges it as if `tenths` tenths of its peer's time had
+/// passed since. Returns whether the connection lives then.
 fn lives(op: Op, is_ours: bool, tenths: u32) -> bool {
     let mut lane = LaneChaos::default();
     lane.ends[0].hold_completions = u32::MAX;
@@ -233,7 +234,7 @@ fn lives(op: Op, is_ours: bool, tenths: u32) -> bool {
         let iovs = ends.memory[1].iovs(ends.mrs[1]);
         let sent = Request::new(ends.sides[1].conn, Op::Send, &iovs, &[]);
         ends.sides[1].ep.post(&sent).expect("posted");
-        // A lane counts what is posted before the transfer knows of it.
+        // A lane counts an operation before its transfer knows of it.
         ends.sides[0].until("the copy", || !transfer.body.lock().ops.is_empty());
     }
     transfer.conn.fence(&transfer, Fence::Deadline);

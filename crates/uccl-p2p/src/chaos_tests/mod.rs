@@ -177,7 +177,7 @@ fn a_write_whose_signal_nobody_has_answered_is_lost_and_not_cancelled() {
     let signal = Some(Signal { advert, change: Change::Add(1), strong: false });
     let iovs = from.iovs(sides[0].register(&from));
     let adverts = to.adverts(&sides[1], sides[1].register(&to));
-    // What the peer answers does not arrive.
+    // The peer's answers do not arrive.
     sides[1].lanes[0].inner().pipe().stall();
     let request = Request { signal, ..Request::new(sides[0].conn, Op::Write, &iovs, &adverts) };
     let id = sides[0].ep.post(&request).expect("posted");

@@ -147,7 +147,8 @@ fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
             assert_eq!(network.carried() - before, len as u64, "{refusing:?} {op:?}");
         }
     }
-    // Who began has chunks of its own, the other some for its peer: no more, however much was moved.
+    // The posting side has chunks of its own, the other side chunks for its peer: no more, however
+    // much was moved.
     let areas = network.count().1 - registered.1;
     assert_eq!(areas, 2 * rails.len());
     sides.iter_mut().for_each(Side::leave);
@@ -189,7 +190,7 @@ fn a_slow_way_is_told_once_and_shown() {
         assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow; 2]);
         sides[0].ep.deregister(mr).expect("unused");
         sides[1].ep.deregister(peer_mr).expect("unused");
-        // Who met a region that went over TCP is not told that it has ended.
+        // The side that met a region over TCP does not learn that the region has ended.
         let told = if slow == Moves::Tcp { slow } else { Moves::Direct };
         assert_eq!([moves(&sides[0]), moves(&sides[1])], [told, Moves::Direct]);
         sides.iter_mut().for_each(Side::leave);
@@ -253,7 +254,7 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
     let slot = sides[0].ep.core().mrs.get(mr).expect("registered").region.slot;
     let rails = &sides[0].ep.core().rails.get().expect("rails").rails;
     let hold = sides[0].rails[0].hold_registrations();
-    // The peer reads what is sent, and asks for a key to do so.
+    // The peer reads the sent data, and asks for a key to do so.
     let (sent, wanted) = (ours.iovs(mr), theirs.iovs(peer_mr));
     let send = Request::new(sides[0].conn, Op::Send, &sent, &[]);
     let send = sides[0].ep.post(&send).expect("posted");
@@ -286,7 +287,7 @@ fn a_peer_that_asks_and_reads_no_answer_is_cut() {
     sides[1].lanes[0].inner().pipe().stall();
     let asked = 4 << 20;
     let refused = (0..asked).find_map(|_| {
-        // A worker may be passing on what was answered before.
+        // A worker may be passing on earlier answers.
         while rails.has_notes() {
             conn.forward_notes();
         }
@@ -419,7 +420,7 @@ fn memory_that_is_being_registered_is_not_given_back() {
         drop(hold);
         let registered = registering.join().expect("no panic");
         assert!(matches!(registered, Err(Error::Closed)), "{registered:?}");
-        // Whoever was told so has the memory back.
+        // After this error the caller has the memory back.
         assert_eq!(network.count().1, 0);
     });
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));

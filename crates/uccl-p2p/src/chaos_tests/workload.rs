@@ -1,4 +1,4 @@
-//! Random transfers between two endpoints, and what must hold of them.
+//! Random transfers between two endpoints, and the checks of their results.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use crate::{
     drive::deferred::Mark,
 };
 
-/// What is done beside posting and waiting.
+/// The disturbances beside posting and waiting.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Plan {
     pub(super) steps: usize,
@@ -31,7 +31,7 @@ pub(super) struct Plan {
     pub(super) loss: bool,
 }
 
-/// A transfer, and what has been done about it.
+/// A transfer, and the caller's steps for it.
 struct Posted {
     by: usize,
     id: TransferId,
@@ -62,12 +62,12 @@ struct Job {
     revoked: bool,
     op: Op,
     notif: Option<u64>,
-    /// What the signal of a write adds one to.
+    /// The word that the signal of a write adds one to.
     word: Option<Word>,
     reused: bool,
 }
 
-/// A word at the peer, and where it is registered.
+/// A word at the peer, and its region.
 struct Word {
     memory: Box<AtomicU64>,
     mr: Option<MrId>,
@@ -130,7 +130,7 @@ fn notif_of(number: u64) -> Vec<u8> {
 }
 
 impl Workload {
-    /// `longest` is about what one transfer moves at most: slow lanes get little to do.
+    /// `longest` is about the most bytes that one transfer moves: slow lanes get little to do.
     pub(super) fn new(seed: u64, sides: [Side; 2], plan: Plan, longest: usize) -> Self {
         let mut rng = Rng::with_seed(seed ^ 0xbb67_ae85);
         let shape = (0..rng.usize(1..4))
@@ -381,8 +381,9 @@ impl Workload {
         }
     }
 
-    /// What is signalled has ended well, and what has ended well is signalled; where only the notification behind it
-    /// failed, or the connection was lost, either may be.
+    /// A signalled write has ended well, and a write that has ended well is signalled. Where only
+    /// the notification behind it failed, or the connection was lost, the signal may be missing or
+    /// there.
     fn check_signals(&self) {
         for job in &self.jobs {
             let Some(word) = &job.word else { continue };
@@ -413,7 +414,8 @@ impl Workload {
             Err(Error::RemoteAccess { .. }) => assert!(job.revoked),
             Err(Error::ConnectionLost { .. }) => {
                 assert!(plan.loss, "{:?}", job.posted.end);
-                // What is written is in the hands of the peer, whose side may take a while to notice.
+                // Written bytes are in the hands of the peer's side, which may take a while to
+                // notice.
                 if job.op == Op::Write {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Two endpoints joined by lanes that misbehave, and memory whose every byte is watched.
+//! Two endpoints joined by lanes that misbehave, and memory with a watch on every byte.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering::SeqCst},
@@ -27,12 +27,12 @@ use crate::{
     wire::advert::Advert,
 };
 
-/// What must end has ended long before.
+/// An awaited event has happened long before.
 pub(super) const FAR: Duration = Duration::from_secs(30);
 
 pub(super) type TestLane = ChaosLane<StreamLane<ChaosPipe>>;
 
-/// What goes wrong on one lane: in each direction of its pipe, and at each end.
+/// The faults of one lane: in each direction of its pipe, and at each end.
 #[derive(Clone, Default)]
 pub(super) struct LaneChaos {
     pub(super) pipe: [Faults; 2],
@@ -40,7 +40,7 @@ pub(super) struct LaneChaos {
 }
 
 impl LaneChaos {
-    /// What one transfer may move over it without taking long.
+    /// The most bytes of one transfer that do not take long over it.
     pub(super) fn bearable_bytes(&self) -> usize {
         let slowest = self.pipe.iter().map(|p| p.capacity_bytes.min(p.split_bytes)).min();
         (slowest.unwrap_or(0) * 10).clamp(30_000, 3 << 20)
@@ -77,12 +77,12 @@ pub(super) struct Side {
 
 /// Joins two endpoints by lanes over chaos pipes.
 pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 2] {
-    // In draws of its own, so that seeds mean what they meant.
+    // From a generator of its own, so that seeds keep their meaning.
     let mut rng = Rng::with_seed(seed ^ 0x3c6e_f372);
     join_asking(seed, lanes, timeout, [(); 2].map(|()| rng.u8(0..3) > 0))
 }
 
-/// The same, where who asks and does as he is asked is known.
+/// The same with given sides that ask their peers to copy, and copy when they are asked.
 pub(super) fn join_asking(
     seed: u64,
     lanes: &[LaneChaos],
@@ -95,9 +95,10 @@ pub(super) fn join_asking(
 /// Rails between two endpoints, beside the lanes.
 pub(super) struct ByRails<'a> {
     pub(super) faults: &'a [RailFaults],
-    /// What is silent for so long is lost; for nothing, never.
+    /// The endpoints' timeout: a peer or lane that is silent for this long is lost; with zero, none
+    /// is.
     pub(super) timeout: Duration,
-    /// Who copies what the rails do not take, at either end.
+    /// The copier of data that the rails do not take, at either end.
     pub(super) copy_by: [CopyBy; 2],
 }
 
@@ -132,7 +133,7 @@ impl<'a> ByRails<'a> {
     }
 }
 
-/// One side's ends of the rails, and who copies what they do not take.
+/// One side's ends of the rails, and the copier of data that they do not take.
 struct Ends {
     rails: Vec<Arc<ChaosRail>>,
     copy_by: CopyBy,
@@ -277,7 +278,7 @@ impl Side {
         self.connection().kick_lane(lane);
     }
 
-    /// Waits for what must happen.
+    /// Waits for an event that must happen.
     pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !done() {
@@ -288,7 +289,7 @@ impl Side {
 
     /// Ends the connection if it has not ended. Nothing may be left of it.
     pub(super) fn leave(&mut self) {
-        // Whoever ended the last transfer may still be counting it.
+        // The thread that ended the last transfer may still be counting it.
         self.until("the end of every transfer", || {
             let stats = self.ep.stats().expect("ours");
             let pending = self.ep.core().transfers.pending.load(SeqCst);
@@ -339,7 +340,7 @@ impl Memory {
         self.iovs(mr).into_iter().map(advert).collect()
     }
 
-    /// What it holds. Links may be writing to it.
+    /// Its present bytes. Links may be writing to it.
     pub(super) fn now(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
         // SAFETY: our own memory, both of the same length.
@@ -358,7 +359,7 @@ impl Memory {
         self.now() == self.before
     }
 
-    /// Whether the bytes between the pieces are what they were.
+    /// Whether the bytes between the pieces are unchanged.
     pub(super) fn guards_hold(&self) -> bool {
         let mut now = self.now();
         for piece in &self.pieces {
@@ -367,7 +368,8 @@ impl Memory {
         now == self.before
     }
 
-    /// Overwrites it, as who has his memory back may. From now on nobody else may touch it.
+    /// Overwrites it, as a caller may that has its memory back. From now on nobody else may touch
+    /// it.
     pub(super) fn reuse(&mut self, rng: &mut Rng) {
         rng.fill(&mut self.bytes);
         self.before = self.bytes.to_vec();

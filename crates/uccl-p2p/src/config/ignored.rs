@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A variable, the values with which it asks for nothing, and what to use in its place.
+/// A variable, its values that cause no notice, and the second half of its notice.
 struct Ignored {
     name: &'static str,
     harmless: &'static [&'static str],

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-/// Which devices or interfaces may be used. `mlx5,eth1` selects those whose names begin so, `=eth0` exactly that name,
-/// and `^` in front selects all others; `mlx5_0:1` is one port of a device.
+/// A selection of devices or interfaces. `mlx5,eth1` selects the names that begin so, `=eth0`
+/// exactly that name, and `^` in front selects all others; `mlx5_0:1` is one port of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Selection {
     text: String,

@@ -90,7 +90,7 @@ pub(crate) struct Acceptor {
     greeting: Arc<Greeting>,
     pending: Slab<Pending>,
     scratch: Vec<u8>,
-    /// The listeners at which somebody waits, by their tokens.
+    /// The listeners with waiting connections, by their tokens.
     waited_at: u64,
     /// No accept before this time; until then the listeners are not watched.
     paused_until: Option<Instant>,
@@ -104,7 +104,7 @@ impl Pending {
     }
 }
 
-/// What to do after a look at a stream.
+/// The next step after a look at a stream.
 enum Next {
     /// Keep it and wait for more.
     Wait,
@@ -139,7 +139,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Whether handshakes or a pause are under way, whose end has to be checked.
+    /// Whether there are handshakes or a pause, which have ends to be checked.
     pub(crate) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.paused_until.is_some()
     }
@@ -191,7 +191,7 @@ impl Acceptor {
     }
 
     fn accept_tcp(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
-        // The listener goes on showing the others.
+        // The listener stays readable while connections wait.
         for _ in 0..ACCEPTS_A_TURN {
             match self.listener.accept() {
                 Ok((tcp, addr)) => {
@@ -228,7 +228,8 @@ impl Acceptor {
         }
     }
 
-    /// Stops accepting for a while: otherwise whoever waits at a listener would wake the worker again at once.
+    /// Stops accepting for a while: otherwise a connection that waits at a listener would wake the
+    /// worker again at once.
     fn pause(&mut self, epoll: &OwnedFd, e: &io::Error) {
         let now = Instant::now();
         self.paused_until = Some(now + PAUSE);
@@ -259,8 +260,8 @@ impl Acceptor {
         self.look(core, epoll, index);
     }
 
-    /// If there are too many, drops one: of those whose handshake is finished if `proven`, else of the others. The oldest
-    /// of the source that has most goes, so that one source cannot keep others out.
+    /// If there are too many finished handshakes (`proven`) or too many others, drops one of them:
+    /// the oldest of the source that has most. So one source cannot keep others out.
     fn make_room(&mut self, epoll: &OwnedFd, proven: bool) {
         let alike = || self.pending.iter().filter(|(_, other)| other.is_proven() == proven);
         if alike().count() < MAX_PENDING {
@@ -296,7 +297,7 @@ impl Acceptor {
         }
     }
 
-    /// Continues a handshake with what has come in.
+    /// Continues a handshake with the received bytes.
     fn shake(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
         let Some(Pending { stream: Stream::Shaking { tcp, handshake, .. }, .. }) =
             self.pending.get_mut(index)
@@ -497,7 +498,7 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     let (same_host, local) = (greeting.same_host(&first.peer), lanes == 0);
     let secret = first.socket.secret(first.token);
     let mut tcp = first.socket.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
-    // Sealed before the lane is made, which seals what comes after it.
+    // Sealed before the lane is made, because the lane seals all later bytes.
     let answer = first.socket.word(if local { 1 } else { lanes.into() });
     let links = if local {
         let lane = first.local.take();
@@ -527,8 +528,8 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     begin(core, &conn, Accepted { conn: conn.id, ip, gpu_index })
 }
 
-/// Gives an established connection to workers and to `accept`. One that no worker looks after would stay unread for ever, so
-/// it ends.
+/// Gives an established connection to workers and to `accept`. A connection without a worker would
+/// stay unread for ever, so it ends.
 pub(super) fn begin(core: &Arc<Core>, conn: &Arc<Connection>, accepted: Accepted) -> Result<()> {
     if let Err(e) = Workers::attach(core, conn) {
         conn.close(e.clone());

@@ -15,8 +15,9 @@ use super::{
 use crate::error::Error;
 
 impl Core {
-    /// Called when the lanes of a connection are dead. Watches what the peer may still be touching, including memory
-    /// that was lent with keys made for one message, and what this process itself is still copying.
+    /// Called when the lanes of a connection are dead. Watches the memory that the peer may still
+    /// be touching, including memory that was lent with keys made for one message, and the copies
+    /// that this process itself is still making.
     pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
         let aftermaths = conn.links.host.iter().filter_map(|lane| lane.aftermath());
         let of_rails = conn.links.rails.iter().filter_map(|lane| lane.aftermath());
@@ -35,8 +36,8 @@ impl Core {
         self.workers.hurry();
     }
 
-    /// Ends what waited for peers that are done, or that took too long, and forgets peers that touch nothing any more.
-    /// Returns whether some may still touch memory.
+    /// Ends the transfers that waited for peers that are done or took too long, and forgets peers
+    /// that touch nothing any more. Returns whether some may still touch memory.
     pub(crate) fn look_after_aftermaths(&self) -> bool {
         let mut free = Vec::new();
         let mut copied = Vec::new();

@@ -1,7 +1,7 @@
 //! Copies that we make for the peer, because our GPUs reach our locked host memory and the peer's do not.
 //!
-//! Each copy is a transfer that no caller here has asked for. As always, the keys that the peer knows decide what it
-//! may touch. Deregistering the memory ends the copy first.
+//! Each copy is a transfer without a caller here. As always, the keys that the peer knows decide
+//! which memory it may touch. Deregistering the memory ends the copy first.
 
 use std::sync::{Arc, atomic::Ordering};
 

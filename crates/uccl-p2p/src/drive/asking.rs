@@ -1,5 +1,5 @@
-//! Asks the owner of memory to copy, where its GPUs reach what ours do not: between a GPU's memory here and locked host
-//! memory of the peer.
+//! Asks the owner of memory to copy where its GPUs reach memory that ours do not: between a GPU's
+//! memory here and locked host memory of the peer.
 //!
 //! An operation becomes a message with keys made only for it, and the peer's answer ends it. If something speaks
 //! against it (the peer declines, too much is unanswered, our memory cannot be opened by others), the operation is left

@@ -1,15 +1,17 @@
-//! Who makes progress on a connection: the callers that wait on it, or its workers.
+//! Claims: either the callers that wait on a connection make progress on it, or its workers do.
 //!
 //! A caller that waits *claims* its connection, and workers leave its lanes alone: a caller that spins is not disturbed
 //! by threads that wake for nothing. A claim counts only while its caller looks at the lanes or sleeps on them. So a
 //! caller that is held up elsewhere does not keep others from being served.
 //!
-//! Nobody knows whether a caller that leaves comes back at once, and waking a worker at the end of each short call
-//! would cost more than the call. So a worker watches the lanes, and learns from what wakes it. If it did work that no
-//! caller would have done, it goes on watching, whether there are claims or not. If it was woken a few times for
-//! nothing, or for work that a caller was about to do, it stays away and looks again only after some time. That is
-//! about as long as callers have been coming and going, and at most a millisecond. Only if one caller has been there
-//! all the while does it stay away for longer: then the end of the claim wakes the worker.
+//! Nobody knows whether a caller that leaves comes back at once, and waking a worker at the end of
+//! each short call would cost more than the call. So a worker watches the lanes, and learns from
+//! the events that wake it. If it did work that no caller would have done, it goes on watching,
+//! whether there are claims or not. If it was woken a few times for nothing, or for work that a
+//! caller was about to do, it stays away and looks again only after some time. That is about as
+//! long as callers have been coming and going, and at most a millisecond. Only if one caller has
+//! been there all the while does it stay away for longer: then the end of the claim wakes the
+//! worker.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*},
@@ -23,7 +25,7 @@ const LAPSE: Duration = Duration::from_millis(1);
 pub(super) const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// How long it stays away while one caller is there all the time: the end of the claim wakes it, and a claim may lapse.
 const AWAY_LONG: Duration = Duration::from_millis(2);
-/// The same for lanes that carry no messages: nothing comes over them but what the callers wait for.
+/// The same for lanes that carry no messages: they show only events that callers wait for.
 const AWAY_QUIET: Duration = Duration::from_millis(5);
 /// Callers that were there this recently may be about to come again.
 const LATELY: Duration = Duration::from_millis(10);
@@ -70,7 +72,7 @@ impl Claims {
         self.beats.fetch_add(1, Relaxed);
     }
 
-    /// Ends a claim. Returns who has to be told.
+    /// Ends a claim. Returns which threads wait for that.
     pub(super) fn end(&self) -> Left {
         self.ended.fetch_add(1, Relaxed);
         if self.callers.fetch_sub(1, SeqCst) > 1 {
@@ -92,7 +94,7 @@ impl Claims {
     }
 }
 
-/// Who waits for the end of a claim.
+/// The threads that wait for the end of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
     /// Other callers.
@@ -103,7 +105,7 @@ pub(super) enum Left {
     Nobody,
 }
 
-/// What a worker knows about the callers of a lane.
+/// A worker's knowledge of the callers of a lane.
 #[derive(Debug)]
 pub(crate) struct Care {
     beats: u64,
@@ -309,8 +311,8 @@ mod tests {
         claims.end();
         care.leaves(&claims, false, start);
         care.has_done(false, &claims, start + AWAY.0);
-        // The last caller has left long ago, and what callers waited for is the worker's own work now: it goes on
-        // watching.
+        // The last caller has left long ago, and the work that callers waited for is the worker's
+        // own now: it goes on watching.
         let mut now = start;
         for _ in 0..100 {
             claims.begin();

@@ -41,7 +41,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(1);
 /// The longest turn of an address while others wait for theirs, if there is no limit for all of them.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Whom to connect to, and how long to try.
+/// The peer to connect to, and how long to try.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     /// Where the peer may listen, in the order in which it is looked for.
@@ -290,7 +290,7 @@ impl Patience<'_> {
             if others > 0 {
                 let now = Instant::now();
                 let turn = until.map_or(TURN, |until| (until - now) / others.saturating_add(1));
-                // What an error says need not be exact.
+                // The time appears in errors, where milliseconds are exact enough.
                 self.timeout = Duration::from_millis(turn.as_millis() as u64);
                 self.until = Some(now + turn);
             }
@@ -305,7 +305,9 @@ impl Patience<'_> {
         Err(self.summed_up(failures))
     }
 
-    /// What the failures at all addresses come to. A peer that is not there yet may come to any of those where nobody is.
+    /// Sums up the failures at all addresses. One address where nobody listens is enough to call
+    /// the peer absent, unless a handshake has failed: a peer that is not there yet may start to
+    /// listen at that address.
     fn summed_up(&mut self, mut failures: Vec<(SocketAddr, Unmet)>) -> Unmet {
         self.addr = failures.first().map_or(self.addr, |(first, _)| *first);
         if failures.len() == 1

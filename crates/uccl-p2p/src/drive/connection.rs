@@ -1,4 +1,4 @@
-//! Connections: lanes to one peer, and what is outstanding on them.
+//! Connections: lanes to one peer, and the unfinished work on them.
 
 use std::{
     collections::BTreeSet,
@@ -73,7 +73,7 @@ pub(crate) struct Connection {
     pub(crate) peer: Peer,
     pub(crate) lanes: Vec<Arc<dyn Lane>>,
     pub(crate) links: Links,
-    /// What `accept` returns once the connection's rails have been tried.
+    /// The connection for `accept`, kept here until its rails have been tried.
     pub(crate) accepting: Mutex<Option<Accepted>>,
     /// Which lanes are lost.
     pub(crate) fates: Lanes,
@@ -93,7 +93,8 @@ pub(crate) struct Connection {
     /// Callers that sleep until a lane shows something.
     sleepers: Mutex<Vec<Arc<Parker>>>,
     pub(crate) claims: Claims,
-    /// Lanes, one bit each, whose events callers may have consumed: a worker that sleeps on them would not wake.
+    /// Lanes, one bit each, with events that callers may have consumed: a worker that sleeps on
+    /// them would not wake.
     borrowed: AtomicU64,
     /// Where the peer has opened the connection: one seat for each of its streams.
     _seats: Vec<Seat>,
@@ -193,7 +194,8 @@ impl Connection {
         }
     }
 
-    /// The same as [`Self::lost_error`], for when no error has been noted yet: `reason` is what was seen.
+    /// The same as [`Self::lost_error`], for when no error has been noted yet: `reason` is the
+    /// observed failure.
     pub(crate) fn lost_to(&self, reason: impl ToString) -> Error {
         Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
     }
@@ -209,7 +211,7 @@ impl Connection {
         Claim(self)
     }
 
-    /// Makes what progress is possible on every lane without blocking.
+    /// Makes all progress that is possible on every lane without blocking.
     pub(crate) fn progress(self: &Arc<Self>) -> bool {
         let mut moved = false;
         for lane in 0..self.lanes.len() {
@@ -446,8 +448,8 @@ impl Connection {
         self.core.workers.kick(&self.attached.lock());
     }
 
-    /// If a lane or a deferred transfer has work to do, wakes the workers and the callers that sleep on the lanes: what
-    /// they watch for may not show that work.
+    /// If a lane or a deferred transfer has work to do, wakes the workers and the callers that
+    /// sleep on the lanes: the descriptors that they poll may not show that work.
     pub(crate) fn kick_if_busy(&self) {
         if self.deferred.any() || self.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
@@ -464,8 +466,9 @@ impl Connection {
         }
     }
 
-    /// A caller stops making progress. A worker that sleeps on a lane whose events the caller may have consumed is
-    /// woken: it looks for itself, and arms the lane anew before it sleeps again.
+    /// Called when a caller stops making progress. Wakes workers that sleep on lanes with events
+    /// that the caller may have consumed: a woken worker looks for itself, and arms the lane anew
+    /// before it sleeps again.
     fn return_lanes(&self) {
         if self.borrowed.load(Relaxed) == 0 {
             return;

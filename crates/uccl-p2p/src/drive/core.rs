@@ -38,7 +38,7 @@ pub(crate) struct Signalled {
 }
 
 impl Signalled {
-    /// Tells them that a word has changed.
+    /// Wakes them: a word has changed.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
@@ -49,7 +49,7 @@ impl Signalled {
     }
 }
 
-/// What a notification counts in addition to its payload: empty ones take memory, too.
+/// The bytes that a notification counts in addition to its payload: empty ones take memory, too.
 const NOTIF_CHARGE: usize = 128;
 /// Connections that may wait for accept.
 pub(crate) const MAX_ACCEPTS: usize = 1024;
@@ -62,7 +62,7 @@ pub(crate) struct Devices {
     pub(crate) why_none: Arc<OnceLock<String>>,
 }
 
-/// What is known of a connection id.
+/// The entry of a connection id.
 pub(super) enum Entry<C> {
     Lost(ConnId, Error, Box<ConnInfo>),
     Open(Arc<C>),
@@ -180,8 +180,9 @@ impl<C: Carrier> Core<C> {
         if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Puts a notification where callers take it, and `answer`s its sender. Nobody can take it before the sender has been
-    /// answered: who has it may close at once. And whoever knows of the answer finds it.
+    /// Puts a notification where callers take it, and `answer`s its sender. Nobody can take it
+    /// before the sender has been answered, because a caller that has it may close at once. A
+    /// thread that knows of the answer finds the notification.
     pub(crate) fn push_notif(&self, notif: Notification, answer: impl FnOnce()) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
         self.notif_bytes.fetch_add(charge(&notif), Relaxed);

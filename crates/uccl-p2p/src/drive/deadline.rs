@@ -13,7 +13,7 @@ use super::{
 use crate::error::Error;
 
 impl Core {
-    /// Fences transfers whose deadline is near, and goes on with fences that are under way.
+    /// Fences transfers close to their deadline, and goes on with fences that are under way.
     pub(crate) fn enforce_deadlines(&self) {
         let now = Instant::now();
         let due = self.transfers.unfinished(|transfer| {
@@ -24,9 +24,9 @@ impl Core {
     }
 }
 
-/// Fences a transfer whose deadline is near. A peer that does not let it end in time is given up: once its connection
-/// is gone, no byte of the transfer moves. If only this process still copies, the transfer ends by itself and nobody is
-/// given up.
+/// Fences a transfer close to its deadline. A peer that does not let it end in time is given up:
+/// once its connection is gone, no byte of the transfer moves. If only this process still copies,
+/// the transfer ends by itself and nobody is given up.
 pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     if transfer.finished() {
         return;

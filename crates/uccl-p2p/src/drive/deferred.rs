@@ -1,8 +1,8 @@
 //! Transfers that wait for a CUDA stream before they begin.
 //!
-//! An event marks how far the stream had come when the transfer was posted. Whoever makes progress on the connection
-//! checks whether the event has happened. Sends begin in the order in which they were posted, and so do receives: that
-//! order decides which send meets which receive.
+//! An event marks how far the stream had come when the transfer was posted. Each thread that makes
+//! progress on the connection checks whether the event has happened. Sends begin in the order in
+//! which they were posted, and so do receives: that order decides which send meets which receive.
 
 use std::{
     collections::VecDeque,
@@ -64,7 +64,7 @@ impl Start {
 
 /// A transfer that has not begun.
 pub(super) struct Waiting<C: Carrier> {
-    /// What it waits for; `None` if it only waits for its turn behind others.
+    /// The mark that it waits for; `None` if it only waits for its turn behind others.
     pub(super) after: Option<Box<dyn Mark>>,
     pub(super) transfer: Arc<Transfer<C>>,
     pub(super) start: Start,

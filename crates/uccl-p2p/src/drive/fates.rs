@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// The lanes that are lost. The session decides what happens to their operations.
+/// The lost lanes. The session decides how their operations go on.
 #[derive(Default)]
 pub(crate) struct Lanes {
     /// Lost lanes, one bit each: they must not be used any more.

@@ -1,8 +1,8 @@
 //! CUDA streams that wait for transfers.
 //!
-//! A wait for a word in memory stands in a hardware queue of the GPU, of which there may be fewer than streams. What
-//! is enqueued behind it does not run before it is over, whichever stream it is of. So what a GPU of ours has to do for a transfer
-//! is enqueued first, and the stream waits for that by an event.
+//! A wait for a word in memory stands in a hardware queue of the GPU, of which there may be fewer
+//! than streams. All work behind it in that queue waits as well, even work of other streams. So our
+//! GPUs' own work for a transfer is enqueued first, and the stream waits for that by an event.
 
 use std::sync::Arc;
 
@@ -19,8 +19,9 @@ use super::{
 use crate::types::Op;
 
 impl Connection {
-    /// Makes what is enqueued on a stream from now on wait for a transfer that GPUs of ours copy. False: something else has to
-    /// happen for it, too; what GPUs can be given for it now they have been given.
+    /// Makes all later work on a stream wait for a transfer that GPUs of ours copy. False: the
+    /// transfer depends on something else, too; GPUs have been given all of its work that they can
+    /// be given now.
     pub(crate) fn lead_stream(self: &Arc<Self>, transfer: &Arc<Transfer>, stream: &Stream) -> bool {
         let Some(host) = &self.links.host else { return false };
         self.begin_behind(transfer, &**host);
@@ -34,7 +35,7 @@ impl Connection {
         host.lead(&names, stream).is_some_and(|open| open == left as usize)
     }
 
-    /// Whether GPUs of ours may have something to do for a transfer that they have not been given.
+    /// Whether GPUs of ours may have work for a transfer that they have not been given.
     pub(crate) fn may_stage(&self, transfer: &Transfer) -> bool {
         if transfer.is_host_accessible() {
             return false;
@@ -87,7 +88,8 @@ impl Connection {
             return Some(Waiting { after, transfer, start });
         }
         transfer.expect_ops(1);
-        // SAFETY: the memory is inside regions whose leases the transfer holds until its last operation has ended.
+        // SAFETY: the memory is inside regions, and the transfer holds their leases until its last
+        // operation has ended.
         match unsafe { host.post_behind(work.operation(Arc::clone(&transfer) as _), event) } {
             Ok(name) => {
                 transfer.body.lock().ops.push((0, name));

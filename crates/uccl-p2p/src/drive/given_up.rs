@@ -12,7 +12,7 @@ use super::{
 };
 use crate::config::Config;
 
-/// A peer whose lanes are dead on this side.
+/// A peer that was given up: its lanes are dead on this side.
 pub(super) struct GivenUp<C: Carrier> {
     pub(super) peer: Arc<str>,
     pub(super) since: Instant,

@@ -1,8 +1,8 @@
 //! Looks at words in GPU memory for streams that wait for them.
 //!
-//! Each look is a copy. A call that enqueues one may not return while a stream is held and the program frees GPU memory, so a
-//! thread of its own makes these calls, and who ends a stream's wait does not wait for it. A word stays registered as long
-//! as a look at it may be under way.
+//! Each look is a copy. A call that enqueues one may block while a stream is held and the program
+//! frees GPU memory, so a thread of its own makes these calls, and the thread that ends a stream's
+//! wait does not wait for it. A word stays registered as long as a look at it may be under way.
 
 use std::{
     sync::{
@@ -28,9 +28,9 @@ use crate::{
 
 /// How long the thread sleeps between two looks at the words.
 const NAP: Duration = Duration::from_micros(50);
-/// For so long after the last word was added it yields only.
+/// For this long after the last word was added, the thread yields instead of sleeping.
 const BRISK: Duration = Duration::from_millis(1);
-/// Most means of looking that are kept for later.
+/// Most idle [`Glance`]s that are kept for reuse.
 const MOST_SPARE: usize = 8;
 
 /// The words that are looked at, and the thread.
@@ -52,7 +52,7 @@ struct Word {
     address: usize,
     /// Keeps the word's region registered.
     lease: Lease,
-    /// What it was at the last look, and when that look began.
+    /// The word's value at the last look, and the beginning of that look.
     seen: Mutex<std::result::Result<Option<(u64, Instant)>, GpuError>>,
     is_over: AtomicBool,
 }
@@ -61,7 +61,7 @@ struct Word {
 pub(crate) struct Looking(Arc<Word>);
 
 impl Looking {
-    /// What the word was at the last look that has ended, and when that look began.
+    /// The word's value at the last look that has ended, and the beginning of that look.
     pub(super) fn seen(&self) -> std::result::Result<Option<(u64, Instant)>, GpuError> {
         self.0.seen.lock().clone()
     }
@@ -156,7 +156,7 @@ fn goes_on(word: &Word, glance: &mut Glance) -> bool {
     let looked = look(word, glance);
     let is_under_way = glance.is_under_way();
     if let Err(e) = looked {
-        // Nobody can tell whether a copy that has failed is over, or the context is lost: then it is.
+        // A failed copy counts as over: it has ended, or the context is lost.
         *word.seen.lock() = Err(e);
         return is_under_way;
     }

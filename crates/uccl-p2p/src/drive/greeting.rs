@@ -1,4 +1,4 @@
-//! What an endpoint says about itself in a handshake, and what follows from what the peer says.
+//! An endpoint's hello in a handshake, and the decisions that follow from the peer's.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ pub(crate) const MAX_LANES: u16 = 63;
 // Each lane has a bit of one word (`fates.rs`), the one over rails as well.
 const _: () = assert!((MAX_LANES as u32) < u64::BITS);
 
-/// What an endpoint says about itself; the same to every peer.
+/// The part of an endpoint's hello that is the same to every peer.
 pub(crate) struct Greeting {
     host: uccl_wire::handshake::HostIdentity,
     hostname: String,
@@ -104,7 +104,8 @@ impl Greeting {
             && !peer.uds_name.is_empty()
     }
 
-    /// What the two ends have agreed on for their lanes, unless they use only the lane within their host.
+    /// The options that the two ends have agreed on for their lanes, unless they use only the lane
+    /// within their host.
     ///
     /// # Errors
     /// One end wants named pipes, and the other does not want them or cannot use them.

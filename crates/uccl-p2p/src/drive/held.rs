@@ -1,13 +1,15 @@
 //! CUDA streams that wait for words of this endpoint's memory.
 //!
-//! A word in host memory is looked at by a thread of ours, and the stream waits for a word of the engine's: so the wait has
-//! an end. So is a word in a GPU's memory where the wait depends on a connection. Each look at such a word is a copy
-//! (`glances.rs`), which could stand behind the wait, in a hardware queue that both have by chance: then only the wait's end
-//! lets it through.
-//! Without a connection the stream looks at a GPU's word by itself, which is faster and has no end but the word's.
+//! A thread of ours looks at a word in host memory, and the stream waits for a word of the
+//! engine's: so the wait can be ended. The same holds for a word in a GPU's memory if the wait
+//! depends on a connection. Each look at such a word is a copy (`glances.rs`), which could stand
+//! behind the wait, in a hardware queue that both have by chance: then only the wait's end lets it
+//! through.
+//! Without a connection the stream looks at a GPU's word by itself, which is faster, but then only
+//! the word ends the wait.
 //!
-//! Either way the word's region stays leased for as long, and no memory goes back to the driver meanwhile, which could wait for the
-//! stream and hold up what changes the word.
+//! Either way the word's region stays leased for as long, and no memory goes back to the driver
+//! meanwhile: that could wait for the stream and hold up the change of the word.
 
 use std::{
     sync::{
@@ -35,7 +37,7 @@ use crate::{
 
 /// How long the thread sleeps between two looks.
 const NAP: Duration = Duration::from_micros(50);
-/// For so long after the last wait began it yields only.
+/// For this long after the last wait began, the thread yields instead of sleeping.
 const BRISK: Duration = Duration::from_millis(1);
 /// How long a GPU's word may take to be seen for the last time when its connection is lost.
 const LAST_LOOK: Duration = Duration::from_millis(200);
@@ -75,13 +77,15 @@ pub(crate) enum What {
     Told(Box<Told>),
 }
 
-/// A wait for a signal, which is given when the word is at the value or ahead of it, or the wait is over for another reason.
+/// A wait for a signal, which is given when the word is at the value or ahead of it, or the wait is
+/// over for another reason.
 pub(crate) struct Told {
     word: Source,
     at_least: u64,
     time: Duration,
     until: Option<Instant>,
-    /// Tells why the connection was lost whose peer is to change the word; and when that was first told.
+    /// The check of the connection to the peer that changes the word; the first reason that it
+    /// gave, and when.
     is_lost: Option<IsLost>,
     lost: Option<(Error, Instant)>,
     /// None: the stream goes on.
@@ -137,7 +141,7 @@ impl Told {
     }
 
     fn verdict(&mut self, is_closed: bool) -> Option<Result<()>> {
-        // Before the look: what the peer changed before its end is seen.
+        // Before the look, which then sees all changes that the peer made before its end.
         if self.lost.is_none() {
             let why = self.is_lost.as_ref().and_then(|is_lost| is_lost());
             self.lost = why.map(|why| (why, Instant::now()));
@@ -162,7 +166,7 @@ impl Told {
 }
 
 impl Source {
-    /// What the word is, if that is known, and whether the look began after this time.
+    /// The word's value, if it is known, and whether the look began after this time.
     fn look(&self, after: Option<Instant>) -> Result<Option<(u64, bool)>, GpuError> {
         match self {
             Self::Host(address) => {
@@ -179,8 +183,8 @@ impl Source {
 }
 
 impl HeldStreams {
-    /// Looks after a wait until it is over. If the system has no thread left, the next wait gets one, or the endpoint's end
-    /// looks.
+    /// Looks after a wait until it is over. If no thread can be started, the next call tries again;
+    /// the end of the endpoint looks at the waits in any case.
     pub(crate) fn add(&self, wait: Wait) {
         let mut state = self.0.state.lock();
         state.waits.push(wait);
@@ -198,8 +202,9 @@ impl HeldStreams {
         state.is_running = state.thread.is_some();
     }
 
-    /// Ends the waits for words of a region that are over or can be ended, because it is about to be let go of. Looks at its
-    /// words that are under way may take until then.
+    /// Ends the waits for words of a region that are over or can be ended, because the region is
+    /// about to be let go of. Waits until `until` at most for looks at its words that are under
+    /// way.
     pub(crate) fn end_those_of(&self, id: MrId, until: Option<Instant>) {
         self.0.end_if(|wait, is_closed| {
             if wait.lease.mr().id == id

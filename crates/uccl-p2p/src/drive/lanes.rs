@@ -13,9 +13,9 @@ use uccl_stream::{
 use super::{connection::Core, links::Links, socket::Socket};
 use crate::error::{Error, Result};
 
-/// What the two ends have agreed on.
+/// The options that the two ends have agreed on.
 pub(crate) struct Agreed {
-    /// Which of the two this is.
+    /// The role of this end.
     pub(crate) role: Role,
     /// A number that only the two ends of this connection know.
     pub(crate) token: u128,

@@ -1,4 +1,4 @@
-//! What happens when peers and lanes are silent although something waits for them.
+//! Pings peers and lanes that are silent although something waits for them, and gives them up.
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
@@ -8,8 +8,9 @@ use uccl_proto::liveness::Look;
 use super::connection::Connection;
 
 impl Connection {
-    /// Gives up what has been silent for too long while something waits for it. If that is the first lane, gives up the
-    /// peer; if it is another lane, gives up only the lane, provided that the peer is heard on the first.
+    /// Gives up lanes that have been silent for too long while something waits for them. If that is
+    /// the first lane, gives up the peer; if it is another lane, gives up only the lane, provided
+    /// that the peer is heard on the first.
     pub(crate) fn check_liveness(self: &Arc<Self>) {
         let timeout_ms = self.core.config.timeout.as_millis() as u64;
         if timeout_ms == 0 || self.pending.load(Acquire) == 0 || self.is_failed() {

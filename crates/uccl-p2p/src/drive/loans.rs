@@ -29,9 +29,10 @@ impl Grant {
         Self { region, table, part_of }
     }
 
-    /// Revokes the key of a peer that may be in the middle of an access. Returns what has to be watched until the peer
-    /// is done. If the memory is the caller's, its transfer does not end before that: after the end the caller may
-    /// change the memory, and a peer that still reads would take the change for what was sent.
+    /// Revokes the key of a peer that may be in the middle of an access. Returns the memory to
+    /// watch until the peer is done. If the memory is the caller's, its transfer does not end
+    /// before that: after the end the caller may change the memory, and a peer that still reads
+    /// would take the changed bytes for the sent ones.
     pub(crate) fn end<C: Carrier>(self, transfer: &Arc<Transfer<C>>) -> Option<Lent<C>> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
         let hold = self.part_of.map(|_| transfer.hold());

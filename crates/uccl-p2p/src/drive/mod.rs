@@ -1,5 +1,6 @@
-//! The floor between [`endpoint`](crate::endpoint), which callers hold, and `uccl-proto`, which decides what two ends
-//! say: lanes, threads, waiting and waking. Here transfers become operations on lanes, and here they end.
+//! The floor between [`endpoint`](crate::endpoint), the interface for callers, and `uccl-proto`,
+//! which decides the messages of the two ends: lanes, threads, waiting and waking. Here transfers
+//! become operations on lanes, and here they end.
 //!
 //! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a transfer's body, the list of
 //! notifications, a lane's sending half, the list of transfers. Ending a connection takes a lane's halves, so it never

@@ -46,8 +46,8 @@ impl Connection {
         }
     }
 
-    /// Shows GPUs what the peer has written before a notification, which may be about that. If that fails, the connection
-    /// ends, and nobody is told.
+    /// Makes the peer's earlier writes visible to GPUs before a notification, which may be about
+    /// them. If that fails, the connection ends, and nobody gets the notification.
     fn may_tell(&self) -> bool {
         let shown = self.show_gpus();
         if let Err(e) = &shown {
@@ -138,7 +138,7 @@ mod tests {
         pair.close();
     }
 
-    /// What came before the end is taken first.
+    /// Notifications from before the end are taken first.
     #[test]
     fn who_waits_for_the_notifications_of_a_lost_peer_is_told() {
         let pair = Joined::by_tcp();

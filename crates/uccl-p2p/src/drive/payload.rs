@@ -17,7 +17,7 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// Room for so many bytes.
+    /// Room for `len` bytes.
     pub(crate) fn with_room_for(len: usize) -> Self {
         let mut bytes = Vec::with_capacity(len);
         if len >= NEW {
@@ -60,7 +60,8 @@ fn ask_for_large_pages(bytes: &mut Vec<u8>) {
     let start = (spare.start as usize).next_multiple_of(LARGE_PAGE);
     let end = spare.end as usize / LARGE_PAGE * LARGE_PAGE;
     if start < end {
-        // SAFETY: our own memory, whose contents this leaves as they are. What the kernel does not do costs time only.
+        // SAFETY: our own memory; the call leaves its contents as they are. A refusal by the kernel
+        // costs time only.
         let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
     }
 }

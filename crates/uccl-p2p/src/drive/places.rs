@@ -26,7 +26,7 @@ pub(crate) fn spin_beside_callers(config: &Config) -> Duration {
     if crowded { config.spin.min(CROWDED_SPIN) } else { config.spin }
 }
 
-/// `struct sched_attr` of Linux, as it was first.
+/// The first version of Linux's `struct sched_attr`.
 #[derive(Default)]
 #[repr(C)]
 struct Scheduling {
@@ -133,8 +133,9 @@ impl Machine {
     }
 }
 
-/// The address to tell peers. `ip` is what the routes suggest; an address on a NIC nearer to the GPU is taken instead
-/// if others reach that as well. Interfaces come and go, so they are read at each call.
+/// The address to give to peers. `ip` is the address that the routes suggest; an address on a NIC
+/// nearer to the GPU is taken instead if others reach that as well. Interfaces come and go, so they
+/// are read at each call.
 pub(crate) fn address_near(gpu: u32, ip: IpAddr) -> IpAddr {
     let near = || {
         let known = &machine()?.topology.interfaces;

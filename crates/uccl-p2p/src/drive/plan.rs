@@ -140,7 +140,7 @@ impl Connection {
         self.stripes(work.len_bytes()) == 1 && work.pieces() <= self.most_pieces(work.memory)
     }
 
-    /// Over how many streams so many bytes are spread.
+    /// The number of streams over which this many bytes are spread.
     fn stripes(&self, bytes: u64) -> u64 {
         (bytes / STRIPE).clamp(1, self.streams().count().max(1) as u64)
     }
@@ -187,8 +187,8 @@ impl Connection {
         op: Operation,
     ) -> Result<(), LaneError> {
         let done = Arc::clone(&op.done);
-        // SAFETY: the memory is inside regions whose leases the transfer holds, or belongs to the
-        // transfer itself, until its last operation has ended.
+        // SAFETY: the memory is inside regions that the transfer leases, or belongs to the transfer
+        // itself, until its last operation has ended.
         match unsafe { self.lanes[lane].post(op)? } {
             Posted::Pending(name) => transfer.body.lock().ops.push((lane as u16, name)),
             Posted::Done(result) => done.complete(result),

@@ -44,7 +44,8 @@ impl Core {
             Devices::default()
         });
         if is_first {
-            // Regions that are added from now on are shown to the devices by whoever adds them.
+            // Regions that are added from now on are shown to the devices by the threads that add
+            // them.
             self.mrs
                 .each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights));
             let (open, why_none) = (how(), Arc::clone(&devices.why_none));
@@ -137,14 +138,14 @@ impl Connection {
         self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
     }
 
-    /// Shows our GPUs what devices may have written to their memory over rails, before anybody here is told of it. Only for
-    /// GPUs that might see it later than what the CPU tells them.
+    /// Makes writes by devices to our GPUs' memory visible to those GPUs, before anybody here
+    /// learns of them. Only for GPUs that might see such writes later than news from the CPU.
     pub(super) fn show_gpus(&self) -> Result<()> {
         let shown = self.links.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
         shown.map_err(|e| self.not_shown(&e))
     }
 
-    /// The same, for the GPU whose memory is of this kind, if it is one's.
+    /// The same, for the GPU that owns memory of this kind, if one does.
     pub(crate) fn show_gpu(&self, kind: MemoryKind) -> Result<()> {
         let gpu = self.links.rails.as_ref().and_then(|_| kind.device_only());
         gpu.map_or(Ok(()), cuda::flush_writes_of).map_err(|e| self.not_shown(&e))
@@ -154,7 +155,7 @@ impl Connection {
         Error::Gpu { peer: Arc::clone(&self.peer.name), reason: e.to_string() }
     }
 
-    /// Shows our GPUs what was received, if the transfer has received anything.
+    /// Makes received data visible to our GPUs, if the transfer has received anything.
     pub(super) fn show_received(&self, transfer: &Transfer) -> Result<()> {
         if self.links.rails.is_none() || !matches!(transfer.kind, Kind::Read | Kind::Recv) {
             return Ok(());

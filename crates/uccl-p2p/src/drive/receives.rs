@@ -1,4 +1,4 @@
-//! Receives: how they begin, and what happens when they meet their sends.
+//! Receives: how they begin, and how they go on when they meet their sends.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -82,7 +82,7 @@ impl Connection {
                     let (bytes, after) = rest.split_at(*len as usize);
                     rest = after;
                     if !on_host {
-                        // SAFETY: as below; the driver knows whose memory it is.
+                        // SAFETY: as below; the driver knows the GPU that owns the memory.
                         if let Err(e) = unsafe { gpu::put(target.addr, bytes) } {
                             let (peer, reason) = (Arc::clone(&self.peer.name), e.to_string());
                             transfer.note_error(Error::Gpu { peer, reason });

@@ -322,7 +322,7 @@ impl Mrs {
         by_id.ending.values().cloned().collect()
     }
 
-    /// Forgets a region whose memory has been let go.
+    /// Forgets a region after its memory has been let go.
     pub(crate) fn forget(&self, id: MrId) {
         let ended = self.by_id.write().ending.remove(&id);
         drop(ended);

@@ -1,4 +1,5 @@
-//! The connections of an endpoint: their ids, what is announced to all of them, and those that wait for accept.
+//! The connections of an endpoint: their ids, announcements to all of them, and those that wait for
+//! accept.
 
 use std::{
     sync::{Arc, atomic::Ordering::*},
@@ -20,7 +21,7 @@ use crate::{
     ids::{ConnId, MrId},
     types::{Accepted, ConnInfo, Notification},
 };
-/// Number of lost connections whose reason is kept, for callers that ask.
+/// Number of lost connections that are kept with their reason, for callers that ask.
 const KEPT_LOST: usize = 1024;
 impl Accepts<Connection> {
     fn forget_ended(&mut self) {
@@ -54,7 +55,7 @@ impl Core {
         }
     }
 
-    /// What is known of a connection, including one that is lost.
+    /// Information about a connection, including one that is lost.
     pub(crate) fn conn_info(&self, id: ConnId) -> Result<ConnInfo> {
         match self.conns.read().slab.get(index(id)) {
             Some(Entry::Open(conn)) if conn.id == id => Ok(conn.info()),
@@ -163,14 +164,14 @@ impl Core {
         accepts.waiting.len() + accepts.untried.len() >= MAX_ACCEPTS
     }
 
-    /// Notes a connection whose rails are being tried. It waits for accept once they have been tried, or their time is
-    /// up.
+    /// Notes a connection with rails that are being tried. It waits for accept once they have been
+    /// tried, or their time is up.
     pub(super) fn await_rails(&self, conn: &Arc<Connection>) {
         self.accepts.lock().untried.push((Arc::downgrade(conn), Instant::now()));
         self.workers.hurry();
     }
 
-    /// Goes on without rails whose time is up. Returns whether some still have time.
+    /// Goes on without rails that are out of time. Returns whether some still have time.
     pub(crate) fn look_after_untried(&self) -> bool {
         let time = timers::to_try_rails(&self.config);
         let late: Vec<_> = {

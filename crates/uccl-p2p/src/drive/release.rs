@@ -1,4 +1,5 @@
-//! Giving memory back: regions are revoked, accesses to them are waited for, and an error names who does not let go.
+//! Giving memory back: regions are revoked, accesses to them are waited for, and an error names the
+//! party that does not let go.
 //!
 //! `deregister`, `close` and dropping the last handle all go through here. A revoked region stays in the list of ending
 //! regions until nothing touches it any more, so that a wait that was in vain can be repeated.
@@ -179,7 +180,8 @@ impl Core {
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
         ending.let_go(|mr| {
-            // Before the look: a lane that is made after it may not request anything with what is let go of then.
+            // Before the look: a lane that is made after it must not request anything with a region
+            // that is let go of.
             self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
             self.toucher(ending).map_or(Ok(()), Err)?;
             self.let_go_of_memory(mr).map_err(|e| Toucher::device(&e))
@@ -188,7 +190,7 @@ impl Core {
         Ok(())
     }
 
-    /// One of those that may touch a region; all of them are asked to stop.
+    /// One of the parties that may touch a region; all of them are asked to stop.
     fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
         let slot = ending.mr.region.slot;
         let mut touching = None;

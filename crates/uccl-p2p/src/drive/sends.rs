@@ -112,7 +112,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the notification of a transfer whose data has landed.
+    /// Sends the notification of a transfer after its data has landed.
     pub(crate) fn notify_after(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) {
         transfer.expect_ops(1);
         transfer.notifying.store(true, Relaxed);
@@ -268,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Who begins it has taken it from those that wait when the caller cancels it: the first look at it finds nothing
-    /// to withdraw.
+    /// The thread that begins the send has already taken it out of the waiting ones when the caller
+    /// cancels it: the first look of the cancel finds nothing to withdraw.
     #[test]
     fn a_send_that_begins_while_it_is_cancelled_ends() {
         let pair = Joined::by_tcp();
@@ -306,7 +306,7 @@ mod tests {
         let send = Request::new(to_b, Op::Send, &here, &[]);
         let post = || loop {
             match a.post(&send) {
-                // The lane has to send first what was posted before.
+                // The lane has to send earlier messages first.
                 Err(Error::Full { limit: MAX_QUEUED, .. }) => std::thread::yield_now(),
                 other => return other,
             }

@@ -11,9 +11,10 @@ use super::{
     sends::MAX_QUEUED,
 };
 
-/// Most bytes of messages that may wait for a peer which goes on talking. A peer that reads what it gets never leaves so
-/// many unread: at most [`MAX_QUEUED`] and one message wait of what we send unasked, and the answers to all that a peer may
-/// ask before it has heard an answer are far shorter than the rest.
+/// Most bytes of messages that may wait for a peer which goes on talking. A peer that reads its
+/// messages never leaves so many unread: at most [`MAX_QUEUED`] and one message wait of those that
+/// we send unasked, and the answers to all that a peer may ask before it has heard an answer are
+/// far shorter than the rest.
 const MAX_UNREAD: usize = 2 * MAX_QUEUED;
 
 impl Connection {

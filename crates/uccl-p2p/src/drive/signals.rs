@@ -25,7 +25,8 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Connection {
-    /// Sends the signal of a transfer whose bytes are visible at the peer. Its notification, if any, follows.
+    /// Sends the signal of a transfer after its bytes are visible at the peer. Its notification, if
+    /// any, follows.
     pub(super) fn signal_after(
         &self,
         transfer: &Arc<Transfer>,
@@ -37,7 +38,8 @@ impl Connection {
             if let Err(e) = changed {
                 transfer.note_error(transfer.op_error(e));
             }
-            // Nothing was expected meanwhile: what we change ourselves does not wait for the peer.
+            // No operation was expected meanwhile: a change that we make ourselves does not wait
+            // for the peer.
             return transfer.ops_done();
         }
         transfer.expect_ops(1);
@@ -47,8 +49,8 @@ impl Connection {
         }
     }
 
-    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers whom no GPU serves the
-    /// owner adds, by two copies, and an addition between these would be lost.
+    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers
+    /// without a GPU the owner adds, by two copies, and an addition between these would be lost.
     pub(crate) fn is_for_gpu(word: &Word) -> bool {
         matches!(word.change, Change::Set(_))
     }
@@ -94,7 +96,7 @@ impl Connection {
         let Place { addr, key, slot } = place;
         let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
         let apply = || signal::apply(&self.core.mrs.table, &Word { span, change });
-        // Who sees the word is to see what a device has written before.
+        // A reader that sees the word must also see the earlier writes of devices.
         let visible = self.show_gpus();
         let changed = visible.map_err(|_| Status::Fault).and_then(|()| apply());
         let status = changed.err().unwrap_or(Status::Ok);
@@ -102,7 +104,8 @@ impl Connection {
         self.tell(|session, out| session.signals.answer(id, status, out));
     }
 
-    /// Makes a strong signal wait for the writes that were posted before it in its context, or for those that stand for them.
+    /// Makes a strong signal wait for the writes that were posted before it in its context, or for
+    /// the strong signals that stand for them.
     ///
     /// # Errors
     /// A write of its context has failed.

@@ -29,7 +29,7 @@ pub(crate) enum WordError {
 }
 
 impl Socket {
-    /// The stream whose handshake is over.
+    /// The stream after its handshake.
     pub(crate) fn of(tcp: TcpStream, handshake: &mut Handshake) -> Self {
         Self { tcp, keys: handshake.take_keys() }
     }

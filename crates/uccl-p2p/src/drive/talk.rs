@@ -1,4 +1,4 @@
-//! A connection's session, and what the engine keeps for each item of the session.
+//! A connection's session, and the engine's data for each item of the session.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -32,7 +32,7 @@ pub(crate) struct Talk<C: Carrier> {
 }
 
 impl<C: Carrier> Talk<C> {
-    /// For a connection with so many lanes.
+    /// For a connection with this number of lanes.
     pub(crate) fn new(lanes: usize) -> Self {
         Self { session: Session::new(lanes), message: Vec::new() }
     }
@@ -63,7 +63,7 @@ impl<C: Carrier> Sent<C> {
 /// A copy that the peer was asked for and has not answered.
 pub(crate) struct Ask<C: Carrier> {
     pub(super) transfer: Arc<Transfer<C>>,
-    /// What the lanes have to do if the peer declines.
+    /// The work for the lanes if the peer declines.
     pub(super) work: Work,
     pub(super) grants: Grants,
 }

@@ -1,4 +1,5 @@
-//! How a worker treats a lane: whether it looks after it or leaves it to callers, and what it sleeps on.
+//! How a worker treats a lane: whether it looks after it or leaves it to callers, and how the lane
+//! wakes it.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -72,7 +73,7 @@ impl Attached {
         if self.lane == 0 && self.conn.deferred.any() {
             return false;
         }
-        // Set before arming: from now on, a thread that consumes what the lane shows wakes us.
+        // Set before arming: from now on, a thread that consumes the lane's events wakes us.
         self.is_armed.store(true, SeqCst);
         if !lane.arm() {
             self.is_armed.store(false, SeqCst);

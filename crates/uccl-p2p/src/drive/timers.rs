@@ -8,12 +8,12 @@ use uccl_rma::Silence;
 use super::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
-/// How long a peer may take to end what was called off, if `timeout` is off and silence is never given up: a cancel has
-/// to come to an end all the same.
+/// How long a peer may take to end a transfer that was called off, if `timeout` is off and silence
+/// is never given up: a cancel has to come to an end all the same.
 const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long streams go on waiting for a transfer that was called off and does not end. What it waits for may stand behind the
-/// streams' own waits in a hardware queue.
+/// How long streams go on waiting for a transfer that was called off and does not end. The work
+/// that it waits for may stand behind the streams' own waits in a hardware queue.
 pub(crate) const TO_HOLD_STREAMS: Duration = Duration::from_millis(500);
 
 /// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of its time, at most a
@@ -27,7 +27,7 @@ pub(crate) fn to_end(config: &Config) -> Duration {
     if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
 }
 
-/// How long what a peer sent before it ended may take to be taken in.
+/// How long it may take to take in the data that a peer sent before it ended.
 pub(crate) fn to_take_in_end(config: &Config) -> Duration {
     to_end(config)
 }
@@ -40,8 +40,8 @@ pub(crate) fn to_try_rails(config: &Config) -> Duration {
 /// How long a rail's probe may take where data can go another way.
 pub(crate) const TO_PROBE: Duration = Duration::from_secs(4);
 
-/// How long rails may be silent. Where nothing but rails is allowed, a probe has the time that the peer has: how long to wait for
-/// it then is up to who connects.
+/// How long rails may be silent. Where nothing but rails is allowed, a probe has the time that the
+/// peer has: the connecting side decides how long to wait for it then.
 pub(crate) fn of_rails(config: &Config) -> Silence {
     let stall = Some(config.timeout).filter(|timeout| !timeout.is_zero());
     let probe = if config.transport.needs_rails() { stall } else { Some(TO_PROBE) };

@@ -1,4 +1,4 @@
-//! Transfers: what callers poll, wait for and cancel.
+//! Transfers, which callers poll, wait for and cancel.
 
 use std::{
     cell::RefCell,
@@ -35,7 +35,7 @@ use crate::{
 
 /// Most transfers that may be unfinished at a time.
 pub(crate) const MAX_PENDING: usize = 65_536;
-/// Finished transfers whose result is kept, for callers that ask again.
+/// Finished transfers that are kept with their results, for callers that ask again.
 pub(crate) const KEPT: usize = 16_384;
 
 const PENDING: u8 = 0;
@@ -62,7 +62,8 @@ impl Kind {
         !matches!(self, Self::Asked | Self::Fetch)
     }
 
-    /// What the caller asked for; `None` for a notification, and where there is no caller.
+    /// The operation that the caller asked for; `None` for a notification, and where there is no
+    /// caller.
     pub(crate) fn op(self) -> Option<Op> {
         match self {
             Self::Asked | Self::Fetch | Self::Notif => None,
@@ -85,7 +86,7 @@ impl From<Op> for Kind {
     }
 }
 
-/// What happens once all operations have ended.
+/// The step that follows when all operations have ended.
 pub(crate) enum After {
     /// Publish the result.
     Publish,
@@ -97,7 +98,7 @@ pub(crate) enum After {
     Fin(u64),
     /// Tell the peer how the copy for its ask of this number has ended.
     Answer(u64),
-    /// Deliver the notification whose payload was fetched.
+    /// Deliver the notification, after its payload was fetched.
     Deliver { id: u64, payload: Payload },
 }
 
@@ -152,8 +153,9 @@ impl Drop for EndsTelling {
     }
 }
 
-/// Tells followers that a transfer has ended. A follower that ends by that has followers of its own: this thread tells them
-/// one after the other, because each may be the first of thousands.
+/// Tells followers that a transfer has ended. A follower that ends by that has followers of its
+/// own: this thread tells them one after the other instead of by recursion, because each may be the
+/// first of thousands.
 fn tell_all<C: Carrier>(followers: Vec<Arc<Follower<C>>>, failed: bool) {
     if followers.is_empty() {
         return;
@@ -223,7 +225,7 @@ impl<C> Body<C> {
     }
 }
 
-/// What a transfer needs of the connection that carries it.
+/// The interface of the connection that carries a transfer.
 pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     /// The peer's name in errors.
     fn peer(&self) -> &Arc<str>;
@@ -237,7 +239,8 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     /// Whether only this process still has work to do for a transfer. `ops` are its operations that have not ended.
     fn is_up_to_us(&self, transfer: &Arc<Transfer<Self>>, ops: &[(u16, OpName)]) -> bool;
 
-    /// Does what comes `after`, when all operations of a transfer have ended, with success or failure.
+    /// Takes the step `after`, when all operations of a transfer have ended, with success or
+    /// failure.
     fn go_on(
         self: &Arc<Self>,
         transfer: &Arc<Transfer<Self>>,
@@ -405,8 +408,8 @@ impl<C: Carrier> Transfer<C> {
         gpus
     }
 
-    /// Whether the peer still has to do something before it can end. Otherwise only what this process does is left: copies,
-    /// or publishing how it has ended.
+    /// Whether the peer still has to do something before it can end. Otherwise only work of this
+    /// process is left: copies, or publishing how it has ended.
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
         // In this order: they are cleared when none is left.
         let ops = self.body.lock().ops.clone();
@@ -431,8 +434,9 @@ impl<C: Carrier> Transfer<C> {
         self.publish(Err(self.unanswered_error()));
     }
 
-    /// The error of what ends because the peer cannot answer any more. Who has ended it early knows the rest, unless a signal may have
-    /// changed its word meanwhile.
+    /// The error of a transfer that ends because the peer cannot answer any more. If a fence was
+    /// ending it early, the error is the fence's, unless a signal may have changed its word
+    /// meanwhile.
     fn unanswered_error(&self) -> Error {
         let (fence, is_signalling) = {
             let body = self.body.lock();
@@ -451,7 +455,7 @@ impl<C: Carrier> Transfer<C> {
         {
             let mut body = other.body.lock();
             if body.result.is_some() {
-                // It would keep itself: nothing takes the follower out again.
+                // It would keep itself alive: nothing takes the follower out again.
                 return;
             }
             other.expect_ops(1);
@@ -494,7 +498,7 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// Does what [`Body::after`] says, once no operation is left.
+    /// Takes the step [`Body::after`], once no operation is left.
     pub(super) fn ops_done(self: &Arc<Self>) {
         let (after, error, fence) = {
             let mut body = self.body.lock();
@@ -609,7 +613,7 @@ impl<C: Carrier> Completion for Transfer<C> {
     }
 }
 
-/// What a transfer is made from.
+/// The parameters of a new transfer.
 pub(crate) struct Plan<C> {
     pub(crate) kind: Kind,
     pub(crate) context: u32,
@@ -629,7 +633,7 @@ pub(crate) struct Transfers<C> {
 
 /// The writes that a strong signal follows.
 pub(crate) type Earlier<C> = Vec<Arc<Transfer<C>>>;
-/// A transfer, and what it follows.
+/// A transfer, and the writes that it follows.
 type InOrder<C> = (Arc<Transfer<C>>, Earlier<C>);
 
 /// Room for a transfer in the list. It is given back when this is dropped, unless a transfer has taken it.
@@ -810,10 +814,11 @@ mod tests {
     use super::*;
     use crate::{drive::regions::Mrs, ids::MrId};
 
-    /// A connection on which only this process copies. It notes what its transfers show when it is told of them.
+    /// A connection on which only this process copies. It notes the state that its transfers show
+    /// when it learns of their end.
     struct Ours {
         peer: Arc<str>,
-        /// Whether a transfer whose copies have ended was said to wait for the peer.
+        /// Whether a transfer was said to wait for the peer after its copies had ended.
         is_blamed: AtomicBool,
         /// Whether everybody could see that a transfer had ended, before its failure was noted.
         is_late: AtomicBool,
@@ -928,7 +933,7 @@ mod tests {
         assert!(transfer.finished() && !conn.is_blamed.load(Relaxed));
     }
 
-    /// Two threads have put theirs into the list before either looks at what was before it.
+    /// Two threads have put theirs into the list before either looks at the earlier ones.
     #[test]
     fn of_two_strong_signals_only_the_later_follows_the_other() {
         let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));

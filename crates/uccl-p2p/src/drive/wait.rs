@@ -21,8 +21,9 @@ use crate::{error::Error, types::Interrupt};
 const SLICE: Duration = Duration::from_millis(50);
 /// A caller that is awake asks this often.
 const ASK: Duration = Duration::from_millis(10);
-/// How long to spin with more than [`MUCH`] bytes outstanding on a lane. Spinning for longer only takes the processor
-/// from the thread that moves the data. Does not apply to lanes whose data a device moves.
+/// How long to spin with more than [`MUCH`] bytes outstanding on a lane. Spinning for longer only
+/// takes the processor from the thread that moves the data. Does not apply to lanes on which a
+/// device moves the data.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
 /// After spinning for this long, a thread lets others have its processor: the peer's thread may be among them.

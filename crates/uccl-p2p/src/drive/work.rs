@@ -1,4 +1,4 @@
-//! What a transfer has to move: pairs of local and remote pieces, merged, sorted by kind and cut.
+//! The work of a transfer: pairs of local and remote pieces, merged, sorted by kind and cut.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Pieces {
         Self { local, remote, last: None }
     }
 
-    /// Makes room for so many iovs.
+    /// Makes room for this number of iovs.
     pub(crate) fn reserve(&mut self, iovs: usize) {
         self.local.reserve(iovs);
         self.remote.reserve(iovs);

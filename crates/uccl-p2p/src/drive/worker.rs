@@ -61,7 +61,8 @@ impl Workers {
             let attached = Arc::new(Attached::new(conn, (lane, &conn.lanes[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
-            // Before it is watched, which may fail: the end of the connection detaches what is in this list.
+            // Before it is watched, which may fail: the end of the connection detaches the lanes in
+            // this list.
             conn.attached.lock().push(Arc::clone(&attached));
             epoll::add(
                 &home.epoll,
@@ -153,7 +154,7 @@ struct Worker {
     spin_beside_callers: Duration,
     /// Lanes that are not armed, because they have just had something to do or callers look after them.
     hot: Vec<Arc<Attached>>,
-    /// Lanes in whose shared work it takes part.
+    /// Lanes that this worker helps with their shared work.
     helping: VecDeque<Arc<Attached>>,
     acceptor: Option<Acceptor>,
     events: Vec<Event>,

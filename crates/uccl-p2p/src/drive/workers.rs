@@ -1,4 +1,4 @@
-//! The workers of an endpoint: what each sleeps on, how they are woken, and how they are stopped.
+//! The workers of an endpoint: how they sleep, how they are woken, and how they are stopped.
 //!
 //! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
 //! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
@@ -36,7 +36,7 @@ pub(super) enum Kick<C> {
     Help(Arc<Attached<C>>),
 }
 
-/// What one worker sleeps on.
+/// The epoll and the bell that one worker sleeps on, and its tasks.
 pub(super) struct Shard<C> {
     pub(super) epoll: OwnedFd,
     pub(super) bell: Parker,
@@ -122,8 +122,9 @@ impl<C> Workers<C> {
         self.stop.load(Acquire)
     }
 
-    /// Stops every thread, and joins those that end before `until`, except the calling one. Returns how many have not
-    /// ended. These keep what they use and end by themselves; a further call waits for them again.
+    /// Stops every thread, and joins those that end before `until`, except the calling one. Returns
+    /// how many have not ended. These keep their resources and end by themselves; a further call
+    /// waits for them again.
     pub(crate) fn stop(&self, until: Option<Instant>) -> usize {
         self.stop.store(true, SeqCst);
         self.wake_all();

@@ -1,4 +1,4 @@
-//! The address where an endpoint listens, and what it tells peers of it.
+//! The address where an endpoint listens, and the address that it gives to peers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Endpoint {
-    /// What peers need to find this endpoint; its GPU is named by its index.
+    /// The information with which peers find this endpoint; its GPU is named by its index.
     pub fn metadata(&self) -> Metadata {
         let addr = self.addr();
         let device = Device::Gpu(self.config().gpu_index);
@@ -36,7 +36,7 @@ impl Endpoint {
 /// There are several, for [`Endpoint::connect_any`], if the host is given by a name that has several.
 ///
 /// # Errors
-/// [`Error::Invalid`] says what is wrong with it.
+/// [`Error::Invalid`] gives the reason why the text is no address.
 pub fn parse_address(text: &str) -> Result<Vec<SocketAddr>> {
     if let Ok(metadata) = text.parse::<Metadata>() {
         return resolve(&metadata.ip.to_string(), metadata.port);
@@ -124,9 +124,9 @@ pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAd
     Err(Error::os(format!("listening on {}", any(port)), last))
 }
 
-/// The address that an endpoint with these settings tells its peers. It is the address that the endpoint is bound to,
-/// if any. Otherwise it is one at which peers reach this host: on a selected interface, or, if peers reach several
-/// equally well, on the NIC nearest to the endpoint's GPU.
+/// The address that an endpoint with these settings gives to its peers. It is the address that the
+/// endpoint is bound to, if any. Otherwise it is one at which peers reach this host: on a selected
+/// interface, or, if peers reach several equally well, on the NIC nearest to the endpoint's GPU.
 ///
 /// # Errors
 /// [`Error::Invalid`]: no selected interface has an address.

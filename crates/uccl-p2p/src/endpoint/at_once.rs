@@ -1,5 +1,6 @@
-//! Transfers of one piece whose caller waits for them. A piece is moved on the spot where that takes no longer than
-//! making a transfer. Other pieces are posted, and become transfers only if they have not ended after a moment.
+//! Transfers of one piece for callers that wait for them. A piece is moved on the spot where that
+//! takes no longer than making a transfer. Other pieces are posted, and become transfers only if
+//! they have not ended after a moment.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -60,7 +61,7 @@ impl Single {
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
     }
 
-    /// Shows the GPU of its memory what rails have read into that.
+    /// Makes the bytes that rails have read into a GPU's memory visible to that GPU.
     fn shown(&self) -> Result<()> {
         match self.op {
             Op::Read => self.conn.show_gpu(self.lease.mr().kind),
@@ -115,9 +116,9 @@ impl Endpoint {
         Ok(Some(Single { op, kind, conn, lease, local, remote, context, signal, timeout }))
     }
 
-    /// Begins a piece in the shortest way: a short piece to or from a process of this host is copied on this thread;
-    /// what a GPU copies or rails carry is posted. `None`: it has to become a transfer right away. That is also the way
-    /// to the owner's own error message.
+    /// Begins a piece in the shortest way: a short piece to or from a process of this host is
+    /// copied on this thread; a piece for a GPU or for rails is posted. `None`: it has to become a
+    /// transfer right away, which also yields the owner's own error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
         let Single { conn, lease, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
@@ -138,8 +139,8 @@ impl Endpoint {
         }
     }
 
-    /// Moves a short piece, and changes its signal's word, if that takes no longer than starting a transfer. `None`:
-    /// start it.
+    /// Moves a short piece, and changes its signal's word, if that takes no longer than starting a
+    /// transfer. `None`: the caller has to start one.
     pub(super) fn make_now(&self, single: &Single) -> Result<Option<Begun>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
@@ -162,7 +163,7 @@ impl Endpoint {
                 return Ok(Some(Begun::Done(self.done_now(single))));
             }
         }
-        // Before a byte moves: it may be that the owner has to be asked, which takes a transfer.
+        // Before a byte moves: asking the owner to change the word may take a transfer.
         let room = conn.core.transfers.room()?;
         if !copy_short(single) {
             return Ok(None);
@@ -205,7 +206,8 @@ impl Endpoint {
         match now.result() {
             Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
             Some(Err(_)) if word.is_none() => Ok(None),
-            // A signal is not given a second time, whatever became of the first.
+            // With a signal, a failed copy is not tried again: a second attempt could change the
+            // word twice.
             _ => {
                 let heir = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
                 self.outlast(single, room, (0, name), &now, heir).map(Some)
@@ -213,8 +215,8 @@ impl Endpoint {
         }
     }
 
-    /// Posts one piece on the rails, and looks at them for a while. If it has not succeeded by then, it becomes a
-    /// transfer, so that what the rails cannot do is done another way.
+    /// Posts one piece on the rails, and looks at them for a while. If it has not succeeded by
+    /// then, it becomes a transfer, which takes another way where the rails cannot move it.
     fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
         let (conn, work) = (&single.conn, single.work());
         let rails = conn.rails_for(&work).filter(|_| !self.config().ask_owners);

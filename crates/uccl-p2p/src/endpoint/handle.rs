@@ -1,4 +1,4 @@
-//! Transfers that a caller holds by more than their ids.
+//! Handles of transfers.
 
 use std::{
     sync::Arc,
@@ -50,7 +50,7 @@ impl TransferHandle {
         Self { id: transfer.id, process, stand: Mutex::new(Stand::Live(transfer)) }
     }
 
-    /// Its id, for what is called with one.
+    /// Its id, for functions that take one.
     pub fn id(&self) -> TransferId {
         self.id
     }
@@ -89,7 +89,7 @@ impl TransferHandle {
         self.after(|transfer| Ok(end(transfer)))
     }
 
-    /// Its status after this has been done, unless it is known to have ended.
+    /// Its status after `act`, which is skipped if the transfer is known to have ended.
     fn after(&self, act: impl FnOnce(&Arc<Transfer>) -> Result<Status>) -> Result<Status> {
         self.process.check()?;
         let transfer = match &*self.stand.lock() {
@@ -110,14 +110,14 @@ impl Drop for TransferHandle {
         if !self.process.is_this()
             && let Stand::Live(transfer) = self.stand.get_mut()
         {
-            // A forked child must not release what its parent uses.
+            // A forked child must not release its parent's objects.
             std::mem::forget(Arc::clone(transfer));
         }
     }
 }
 
 impl Endpoint {
-    /// Starts a transfer, as [`post`](Self::post) does, and returns more than its id.
+    /// Starts a transfer, as [`post`](Self::post) does, and returns a handle.
     ///
     /// # Errors
     /// The same as those of `post`.
@@ -125,7 +125,8 @@ impl Endpoint {
         self.post_transfer(request).map(|transfer| self.handle_of(transfer))
     }
 
-    /// Does a transfer at once or starts it, as [`try_run`](Self::try_run) does, and returns more than its id.
+    /// Does a transfer at once or starts it, as [`try_run`](Self::try_run) does; a started one gets
+    /// a handle.
     ///
     /// # Errors
     /// The same as those of `try_run`.
@@ -136,7 +137,7 @@ impl Endpoint {
         })
     }
 
-    /// Sends a message to the peer, as [`send_notif`](Self::send_notif) does, and returns more than its id.
+    /// Sends a message to the peer, as [`send_notif`](Self::send_notif) does, and returns a handle.
     ///
     /// # Errors
     /// The same as those of `send_notif`.

@@ -35,10 +35,10 @@ use crate::{
 /// because their two sides compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 
-/// How often the time that a peer has to let a transfer end is given to this process's own copies.
+/// This process's own copies have this many times as long to end as a peer has.
 const OURS: u32 = 2;
 
-/// What a call that waits has begun.
+/// A transfer that was begun.
 pub(super) enum Begun {
     /// It is over already.
     Done(Outcome),
@@ -155,8 +155,8 @@ impl Endpoint {
         }
     }
 
-    /// Makes what is enqueued on a stream from now on wait until the transfer has ended, with success or failure. The
-    /// stream goes on soon after the transfer's deadline at the latest.
+    /// Makes all later work on a stream wait until the transfer has ended, with success or failure.
+    /// The stream goes on soon after the transfer's deadline at the latest.
     ///
     /// Does not block the caller, with one exception: where the process has fewer hardware queues than usual
     /// (`CUDA_DEVICE_MAX_CONNECTIONS` below 8), the call itself waits for a transfer that this process stages through host
@@ -181,11 +181,12 @@ impl Endpoint {
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
     /// status says whether it had finished before.
     ///
-    /// A peer that does not confirm that within the endpoint's timeout is given up with its connection
-    /// ([`check_connection`](Self::check_connection) tells). Then the promise holds for this side only: what had
-    /// reached the peer may land there until it knows of the end. Where memory of this side may still be touched as
-    /// well, the status is [`Error::StillTouched`]. The same holds for a copy of this process's that does not end, as
-    /// where a GPU hangs: it has twice that timeout, then the connection ends.
+    /// A peer that does not confirm that within the endpoint's timeout is given up with its
+    /// connection ([`check_connection`](Self::check_connection) reports that). Then the promise
+    /// holds for this side only: bytes that had reached the peer may land there until it knows of
+    /// the end. Where memory of this side may still be touched as well, the status is
+    /// [`Error::StillTouched`]. The same holds for a copy by this process that does not end, for
+    /// example on a hung GPU: the connection ends after twice that timeout.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => status,
@@ -279,8 +280,8 @@ impl Endpoint {
 
 /// The same as [`Endpoint::cancel`], for a transfer that has been looked up. It always succeeds.
 ///
-/// Copies that this process makes end soon, unless a GPU or a device hangs. Then nothing but the end of the connection ends the
-/// transfer, and its aftermath says what is still touched.
+/// Copies that this process makes end soon, unless a GPU or a device hangs. Then only the end of
+/// the connection ends the transfer, and its aftermath knows the memory that is still touched.
 pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
     let (started, patience) = (Instant::now(), timers::to_end(&transfer.conn.core.config));
     while !transfer.finished() {
@@ -301,7 +302,7 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
     transfer.status()
 }
 
-/// What the checks have found out about a request.
+/// The results of checking a request.
 #[derive(Default)]
 struct Checked {
     leases: SmallVec<[Lease; 1]>,

@@ -32,12 +32,14 @@ use crate::{
 const NAP: Duration = Duration::from_micros(100);
 
 impl Endpoint {
-    /// Waits until a word is what `until` asks for, and returns its value. The data that the signal announces is
-    /// visible then. The word has eight bytes, at a multiple of eight, in a region of host memory.
+    /// Waits until a word meets `until`, and returns its value. The data that the signal announces
+    /// is visible then. The word has eight bytes, at a multiple of eight, in a region of host
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when `timeout` has passed (by default the endpoint's for transfers; zero waits for ever). The
-    /// call does not know whose signal it waits for: [`wait_word_from`](Self::wait_word_from) ends with a connection.
+    /// [`Error::Timeout`] when `timeout` has passed (by default the endpoint's for transfers; zero
+    /// waits for ever). The call does not know which peer sends the signal:
+    /// [`wait_word_from`](Self::wait_word_from) ends with a connection.
     pub fn wait_word(
         &self,
         mr: MrId,
@@ -52,7 +54,8 @@ impl Endpoint {
     /// The same as [`wait_word`](Self::wait_word), for a word that the peer of this connection changes.
     ///
     /// # Errors
-    /// Also the reason for which the connection was lost, if it is lost before the word is what `until` asks for.
+    /// Also the reason for which the connection was lost, if it is lost before the word meets
+    /// `until`.
     pub fn wait_word_from(
         &self,
         conn: ConnId,
@@ -93,7 +96,8 @@ impl Endpoint {
             if let Some(value) = self.spin_for_word(started, &look) {
                 return Ok(value);
             }
-            // The last look was after the end of the connection: what the peer changed before that has been seen.
+            // The last look was after the end of the connection: it has seen all changes that the
+            // peer made before.
             if let Some(lost) = lost {
                 return Err(lost);
             }
@@ -135,14 +139,16 @@ impl Endpoint {
         look()
     }
 
-    /// Makes what is enqueued on a stream from now on wait until a word has reached a value. Words may wrap around: a
-    /// word has reached the value if it is less than 2^63 ahead of it. The word must be in GPU memory or in locked host
-    /// memory.
+    /// Makes all later work on a stream wait until a word has reached a value. Words may wrap
+    /// around: a word has reached the value if it is less than 2^63 ahead of it. The word must be
+    /// in GPU memory or in locked host memory.
     ///
-    /// The wait for a word in host memory has an end: the stream goes on as well when the endpoint's time for transfers is over
-    /// (zero: never), and when the region is deregistered or the endpoint closed. Look at the word to know. The wait for a
-    /// word in a GPU's memory ends with the word only; until then its region cannot be deregistered.
-    /// [`hold_stream_for_word_from`](Self::hold_stream_for_word_from) ends with a connection, too.
+    /// The wait for a word in host memory has an end: the stream goes on as well when the
+    /// endpoint's time for transfers is over (zero: never), and when the region is deregistered or
+    /// the endpoint closed. The word itself shows whether it has reached the value. The wait for a
+    /// word in a GPU's memory ends with the word only; until then its region cannot be
+    /// deregistered. [`hold_stream_for_word_from`](Self::hold_stream_for_word_from) ends with a
+    /// connection, too.
     ///
     /// # Errors
     /// [`Error::Invalid`] where the driver does not let the stream wait for it.
@@ -163,12 +169,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The same as [`hold_stream_for_word`](Self::hold_stream_for_word), for a word that the peer of this connection changes.
-    /// Wherever the word is, the stream goes on as well when the connection is lost, the endpoint's time for transfers is over
-    /// (zero: never), the region is deregistered, or the endpoint is closed. What is returned says which.
+    /// The same as [`hold_stream_for_word`](Self::hold_stream_for_word), for a word that the peer
+    /// of this connection changes. Wherever the word is, the stream goes on as well when the
+    /// connection is lost, the endpoint's time for transfers is over (zero: never), the region is
+    /// deregistered, or the endpoint is closed. The returned [`StreamWait`] says which of these
+    /// happened.
     ///
-    /// A word in a GPU's memory is looked at by short copies: the stream goes on some tens of microseconds later than one that
-    /// looks by itself.
+    /// A word in a GPU's memory is looked at by short copies: the stream goes on some tens of
+    /// microseconds later than one that looks by itself.
     ///
     /// # Errors
     /// Also the reason for which the connection was lost, if it is lost already and the stream does not wait.
@@ -194,7 +202,8 @@ impl Endpoint {
         Ok(StreamWait { outcome })
     }
 
-    /// Has a stream wait until the engine tells it that the word has come, or that the wait is over.
+    /// Makes a stream wait until the engine signals that the word has reached the value or that the
+    /// wait is over.
     fn told(
         &self,
         stream: &Stream,

@@ -88,7 +88,7 @@ fn a_short_write_of_memory_that_is_not_mapped_ends() {
         write(LEN).expect("all is well");
         for len in [1, 8, 32, 200] {
             protect(libc::PROT_NONE);
-            // With what the pages held, or with our own error.
+            // With the old bytes of the pages, or with our own error.
             let ended = write(len);
             assert!(matches!(ended, Ok(_) | Err(Error::LocalMemory(_))), "{link} {len}: {ended:?}");
             protect(rw);

@@ -44,7 +44,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Listens. The function that it returns plays the peer for whoever connects.
+    /// Listens. The function that it returns plays the peer of the next connection.
     fn listen() -> (SocketAddr, impl FnOnce() -> Self) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let addr = listener.local_addr().expect("bound");
@@ -96,7 +96,7 @@ impl Peer {
     }
 }
 
-/// What the peer does in the end.
+/// The last step of the peer.
 enum Then {
     Nothing,
     Answer,

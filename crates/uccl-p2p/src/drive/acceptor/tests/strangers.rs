@@ -130,7 +130,7 @@ fn the_token_alone_joins_nothing_within_the_host() {
     }
 }
 
-/// An endpoint whose callers do not accept, with room for some streams.
+/// An endpoint without calls of `accept`, with room for some streams.
 fn passive(max_streams: usize) -> Endpoint {
     let config = Config { transport: Transport::Tcp, max_streams, ..on_loopback() };
     let ep = Endpoint::new(config).expect("an endpoint");

@@ -37,7 +37,7 @@ fn framed(message: &[u8], out: &mut Vec<u8>) {
 /// number; the endpoint answers it.
 fn flood(kind: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
     let own = endpoint();
-    // Without a timeout, so that nothing but what waits ends it.
+    // Without a timeout, so that only the unread bytes end it.
     let config = Config { transport: Transport::Tcp, timeout: Duration::ZERO, ..on_loopback() };
     let other = Endpoint::new(config).expect("an endpoint");
     let stranger = Stranger::new(&own, &other);
