@@ -1,5 +1,5 @@
 //! Writes of a device to a GPU's memory are flushed before anybody learns of them. The tests run on
-//! a fake driver, on which all GPUs but the last need that, and over libfabric, where no
+//! a fake driver (its first GPUs need a flush, its last does not) and over libfabric, where no
 //! provider reaches GPUs here.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]

@@ -1,4 +1,4 @@
-//! Copies that the owner of the memory makes, when they take long, and when they are none.
+//! Copies that the owner of the memory makes: slow ones, and requests without a copy.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -19,7 +19,7 @@ use crate::{
 
 const LEN: usize = 300_000;
 
-/// A write or a read that the first side has the second one make.
+/// A write or a read of the first side. The second side, the owner, makes the copy.
 struct Asked {
     sides: [Side; 2],
     local: Memory,
@@ -30,7 +30,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// The owner hears of the end of its operations so late.
+    /// Posts it. The owner holds back `hold_completions` completions.
     fn post(seed: u64, op: Op, hold_completions: u32, patience: std::time::Duration) -> Self {
         let mut lane = LaneChaos::default();
         lane.ends[1].hold_completions = hold_completions;
@@ -45,7 +45,7 @@ impl Asked {
         Self { sides, local, remote, mr, there, transfer }
     }
 
-    /// Waits until the owner is at it.
+    /// Waits until the owner has begun the copy.
     fn until_under_way(&self) {
         let owner = &self.sides[1];
         owner.until("the beginning of an ask", || is_posted(owner) || self.is_done());
@@ -121,7 +121,7 @@ fn a_cancel_waits_for_the_owner() {
             matches!(status, Status::Done(_) | Status::Failed(Error::Cancelled { .. })),
             "{status:?}"
         );
-        // The key that was made for it is gone, and the owner does nothing.
+        // The key that was made for the ask is revoked, and the owner copies nothing more.
         asked.sides[0].ep.deregister(asked.mr).expect("nothing uses it");
         assert!(asked.sides[0].ep.core().mrs.table.is_empty());
         asked.sides[1].ep.deregister(asked.there).expect("nothing uses it");
@@ -136,7 +136,7 @@ fn an_owner_that_does_not_end_it_is_given_up() {
     asked.until_under_way();
     let status = std::thread::scope(|scope| {
         let ended = scope.spawn(|| asked.sides[0].ep.cancel(asked.transfer).expect("it is known"));
-        // The owner has heard of it.
+        // The owner has received the cancel.
         asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
         ended.join().expect("no panic")
     });
@@ -155,7 +155,7 @@ fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
     let copy = asked.sides[1].lanes[0].hold_copy();
     let refused = std::thread::scope(|scope| {
         let refused = scope.spawn(|| asked.sides[1].ep.deregister(asked.there));
-        // It is not merely waited for.
+        // The deregistration ends the copy, and does not only wait for it.
         asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
         refused.join().expect("no panic").expect_err("a copy is under way")
     });
@@ -169,7 +169,8 @@ fn lease_of(side: &Side, mr: MrId) -> Lease {
     side.ep.core().mrs.look_up(mr, |mr| mr.lease()).expect("registered")
 }
 
-/// A peer that asks about memory which was lent to it for a send, and does not wait for the answer.
+/// A peer asks for a copy of memory that was lent to it for a send, and does not wait for the
+/// answer.
 #[test]
 fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
     let mut lane = LaneChaos::default();
@@ -196,7 +197,7 @@ fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
     message::ask(1, Direction::FromOwner, [piece].into_iter(), &mut bytes);
     sides[1].connection().send_message(&[&bytes]);
     sides[0].until("the beginning of an ask", || is_posted(&sides[0]));
-    // As when the send ends.
+    // The end of the send does the same.
     drop(grants);
     drop(lease);
     // The copy goes on, whichever side gives the other up first.
@@ -220,7 +221,7 @@ fn says(message: &[u8]) -> bool {
     let conn = sides[0].connection();
     conn.send_message(&[message]);
     drop(conn);
-    // Behind it, so that it has been read when this has ended well.
+    // A notification behind the message: if it succeeds, the message has been read.
     let asked = sides[0].ep.run_notif(sides[0].conn, b"?", None, &mut crate::Uninterrupted);
     let check = sides[1].ep.check_connection(sides[1].conn);
     if let Err(e) = &check {
@@ -237,7 +238,7 @@ fn answers_to_nothing_end_the_connection() {
     message::answer(1, Answer::Copied, &mut bytes);
     assert!(!says(&bytes));
     bytes.clear();
-    // It crossed the answer on its way.
+    // A cancel may cross the answer on its way.
     message::ask_cancel(1, &mut bytes);
     assert!(says(&bytes));
 }

@@ -1,4 +1,5 @@
-//! In which order connections, lanes and transfers end, each step held until it has been looked at.
+//! The order in which connections, lanes and transfers end. Each step is held until the test has
+//! checked it.
 
 use std::{
     sync::Arc,
@@ -24,7 +25,7 @@ use crate::{
 
 const LEN: usize = 300_000;
 
-/// Two sides, and memory of both.
+/// Two sides, and a region of each.
 struct Ends {
     sides: [Side; 2],
     memory: [Memory; 2],
@@ -32,7 +33,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Nobody asks owners to copy.
+    /// Joins the two sides. Neither asks the owner of memory to copy.
     fn new(lanes: &[LaneChaos], timeout: Duration) -> Self {
         let mut rng = Rng::with_seed(1);
         let sides = join_asking(1, lanes, timeout, [false; 2]);
@@ -41,7 +42,7 @@ impl Ends {
         Self { sides, memory, mrs }
     }
 
-    /// Has the first side begin to read or write.
+    /// Calls `begin` with a request of the first side.
     fn with<T>(&self, op: Op, begin: impl Fn(&Request<'_>) -> T) -> T {
         let iovs = self.memory[0].iovs(self.mrs[0]);
         let mut adverts = self.memory[1].adverts(&self.sides[1], self.mrs[1]);
@@ -78,7 +79,7 @@ impl Ends {
         });
     }
 
-    /// How a transfer of the first side ended.
+    /// The final status of a transfer of the first side.
     fn end_of(&self, id: TransferId) -> Status {
         self.sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known")
     }
@@ -99,7 +100,7 @@ fn a_transfer_does_not_end_before_the_lanes_of_its_connection() {
         let refused = ends.sides[0].ep.deregister(ends.mrs[0]);
         assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     });
-    // When the call returns, it has.
+    // The transfer has ended when `disconnect` returns.
     assert!(transfer.finished() && is_lost(&ends.end_of(id)));
 }
 
@@ -177,7 +178,7 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
     ends.stall(0);
     ends.stall(1);
-    // The lane with the least on it takes the second.
+    // The lane with the least load takes the second.
     let ids = [(); 2].map(|()| ends.post(Op::Write));
     let [ours, theirs] = [0, 1].map(|side| &ends.sides[side]);
     assert_eq!([0, 1].map(|lane| ours.lanes[lane].posted()), [1, 1]);
@@ -263,7 +264,7 @@ fn who_deregisters_a_region_as_well_leaves_the_next_in_its_slot_alone() {
     let core = sides[0].ep.core();
     let mr = sides[0].register(&memory[0]);
     let slot = core.mrs.get(mr).expect("it is there").region.slot;
-    // Two callers, the slower of which has not looked yet when the other has the memory back.
+    // Two callers. When the faster one has the memory back, the slower one has not looked yet.
     let [first, second] = [(); 2].map(|()| core.mrs.revoke(mr).expect("it is there still"));
     core.drain(vec![first], None).expect("nobody is at it");
     let next = sides[0].register(&memory[1]);
@@ -318,7 +319,7 @@ fn a_worker_that_does_not_end_is_left_to_end_by_itself() {
     let ep = &sides[0].ep;
     let hold = sides[0].lanes[0].hold_progress();
     sides[0].until("a look at the lane", || {
-        // Nobody but a worker looks.
+        // Only a worker looks at the lane.
         sides[1].ep.send_notif(sides[1].conn, b"look", None).expect("posted");
         hold.is_waited_for()
     });
@@ -326,7 +327,7 @@ fn a_worker_that_does_not_end_is_left_to_end_by_itself() {
     assert!(stuck.starts_with("what the endpoint has cannot be given back: a worker"), "{stuck}");
     assert_eq!(ep.core().workers.running(), 1);
     drop(hold);
-    // Now it ends, and is waited for.
+    // Now the worker ends, and `close` waits for it.
     ep.close().expect("nobody touches anything");
     assert_eq!(ep.core().workers.running(), 0);
     sides[1].ep.close().expect("nobody touches anything");

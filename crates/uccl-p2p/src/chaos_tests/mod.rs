@@ -122,7 +122,7 @@ fn with_the_first_lane_the_connection_ends() {
         let plan = Plan { steps: 120, cancels, streams, loss: true, ..Plan::default() };
         let mut work = workload(seed, &lanes, plan);
         work.run(|step, sides| {
-            // However little the pipe was given to carry.
+            // Cuts the pipe in any case, even if it has carried few bytes.
             if step == 110 {
                 Pipe::cut(sides[0].lanes[0].inner().pipe());
             }
@@ -223,7 +223,7 @@ fn a_stream_that_fails_fails_what_waits_for_it_and_nothing_else() {
     sides.iter_mut().for_each(Side::leave);
 }
 
-/// A stream that has not come so far yet.
+/// A stream that has not reached its mark yet.
 struct Busy;
 
 impl Mark for Busy {
@@ -243,7 +243,7 @@ fn a_cancel_stays_a_cancel_when_a_worker_goes_on_with_it() {
     let id = sides[0].ep.post_behind(&request, Some(Box::new(Busy))).expect("posted").id;
     let transfers = sides[0].ep.core().transfers.unfinished(|_| true);
     let [transfer] = &transfers[..] else { panic!("{} transfers", transfers.len()) };
-    // So far has the caller come when a worker sees that the transfer is being ended.
+    // The caller has set the fence, and then a worker sees that the transfer is being ended.
     transfer.body.lock().fence = Some(Fence::Cancel);
     transfer.conn.fence(transfer, Fence::Deadline);
     drop(transfers);

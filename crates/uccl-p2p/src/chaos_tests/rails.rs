@@ -227,7 +227,8 @@ fn a_device_that_does_not_let_go_is_named_and_asked_again() {
     sides.iter_mut().for_each(Side::leave);
 }
 
-/// A lane that is made while a region is given back finds it given up, whether or not there was one to be asked.
+/// A lane that is made while a region is given back sees that the region was retired, even if no
+/// lane could be asked before.
 #[test]
 fn nothing_new_is_requested_with_what_is_given_back() {
     let timeout = Duration::from_millis(20);
@@ -516,7 +517,8 @@ fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room(
 fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
     let rails = [RailFaults { delay_polls: u32::MAX, ..RailFaults::default() }];
     let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join_untried(1);
-    // From now on the peer is not heard: it never says that it has tried them.
+    // From now on no bytes from the peer arrive, so its message that it has tried the rails never
+    // comes.
     sides[0].lanes[0].inner().pipe().stall();
     let (ep, conn) = (&sides[1].ep, sides[1].connection());
     let offered = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
@@ -528,7 +530,7 @@ fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }
 
-/// For an endpoint that may use nothing but rails.
+/// Settings of an endpoint that may use only rails.
 fn with_rails_alone() -> Config {
     Config {
         bind: Some([127, 0, 0, 1].into()),
@@ -539,7 +541,7 @@ fn with_rails_alone() -> Config {
     }
 }
 
-/// Two endpoints that may use nothing but rails, and the first one's rail.
+/// Two endpoints that may use only rails, and the first one's rail.
 fn rails_alone() -> ([Endpoint; 2], Arc<ChaosRail>) {
     let network = RailNetwork::default();
     let rails = [1, 2].map(|seed| network.rail("rail", seed, RailFaults::default()));
@@ -561,7 +563,7 @@ fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
     assert!(why.contains(&within), "{why}");
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| connect(FAR));
-        // Longer than is waited where there is another way.
+        // Longer than a rail's probe may take where streams could carry the data.
         std::thread::sleep(TO_PROBE + SHORT);
         assert!(!connecting.is_finished());
         rail.unstick();
@@ -607,7 +609,8 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
         connecting.join().expect("no panic").expect("connected")
     });
     b.accept(None, &mut Uninterrupted).expect("accepted");
-    // The devices are at the shorter region. The longer one waits, and ends at once.
+    // The devices are registering the shorter region. The longer one waits, and its deregistration
+    // returns at once.
     while !holds.iter().all(|hold| hold.is_waited_for()) {
         std::thread::yield_now();
     }
@@ -624,7 +627,7 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
     assert_eq!(network.count().1, 0);
 }
 
-/// A write over the rail, which does not give it back when the lane is killed by `end`.
+/// Posts a write over the rail. `end` kills the lane, but the device keeps the write.
 fn a_device_outlives_its_lane(end: impl FnOnce(&Arc<Connection>)) {
     let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
     let mut rng = Rng::with_seed(1);

@@ -27,7 +27,7 @@ pub(super) struct Plan {
     pub(super) revokes: bool,
     /// Some transfers wait for a stream first.
     pub(super) streams: bool,
-    /// The connection may be lost: then everything ends, and says so.
+    /// The connection may be lost: then every transfer still ends, and errors name the loss.
     pub(super) loss: bool,
 }
 
@@ -40,7 +40,7 @@ struct Posted {
     end: Option<Result<u64, Error>>,
 }
 
-/// A stream that comes to a mark after so many looks.
+/// A stream that reaches a mark after this number of looks.
 struct Countdown(AtomicU32);
 
 impl Mark for Countdown {
@@ -56,7 +56,7 @@ struct Job {
     posted: Posted,
     source: Memory,
     dest: Memory,
-    /// Where the peer's memory is registered, as long as it is.
+    /// The region of the peer's memory, until it is deregistered.
     remote: Option<MrId>,
     local: Option<MrId>,
     revoked: bool,
@@ -151,7 +151,7 @@ impl Workload {
         }
     }
 
-    /// Does it all, calling `event` before each step; at the end nothing is unfinished.
+    /// Makes all steps, and calls `event` before each; at the end no transfer is unfinished.
     pub(super) fn run(&mut self, mut event: impl FnMut(usize, &[Side; 2])) {
         for step in 0..self.plan.steps {
             event(step, &self.sides);
@@ -324,7 +324,7 @@ impl Workload {
         self.look();
     }
 
-    /// Takes the peer's memory out of the hands of some job.
+    /// Deregisters the peer's memory of a random unfinished job.
     fn revoke_one(&mut self) {
         let open: Vec<_> = (0..self.jobs.len())
             .filter(|i| self.jobs[*i].posted.end.is_none() && !self.jobs[*i].revoked)
@@ -362,7 +362,7 @@ impl Workload {
         }
     }
 
-    /// A notification comes after the data it follows.
+    /// A notification arrives after the data that it follows.
     fn data_is_there(&self, number: u64) {
         if let Some(job) = self.jobs.iter().find(|job| job.notif == Some(number) && !job.reused) {
             assert!(
@@ -397,7 +397,7 @@ impl Workload {
         }
     }
 
-    /// Checks a job that has ended, and gives its memory to somebody else.
+    /// Checks a job that has ended, and then reuses its memory.
     fn judge(&mut self, i: usize) {
         let (plan, taken) = (self.plan, &self.taken);
         let job = &mut self.jobs[i];
@@ -434,7 +434,7 @@ impl Workload {
             assert!(begun.elapsed() < FAR, "a transfer hangs");
             self.look();
             std::thread::sleep(Duration::from_micros(200));
-            // Somebody's partner was cancelled: nobody will come.
+            // The partner of a send or receive that was called off waits for ever: cancel it, too.
             let lonely = self.plan.cancels || self.plan.deadlines;
             if lonely && !helped && begun.elapsed() > Duration::from_millis(20) {
                 helped = true;
@@ -458,7 +458,7 @@ impl Workload {
         }
     }
 
-    /// Transfers fail only for reasons that they have.
+    /// A transfer fails only for a reason that the plan gives it.
     fn check_reasons(&mut self) {
         let plan = self.plan;
         let revoked: Vec<_> =
@@ -476,7 +476,8 @@ impl Workload {
         lost.iter().for_each(|(by, e)| self.assert_lost(*by, e));
     }
 
-    /// Each once, those of their own in order; of transfers that failed at most once.
+    /// Checks that plain notifications arrive in order, and that no notification of a successful
+    /// transfer is lost.
     fn check_notifs(&self) {
         for side in 0..2 {
             let taken = &self.taken[side];
@@ -497,7 +498,7 @@ impl Workload {
         }
     }
 
-    /// Each receive has the bytes of one send, in order; each send that was received was so once.
+    /// Each receive has the bytes of one send, in order, and no send is received twice.
     fn check_halves(&self) {
         let done = |half: &&Half| matches!(half.posted.end, Some(Ok(_)));
         for by in 0..2 {
@@ -525,10 +526,10 @@ impl Workload {
         }
     }
 
-    /// Ends both sides; nothing may have landed in memory that was somebody else's already.
+    /// Ends both sides; no byte may have landed in memory that was reused before.
     pub(super) fn leave(mut self) {
         if self.plan.loss {
-            // From now on both sides are quiet.
+            // Both ends of the connection are lost: no byte moves from now on.
             for side in &self.sides {
                 side.until("the end of a lost connection", || {
                     side.ep.check_connection(side.conn).is_err()
@@ -555,7 +556,7 @@ impl Workload {
             assert_eq!(side.ep.stats().expect("ours").regions, 0);
             side.leave();
         }
-        // Nor a signal.
+        // No signal has come late either.
         if !self.plan.loss {
             self.check_signals();
         }
@@ -575,7 +576,7 @@ impl Posted {
     }
 }
 
-/// One plain transfer; waits for its end.
+/// Runs one plain transfer, and waits for its end.
 pub(super) fn move_one(sides: &[Side; 2], rng: &mut Rng, op: Op, len: usize) -> Result<(), Error> {
     let source = Memory::new(rng, &[len]);
     let dest = Memory::new(rng, &[len]);
@@ -590,7 +591,7 @@ pub(super) fn move_one(sides: &[Side; 2], rng: &mut Rng, op: Op, len: usize) -> 
     if ended.is_ok() {
         assert!(source.pieces() == dest.pieces() && dest.guards_hold());
     }
-    // Its memory outlives both connections.
+    // The memory outlives both connections.
     std::mem::forget((source, dest));
     ended.map(drop)
 }

@@ -40,13 +40,13 @@ pub(super) struct LaneChaos {
 }
 
 impl LaneChaos {
-    /// The most bytes of one transfer that do not take long over it.
+    /// The most bytes of one transfer that this lane can move in a short time.
     pub(super) fn bearable_bytes(&self) -> usize {
         let slowest = self.pipe.iter().map(|p| p.capacity_bytes.min(p.split_bytes)).min();
         (slowest.unwrap_or(0) * 10).clamp(30_000, 3 << 20)
     }
 
-    /// Faults that every lane lives with.
+    /// Random faults that every lane survives.
     pub(super) fn some(rng: &mut Rng) -> Self {
         let mut pipe = || Faults {
             capacity_bytes: [4000, 64 << 10, 256 << 10, 4 << 20][rng.usize(0..4)],
@@ -65,7 +65,7 @@ impl LaneChaos {
     }
 }
 
-/// One of the two.
+/// One of the two endpoints, and its end of the connection.
 pub(super) struct Side {
     pub(super) ep: Endpoint,
     pub(super) conn: ConnId,
@@ -177,7 +177,7 @@ pub(super) fn join_again(sides: &[Side; 2], seed: u64) -> [Side; 2] {
     connect(&eps, made, [(None, Vec::new()), (None, Vec::new())])
 }
 
-/// The lane over the rails of an endpoint, if it is to have one, and the rails.
+/// The lane over the rails of an endpoint, if it has one, and the rails.
 type Railed = (Option<Arc<RmaLane>>, Vec<Arc<ChaosRail>>);
 
 fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [Railed; 2]) -> [Side; 2] {
@@ -187,7 +187,7 @@ fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [Railed; 
     [a, b]
 }
 
-/// Gives an endpoint its rails, none as well: it looks for no others.
+/// Gives an endpoint its rails, or none: it then looks for no others.
 fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
     let core = ep.core();
     let is_railed = ends.is_some();
@@ -272,7 +272,8 @@ impl Side {
         self.ep.connection(self.conn).expect("a connection").lanes
     }
 
-    /// Loses one of its lanes, and has somebody look: as with a link that is gone, but for the event.
+    /// Loses one of its lanes and wakes a worker: as with a link that is gone, but without the
+    /// link's event.
     pub(super) fn lose(&self, lane: usize) {
         self.lanes[lane].lose();
         self.connection().kick_lane(lane);
@@ -302,7 +303,7 @@ impl Side {
     }
 }
 
-/// Memory of one job: pieces, with bytes between them that nobody may touch.
+/// Memory of one job: pieces, with guard bytes between them.
 pub(super) struct Memory {
     bytes: Box<[u8]>,
     before: Vec<u8>,
@@ -375,7 +376,7 @@ impl Memory {
         self.before = self.bytes.to_vec();
     }
 
-    /// Puts a number at its beginning.
+    /// Writes a number to its beginning.
     pub(super) fn number(&mut self, number: u64) {
         let at = self.pieces[0].start;
         self.bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());

@@ -58,7 +58,8 @@ impl Connection {
         any
     }
 
-    /// Begins a transfer that may begin. Somebody may be ending it already, but has not found it where it waited.
+    /// Begins a transfer that may begin. Another thread may be ending it already, but has not found
+    /// it among the deferred ones.
     pub(super) fn begin_one(self: &Arc<Self>, due: Due<Self>) {
         let Due { first: Waiting { transfer, start, .. }, hold, failed } = due;
         let order = start.order();
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
     use crate::{Endpoint, Iov, Op, Request, Uninterrupted, drive::joined::Joined};
 
-    /// A stream that never comes so far.
+    /// A stream that never reaches its mark.
     struct Never;
 
     impl Mark for Never {

@@ -33,7 +33,7 @@ impl Now {
         self.state.lock().result.clone()
     }
 
-    /// Makes the operation part of a transfer, which must expect it: `heir` is told of its end.
+    /// Makes the operation part of a transfer, which must expect it: `heir` gets its result.
     pub(crate) fn hand_to(&self, heir: Arc<dyn Completion>) {
         let mut state = self.state.lock();
         match state.result.take() {

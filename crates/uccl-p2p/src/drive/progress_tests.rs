@@ -38,7 +38,7 @@ use crate::{
     Uninterrupted,
 };
 
-/// Longer than anything takes that has to happen.
+/// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint() -> Endpoint {
@@ -99,7 +99,7 @@ fn a_caller_that_looks_at_nothing_keeps_nobody_from_being_served() {
     (0..100).for_each(|_| writer.write());
 }
 
-/// An interrupt that is held up when it is asked, as by a lock that another thread holds.
+/// An interrupt that blocks in its call, as on a lock that another thread holds.
 struct HeldUp {
     entered: mpsc::Sender<()>,
     go_on: mpsc::Receiver<()>,
@@ -112,7 +112,7 @@ impl Interrupt for HeldUp {
             let _ = self.entered.send(());
             self.was_let_go = self.go_on.recv_timeout(FAR).is_ok();
         }
-        // It has waited for long enough.
+        // It has blocked for long enough: the wait may end.
         true
     }
 }
@@ -143,7 +143,7 @@ struct Endless {
     bell: Parker,
     helped: AtomicU64,
     is_over: AtomicBool,
-    /// The descriptor that it names in place of its bell.
+    /// A descriptor in place of its bell.
     unwatchable: Option<File>,
 }
 
@@ -153,7 +153,7 @@ impl Endless {
         Arc::new(Self { bell, helped: 0.into(), is_over: false.into(), unwatchable: None })
     }
 
-    /// A connection of this endpoint that has this lane only.
+    /// A connection of this endpoint with only this lane.
     fn of(lane: &Arc<Self>, ep: &Endpoint, addr: SocketAddr) -> Arc<Connection> {
         let core = ep.core();
         let peer = Peer {
@@ -324,7 +324,7 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
     Workers::attach(core, &conn).expect("attached");
     conn.call_help();
     let begun = Instant::now();
-    // Before it helps it accepts connections anyway.
+    // A worker that is not helping yet accepts connections anyway.
     while lane.helped.load(SeqCst) == 0 && begun.elapsed() < FAR {
         sleep(Duration::from_millis(1));
     }
@@ -354,7 +354,7 @@ fn an_accepted_connection_that_no_worker_can_watch_is_gone() {
     let left = Arc::downgrade(&conn);
     drop(conn);
     let begun = Instant::now();
-    // The worker may be letting go of it just now.
+    // The worker may still be dropping it.
     while left.strong_count() > 0 {
         assert!(begun.elapsed() < FAR, "something keeps it");
         sleep(Duration::from_millis(1));

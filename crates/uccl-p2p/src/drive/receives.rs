@@ -103,8 +103,8 @@ impl Connection {
         transfer.op_ended();
     }
 
-    /// Ends a transfer for a peer that wants something of its own back. The peer gets its answer when no data moves any
-    /// more.
+    /// Ends a transfer for a peer that cancels its send or its ask. The peer gets its answer when
+    /// no data moves any more.
     pub(super) fn end_for_peer(&self, transfer: &Transfer) {
         // Lanes must not be touched from here, so a worker carries out the fence.
         transfer.body.lock().fence.get_or_insert(Fence::PeerCancel);

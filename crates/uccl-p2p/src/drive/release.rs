@@ -111,9 +111,11 @@ impl Core {
         // All waits below count their time from here.
         let let_go = until(timers::to_let_go(&self.config));
         let stopped = until(timers::to_stop(&self.config));
-        // Streams that wait for words are told of the close, and not of the connections that end with it.
+        // Streams that wait for words end with the close as their reason, not with the loss of a
+        // connection.
         self.held.close();
-        // Regions first: a peer that is not told by its lane of the end then finds the regions revoked.
+        // Regions first: a peer that does not learn of the end from its lane finds the regions
+        // revoked.
         let endings = self.mrs.revoke_all();
         beside_each_other(&self.open_conns(), |conn| {
             conn.close(Error::Closed);

@@ -46,7 +46,7 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    /// Room for so many.
+    /// Room for `most` streams.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }

@@ -259,7 +259,7 @@ mod tests {
         assert!(from == to);
     }
 
-    /// A stream that has come so far.
+    /// A stream that has reached its mark.
     struct Reached;
 
     impl Mark for Reached {

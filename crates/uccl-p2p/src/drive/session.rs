@@ -62,7 +62,7 @@ impl Connection {
         self.check_unread()
     }
 
-    /// Refuses to hear more from a peer that does not read: nearly everything that it says is answered, and the answers
+    /// Fails for a peer that does not read: nearly every message gets an answer, and the answers
     /// take memory until they are read.
     pub(crate) fn check_unread(&self) -> Result<(), String> {
         match self.messages().queued_bytes() {

@@ -136,7 +136,7 @@ impl<C: Carrier> Tell for Follower<C> {
     }
 }
 
-/// Followers that are to be told, and whether the transfer that each followed has failed.
+/// Followers to tell, and whether the transfer that each followed has failed.
 type ToTell = VecDeque<(Arc<dyn Tell>, bool)>;
 
 thread_local! {
@@ -153,9 +153,9 @@ impl Drop for EndsTelling {
     }
 }
 
-/// Tells followers that a transfer has ended. A follower that ends by that has followers of its
-/// own: this thread tells them one after the other instead of by recursion, because each may be the
-/// first of thousands.
+/// Tells followers that a transfer has ended. A follower that ends by that may have followers of
+/// its own: this thread tells them one after the other instead of by recursion, because each may be
+/// the first of thousands.
 fn tell_all<C: Carrier>(followers: Vec<Arc<Follower<C>>>, failed: bool) {
     if followers.is_empty() {
         return;
@@ -970,7 +970,7 @@ mod tests {
         assert_eq!(conn.within[1].load(Relaxed), 2, "the first, and each of the others alone");
     }
 
-    /// More than a thread's stack has room for, if each were told from within the one before.
+    /// More followers than a thread's stack has room for, if each were told by recursion.
     #[test]
     fn strong_signals_end_one_after_the_other_however_many_there_are() {
         for is_good in [true, false] {

@@ -80,7 +80,7 @@ fn who_has_shaken_hands_does_not_give_way_to_who_has_not() {
     let stranger = Stranger::new(&own, &other);
     let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
     let mut silent: Vec<_> = (0..MAX_PENDING + 40).map(|_| stranger.open()).collect();
-    // By now more have connected than there is room for.
+    // More streams have connected than there is room for.
     let oldest = silent[0].read(&mut [0]);
     assert!(
         matches!(oldest, Ok(0)) || oldest.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock)
@@ -104,7 +104,7 @@ fn a_lane_joins_once_and_under_a_number_that_there_is() {
     assert_eq!(establish(&mut first, 3), 3);
 }
 
-/// The listeners that the epoll shows.
+/// The listeners that are readable.
 fn shown(epoll: &OwnedFd) -> Vec<u64> {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -113,7 +113,8 @@ fn shown(epoll: &OwnedFd) -> Vec<u64> {
     events.iter().map(|event| event.data.u64() & !ACCEPTOR).collect()
 }
 
-/// Makes every accept of the listener fail, as without descriptors, and makes it show that somebody waits.
+/// Makes every accept of the listener fail, as without descriptors, and makes the listener
+/// readable.
 fn break_listener(listener: &impl AsRawFd) {
     let broken = TcpListener::bind("127.0.0.1:0").expect("a listener");
     rustix::net::shutdown(&broken, rustix::net::Shutdown::Both).expect("a socket");
@@ -147,7 +148,7 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
             (vec![], true),
             "who looks turns in circles"
         );
-        // Does not resume before its time.
+        // The pause does not end early.
         acceptor.paused_until = Some(Instant::now() + Duration::from_secs(3600));
         acceptor.expire(&epoll);
         assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![], true));
@@ -161,7 +162,8 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
     }
 }
 
-/// An endpoint that waits for rails, and a peer that has connected and never says anything about them.
+/// An endpoint that waits for rails, and a peer that has connected and never sends a message about
+/// them.
 fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
     let transport = Transport::Verbs;
     let own = Endpoint::new(Config { transport, ..on_loopback() }).expect("an endpoint");

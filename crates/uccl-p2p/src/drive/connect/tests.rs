@@ -15,7 +15,7 @@ use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 use super::*;
 use crate::{Config, Endpoint, MrId, Uninterrupted, drive::joined::on_loopback};
 
-/// Longer than anything takes that has to happen.
+/// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint(timeout: Duration) -> Endpoint {

@@ -1,4 +1,4 @@
-//! Strangers: they connect and are nobody's peers.
+//! Strangers: they connect, and never become peers.
 
 use std::net::Ipv4Addr;
 
@@ -18,7 +18,7 @@ fn open_from(last: u8, to: SocketAddr) -> TcpStream {
     tcp
 }
 
-/// An acceptor that nobody's worker looks after.
+/// An acceptor that no worker looks after.
 fn idle() -> (Acceptor, OwnedFd, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     listener.set_nonblocking(true).expect("a socket");
@@ -64,7 +64,7 @@ fn newcomers_go_behind_accepted_streams() {
 fn one_source_of_strangers_keeps_no_other_out() {
     let own = endpoint();
     let (mut acceptor, epoll, addr) = idle();
-    // The oldest of all.
+    // The honest peer's stream is the oldest.
     let honest = open_from(2, addr);
     turn(&mut acceptor, &own, &epoll);
     let mut strangers = Vec::new();
@@ -76,7 +76,7 @@ fn one_source_of_strangers_keeps_no_other_out() {
     let from = honest.local_addr().expect("bound").ip();
     let mut kept = acceptor.pending.iter();
     assert!(kept.any(|(_, pending)| pending.source == Source::of(from)), "it gave way");
-    // Of its own kind the oldest went, so that newcomers have time.
+    // The oldest of the strangers' streams was dropped, so that new ones have time.
     let peers: Vec<_> = (acceptor.pending.iter())
         .filter_map(|(_, pending)| match &pending.stream {
             Stream::Shaking { addr, .. } => Some(*addr),

@@ -9,9 +9,9 @@ use uccl_wire::{
 
 use super::*;
 
-/// Bytes of messages that may wait for a peer. Far above the engine's own limit.
+/// Bytes of messages that may wait for a peer, far above the engine's own limit.
 const FAR: usize = 96 << 20;
-/// Bytes of messages after which the answers would be that many.
+/// After this many bytes of messages, the answers take more than that.
 const FLOOD: usize = 1 << 30;
 
 /// No region has this key.
