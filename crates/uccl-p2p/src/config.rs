@@ -26,15 +26,15 @@ pub enum Transport {
     Tcp,
     /// RDMA verbs, even between processes of one host; fails where that is not possible.
     Verbs,
-    /// libfabric with the provider that is set, or else the best, even between processes of one host; fails where that
-    /// is not possible.
+    /// libfabric with the provider that is set, or else the best, even between processes of one
+    /// host; fails where that is not possible.
     Libfabric,
     /// libfabric's provider for HPE Slingshot; fails where that is not possible.
     Cxi,
     /// libfabric's provider for AWS EFA; fails where that is not possible.
     Efa,
-    /// Named pipes between processes of one host, where both sides ask for them; fails where that is not possible. An
-    /// example of how to write a link.
+    /// Named pipes between processes of one host, where both sides ask for them; fails where that
+    /// is not possible. An example of how to write a link.
     Fifo,
 }
 
@@ -94,8 +94,8 @@ pub struct Config {
     pub base_port: u16,
     /// A secret that both ends must prove to have before anything else is read.
     pub psk: Option<Vec<u8>>,
-    /// A peer that is silent for this long while something waits for it is lost. Connecting takes no longer than this
-    /// either. Zero waits for ever.
+    /// A peer that is silent for this long while something waits for it is lost. Connecting takes
+    /// no longer than this either. Zero waits for ever.
     pub timeout: Duration,
     /// Deadline of a transfer (and of accept) for which the caller gives none; zero waits for ever.
     pub transfer_timeout: Duration,
@@ -108,8 +108,8 @@ pub struct Config {
     pub rdma_devices: Option<Selection>,
     /// Number of TCP streams of a connection; 0 chooses.
     pub tcp_streams: usize,
-    /// Most streams of connections that peers have opened; one source of connections gets at most half of them. Beyond
-    /// that peers are refused.
+    /// Most streams of connections that peers have opened; one source of connections gets at most
+    /// half of them. Beyond that peers are refused.
     pub max_streams: usize,
     /// TCP congestion control; unset leaves the system's, except on loopback.
     pub tcp_congestion: Option<String>,
@@ -119,10 +119,11 @@ pub struct Config {
     pub cma: bool,
     /// Whether peers of this host may open our GPU memory.
     pub ipc: bool,
-    /// Whether worker threads keep to CPUs of the GPU's NUMA node, among those that the process may use.
+    /// Whether worker threads keep to CPUs of the GPU's NUMA node, among those that the process may
+    /// use.
     pub numa_affinity: bool,
-    /// How long a thread spins for more work before it sleeps. Where there are fewer than four processors, a worker
-    /// spins for at most 10 microseconds on lanes that callers use as well.
+    /// How long a thread spins for more work before it sleeps. Where there are fewer than four
+    /// processors, a worker spins for at most 10 microseconds on lanes that callers use as well.
     pub spin: Duration,
     /// How RDMA verbs are used.
     pub verbs: VerbsSettings,
@@ -247,7 +248,8 @@ impl FromStr for Transport {
 }
 
 impl Config {
-    /// The defaults, changed by the environment. A variable that is set but empty counts as not set.
+    /// The defaults, changed by the environment. A variable that is set but empty counts as not
+    /// set.
     ///
     /// # Errors
     /// [`Error::Config`] names the variable that is not understood.
@@ -271,8 +273,8 @@ impl Config {
     /// because they differ between the endpoints of a process.
     ///
     /// # Errors
-    /// [`Error::Config`] says why the value is refused, [`Error::Invalid`] that there is no such setting. Then nothing
-    /// has changed.
+    /// [`Error::Config`] says why the value is refused, [`Error::Invalid`] that there is no such
+    /// setting. Then nothing has changed.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
         let mut settings = SETTINGS.iter().chain(PER_ENDPOINT);
         match settings.find(|setting| setting.name == name || setting.short() == name) {

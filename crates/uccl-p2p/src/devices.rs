@@ -18,7 +18,7 @@ use crate::config::{Config, Transport};
 /// The opened devices, or the reason why there are none.
 pub(crate) struct Opened {
     pub(crate) rails: Vec<Arc<dyn Rail>>,
-    /// As text for people; empty if there is nothing to say.
+    /// The reason, as text for people; empty if there is none.
     pub(crate) why_none: String,
 }
 
@@ -69,7 +69,8 @@ pub(crate) fn open(config: &Config) -> Opened {
     }
 }
 
-/// Opens verbs devices where they work; else devices of the networks that only libfabric reaches, where there are any.
+/// Opens verbs devices where they work; else devices of the networks that only libfabric reaches,
+/// where there are any.
 fn open_best(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
     if has_devices("/sys/class/cxi") {
         return open_libfabric(config, &LibfabricSettings::cxi());

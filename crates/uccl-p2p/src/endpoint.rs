@@ -54,14 +54,15 @@ const LOOKS: u32 = 8;
 /// How often a waiting call asks whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// One process's engine for one GPU (or none). Clones share the engine. When the last clone is dropped, it closes as
-/// [`close`](Self::close) does. To free memory that was registered, call `close` yourself: its result says whether
-/// peers may still touch the memory.
+/// One process's engine for one GPU (or none). Clones share the engine. When the last clone is
+/// dropped, it closes as [`close`](Self::close) does. To free memory that was registered, call
+/// `close` yourself: its result says whether peers may still touch the memory.
 ///
-/// It belongs to the process that made it. In a child made by `fork`, every call fails with [`Error::Forked`], and
-/// [`close`](Self::close) and drop do nothing; the child has to make its own endpoint. A living child keeps its
-/// parent's sockets open. When the parent dies, peers on this host still see it at once; peers over TCP see it only by
-/// its silence, when something waits for it.
+/// It belongs to the process that made it. In a child made by `fork`, every call fails with
+/// [`Error::Forked`], and [`close`](Self::close) and drop do nothing; the child has to make its own
+/// endpoint. A living child keeps its parent's sockets open. When the parent dies, peers on this
+/// host still see it at once; peers over TCP see it only by its silence, when something waits for
+/// it.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -107,7 +108,8 @@ impl Endpoint {
         let endpoint = Self::new(config)?;
         let why_none = Arc::new(OnceLock::from("no rails were given".to_owned()));
         let devices = Devices { rails: Arc::new(Rails::new(rails)), why_none };
-        // Nobody else has the endpoint yet, and its devices are opened for the first region or connection.
+        // Nobody else has the endpoint yet, and its devices are opened for the first region or
+        // connection.
         if endpoint.core().rails.set(devices).is_err() {
             let busy = io::Error::from(io::ErrorKind::ResourceBusy);
             return Err(Error::os("giving an endpoint its rails", busy));
@@ -150,7 +152,7 @@ impl Endpoint {
         self.handle.addr
     }
 
-    /// A random number that tells this endpoint from all others. A peer that was restarted has a new one.
+    /// A random number that identifies this endpoint. A peer that was restarted has a new one.
     pub fn instance(&self) -> u64 {
         self.core().instance
     }
@@ -166,8 +168,9 @@ impl Endpoint {
         self.connect_any(&[addr], timeout, interrupt)
     }
 
-    /// Connects to the endpoint that listens at one of these addresses, such as those that [`resolve`] found for a name.
-    /// They are tried in order, all within `timeout`: while others are left, an address has an equal share of the time.
+    /// Connects to the endpoint that listens at one of these addresses, such as those that
+    /// [`resolve`] found for a name. They are tried in order, all within `timeout`: while others
+    /// are left, an address has an equal share of the time.
     pub fn connect_any(
         &self,
         addrs: &[SocketAddr],
@@ -178,9 +181,10 @@ impl Endpoint {
         self.connect_with(Target { addrs, timeout, meant: None, awaited: false }, interrupt)
     }
 
-    /// Connects as [`connect`](Self::connect) does, to the endpoint of this [`instance`](Self::instance) and no other: an
-    /// endpoint that was started anew at this address, or another one, refuses. Where both ends have a secret, nobody
-    /// between them can lead the connection elsewhere.
+    /// Connects as [`connect`](Self::connect) does, to the endpoint of this
+    /// [`instance`](Self::instance) and no other: an endpoint that was started anew at this
+    /// address, or another one, refuses. Where both ends have a secret, nobody between them can
+    /// lead the connection elsewhere.
     ///
     /// # Errors
     /// Another endpoint listens there, or as [`connect`](Self::connect).
@@ -196,8 +200,8 @@ impl Endpoint {
         self.connect_with(target, interrupt)
     }
 
-    /// Connects to an endpoint that may not be listening yet, as when all processes of a job start at once and know
-    /// each other's ports. Tries again until `timeout` has passed.
+    /// Connects to an endpoint that may not be listening yet, as when all processes of a job start
+    /// at once and know each other's ports. Tries again until `timeout` has passed.
     pub fn connect_when_up(
         &self,
         addr: SocketAddr,
@@ -207,7 +211,8 @@ impl Endpoint {
         self.connect_any_when_up(&[addr], timeout, interrupt)
     }
 
-    /// The same with several addresses, as for [`connect_any`](Self::connect_any).
+    /// Connects as [`connect_when_up`](Self::connect_when_up) does, at one of several addresses, as
+    /// [`connect_any`](Self::connect_any) tries them.
     pub fn connect_any_when_up(
         &self,
         addrs: &[SocketAddr],
@@ -260,10 +265,11 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail. When this returns, none of them touches memory of this
-    /// endpoint any more, except those that failed with [`Error::StillTouched`]: their memory must stay allocated. Data
-    /// that already reached the peer may still land in the peer's memory, until the peer knows of the end. Until then
-    /// the peer may also reach regions that stay registered.
+    /// Closes a connection; its unfinished transfers fail. When this returns, none of them touches
+    /// memory of this endpoint any more, except those that failed with [`Error::StillTouched`]:
+    /// their memory must stay allocated. Data that already reached the peer may still land in the
+    /// peer's memory, until the peer knows of the end. Until then the peer may also reach regions
+    /// that stay registered.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
         let core = self.here()?;
         match core.conn(conn) {
@@ -284,8 +290,8 @@ impl Endpoint {
         self.here()?.conn_info(conn)
     }
 
-    /// The path of one-sided transfers to and from this memory of the peer's: `mapped` (memory from [`Self::alloc`] on
-    /// this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
+    /// The path of one-sided transfers to and from this memory of the peer's: `mapped` (memory from
+    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
     pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
@@ -295,9 +301,9 @@ impl Endpoint {
         Ok(rails.or_else(host).unwrap_or_else(|| conn.lanes[0].caps().link))
     }
 
-    /// The path of long one-sided transfers between this memory of the peer's and a local region. It is `owner` where
-    /// the peer makes the copy, because its GPUs reach its locked host memory and ours do not; else as for
-    /// [`Self::path`].
+    /// The path of long one-sided transfers between this memory of the peer's and a local region.
+    /// It is `owner` where the peer makes the copy, because its GPUs reach its locked host memory
+    /// and ours do not; else as for [`Self::path`].
     pub fn path_from(&self, conn: ConnId, mr: MrId, advert: &Advert) -> Result<&'static str> {
         let core = self.here()?;
         let (open, mr) = (core.conn(conn)?, core.mrs.get(mr)?);
@@ -316,9 +322,10 @@ impl Endpoint {
         self.here()?.conn(conn).map(drop)
     }
 
-    /// The same, after a look at the connection's sockets, which shows whether the peer has died or
-    /// left. Data that such a peer sent before its end is taken in first, which may take a moment.
-    /// The loss of a peer's whole host shows only when something is sent to that peer.
+    /// Checks a connection as [`check_connection`](Self::check_connection) does, after a look at
+    /// its sockets, which shows whether the peer has died or left. Data that such a peer sent
+    /// before its end is taken in first, which may take a moment. The loss of a peer's whole host
+    /// shows only when something is sent to that peer.
     ///
     /// Ask this before a connection is used again that was made some time ago.
     pub fn check_peer(&self, conn: ConnId, interrupt: &mut dyn Interrupt) -> Result<()> {
@@ -330,8 +337,9 @@ impl Endpoint {
     /// Registers memory.
     ///
     /// # Safety
-    /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the endpoint
-    /// closed, and that call has returned `Ok`: peers that hold an advert read and write them at any time.
+    /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the
+    /// endpoint closed, and that call has returned `Ok`: peers that hold an advert read and write
+    /// them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
         let core = self.here()?;
         core.usable()?;
@@ -340,17 +348,18 @@ impl Endpoint {
 
     /// Ends a region: when this returns `Ok`, no access by a peer lands in it any more.
     ///
-    /// Refuses a region that unfinished transfers of this endpoint use. Waits for peers of this host that are in the
-    /// middle of an access, even if their connection was given up already, for at most the endpoint's timeout. Then the
-    /// connection is given up, and [`Error::StillTouched`] says that the peer may still touch the memory, which must
-    /// stay allocated. No new access can begin. Call this again to wait again.
+    /// Refuses a region that unfinished transfers of this endpoint use. Waits for peers of this
+    /// host that are in the middle of an access, even if their connection was given up already, for
+    /// at most the endpoint's timeout. Then the connection is given up, and [`Error::StillTouched`]
+    /// says that the peer may still touch the memory, which must stay allocated. No new access can
+    /// begin. Call this again to wait again.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
         self.here()?.release_region(mr)
     }
 
-    /// Whether a region's memory still belongs to the allocation in which it was registered, as far as the driver
-    /// tells. After that allocation was freed, other data may be at its address; peers cannot reach that through this
-    /// region.
+    /// Whether a region's memory still belongs to the allocation in which it was registered, as far
+    /// as the driver tells. After that allocation was freed, other data may be at its address;
+    /// peers cannot reach that through this region.
     pub fn is_same_memory(&self, mr: MrId) -> Result<bool> {
         Ok(self.here()?.mrs.get(mr)?.is_same_memory())
     }
@@ -361,7 +370,8 @@ impl Endpoint {
         Ok((mr.span.addr, mr.span.len))
     }
 
-    /// The region that contains the `len` bytes at `ptr`. If there are several: the one that begins last.
+    /// The region that contains the `len` bytes at `ptr`. If there are several: the one that begins
+    /// last.
     pub fn region_holding(&self, ptr: usize, len: usize) -> Option<MrId> {
         self.here().ok()?.mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
     }
@@ -375,8 +385,8 @@ impl Endpoint {
         Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
     }
 
-    /// The CPUs near the GPU that worker threads keep to; `None` if they run wherever the process may, or have not
-    /// started yet.
+    /// The CPUs near the GPU that worker threads keep to; `None` if they run wherever the process
+    /// may, or have not started yet.
     pub fn worker_cpus(&self) -> Option<CpuList> {
         self.core().workers.cpus().cloned()
     }
@@ -499,7 +509,8 @@ impl Endpoint {
         Ok(core.take_notifs())
     }
 
-    /// Waits until a notification has arrived or `timeout` has passed; takes the notifications that are there.
+    /// Waits until a notification has arrived or `timeout` has passed; takes the notifications that
+    /// are there.
     pub fn wait_notifs(
         &self,
         timeout: Option<Duration>,
@@ -508,8 +519,8 @@ impl Endpoint {
         self.wait_notifs_of(None, timeout, interrupt)
     }
 
-    /// The same as [`wait_notifs`](Self::wait_notifs), for a caller that waits for the peer of this connection. It takes the
-    /// notifications of all connections.
+    /// The same as [`wait_notifs`](Self::wait_notifs), for a caller that waits for the peer of this
+    /// connection. It takes the notifications of all connections.
     ///
     /// # Errors
     /// Also the reason for which the connection was lost, once all notifications have been taken.
@@ -556,11 +567,13 @@ impl Endpoint {
         }
     }
 
-    /// Takes the notifications that have arrived; if there are none, makes progress for as long as threads spin.
+    /// Takes the notifications that have arrived; if there are none, makes progress for as long as
+    /// threads spin.
     fn spin_for_notifs(&self, started: Instant, until: Option<Instant>) -> Vec<Notification> {
         let core = self.core();
         let conns = core.open_conns();
-        // Held throughout: without claims, workers would take in the events that this call waits for.
+        // Held throughout: without claims, workers would take in the events that this call waits
+        // for.
         let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
         loop {
             // A look costs less than reading the clock.
@@ -614,7 +627,8 @@ impl Endpoint {
         })
     }
 
-    /// Fails unfinished transfers, revokes every region, closes every connection, stops and joins the workers.
+    /// Fails unfinished transfers, revokes every region, closes every connection, stops and joins
+    /// the workers.
     ///
     /// When this returns `Ok`, no access by a peer lands in this endpoint's memory any more. Waits
     /// for peers of this host that are in the middle of an access, for at most the endpoint's

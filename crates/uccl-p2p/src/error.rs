@@ -19,7 +19,7 @@ pub enum Error {
     /// No such region, or it has been deregistered.
     #[error("{0} is unknown: it was never registered, or has been deregistered")]
     UnknownRegion(MrId),
-    /// No such transfer, or its result has long been dropped.
+    /// No such transfer, or its result is not kept any more.
     #[error("{0} is unknown: it was never posted, or finished too many transfers ago")]
     UnknownTransfer(TransferId),
     /// A local range is not inside the region that was named for it.
@@ -102,8 +102,8 @@ pub enum Error {
         /// The device's reason.
         reason: String,
     },
-    /// The deadline passed. The transfer has been fenced: no byte of it lands any more. If the connection was lost over
-    /// it, that does not hold for the peer's memory.
+    /// The deadline passed. The transfer has been fenced: no byte of it lands any more. If the
+    /// connection was lost over it, that does not hold for the peer's memory.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {
         /// The deadline, counted from the post.
@@ -111,14 +111,15 @@ pub enum Error {
         /// The peer that the transfer waited for; `None` if it waited for copies by this process.
         peer: Option<Arc<str>>,
     },
-    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more. If the
-    /// connection was lost over it, that does not hold for the peer's memory.
+    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any
+    /// more. If the connection was lost over it, that does not hold for the peer's memory.
     #[error("cancelled by {by}")]
     Cancelled {
         /// The side that cancelled.
         by: Arc<str>,
     },
-    /// An earlier write of the same context has failed, so a strong signal cannot say that all its bytes are there.
+    /// An earlier write of the same context has failed, so a strong signal cannot say that all its
+    /// bytes are there.
     #[error(
         "an earlier write of context {context} failed, so its strong signals are not sent any more: use another context"
     )]
@@ -134,8 +135,8 @@ pub enum Error {
         /// The sign of its end.
         reason: String,
     },
-    /// Memory cannot be given back yet: it must stay allocated. To wait again, deregister the regions (or close the
-    /// endpoint) again.
+    /// Memory cannot be given back yet: it must stay allocated. To wait again, deregister the
+    /// regions (or close the endpoint) again.
     #[error(
         "{} cannot be given back: {by} may still touch the memory ({reason}); keep it allocated, and deregister or close again to wait again",
         list(.regions)

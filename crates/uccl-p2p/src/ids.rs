@@ -1,6 +1,7 @@
 //! The ids that callers hold: of connections, regions and transfers.
 //!
-//! Each contains a generation, so an id that outlives its object is refused and never taken for another object's.
+//! Each contains a generation, so an id that outlives its object is refused and never taken for
+//! another object's.
 
 use std::fmt;
 

@@ -76,28 +76,30 @@ pub struct Request<'a> {
     /// A stream: the transfer begins after the work that is on it at the time of the post. `None`:
     /// the caller has already waited for the work that produces or uses the memory.
     pub after: Option<CudaStream>,
-    /// A word in the peer's memory that changes when all bytes of a write are visible there, before the notification is
-    /// sent. With a signal, a write may have no iovs.
+    /// A word in the peer's memory that changes when all bytes of a write are visible there, before
+    /// the notification is sent. With a signal, a write may have no iovs.
     pub signal: Option<Signal>,
-    /// The scope of strong signals: such a signal waits for the writes that were posted earlier in the same context.
+    /// The scope of strong signals: such a signal waits for the writes that were posted earlier in
+    /// the same context.
     pub context: u32,
 }
 
-/// A word in the peer's memory that a write changes exactly once, when all its bytes are visible there (also to the
-/// GPU, if it is GPU memory). The word does not change if the write fails or is cancelled, or if its deadline passes
-/// first.
+/// A word in the peer's memory that a write changes exactly once, when all its bytes are visible
+/// there (also to the GPU, if it is GPU memory). The word does not change if the write fails or is
+/// cancelled, or if its deadline passes first.
 ///
-/// The word is an integer of eight bytes, aligned to eight, in memory that the peer has registered. A reader that loads
-/// it atomically with acquire order, and sees the new value, also sees the bytes.
+/// The word is an integer of eight bytes, aligned to eight, in memory that the peer has registered.
+/// A reader that loads it atomically with acquire order, and sees the new value, also sees the
+/// bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Signal {
     /// Where the word is: at the beginning of the advert.
     pub advert: Advert,
     /// How the word changes.
     pub change: Change,
-    /// Whether the change also waits for all writes that were posted earlier in the same context over the same
-    /// connection: all of them must have succeeded. Once one of them has failed, the context can have no strong signals
-    /// any more.
+    /// Whether the change also waits for all writes that were posted earlier in the same context
+    /// over the same connection: all of them must have succeeded. Once one of them has failed, the
+    /// context can have no strong signals any more.
     pub strong: bool,
 }
 
@@ -122,8 +124,8 @@ impl Until {
 }
 
 impl<'a> Request<'a> {
-    /// A plain transfer: no notification, no signal, no stream to wait for, the endpoint's deadline. `adverts` is empty
-    /// for send and recv.
+    /// A plain transfer: no notification, no signal, no stream to wait for, the endpoint's
+    /// deadline. `adverts` is empty for send and recv.
     #[must_use]
     pub fn new(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Self {
         let (notif, timeout, after, signal, context) = (None, None, None, None, 0);
@@ -242,11 +244,13 @@ pub struct ConnInfo {
     pub peer: String,
     /// Whether the peer is on this host.
     pub same_host: bool,
-    /// The path of one-sided data: `cma`, `shm`, `tcp`, `verbs` or `libfabric` (and `mapped` for memory from alloc).
+    /// The path of one-sided data: `cma`, `shm`, `tcp`, `verbs` or `libfabric` (and `mapped` for
+    /// memory from alloc).
     pub path: String,
-    /// How the data moves on that path. Over rails this depends on the regions registered here, and on those of the
-    /// peer's that have been reached: `Staged` as soon as the devices do not accept one of them, so that its data has
-    /// to be copied; `Tcp` as soon as the data of one goes over the streams.
+    /// How the data moves on that path. Over rails this depends on the regions registered here, and
+    /// on those of the peer's that have been reached: `Staged` as soon as the devices do not accept
+    /// one of them, so that its data has to be copied; `Tcp` as soon as the data of one goes over
+    /// the streams.
     #[serde(serialize_with = "as_word")]
     pub moves: Moves,
     /// Number of streams that live or, over rails, of paths that work.
@@ -269,11 +273,11 @@ pub struct RegionInfo {
     pub len: usize,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// The NUMA node of host memory: that of its first page at the time of the call, on a machine with several nodes,
-    /// where the kernel tells.
+    /// The NUMA node of host memory: that of its first page at the time of the call, on a machine
+    /// with several nodes, where the kernel tells.
     pub numa_node: Option<u32>,
-    /// The nearest usable NIC: nearest to its GPU or its node; if neither is known, to the endpoint's GPU. `None` if no
-    /// NIC is up. A process looks up its NICs only once.
+    /// The nearest usable NIC: nearest to its GPU or its node; if neither is known, to the
+    /// endpoint's GPU. `None` if no NIC is up. A process looks up its NICs only once.
     pub nic: Option<NearNic>,
 }
 
@@ -305,7 +309,8 @@ pub struct Stats {
     pub refused_handshakes: u64,
     /// Lanes that died while their connection went on.
     pub lanes_lost: u64,
-    /// Copies between our locked host memory and peers' GPU memory that we made because the peers asked.
+    /// Copies between our locked host memory and peers' GPU memory that we made because the peers
+    /// asked.
     pub copied_for_peers: u64,
 }
 
@@ -343,8 +348,8 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// The stream with this handle (`cudaStream_t` as a number; 0 is the default stream) on the GPU of this
-    /// ordinal.
+    /// The stream with this handle (`cudaStream_t` as a number; 0 is the default stream) on the GPU
+    /// of this ordinal.
     ///
     /// # Safety
     /// The stream must exist until every call that it is passed to has returned.

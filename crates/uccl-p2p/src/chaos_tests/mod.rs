@@ -1,5 +1,5 @@
-//! The engine over lanes that split, delay, reorder, repeat, stall and are cut. A test that fails names its
-//! seed; `UCCL_CHAOS_SEED` runs that one again, `UCCL_CHAOS_RUNS` says how many to run.
+//! The engine over lanes that split, delay, reorder, repeat, stall and are cut. A test that fails
+//! names its seed; `UCCL_CHAOS_SEED` runs that one again, `UCCL_CHAOS_RUNS` says how many to run.
 
 mod asks;
 mod ends;

@@ -107,7 +107,8 @@ impl<'a> ByRails<'a> {
         Self { faults, timeout: FAR, copy_by: [CopyBy::Gpus, CopyBy::Gpus] }
     }
 
-    /// Joins two endpoints by a lane over a chaos pipe and by rails with these faults, two ends each.
+    /// Joins two endpoints by a lane over a chaos pipe and by rails with these faults, two ends
+    /// each.
     pub(super) fn join(self, seed: u64) -> [Side; 2] {
         let sides = self.join_untried(seed);
         sides[0].until("the first try of every rail", || {

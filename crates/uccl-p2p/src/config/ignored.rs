@@ -1,5 +1,5 @@
-//! Variables of UCCL that have no effect here. Each one that is set is reported once, so that nobody waits for its
-//! effect.
+//! Variables of UCCL that have no effect here. Each one that is set is reported once, so that
+//! nobody waits for its effect.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -44,8 +44,8 @@ const IGNORED: &[Ignored] = &[
     ignored("UCCL_TCP_OOB_PORT", "UCCL_P2P_BASE_PORT sets the well-known ports"),
 ];
 
-/// A sentence for each variable in the environment that has no effect here. Each is returned once in a process, to the
-/// first caller.
+/// A sentence for each variable in the environment that has no effect here. Each is returned once
+/// in a process, to the first caller.
 #[must_use]
 pub fn take_notices() -> Vec<String> {
     static TOLD: AtomicBool = AtomicBool::new(false);

@@ -348,7 +348,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Settings that the environment cannot change, because they differ between the endpoints of a process.
+/// Settings that the environment cannot change, because they differ between the endpoints of a
+/// process.
 pub(super) const PER_ENDPOINT: &[Setting] = &[
     Setting {
         name: "gpu_index",

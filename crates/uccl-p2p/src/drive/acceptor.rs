@@ -1,7 +1,8 @@
 //! The accepting side: runs handshakes, none of which can hold up another.
 //!
-//! Strangers reach a listener as easily as peers do. So a turn accepts only some, after everything else of the turn; the
-//! number of pending streams is bounded; and where that is full, the source that has most of them gives way.
+//! Strangers reach a listener as easily as peers do. So a turn accepts only some, after everything
+//! else of the turn; the number of pending streams is bounded; and where that is full, the source
+//! that has most of them gives way.
 
 use std::{
     cmp::Reverse,
@@ -38,16 +39,18 @@ use crate::{
     types::Accepted,
 };
 
-/// Most handshakes at a time: this many that are finished and wait for the rest of their connection, and as many that
-/// are not. Beyond that one of the same kind is dropped: the oldest of the source that has most.
+/// Most handshakes at a time: this many that are finished and wait for the rest of their
+/// connection, and as many that are not. Beyond that one of the same kind is dropped: the oldest of
+/// the source that has most.
 const MAX_PENDING: usize = 256;
-/// Most streams that one turn accepts from one listener. The same worker looks after deadlines and lanes.
+/// Most streams that one turn accepts from one listener. The same worker looks after deadlines and
+/// lanes.
 const ACCEPTS_A_TURN: usize = 16;
 /// Longest time for a handshake, where the connection's timeout is longer or off.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
-/// How long to stop accepting after an accept failed. Most likely there were no descriptors left, and others may close
-/// some.
+/// How long to stop accepting after an accept failed. Most likely there were no descriptors left,
+/// and others may close some.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How often a failed accept is logged.
 const WARN: Duration = Duration::from_secs(30);
@@ -65,9 +68,10 @@ struct Pending {
 enum Stream {
     /// The handshake is under way.
     Shaking { tcp: TcpStream, addr: SocketAddr, handshake: Box<Handshake> },
-    /// The first lane of a connection. Its handshake is finished; it waits for the `Establish` message.
+    /// The first lane of a connection. Its handshake is finished; it waits for the `Establish`
+    /// message.
     First(Box<First>),
-    /// A process of this host, which is going to say to which connection it belongs.
+    /// A process of this host, which will name the connection that it belongs to.
     Local(FdSocket),
 }
 
@@ -98,7 +102,8 @@ pub(crate) struct Acceptor {
 }
 
 impl Pending {
-    /// Whether its handshake is finished. If a secret is set, the peer has proven that it has the secret.
+    /// Whether its handshake is finished. If a secret is set, the peer has proven that it has the
+    /// secret.
     fn is_proven(&self) -> bool {
         matches!(self.stream, Stream::First(_))
     }
@@ -108,7 +113,7 @@ impl Pending {
 enum Next {
     /// Keep it and wait for more.
     Wait,
-    /// Forget it: it has become part of something else, or has ended.
+    /// Forget it: it has become part of a connection, or has ended.
     Gone,
 }
 
@@ -144,8 +149,8 @@ impl Acceptor {
         !self.pending.is_empty() || self.paused_until.is_some()
     }
 
-    /// Handles an event for `token`. Those of listeners are handled at the end of the turn: streams that have been
-    /// accepted do not wait for others.
+    /// Handles an event for `token`. Those of listeners are handled at the end of the turn: streams
+    /// that have been accepted do not wait for others.
     pub(crate) fn ready(&mut self, core: &Arc<Core>, epoll: &OwnedFd, token: u64) {
         match token {
             TCP | UDS => self.waited_at |= token,
@@ -200,8 +205,8 @@ impl Acceptor {
                     if tcp.set_nonblocking(true).is_err() || getrandom::fill(&mut nonce).is_err() {
                         continue;
                     }
-                    // With Nagle's algorithm, a reply can wait for the next one, and connecting takes tens of
-                    // milliseconds longer.
+                    // With Nagle's algorithm, a reply can wait for the next one, and connecting
+                    // takes tens of milliseconds longer.
                     let _ = tcp.set_nodelay(true);
                     let Ok(psk) = psk else { continue };
                     let handshake = Box::new(Handshake::acceptor(psk, nonce));

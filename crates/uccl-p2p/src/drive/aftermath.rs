@@ -1,7 +1,8 @@
-//! Peers that were given up and may not know it yet: they may have stopped in the middle of an access to our memory.
+//! Peers that were given up and may not know it yet: they may have stopped in the middle of an
+//! access to our memory.
 //!
-//! Until such a peer is done or has died, memory that it may be touching is not given back by a deregistration, and
-//! transfers for which it was asked to copy do not end.
+//! Until such a peer is done or has died, memory that it may be touching is not given back by a
+//! deregistration, and transfers for which it was asked to copy do not end.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,4 +1,5 @@
-//! Copies that we make for the peer, because our GPUs reach our locked host memory and the peer's do not.
+//! Copies that we make for the peer, because our GPUs reach our locked host memory and the peer's
+//! do not.
 //!
 //! Each copy is a transfer without a caller here. As always, the keys that the peer knows decide
 //! which memory it may touch. Deregistering the memory ends the copy first.
@@ -47,8 +48,8 @@ impl Connection {
     ) -> Result<Work, Answer> {
         let (mut work, regions) = self.locate(direction, pieces)?;
         if self.talk.lock().session.asked.add(id, regions) {
-            // Some keys are for parts of regions. Such a region may have been revoked before its slot was noted: check
-            // again.
+            // Some keys are for parts of regions. Such a region may have been revoked before its
+            // slot was noted: check again.
             work = self.locate(direction, pieces)?.0;
         }
         let host = self.links.host.as_ref();

@@ -1,9 +1,9 @@
 //! Asks the owner of memory to copy where its GPUs reach memory that ours do not: between a GPU's
 //! memory here and locked host memory of the peer.
 //!
-//! An operation becomes a message with keys made only for it, and the peer's answer ends it. If something speaks
-//! against it (the peer declines, too much is unanswered, our memory cannot be opened by others), the operation is left
-//! to the lanes.
+//! An operation becomes a message with keys made only for it, and the peer's answer ends it. If
+//! something speaks against it (the peer declines, too much is unanswered, our memory cannot be
+//! opened by others), the operation is left to the lanes.
 
 use std::sync::Arc;
 
@@ -23,11 +23,12 @@ use super::{
     work::Work,
 };
 
-/// Less is not worth two messages: the peer's and ours take some microseconds, in which copies through a locked buffer
-/// (8 to 10 GB/s) move about as much.
+/// Less is not worth two messages: the peer's and ours take some microseconds, in which copies
+/// through a locked buffer (8 to 10 GB/s) move about as much.
 const MIN_BYTES: u64 = 64 << 10;
 impl Connection {
-    /// Asks the peer to make the copies that it makes better. Returns the work that is left for the lanes.
+    /// Asks the peer to make the copies that it makes better. Returns the work that is left for the
+    /// lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
         if !self.asks_about(&work) {
             return work;
@@ -57,14 +58,16 @@ impl Connection {
         self.core.config.ask_owners || work.len_bytes() >= MIN_BYTES && better()
     }
 
-    /// Whether a long copy between this memory of the peer's and a region of ours is left to the peer.
+    /// Whether a long copy between this memory of the peer's and a region of ours is left to the
+    /// peer.
     pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
         let always = self.core.config.ask_owners;
         let better = || self.owner_copies(mr.kind, &[remote]).contains(&true);
         always || mr.region.backing.is_some() && better()
     }
 
-    /// Which pieces the peer copies better. Empty if the peer is on another host or copies none of them better.
+    /// Which pieces the peer copies better. Empty if the peer is on another host or copies none of
+    /// them better.
     fn owner_copies(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> Vec<bool> {
         let host = self.links.host.as_ref();
         host.map_or_else(Vec::new, |host| host.owner_copies(ours, remote))

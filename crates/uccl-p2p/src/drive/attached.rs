@@ -60,7 +60,8 @@ impl<C> Attached<C> {
         self.is_armed.load(SeqCst)
     }
 
-    /// Notes that its worker is about to be woken; false if the worker does not leave the lane to callers.
+    /// Notes that its worker is about to be woken; false if the worker does not leave the lane to
+    /// callers.
     pub(crate) fn take_back(&self) -> bool {
         self.is_left.swap(false, SeqCst)
     }

@@ -108,7 +108,8 @@ mod tests {
         }
     }
 
-    /// The caller has found the connection open, and another thread ends it before the transfer gets its place.
+    /// The caller has found the connection open, and another thread ends it before the transfer
+    /// gets its place.
     #[test]
     fn a_transfer_that_comes_after_the_end_of_its_connection_is_refused_and_keeps_nothing() {
         let pair = Joined::by_tcp();

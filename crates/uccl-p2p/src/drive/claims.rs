@@ -1,8 +1,9 @@
 //! Claims: either the callers that wait on a connection make progress on it, or its workers do.
 //!
-//! A caller that waits *claims* its connection, and workers leave its lanes alone: a caller that spins is not disturbed
-//! by threads that wake for nothing. A claim counts only while its caller looks at the lanes or sleeps on them. So a
-//! caller that is held up elsewhere does not keep others from being served.
+//! A caller that waits *claims* its connection, and workers leave its lanes alone: a caller that
+//! spins is not disturbed by threads that wake for nothing. A claim counts only while its caller
+//! looks at the lanes or sleeps on them. So a caller that is held up elsewhere does not keep others
+//! from being served.
 //!
 //! Nobody knows whether a caller that leaves comes back at once, and waking a worker at the end of
 //! each short call would cost more than the call. So a worker watches the lanes, and learns from
@@ -20,18 +21,19 @@ use std::{
 
 /// A claim does not count if its caller has not looked at the lanes for this long.
 const LAPSE: Duration = Duration::from_millis(1);
-/// How long a worker stays away at first, and at most. The time doubles whenever callers are still there. Each look
-/// costs callers some microseconds where no processor is free.
+/// How long a worker stays away at first, and at most. The time doubles whenever callers are still
+/// there. Each look costs callers some microseconds where no processor is free.
 pub(super) const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
-/// How long it stays away while one caller is there all the time: the end of the claim wakes it, and a claim may lapse.
+/// How long it stays away while one caller is there all the time: the end of the claim wakes it,
+/// and a claim may lapse.
 const AWAY_LONG: Duration = Duration::from_millis(2);
 /// The same for lanes that carry no messages: they show only events that callers wait for.
 const AWAY_QUIET: Duration = Duration::from_millis(5);
 /// Callers that were there this recently may be about to come again.
 const LATELY: Duration = Duration::from_millis(10);
-/// How many times a worker may be woken for nothing: at most, and how many times more after each time that it was of
-/// use. More than once, because where two sides answer each other in turns, each call of this side wakes it for nothing
-/// as well.
+/// How many times a worker may be woken for nothing: at most, and how many times more after each
+/// time that it was of use. More than once, because where two sides answer each other in turns,
+/// each call of this side wakes it for nothing as well.
 const CREDIT: u8 = 8;
 const CREDIT_FOR_USE: u8 = 2;
 
@@ -111,7 +113,8 @@ pub(crate) struct Care {
     beats: u64,
     /// When `beats` was last seen to have grown.
     beaten: Option<Instant>,
-    /// Claims that had ended at the last look (`seen`), and when the worker stayed away last (`ended`).
+    /// Claims that had ended at the last look (`seen`), and when the worker stayed away last
+    /// (`ended`).
     seen: u64,
     ended: u64,
     /// When callers were last seen there.
@@ -143,10 +146,10 @@ impl Care {
         self.woken = true;
     }
 
-    /// Notes that the worker has done something, which it began at `begun`. If callers were there then, they would have
-    /// done it: the worker has only taken a processor and the lane from them. The same holds for a caller that was
-    /// between two calls: where there are enough processors, a worker that spins is faster than a caller that begins
-    /// its next call.
+    /// Notes that the worker has done something, which it began at `begun`. If callers were there
+    /// then, they would have done it: the worker has only taken a processor and the lane from them.
+    /// The same holds for a caller that was between two calls: where there are enough processors, a
+    /// worker that spins is faster than a caller that begins its next call.
     pub(crate) fn has_done(&mut self, were_callers_there: bool, claims: &Claims, begun: Instant) {
         self.woken = false;
         let is_between = self.called.is_some_and(|called| begun - called < AWAY.0);
@@ -243,7 +246,8 @@ mod tests {
         assert!(care.leaves(&claims, true, last + LAPSE * 2), "it sleeps on the lanes");
     }
 
-    /// Checks how long it stays away from a caller that makes one call after another during this time.
+    /// Checks how long it stays away from a caller that makes one call after another during this
+    /// time.
     fn stays_away_from_calls(
         care: &mut Care,
         claims: &Claims,

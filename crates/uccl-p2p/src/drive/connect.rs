@@ -35,10 +35,12 @@ const SLICE: Duration = Duration::from_millis(50);
 const NO_NAP: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(200);
 
-/// How long after the first failure to try again, if the peer is not there yet. Doubles each time, up to [`SLICE`].
+/// How long after the first failure to try again, if the peer is not there yet. Doubles each time,
+/// up to [`SLICE`].
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 
-/// The longest turn of an address while others wait for theirs, if there is no limit for all of them.
+/// The longest turn of an address while others wait for theirs, if there is no limit for all of
+/// them.
 const TURN: Duration = Duration::from_secs(10);
 
 /// The peer to connect to, and how long to try.
@@ -48,7 +50,8 @@ pub(crate) struct Target<'a> {
     pub(crate) addrs: &'a [SocketAddr],
     /// How long it may take; zero means for ever.
     pub(crate) timeout: Duration,
-    /// The instance of the endpoint that is meant, where that is known. Another one is not connected to.
+    /// The instance of the endpoint that is meant, where that is known. Another one is not
+    /// connected to.
     pub(crate) meant: Option<u64>,
     /// Whether to wait for a peer that is not there yet.
     pub(crate) awaited: bool,
@@ -67,7 +70,8 @@ struct Patience<'a> {
 
 /// Why a handshake did not succeed.
 enum Unmet {
-    /// Nobody listens, or the peer left before it said anything: a peer that is still starting looks like that.
+    /// Nobody listens, or the peer left before it said anything: a peer that is still starting
+    /// looks like that.
     Nobody(io::Error),
     /// The address cannot be reached, or does not answer.
     Unreachable(Error),
@@ -218,8 +222,8 @@ impl Patience<'_> {
             return Err(self.unmet(e));
         }
         let tcp = TcpStream::from(socket);
-        // The kernel may use a free port of this host as the socket's own port. If that is the port it connects to, the
-        // socket has met itself.
+        // The kernel may use a free port of this host as the socket's own port. If that is the port
+        // it connects to, the socket has met itself.
         if tcp.local_addr().is_ok_and(|own| own == self.addr) {
             return Err(Unmet::Nobody(io::ErrorKind::ConnectionRefused.into()));
         }
@@ -274,8 +278,8 @@ impl Patience<'_> {
         }
     }
 
-    /// Does the handshake with the peer, at the first of its addresses where that succeeds. While others are left, an
-    /// address has an equal share of the time.
+    /// Does the handshake with the peer, at the first of its addresses where that succeeds. While
+    /// others are left, an address has an equal share of the time.
     fn shake_any(
         &mut self,
         core: &Core,
@@ -354,7 +358,8 @@ impl Patience<'_> {
         }
     }
 
-    /// Waits until every rail has been tried, or time is up. Where only rails are allowed, one of them must work.
+    /// Waits until every rail has been tried, or time is up. Where only rails are allowed, one of
+    /// them must work.
     fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
         let Some(rails) = &conn.links.rails else { return Ok(()) };
         let mut claim = conn.claim();
@@ -452,8 +457,8 @@ pub(crate) fn connect(
     let list =
         |links| core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)));
     let (conn, word) = match local {
-        // Before the `Establish` message, after which the peer copies by itself: a thread that gives memory back has to
-        // find this connection in the list.
+        // Before the `Establish` message, after which the peer copies by itself: a thread that
+        // gives memory back has to find this connection in the list.
         Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(socket)),
         None => {
             let agreed =
@@ -481,8 +486,8 @@ pub(crate) fn connect(
     Ok(conn)
 }
 
-/// Turns a listed connection into one that works. `word` is the socket for the `Establish` message, if that has not
-/// been sent yet.
+/// Turns a listed connection into one that works. `word` is the socket for the `Establish` message,
+/// if that has not been sent yet.
 fn complete(
     core: &Arc<Core>,
     conn: &Arc<Connection>,

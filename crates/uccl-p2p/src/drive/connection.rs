@@ -78,8 +78,8 @@ pub(crate) struct Connection {
     /// Which lanes are lost.
     pub(crate) fates: Lanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
-    /// The protocol session. It stays locked while a message is sent, so that messages are sent in the order in which
-    /// they were encoded.
+    /// The protocol session. It stays locked while a message is sent, so that messages are sent in
+    /// the order in which they were encoded.
     pub(crate) talk: Mutex<Talk>,
     pub(crate) deferred: Deferred<Self>,
     /// Contexts in which a write has failed.
@@ -132,7 +132,8 @@ impl Claim<'_> {
         self.0.claims.beat();
     }
 
-    /// Runs something that may take long and does not involve the lanes. Workers look after the lanes meanwhile.
+    /// Runs something that may take long and does not involve the lanes. Workers look after the
+    /// lanes meanwhile.
     pub(crate) fn aside<T>(self, act: impl FnOnce() -> T) -> (Self, T) {
         let conn = self.0;
         drop(self);
@@ -255,9 +256,10 @@ impl Connection {
         self.fail(error);
     }
 
-    /// Ends the connection. When this returns, nothing touches memory through it any more, and every transfer on it has
-    /// ended or ends when the last [hold](Transfer::hold) on it is dropped. If another thread is ending it already,
-    /// this returns at once, before that is true. Must not be called from a completion or a message.
+    /// Ends the connection. When this returns, nothing touches memory through it any more, and
+    /// every transfer on it has ended or ends when the last [hold](Transfer::hold) on it is
+    /// dropped. If another thread is ending it already, this returns at once, before that is true.
+    /// Must not be called from a completion or a message.
     pub(crate) fn fail(self: &Arc<Self>, e: Error) {
         {
             let mut lost = self.lost.lock();
@@ -283,7 +285,8 @@ impl Connection {
         // Before the transfers end, because their memory may be deregistered then.
         self.core.watch_aftermath(self, lent);
         self.core.look_after_aftermaths();
-        // Before the list of transfers is read: a transfer that is posted now is either in the list, or sees this flag.
+        // Before the list of transfers is read: a transfer that is posted now is either in the
+        // list, or sees this flag.
         self.ended.store(true, SeqCst);
         let unfinished = self.unfinished();
         unfinished.iter().for_each(|transfer| transfer.end_with_connection());
@@ -296,8 +299,8 @@ impl Connection {
         self.fail(e);
     }
 
-    /// Waits until a closed connection and every transfer on it have ended. Another thread may be ending it. Peers that
-    /// copy for us get as much time as they get to let a transfer end.
+    /// Waits until a closed connection and every transfer on it have ended. Another thread may be
+    /// ending it. Peers that copy for us get as much time as they get to let a transfer end.
     pub(crate) fn wait_for_end(self: &Arc<Self>) {
         while !self.has_ended() || !self.unfinished().is_empty() {
             self.core.look_after_aftermaths();
@@ -305,8 +308,9 @@ impl Connection {
         }
     }
 
-    /// If a socket shows that the peer has ended, waits until the connection has. A thread that looks after the lanes
-    /// ends it, once all that came before has been taken in; that takes no longer than the endpoint's timeout.
+    /// If a socket shows that the peer has ended, waits until the connection has. A thread that
+    /// looks after the lanes ends it, once all that came before has been taken in; that takes no
+    /// longer than the endpoint's timeout.
     pub(crate) fn take_in_end(self: &Arc<Self>, interrupt: &mut dyn Interrupt) -> Result<()> {
         let begun = Instant::now();
         let most = timers::to_take_in_end(&self.core.config);
@@ -354,8 +358,8 @@ impl Connection {
         transfer
     }
 
-    /// Makes a transfer with a strong signal, as [`admit`](Self::admit) does. It has to [follow](Self::follow) the writes that
-    /// are returned.
+    /// Makes a transfer with a strong signal, as [`admit`](Self::admit) does. It has to
+    /// [follow](Self::follow) the writes that are returned.
     pub(crate) fn admit_strong(&self, plan: Plan<Self>) -> Result<(Arc<Transfer>, Earlier)> {
         let (transfer, earlier) = self.core.transfers.insert_strong(plan)?;
         self.admitted(&transfer);
@@ -383,11 +387,13 @@ impl Connection {
         }
     }
 
-    /// Starts to end a transfer early, as far as that is possible now; may be called again until it has ended.
+    /// Starts to end a transfer early, as far as that is possible now; may be called again until it
+    /// has ended.
     pub(crate) fn fence(self: &Arc<Self>, transfer: &Arc<Transfer>, why: Fence) {
         let (why, ops) = {
             let mut body = transfer.body.lock();
-            // The first reason stands: a worker may come by here with another while the first caller is still at it.
+            // The first reason stands: a worker may come by here with another while the first
+            // caller is still at it.
             let why = *body.fence.get_or_insert(why);
             body.fenced_at.get_or_insert_with(Instant::now);
             (why, body.ops.clone())
@@ -420,9 +426,9 @@ impl Connection {
         &*self.links.streams[0]
     }
 
-    /// Sends a message that consists of these parts; the first part begins with the message's prefix. A message longer
-    /// than the lane takes is cut into fragments. The caller must hold the session's lock: it keeps the fragments
-    /// together and the messages in order.
+    /// Sends a message that consists of these parts; the first part begins with the message's
+    /// prefix. A message longer than the lane takes is cut into fragments. The caller must hold the
+    /// session's lock: it keeps the fragments together and the messages in order.
     pub(crate) fn send_message(&self, parts: &[&[u8]]) {
         let lane = self.messages();
         let max = lane.caps().max_message;
@@ -457,8 +463,8 @@ impl Connection {
         }
     }
 
-    /// Notes that a caller may have consumed an event that would have woken the lane's worker: by arming the lane, or
-    /// by looking at rails.
+    /// Notes that a caller may have consumed an event that would have woken the lane's worker: by
+    /// arming the lane, or by looking at rails.
     pub(crate) fn borrow_lane(&self, lane: usize) {
         let bit = fates::bit(lane);
         if self.borrowed.load(Relaxed) & bit == 0 {
@@ -482,7 +488,8 @@ impl Connection {
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
-    /// Callers stay away for a while: workers that have left lanes to them look after the lanes again.
+    /// Callers stay away for a while: workers that have left lanes to them look after the lanes
+    /// again.
     pub(crate) fn leave_to_workers(&self) {
         // Before the list is read: a worker that leaves its lane to callers later sees this.
         self.claims.desert();
@@ -491,8 +498,8 @@ impl Connection {
         left.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
-    /// Wakes one of the callers that sleep on the lanes, because the caller that was awake will not look after new
-    /// events.
+    /// Wakes one of the callers that sleep on the lanes, because the caller that was awake will not
+    /// look after new events.
     pub(crate) fn hand_over(&self) {
         if let Some(sleeper) = self.sleepers.lock().first() {
             sleeper.ring();

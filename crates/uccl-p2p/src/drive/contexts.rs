@@ -1,11 +1,13 @@
-//! The order of the unfinished writes of each context of each connection: which of them a strong signal follows.
+//! The order of the unfinished writes of each context of each connection: which of them a strong
+//! signal follows.
 //!
 //! A write takes its place when it enters the list of transfers, under that list's lock. A strong
 //! signal follows only writes that have their places already. So no two transfers can wait for each
 //! other, regardless of the threads that post them.
 //!
-//! It follows the last unfinished strong signal, which stands for all that was before it, and the writes after that one.
-//! So each write is followed by one strong signal, however many are outstanding.
+//! It follows the last unfinished strong signal, which stands for all that was before it, and the
+//! writes after that one. So each write is followed by one strong signal, however many are
+//! outstanding.
 
 use std::collections::HashMap;
 

@@ -136,7 +136,8 @@ pub(crate) struct Accepts<C> {
     pub(crate) waiting: VecDeque<Accepted>,
     /// Whether callers do not use `accept`: connections are usable as they come.
     pub(crate) passive: bool,
-    /// Connections that do not wait for accept yet because their rails have not been tried, and since when.
+    /// Connections that do not wait for accept yet because their rails have not been tried, and
+    /// since when.
     pub(super) untried: Vec<(Weak<C>, Instant)>,
 }
 

@@ -73,7 +73,8 @@ pub(super) struct Waiting<C: Carrier> {
 /// A transfer that may begin.
 pub(super) struct Due<C: Carrier> {
     pub(super) first: Waiting<C>,
-    /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is dropped.
+    /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is
+    /// dropped.
     pub(super) hold: Hold<C>,
     /// The error, if the stream that it waited for failed.
     pub(super) failed: Option<GpuError>,
@@ -85,7 +86,8 @@ pub(crate) struct Deferred<C: Carrier> {
     waiting: Mutex<Option<VecDeque<Waiting<C>>>>,
     /// Locked while some of them begin, so that they begin in order.
     pub(super) beginning: Mutex<()>,
-    /// How many there are, including those that are just beginning; below, how many of them are receives and sends.
+    /// How many there are, including those that are just beginning; below, how many of them are
+    /// receives and sends.
     open: AtomicUsize,
     ordered: [AtomicUsize; 2],
 }
@@ -111,8 +113,8 @@ impl<C: Carrier> Deferred<C> {
         start.order().is_some_and(|order| self.ordered[order].load(SeqCst) > 0)
     }
 
-    /// Adds a transfer; false if the connection has ended. A transfer that was added after that would keep the
-    /// connection's memory, and the connection the transfer's.
+    /// Adds a transfer; false if the connection has ended. A transfer that was added after that
+    /// would keep the connection's memory, and the connection the transfer's.
     pub(super) fn push(&self, transfer: Waiting<C>) -> bool {
         let mut waiting = self.waiting.lock();
         let Some(waiting) = &mut *waiting else { return false };
@@ -157,7 +159,8 @@ impl<C: Carrier> Deferred<C> {
         due
     }
 
-    /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to follow.
+    /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to
+    /// follow.
     pub(super) fn take(&self, transfer: &Arc<Transfer<C>>) -> Option<Waiting<C>> {
         let mut waiting = self.waiting.lock();
         let waiting = waiting.as_mut()?;

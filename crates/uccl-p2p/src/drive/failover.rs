@@ -1,13 +1,15 @@
-//! Lanes that die while their connection lives: the other lanes take over their unfinished operations.
+//! Lanes that die while their connection lives: the other lanes take over their unfinished
+//! operations.
 //!
-//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on their way to the
-//! peer. So a piece is posted again only when nothing of the first attempt can land any more: our end is dead
-//! (`Lane::kill` has returned), and the peer has said that its end is dead, too. Until then the pieces wait as orphans
-//! of their lane. A side that loses a lane, or hears that the peer has lost it, kills its end and says so with
+//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on
+//! their way to the peer. So a piece is posted again only when nothing of the first attempt can
+//! land any more: our end is dead (`Lane::kill` has returned), and the peer has said that its end
+//! is dead, too. Until then the pieces wait as orphans of their lane. A side that loses a lane, or
+//! hears that the peer has lost it, kills its end and says so with
 //! [`LaneDown`](uccl_wire::message::Message::LaneDown).
 //!
-//! Marking a lane as lost touches no lane, so completions and messages can do it. The next thread that makes progress,
-//! a worker if nobody else, kills the lane.
+//! Marking a lane as lost touches no lane, so completions and messages can do it. The next thread
+//! that makes progress, a worker if nobody else, kills the lane.
 
 use std::sync::{Arc, atomic::Ordering::*};
 
@@ -50,8 +52,8 @@ impl Connection {
         self.talk.lock().session.lanes.owed_since_ms()
     }
 
-    /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called from completions and
-    /// messages.
+    /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
+    /// from completions and messages.
     pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
         if self.fates.lost.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
             return;
@@ -64,8 +66,8 @@ impl Connection {
         self.ring_sleepers();
     }
 
-    /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be called from a
-    /// completion or a message.
+    /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be
+    /// called from a completion or a message.
     pub(crate) fn end_lane(self: &Arc<Self>, lane: usize) -> bool {
         if self.fates.ending.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
             return false;

@@ -30,6 +30,7 @@ impl Lanes {
 
 /// The bit that stands for a lane.
 pub(super) fn bit(lane: usize) -> u64 {
-    // A connection has fewer lanes than a word has bits (`greeting.rs`). A lane that it does not have is not lost.
+    // A connection has fewer lanes than a word has bits (`greeting.rs`). A lane that it does not
+    // have is not lost.
     u32::try_from(lane).ok().and_then(|lane| 1u64.checked_shl(lane)).unwrap_or(0)
 }

@@ -45,7 +45,8 @@ impl Connection {
         body.ops.is_empty() || !body.ops.iter().all(by_rails)
     }
 
-    /// Begins a transfer that waits for a stream: a GPU of ours that copies all of it waits instead.
+    /// Begins a transfer that waits for a stream: a GPU of ours that copies all of it waits
+    /// instead.
     fn begin_behind(self: &Arc<Self>, transfer: &Arc<Transfer>, host: &dyn HostLane) {
         if !self.deferred.any() {
             return;

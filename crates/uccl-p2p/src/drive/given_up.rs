@@ -18,8 +18,8 @@ pub(super) struct GivenUp<C: Carrier> {
     pub(super) since: Instant,
     pub(super) aftermaths: Vec<Arc<dyn Aftermath>>,
     pub(super) lent: Vec<Lent<C>>,
-    /// Transfers that must not end before the copies that this process itself still makes. No lane tells which
-    /// transfers these copies belong to, so all unfinished ones are held.
+    /// Transfers that must not end before the copies that this process itself still makes. No lane
+    /// tells which transfers these copies belong to, so all unfinished ones are held.
     pub(super) copied: Vec<Hold<C>>,
 }
 
@@ -28,7 +28,8 @@ impl<C: Carrier> GivenUp<C> {
         self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
     }
 
-    /// Whether the peer may be touching the region in this slot, with its key or with one made for a part of it.
+    /// Whether the peer may be touching the region in this slot, with its key or with one made for
+    /// a part of it.
     pub(super) fn touches(&self, slot: u32) -> bool {
         let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
         self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
@@ -42,7 +43,8 @@ impl<C: Carrier> GivenUp<C> {
         self.aftermaths.iter().all(|aftermath| aftermath.is_over())
     }
 
-    /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access begins.
+    /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access
+    /// begins.
     pub(super) fn take_back(&mut self) -> Vec<Lent<C>> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);

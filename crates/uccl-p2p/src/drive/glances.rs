@@ -116,7 +116,8 @@ impl Glances {
 }
 
 impl Drop for Glances {
-    /// The thread ends when nothing is looked at. If the driver holds it up for good, it is left to itself.
+    /// The thread ends when nothing is looked at. If the driver holds it up for good, it is left to
+    /// itself.
     fn drop(&mut self) {
         let thread = self.0.lock().thread.take();
         if let Some(thread) = thread.filter(JoinHandle::is_finished) {
@@ -170,7 +171,7 @@ fn look(word: &Word, glance: &mut Glance) -> std::result::Result<(), GpuError> {
     if word.is_over.load(Acquire) {
         return Ok(());
     }
-    // SAFETY: an aligned word in a region that the lease keeps registered, of this GPU's memory. The lease is dropped when
-    // the look is not under way.
+    // SAFETY: an aligned word in a region that the lease keeps registered, of this GPU's memory.
+    // The lease is dropped when the look is not under way.
     unsafe { glance.begin(word.address) }
 }

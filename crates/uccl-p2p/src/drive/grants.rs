@@ -14,7 +14,8 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Connection {
-    /// Makes keys for pieces of registered memory: one per region, for the part of it that the pieces cover.
+    /// Makes keys for pieces of registered memory: one per region, for the part of it that the
+    /// pieces cover.
     pub(crate) fn grant(
         &self,
         leases: &[Lease],
@@ -74,8 +75,8 @@ impl Covers {
         Ok(covers)
     }
 
-    /// The part that a piece is in; it grows if necessary. Pieces mostly follow each other in one region, or take turns
-    /// among several, so the last part and the one after it are tried first.
+    /// The part that a piece is in; it grows if necessary. Pieces mostly follow each other in one
+    /// region, or take turns among several, so the last part and the one after it are tried first.
     fn part_of(&mut self, leases: &[Lease], span: Span, last: usize) -> Result<usize> {
         let holds = |part: &Part| contains(leases[part.lease].mr().span, span);
         let near = (last..last + 2).find(|at| self.parts.get(*at).is_some_and(holds));

@@ -160,8 +160,8 @@ pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer 
     }
 }
 
-/// Whether data between the two ends carries a checksum: where it crosses a network or one side asks for it, unless one
-/// side forbids it.
+/// Whether data between the two ends carries a checksum: where it crosses a network or one side
+/// asks for it, unless one side forbids it.
 pub(crate) fn checksum(config: &Config, peer: &Hello, same_host: bool) -> bool {
     match (config.checksum, peer.checksum) {
         (Checksum::Off, _) | (_, ChecksumPref::Off) => false,
@@ -175,7 +175,8 @@ pub(crate) fn rails_possible(config: &Config, peer: &Hello) -> bool {
     devices::possible(config) && peer.features.contains(Features::RAILS)
 }
 
-/// Number of TCP lanes of a connection: the larger number that one of the two asks for, or else a suitable one.
+/// Number of TCP lanes of a connection: the larger number that one of the two asks for, or else a
+/// suitable one.
 pub(crate) fn lanes(config: &Config, peer: &Hello, same_host: bool) -> u16 {
     let asked = (config.tcp_streams as u16).max(peer.wanted_lanes);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());

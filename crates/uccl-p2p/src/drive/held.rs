@@ -170,7 +170,8 @@ impl Source {
     fn look(&self, after: Option<Instant>) -> Result<Option<(u64, bool)>, GpuError> {
         match self {
             Self::Host(address) => {
-                // SAFETY: an aligned word in a region that the wait's lease keeps registered, of host memory.
+                // SAFETY: an aligned word in a region that the wait's lease keeps registered, of
+                // host memory.
                 let word = unsafe { AtomicU64::from_ptr(*address as *mut u64) };
                 Ok(Some((word.load(Acquire), after.is_some())))
             }

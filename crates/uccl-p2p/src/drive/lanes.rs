@@ -1,4 +1,5 @@
-//! Makes the lanes between two endpoints after their handshake, over the links that they have agreed on.
+//! Makes the lanes between two endpoints after their handshake, over the links that they have
+//! agreed on.
 
 use std::{env, sync::Arc};
 

@@ -6,8 +6,8 @@ use uccl_fabric::lane::{HostLane, Lane, MessageLane, RailLane};
 
 /// Lanes to one peer.
 pub(crate) struct Links {
-    /// TCP streams, or the one lane between two processes of a host. The first carries messages; when it dies, the
-    /// connection ends.
+    /// TCP streams, or the one lane between two processes of a host. The first carries messages;
+    /// when it dies, the connection ends.
     pub(crate) streams: Vec<Arc<dyn MessageLane>>,
     /// The first stream, if it is between two processes of a host.
     pub(crate) host: Option<Arc<dyn HostLane>>,

@@ -38,7 +38,8 @@ impl Connection {
                     let reason = format!("no sign of life for {}", seconds(ms));
                     return self.fail(self.lost_to(reason));
                 }
-                // The first lane is pinged as often as this one, so it answers as well or is given up.
+                // The first lane is pinged as often as this one, so it answers as well or is given
+                // up.
                 Look::Silent(ms) if self.heard_first_within(timeout_ms / 2) => {
                     self.lose_lane(n, format_args!("silent for {}", seconds(ms)));
                 }

@@ -1,4 +1,5 @@
-//! Keys made for one send, notification or ask, and memory that a given-up peer may still access with them.
+//! Keys made for one send, notification or ask, and memory that a given-up peer may still access
+//! with them.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// For a region in `table`. `part_of` is the slot of the caller's region that contains it; `None` if there is none.
+    /// For a region in `table`. `part_of` is the slot of the caller's region that contains it;
+    /// `None` if there is none.
     pub(super) fn new(region: Region, table: Arc<RegionTable>, part_of: Option<u32>) -> Self {
         Self { region, table, part_of }
     }

@@ -2,9 +2,9 @@
 //! which decides the messages of the two ends: lanes, threads, waiting and waking. Here transfers
 //! become operations on lanes, and here they end.
 //!
-//! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a transfer's body, the list of
-//! notifications, a lane's sending half, the list of transfers. Ending a connection takes a lane's halves, so it never
-//! happens from a completion or a message.
+//! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a
+//! transfer's body, the list of notifications, a lane's sending half, the list of transfers. Ending
+//! a connection takes a lane's halves, so it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
 pub(crate) mod aftermath;

@@ -16,7 +16,8 @@ use super::{
 use crate::types::{Notification, Op};
 
 impl Connection {
-    /// Delivers the notifications that can be delivered in order, and fetches the payload of the next one if need be.
+    /// Delivers the notifications that can be delivered in order, and fetches the payload of the
+    /// next one if need be.
     pub(crate) fn resume_notifs(self: &Arc<Self>) {
         let mut fetch = None;
         {
@@ -117,8 +118,8 @@ mod tests {
 
     use crate::{Error, Status, Uninterrupted, drive::joined::Joined};
 
-    /// The sender sees the end of a notification only when the peer's caller can take it, whether it came with its
-    /// message or was fetched.
+    /// The sender sees the end of a notification only when the peer's caller can take it, whether
+    /// it came with its message or was fetched.
     #[test]
     fn what_has_been_delivered_can_be_taken() {
         let pair = Joined::by_tcp();

@@ -1,4 +1,5 @@
-//! Operations that their caller waits for on the spot. They become part of a transfer only if they take long.
+//! Operations that their caller waits for on the spot. They become part of a transfer only if they
+//! take long.
 
 use std::sync::{
     Arc,

@@ -23,7 +23,8 @@ impl Parker {
         Ok(Self(fd))
     }
 
-    /// This thread's bell, made at its first use. A thread of a forked child gets another one than its parent's.
+    /// This thread's bell, made at its first use. A thread of a forked child gets another one than
+    /// its parent's.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         thread_local! {
             static PARKER: std::cell::RefCell<Option<(u32, Arc<Parker>)>> = const { std::cell::RefCell::new(None) };
@@ -43,7 +44,7 @@ impl Parker {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets all rings so far.
+    /// Clears the rings so far.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }

@@ -1,4 +1,5 @@
-//! Memory for long notifications: not zeroed before use, and in large pages where it comes from the kernel.
+//! Memory for long notifications: not zeroed before use, and in large pages where it comes from the
+//! kernel.
 
 use bytes::Bytes;
 use rustix::mm::{Advice, madvise};
@@ -6,7 +7,8 @@ use uccl_fabric::mem::Span;
 
 use crate::types::NotifPayload;
 
-/// From this size on, the allocator gets memory from the kernel each time, with a page fault for each page of it.
+/// From this size on, the allocator gets memory from the kernel each time, with a page fault for
+/// each page of it.
 const NEW: usize = 32 << 20;
 const LARGE_PAGE: usize = 2 << 20;
 
@@ -54,7 +56,8 @@ pub(crate) fn kept(payload: NotifPayload<'_>) -> Bytes {
     }
 }
 
-/// Asks the kernel for large pages where it has them: faults on small ones take as long as the copy itself.
+/// Asks the kernel for large pages where it has them: faults on small ones take as long as the copy
+/// itself.
 fn ask_for_large_pages(bytes: &mut Vec<u8>) {
     let spare = bytes.spare_capacity_mut().as_mut_ptr_range();
     let start = (spare.start as usize).next_multiple_of(LARGE_PAGE);

@@ -1,7 +1,9 @@
-//! Where an endpoint's GPU and its memory are on this machine: which CPUs, NICs and addresses are near.
+//! Where an endpoint's GPU and its memory are on this machine: which CPUs, NICs and addresses are
+//! near.
 //!
-//! The machine is read once in a process, at the first question, and the result is kept. This never initialises CUDA:
-//! until someone else has, the PCI bus and the environment say which GPU an index means.
+//! The machine is read once in a process, at the first question, and the result is kept. This never
+//! initialises CUDA: until someone else has, the PCI bus and the environment say which GPU an index
+//! means.
 
 use std::{collections::HashMap, net::IpAddr, sync::OnceLock, thread, time::Duration};
 
@@ -15,9 +17,11 @@ use uccl_fabric::mem::Span;
 
 use crate::config::Config;
 
-/// Threads that may spin at a time: a caller and a worker at each end of a connection within this machine.
+/// Threads that may spin at a time: a caller and a worker at each end of a connection within this
+/// machine.
 const SPINNERS: usize = 4;
-/// With fewer processors than that, a worker that spins for longer keeps callers of its process from running.
+/// With fewer processors than that, a worker that spins for longer keeps callers of its process
+/// from running.
 const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
 /// How long workers spin before they sleep, on lanes that callers use as well.
@@ -45,12 +49,14 @@ const TURN_NS: u64 = 100_000;
 /// How late a worker may be woken from a nap.
 const LATE_NS: libc::c_ulong = 1_000;
 
-/// Asks for short time slices, and so for early ones: the calling thread does little at a time, and others spin until
-/// it is done. Linux grants that from 6.12 on. It is not needed where a kernel refuses.
+/// Asks for short time slices, and so for early ones: the calling thread does little at a time, and
+/// others spin until it is done. Linux grants that from 6.12 on. It is not needed where a kernel
+/// refuses.
 pub(crate) fn be_prompt() {
     let size = size_of::<Scheduling>() as u32;
     let mut own = Scheduling { size, ..Scheduling::default() };
-    // SAFETY: about the calling thread alone; the structure is as long as is said, and lives through the calls.
+    // SAFETY: about the calling thread alone; the structure is as long as is said, and lives
+    // through the calls.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, LATE_NS);
         let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut own, size, 0) == 0;
@@ -93,14 +99,15 @@ pub(crate) fn pci_address(index: u32) -> Option<String> {
     machine()?.topology.gpu_address(index).map(|address| address.to_string())
 }
 
-/// The NUMA node of the first page of host memory, where there are several nodes and the kernel tells.
+/// The NUMA node of the first page of host memory, where there are several nodes and the kernel
+/// tells.
 pub(crate) fn node_of(kind: MemoryKind, span: Span) -> Option<u32> {
     let asks = kind.device().is_none() && span.len > 0 && has_several_nodes();
     asks.then(|| numa::node_at(span.addr))?
 }
 
-/// The NIC nearest to memory of this kind on this node, for an endpoint of this GPU. Host memory on an unknown node
-/// counts as near the endpoint's GPU.
+/// The NIC nearest to memory of this kind on this node, for an endpoint of this GPU. Host memory on
+/// an unknown node counts as near the endpoint's GPU.
 pub(crate) fn nearest_nic(kind: MemoryKind, node: Option<u32>, gpu: u32) -> Option<NearNic> {
     let machine = machine()?;
     let place = match (kind.device(), node) {
@@ -155,8 +162,8 @@ pub(crate) fn cpus_for_workers(config: &Config) -> Option<CpuList> {
     near_and_enough(&machine()?.topology, place, &allowed, config.num_cpus)
 }
 
-/// The CPUs near a place, of those that the process may use. `None` if these are all CPUs that it may use, or if they
-/// are too few for the workers while other CPUs would have nothing to do.
+/// The CPUs near a place, of those that the process may use. `None` if these are all CPUs that it
+/// may use, or if they are too few for the workers while other CPUs would have nothing to do.
 fn near_and_enough(
     topology: &Topology,
     place: Place,

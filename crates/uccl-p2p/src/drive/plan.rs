@@ -1,4 +1,5 @@
-//! From transfers to operations: large ones are cut, and go to the lanes with the least outstanding.
+//! From transfers to operations: large ones are cut, and go to the lanes with the least
+//! outstanding.
 
 use std::sync::Arc;
 
@@ -49,8 +50,8 @@ impl Connection {
         }
     }
 
-    /// Posts work on one kind of local memory. If the rails reach the memory, it is one operation of the rail lane,
-    /// which cuts and spreads it itself. Otherwise it goes over the streams.
+    /// Posts work on one kind of local memory. If the rails reach the memory, it is one operation
+    /// of the rail lane, which cuts and spreads it itself. Otherwise it goes over the streams.
     pub(super) fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         if self.rails_for(&work).is_none() {
             return self.post_on_streams(transfer, work);
@@ -78,11 +79,11 @@ impl Connection {
         }
     }
 
-    /// Posts a write and its signal as one operation of the first lane, or as one job of a GPU of ours, if that is
-    /// possible. Otherwise returns the work.
+    /// Posts a write and its signal as one operation of the first lane, or as one job of a GPU of
+    /// ours, if that is possible. Otherwise returns the work.
     ///
-    /// No operation of the first lane is ever posted again, because the connection ends with it. So the word changes
-    /// once.
+    /// No operation of the first lane is ever posted again, because the connection ends with it. So
+    /// the word changes once.
     fn post_signalled(&self, transfer: &Arc<Transfer>, work: Work) -> Option<Work> {
         let Some(word) = transfer.free_signal() else { return Some(work) };
         let op = work.clone().operation(Arc::clone(transfer) as _);
@@ -107,7 +108,8 @@ impl Connection {
         };
         match posted {
             Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
-            // The GPU reaches the word, but not the data. Nothing has moved: both go as they would without a GPU.
+            // The GPU reaches the word, but not the data. Nothing has moved: data and signal take
+            // the way that they would take without a GPU.
             Ok(Posted::Done(Err(OpError::HostOnly(_)))) if by_gpu.is_some() => {
                 transfer.return_signal(word);
                 transfer.op_ended();
@@ -164,7 +166,8 @@ impl Connection {
         }
     }
 
-    /// Posts an operation, on its lane or on another that takes it. Its transfer must expect it already.
+    /// Posts an operation, on its lane or on another that takes it. Its transfer must expect it
+    /// already.
     pub(crate) fn post_piece(self: &Arc<Self>, mut piece: Piece) {
         loop {
             let lane = piece.lane;
@@ -196,7 +199,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Notes that an operation could not be posted. The next thread that makes progress ends the connection.
+    /// Notes that an operation could not be posted. The next thread that makes progress ends the
+    /// connection.
     fn not_posted(&self, transfer: &Arc<Transfer>, e: LaneError) {
         transfer.note_error(self.lost_to(e));
         transfer.op_ended();

@@ -1,4 +1,5 @@
-//! The lane over rails (devices that move memory one-sidedly), beside the streams that carry messages.
+//! The lane over rails (devices that move memory one-sidedly), beside the streams that carry
+//! messages.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ use crate::{
 };
 
 impl Core {
-    /// The devices of this endpoint. The first call starts to open them, and to show them the regions that there are,
-    /// on a thread of its own.
+    /// The devices of this endpoint. The first call starts to open them, and to show them the
+    /// regions that there are, on a thread of its own.
     pub(crate) fn devices(&self) -> &Devices {
         self.devices_by(|| {
             let config = self.config.clone();
@@ -33,7 +34,7 @@ impl Core {
         })
     }
 
-    /// The same; `how` gives the function that opens them.
+    /// The devices of this endpoint; `how` gives the function that opens them.
     pub(crate) fn devices_by<O>(&self, how: impl FnOnce() -> O) -> &Devices
     where
         O: FnOnce() -> devices::Opened + Send + 'static,
@@ -98,7 +99,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Offers the connection to `accept`: now, or when its rails have been tried or their time is up.
+    /// Offers the connection to `accept`: now, or when its rails have been tried or their time is
+    /// up.
     pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
         *self.accepting.lock() = Some(accepted);
         let is_settled = || self.links.rails.as_ref().is_none_or(|rails| rails.is_settled());
@@ -111,7 +113,8 @@ impl Connection {
         }
     }
 
-    /// Called when the peer has not said in time that the rails have been tried: goes on without them.
+    /// Called when the peer has not said in time that the rails have been tried: goes on without
+    /// them.
     pub(super) fn do_without_rails(self: &Arc<Self>) {
         if self.rails_up().is_none() && self.core.config.transport.needs_rails() {
             let why = self.why_no_rails();
@@ -169,7 +172,8 @@ impl Connection {
         self.links.streams.len()
     }
 
-    /// The rail lane, if operations are under way on it: they end sooner than a socket could be polled.
+    /// The rail lane, if operations are under way on it: they end sooner than a socket could be
+    /// polled.
     pub(super) fn rails_under_way(&self) -> Option<&dyn RailLane> {
         let lost = || self.fates.lost(self.rails_place());
         self.links.rails.as_deref().filter(|rails| rails.is_under_way() && !lost())

@@ -90,8 +90,9 @@ impl Connection {
                         continue;
                     }
                     let to = Span { len: bytes.len(), ..*target };
-                    // SAFETY: inside a registered region, which the transfer's lease keeps registered, and
-                    // `fit` has found it long enough. The caller may have unmapped it.
+                    // SAFETY: inside a registered region, which the transfer's lease keeps
+                    // registered, and `fit` has found it long enough. The caller may have unmapped
+                    // it.
                     if unsafe { guarded::copy_to(to, bytes) }.is_err() {
                         transfer.note_error(transfer.op_error(OpError::LocalFault));
                     }

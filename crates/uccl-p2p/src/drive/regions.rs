@@ -37,26 +37,28 @@ pub(crate) struct Mr {
     /// The allocations of its first and its last byte, where the driver tells allocations apart.
     allocations: [Option<u64>; 2],
     leases: AtomicUsize,
-    /// The memory that contains it, if peers of this host can reach that by themselves: memory from `alloc`, which this
-    /// keeps alive, or a GPU's memory.
+    /// The memory that contains it, if peers of this host can reach that by themselves: memory from
+    /// `alloc`, which this keeps alive, or a GPU's memory.
     pub(crate) memory: Mutex<Option<Registration<Shareable>>>,
 }
 
 impl Mr {
-    /// Whether the memory is still of the allocation that it was registered in; true where the driver does not tell.
+    /// Whether the memory still belongs to the allocation that it was registered in; true where the
+    /// driver does not report allocations.
     pub(crate) fn is_same_memory(&self) -> bool {
         self.allocations[0].is_none()
             || allocations(self.span).is_ok_and(|now| now == self.allocations)
     }
 
-    /// The NUMA node of the first page of host memory, where there are several nodes and the kernel tells. Read at each
-    /// call, not when registering: it takes a system call, and memory that nobody has touched yet is on no node.
+    /// The NUMA node of the first page of host memory, where there are several nodes and the kernel
+    /// tells. Read at each call, not when registering: it takes a system call, and memory that
+    /// nobody has touched yet is on no node.
     pub(crate) fn node(&self) -> Option<u32> {
         places::node_of(self.kind, self.span)
     }
 
-    /// The nearest usable NIC to memory of this kind on that node, for an endpoint of this GPU. The answer is
-    /// remembered for all memory at the same place.
+    /// The nearest usable NIC to memory of this kind on that node, for an endpoint of this GPU. The
+    /// answer is remembered for all memory at the same place.
     pub(crate) fn nearest_nic(&self, node: Option<u32>, gpu: u32) -> Option<NearNic> {
         places::nearest_nic(self.kind, node, gpu)
     }
@@ -76,7 +78,8 @@ fn allocations(span: Span) -> std::result::Result<[Option<u64>; 2], GpuError> {
     Ok([id(span.addr)?, id(last)?])
 }
 
-/// A transfer of this endpoint uses the region. While this exists, the region cannot be deregistered.
+/// A transfer of this endpoint uses the region. While this exists, the region cannot be
+/// deregistered.
 pub(crate) struct Lease(Arc<Mr>);
 
 impl Lease {
@@ -90,7 +93,8 @@ impl Lease {
     }
 }
 
-/// A region that was looked up. While this exists, the region stays listed, so that a lease of it can be made.
+/// A region that was looked up. While this exists, the region stays listed, so that a lease of it
+/// can be made.
 pub(crate) struct Found<'a>(&'a Arc<Mr>);
 
 impl Found<'_> {
@@ -120,8 +124,8 @@ impl Ending {
         self.mr.leases.load(SeqCst) > 0
     }
 
-    /// Calls `release` for the region, which lets go of its memory or says why not yet. Once that has succeeded, later
-    /// calls do nothing, however many threads wait for it.
+    /// Calls `release` for the region, which lets go of its memory or says why not yet. Once that
+    /// has succeeded, later calls do nothing, however many threads wait for it.
     pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
         let mut revoked = self.revoked.lock();
         // Afterwards `release` must not be called any more: the slot may belong to another region.
@@ -167,7 +171,8 @@ pub(crate) struct Mrs {
 }
 
 impl Mrs {
-    /// An empty list of regions. Peers of this host can reach GPU memory by themselves only if `ipc` is set.
+    /// An empty list of regions. Peers of this host can reach GPU memory by themselves only if
+    /// `ipc` is set.
     pub(crate) fn new(ipc: bool) -> Result<Self> {
         let table = RegionTable::new().map_err(|e| Error::os("making the region table", e))?;
         Ok(Self {
@@ -184,8 +189,8 @@ impl Mrs {
         by_id.live.len() + by_id.ending.len()
     }
 
-    /// Adds a region, which is not released before the lease ends. If it is the first region in memory that peers of
-    /// this host can reach, `offer` is called with that memory.
+    /// Adds a region, which is not released before the lease ends. If it is the first region in
+    /// memory that peers of this host can reach, `offer` is called with that memory.
     pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Lease> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
@@ -266,7 +271,8 @@ impl Mrs {
         self.shared.all()
     }
 
-    /// Lets go of the memory that a revoked region lies in. If it was the last region there, `retract` is called.
+    /// Lets go of the memory that a revoked region lies in. If it was the last region there,
+    /// `retract` is called.
     pub(crate) fn let_go(&self, mr: &Mr, retract: impl FnOnce(&Shareable)) {
         self.unshare(mr.memory.lock().take(), retract);
     }
@@ -282,7 +288,8 @@ impl Mrs {
         by_id.live.get(&id).map(|mr| with(Found(mr))).ok_or(Error::UnknownRegion(id))
     }
 
-    /// Calls `each` for all regions. None is added or ended meanwhile, so `each` must not take long.
+    /// Calls `each` for all regions. None is added or ended meanwhile, so `each` must not take
+    /// long.
     pub(crate) fn each(&self, each: impl FnMut(&Arc<Mr>)) {
         self.by_id.read().live.values().for_each(each);
     }
@@ -294,8 +301,8 @@ impl Mrs {
         around.max_by_key(|mr| (mr.span.addr, mr.id)).cloned()
     }
 
-    /// Revokes a region, unless a transfer of ours uses it. For a region that was revoked before and may still be
-    /// touched, returns that one.
+    /// Revokes a region, unless a transfer of ours uses it. For a region that was revoked before
+    /// and may still be touched, returns that one.
     pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<Ending>> {
         let mut by_id = self.by_id.write();
         if let Some(ending) = by_id.ending.get(&id) {
@@ -312,7 +319,8 @@ impl Mrs {
         Ok(by_id.end(&self.table, mr))
     }
 
-    /// Revokes all regions, including those that transfers of ours use. No region can be added any more.
+    /// Revokes all regions, including those that transfers of ours use. No region can be added any
+    /// more.
     pub(crate) fn revoke_all(&self) -> Vec<Arc<Ending>> {
         let mut by_id = self.by_id.write();
         by_id.closed = true;
@@ -328,8 +336,8 @@ impl Mrs {
         drop(ended);
     }
 
-    /// Finds the region of every iov, and calls `each` with them. Fails if an iov is not inside its region. With
-    /// `clamp` it has only to begin there, and is cut off where the region ends.
+    /// Finds the region of every iov, and calls `each` with them. Fails if an iov is not inside its
+    /// region. With `clamp` it has only to begin there, and is cut off where the region ends.
     pub(crate) fn resolve(
         &self,
         iovs: &[Iov],
@@ -419,7 +427,8 @@ mod tests {
         let start = memory.as_ptr() as usize;
         let resolve = |ptr, len, clamp| {
             let mut spans = Vec::new();
-            // The iov under test is the second one: the first is looked up, and later ones reuse its region.
+            // The iov under test is the second one: the first is looked up, and later ones reuse
+            // its region.
             let iovs = [Iov { mr, ptr: start, len: 1 }, Iov { mr, ptr, len }];
             let resolved = mrs.resolve(&iovs, clamp, |_, _, span| {
                 spans.push(span);

@@ -73,8 +73,8 @@ impl Core {
         open.collect()
     }
 
-    /// Replaces a lost connection by the reason for its loss. Does nothing if it was forgotten already: its slot may
-    /// belong to another connection by now.
+    /// Replaces a lost connection by the reason for its loss. Does nothing if it was forgotten
+    /// already: its slot may belong to another connection by now.
     pub(crate) fn conn_lost(&self, conn: &Connection, e: Error) {
         let lost = Entry::Lost(conn.id, e, Box::new(conn.info()));
         let mut conns = self.conns.write();
@@ -111,27 +111,30 @@ impl Core {
         known
     }
 
-    /// Offers all shared memory that is registered to a new peer of this host, which may then map it.
+    /// Offers all shared memory that is registered to a new peer of this host, which may then map
+    /// it.
     pub(crate) fn offer_memory_to(&self, conn: &Connection) {
         for memory in self.mrs.shared_memory() {
             conn.links.host.iter().for_each(|lane| lane.offer(&memory));
         }
     }
 
-    /// Adds a region. If its memory is shared, offers it to the peers of this host, which may then map it.
+    /// Adds a region. If its memory is shared, offers it to the peers of this host, which may then
+    /// map it.
     pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
         let offer = |memory: &Shareable| self.for_each_host(|lane| lane.offer(memory));
         let lease = self.mrs.insert(span, offer)?;
         let mr = lease.mr();
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            // If the region is ended meanwhile: the lease keeps its slot from being reused, and the region is taken
-            // from the devices again.
+            // If the region is ended meanwhile: the lease keeps its slot from being reused, and the
+            // region is taken from the devices again.
             rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         let id = mr.id;
         drop(lease);
         if let Err(e) = self.usable() {
-            // The endpoint has closed meanwhile: the memory is the caller's again, as if this call had come too late.
+            // The endpoint has closed meanwhile: the memory is the caller's again, as if this call
+            // had come too late.
             return match self.release_region(id) {
                 Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
                 Err(touched) => Err(touched),
@@ -140,8 +143,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Called when a region has ended. Devices let go of it. Peers forget its memory, unless other regions lie in it.
-    /// An error says why a device did not let go: it may still reach the memory.
+    /// Called when a region has ended. Devices let go of it. Peers forget its memory, unless other
+    /// regions lie in it. An error says why a device did not let go: it may still reach the memory.
     pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
             rails.remove(mr.region.slot)?;
@@ -182,7 +185,7 @@ impl Core {
             accepts.forget_ended();
             accepts.untried.extract_if(.., |(_, since)| timers::is_over(*since, time)).collect()
         };
-        // No lock is held here.
+        // Without a lock: this may close connections.
         late.iter().filter_map(|(conn, _)| conn.upgrade()).for_each(|conn| conn.do_without_rails());
         !self.accepts.lock().untried.is_empty()
     }

@@ -1,8 +1,9 @@
 //! Giving memory back: regions are revoked, accesses to them are waited for, and an error names the
 //! party that does not let go.
 //!
-//! `deregister`, `close` and dropping the last handle all go through here. A revoked region stays in the list of ending
-//! regions until nothing touches it any more, so that a wait that was in vain can be repeated.
+//! `deregister`, `close` and dropping the last handle all go through here. A revoked region stays
+//! in the list of ending regions until nothing touches it any more, so that a wait that was in vain
+//! can be repeated.
 
 use std::{
     sync::{
@@ -28,11 +29,13 @@ use crate::{
     ids::MrId,
 };
 
-/// How long a wait only yields its processor before it begins to sleep: most accesses are over in microseconds.
+/// How long a wait only yields its processor before it begins to sleep: most accesses are over in
+/// microseconds.
 const BRISK: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(200);
 
-/// Connections that are ended at the same time: each may have to wait for a copy that the kernel holds up.
+/// Connections that are ended at the same time: each may have to wait for a copy that the kernel
+/// holds up.
 const AT_A_TIME: usize = 64;
 
 /// The end of a period that begins now; `None` for a zero period, which does not end.
@@ -95,8 +98,8 @@ impl Toucher {
 }
 
 impl Core {
-    /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's timeout. Then the peer
-    /// that touches it is given up, and a further call waits again.
+    /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's
+    /// timeout. Then the peer that touches it is given up, and a further call waits again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
         let until = until(timers::to_let_go(&self.config));
         self.held.end_those_of(id, until);
@@ -104,8 +107,9 @@ impl Core {
         self.drain(vec![ending], until)
     }
 
-    /// Closes the endpoint. No region can be added any more. Waits until nothing touches the regions that there were,
-    /// for at most the endpoint's timeout, and for the workers. A further call waits again.
+    /// Closes the endpoint. No region can be added any more. Waits until nothing touches the
+    /// regions that there were, for at most the endpoint's timeout, and for the workers. A further
+    /// call waits again.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.closed.store(true, SeqCst);
         // All waits below count their time from here.
@@ -139,8 +143,8 @@ impl Core {
         Err(Error::StillTouched { regions: [].into(), by, reason })
     }
 
-    /// The same as [`close`](Self::close), when the last handle is dropped. If a close has waited in vain, this does
-    /// not wait again.
+    /// The same as [`close`](Self::close), when the last handle is dropped. If a close has waited
+    /// in vain, this does not wait again.
     pub(crate) fn end(self: &Arc<Self>) -> Result<()> {
         if !self.closed.load(SeqCst) {
             return self.close();
@@ -156,7 +160,8 @@ impl Core {
     ) -> Result<()> {
         let started = Instant::now();
         loop {
-            // Before the check below: a peer is given up only if it still touches a region after the time is up.
+            // Before the check below: a peer is given up only if it still touches a region after
+            // the time is up.
             let is_late = until.is_some_and(|until| until <= Instant::now());
             let mut toucher: Option<Toucher> = None;
             endings.retain(|ending| match self.let_go_if_untouched(ending) {
@@ -170,7 +175,8 @@ impl Core {
             if is_late || !toucher.is_passing {
                 return Err(give_up(&endings, toucher));
             }
-            // This finds out that a given-up peer is done, and ends the transfers that waited for it.
+            // This finds out that a given-up peer is done, and ends the transfers that waited for
+            // it.
             self.look_after_aftermaths();
             self.held.look();
             match started.elapsed() < BRISK {
@@ -207,7 +213,8 @@ impl Core {
         if let Some(conn) = touching {
             return Some(Toucher::peer(&Arc::clone(&conn.peer.name), Some(conn)));
         }
-        // After the connections: one that ends is added to the aftermaths before it leaves the list of connections.
+        // After the connections: one that ends is added to the aftermaths before it leaves the list
+        // of connections.
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 pub(crate) enum Source {
     /// A process of this host, over a Unix socket.
     Host,
-    /// An IPv4 address, or a network of 64 bits of IPv6: one host may have all addresses of such a network.
+    /// An IPv4 address, or a network of 64 bits of IPv6: one host may have all addresses of such a
+    /// network.
     Network(IpAddr),
 }
 
@@ -51,8 +52,8 @@ impl Seats {
         Self { most, taken: Arc::default() }
     }
 
-    /// Room for a stream from `source`, if there is any. No source gets more than is left for the others, so that none
-    /// of them takes all.
+    /// Room for a stream from `source`, if there is any. No source gets more than is left for the
+    /// others, so that none of them takes all.
     pub(crate) fn take(&self, source: Source) -> Option<Seat> {
         let mut taken = self.taken.lock();
         let left = self.most.saturating_sub(taken.all);

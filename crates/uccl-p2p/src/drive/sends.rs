@@ -47,8 +47,8 @@ impl Connection {
         let outgoing = &mut session.outgoing;
         let seq = match outgoing.admit_send(len, spans.len(), is_readable)? {
             Way::Eager => {
-                // SAFETY: inside registered regions, which the transfer's leases keep registered. The caller may have
-                // unmapped them.
+                // SAFETY: inside registered regions, which the transfer's leases keep registered.
+                // The caller may have unmapped them.
                 if !spans.iter().all(|span| unsafe { guarded::is_readable(*span) }) {
                     return Err(transfer.op_error(OpError::LocalFault));
                 }
@@ -156,8 +156,8 @@ impl Connection {
         sent.transfer.op_ended();
     }
 
-    /// Asks the peer to give up a send, unless it has been asked, or the send has not begun. Its answer ends the
-    /// transfer.
+    /// Asks the peer to give up a send, unless it has been asked, or the send has not begun. Its
+    /// answer ends the transfer.
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
         self.tell(|session, out| session.outgoing.cancel_send(transfer.seq.load(Relaxed), out));
     }
@@ -219,8 +219,8 @@ mod tests {
         }
     }
 
-    /// The peer keeps data that came with its message until a receive takes it. It ends the connection if there is more
-    /// of that than was agreed.
+    /// The peer keeps data that came with its message until a receive takes it. It ends the
+    /// connection if there is more of that than was agreed.
     #[test]
     fn what_travels_with_its_message_and_is_not_received_fits_a_window() {
         let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
@@ -291,14 +291,16 @@ mod tests {
         pair.close();
     }
 
-    /// The peer keeps a list of the pieces of sends that no receive has met. Both ends know how long it may get.
+    /// The peer keeps a list of the pieces of sends that no receive has met. Both ends know how
+    /// long it may get.
     #[test]
     fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
         let Joined { a, b, to_b, to_a } = Joined::by_tcp();
         let memory = [7_u8; 8];
         let pieces_of = |ep: &Endpoint| {
             let (ptr, len) = (memory.as_ptr() as usize, 8);
-            // SAFETY: the memory outlives the endpoints' use of it, which is none: the pieces are empty.
+            // SAFETY: the memory outlives the endpoints' use of it, which is none: the pieces are
+            // empty.
             let mr = unsafe { ep.register(ptr, len) }.expect("registered");
             vec![Iov { mr, ptr, len: 0 }; MAX_IOVS]
         };

@@ -1,5 +1,5 @@
-//! How the engine drives the protocol: messages are sent in the order in which the session encodes them, and incoming
-//! messages are acted on.
+//! How the engine drives the protocol: messages are sent in the order in which the session encodes
+//! them, and incoming messages are acted on.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! Signals: words in the peer's memory that writes change when all their bytes are there, and words in ours that the
-//! peer changes.
+//! Signals: words in the peer's memory that writes change when all their bytes are there, and words
+//! in ours that the peer changes.
 //!
-//! A lane that reaches the word changes it at once. A write that is one operation of the first lane takes its signal along
-//! (`plan.rs`). Otherwise a message on the first lane asks the owner to change the word. The owner always answers, unless
-//! the connection ends. A signal is never sent twice.
+//! A lane that reaches the word changes it at once. A write that is one operation of the first lane
+//! takes its signal along (`plan.rs`). Otherwise a message on the first lane asks the owner to
+//! change the word. The owner always answers, unless the connection ends. A signal is never sent
+//! twice.
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
@@ -110,7 +111,8 @@ impl Connection {
     /// # Errors
     /// A write of its context has failed.
     pub(crate) fn follow(&self, transfer: &Arc<Transfer>, earlier: Earlier) -> Result<()> {
-        // Before the check below: a failing write is noted as failed before anybody can see that it has ended.
+        // Before the check below: a failing write is noted as failed before anybody can see that it
+        // has ended.
         earlier.iter().for_each(|earlier| earlier.lead(transfer));
         self.check_context(transfer.context)
     }
@@ -123,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// Whether a strong signal of this context has nothing to wait for.
+    /// Whether a strong signal of this context waits for no earlier write.
     pub(crate) fn is_context_clear(&self, context: u32) -> bool {
         // Acquire: a write that has failed is noted as failed before it is counted out.
         self.pending.load(Acquire) == 0 && self.check_context(context).is_ok()

@@ -34,7 +34,8 @@ impl Socket {
         Self { tcp, keys: handshake.take_keys() }
     }
 
-    /// A number that nobody else should know. `token` travels in the handshake, and others may see it there.
+    /// A number that nobody else should know. `token` travels in the handshake, and others may see
+    /// it there.
     pub(crate) fn secret(&self, token: u128) -> u128 {
         self.keys.as_ref().map_or(token, |keys| keys.secret)
     }
@@ -53,7 +54,8 @@ impl Socket {
         if self.keys.is_some() { MAX_WORD } else { HEADER_LEN }
     }
 
-    /// Reads the peer's `Establish` message, of which all bytes are there. Returns its number of lanes.
+    /// Reads the peer's `Establish` message, of which all bytes are there. Returns its number of
+    /// lanes.
     pub(crate) fn read_word(&mut self, word: &[u8]) -> Result<u64, WordError> {
         let word = match &mut self.keys {
             None => word,

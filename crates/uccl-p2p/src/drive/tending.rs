@@ -37,7 +37,8 @@ impl Attached {
         self.conn.fates.lost(self.lane)
     }
 
-    /// Whether callers look after the lane. They do not if it has to be killed: sleeping callers do not see that.
+    /// Whether callers look after the lane. They do not if it has to be killed: sleeping callers do
+    /// not see that.
     pub(super) fn left_to_callers(&self, now: Instant) -> bool {
         let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
         !self.is_lost() && leaves()

@@ -1,5 +1,6 @@
-//! How long transfers and memory wait for a peer before it is given up (`liveness.rs` judges silence). Each time derives
-//! from a setting: `timeout`, within which a peer has to answer, or a transfer's own timeout.
+//! How long transfers and memory wait for a peer before it is given up (`liveness.rs` judges
+//! silence). Each time derives from a setting: `timeout`, within which a peer has to answer, or a
+//! transfer's own timeout.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 /// that it waits for may stand behind the streams' own waits in a hardware queue.
 pub(crate) const TO_HOLD_STREAMS: Duration = Duration::from_millis(500);
 
-/// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of its time, at most a
-/// fortieth of the connection's.
+/// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of
+/// its time, at most a fortieth of the connection's.
 fn to_fence(config: &Config, timeout: Duration) -> Duration {
     (timeout / 10).min(to_end(config) / 40)
 }
@@ -53,7 +54,8 @@ pub(crate) fn to_let_go(config: &Config) -> Duration {
     config.timeout
 }
 
-/// How long a worker may take to end. It may be in the middle of a copy, or may be ending a lane that is.
+/// How long a worker may take to end. It may be in the middle of a copy, or may be ending a lane
+/// that is.
 const TO_LEAVE: Duration = Duration::from_secs(5);
 
 /// How long workers are waited for when their endpoint closes.

@@ -47,7 +47,8 @@ const FAILED: u8 = 2;
 pub(crate) enum Kind {
     /// A copy that the peer asked this process to make.
     Asked,
-    /// The fetch of a notification's payload from the peer that sent it; no caller here asked for it.
+    /// The fetch of a notification's payload from the peer that sent it; no caller here asked for
+    /// it.
     Fetch,
     Notif,
     Read,
@@ -200,7 +201,7 @@ pub(crate) struct Body<C> {
     pub(crate) after: After,
     pub(crate) fence: Option<Fence>,
     pub(crate) fenced_at: Option<Instant>,
-    /// Its signal is on its way, or has been: only the peer knows whether its word has changed.
+    /// Its signal has been sent: only the peer knows whether its word has changed.
     pub(super) is_signalling: bool,
     /// For a recv: where its data goes, one span per iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
@@ -214,8 +215,8 @@ pub(crate) struct Body<C> {
 }
 
 impl<C> Body<C> {
-    /// Its signal, if that depends on nothing but its own bytes: it waits for no other transfer, has not failed, and is
-    /// not being ended.
+    /// Its signal, if that depends on nothing but its own bytes: it waits for no other transfer,
+    /// has not failed, and is not being ended.
     fn free_signal(&self) -> Option<Word> {
         let is_free = self.following.is_empty() && self.error.is_none() && self.fence.is_none();
         match self.after {
@@ -236,7 +237,8 @@ pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     /// Whether the connection has ended: nothing will touch memory through it any more.
     fn has_ended(&self) -> bool;
 
-    /// Whether only this process still has work to do for a transfer. `ops` are its operations that have not ended.
+    /// Whether only this process still has work to do for a transfer. `ops` are its operations that
+    /// have not ended.
     fn is_up_to_us(&self, transfer: &Arc<Transfer<Self>>, ops: &[(u16, OpName)]) -> bool;
 
     /// Takes the step `after`, when all operations of a transfer have ended, with success or
@@ -330,7 +332,8 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// Lets the streams go on that wait for it, if it was called off so long ago that something may wait for them in turn.
+    /// Lets the streams go on that wait for it, if it was called off so long ago that something may
+    /// wait for them in turn.
     pub(crate) fn let_streams_go(&self, patience: Duration) {
         let mut body = self.body.lock();
         let is_late = body.fenced_at.is_some_and(|at| at.elapsed() >= patience);
@@ -351,12 +354,14 @@ impl<C: Carrier> Transfer<C> {
         is_plain.then(|| body.ops.clone())
     }
 
-    /// The signal that may be sent along with its only operation, because nothing else decides whether the word changes.
+    /// The signal that may be sent along with its only operation, because nothing else decides
+    /// whether the word changes.
     pub(super) fn free_signal(&self) -> Option<Word> {
         self.body.lock().free_signal()
     }
 
-    /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to follow.
+    /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to
+    /// follow.
     pub(super) fn take_signal(&self) -> Option<Word> {
         let mut body = self.body.lock();
         let word = body.free_signal()?;
@@ -491,7 +496,8 @@ impl<C: Carrier> Transfer<C> {
         self.checksummed.store(checked, Relaxed);
     }
 
-    /// An operation (or the post itself) has ended, and with the last one [all of them](Self::ops_done).
+    /// An operation (or the post itself) has ended, and with the last one [all of
+    /// them](Self::ops_done).
     pub(crate) fn op_ended(self: &Arc<Self>) {
         if self.ops_left.fetch_sub(1, AcqRel) == 1 {
             self.ops_done();
@@ -569,8 +575,8 @@ impl<C: Carrier> Transfer<C> {
                 std::mem::take(&mut body.followers),
             )
         };
-        // Before anybody can see that it has ended. The caller may then deregister its memory, and a strong signal that
-        // follows must not announce bytes that are not there.
+        // Before anybody can see that it has ended. The caller may then deregister its memory, and
+        // a strong signal that follows must not announce bytes that are not there.
         drop(leases);
         drop(signals);
         if !ok {
@@ -596,7 +602,8 @@ impl<C: Carrier> Hold<C> {
 
 impl<C: Carrier> Drop for Hold<C> {
     fn drop(&mut self) {
-        // The connection may end at the same time: either this sees its end, or its end sees no hold.
+        // The connection may end at the same time: either this sees its end, or its end sees no
+        // hold.
         if self.0.holds.fetch_sub(1, SeqCst) == 1 && self.0.conn.has_ended() {
             self.0.end_with_connection();
         }
@@ -636,7 +643,8 @@ pub(crate) type Earlier<C> = Vec<Arc<Transfer<C>>>;
 /// A transfer, and the writes that it follows.
 type InOrder<C> = (Arc<Transfer<C>>, Earlier<C>);
 
-/// Room for a transfer in the list. It is given back when this is dropped, unless a transfer has taken it.
+/// Room for a transfer in the list. It is given back when this is dropped, unless a transfer has
+/// taken it.
 pub(crate) struct Room<'a>(&'a AtomicUsize);
 
 impl Room<'_> {
@@ -706,7 +714,8 @@ impl<C: Carrier> Transfers<C> {
         transfer
     }
 
-    /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the writes that are returned.
+    /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the
+    /// writes that are returned.
     pub(crate) fn insert_strong(&self, plan: Plan<C>) -> Result<InOrder<C>> {
         Ok(self.insert_in_order(self.room()?, plan, true))
     }
@@ -822,7 +831,8 @@ mod tests {
         is_blamed: AtomicBool,
         /// Whether everybody could see that a transfer had ended, before its failure was noted.
         is_late: AtomicBool,
-        /// A region, and whether it could be deregistered as soon as a transfer could be seen to have ended.
+        /// A region, and whether it could be deregistered as soon as a transfer could be seen to
+        /// have ended.
         lends: Option<(Mrs, MrId)>,
         is_free: AtomicBool,
         has_ended: AtomicBool,

@@ -26,19 +26,20 @@ const ASK: Duration = Duration::from_millis(10);
 /// device moves the data.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
-/// After spinning for this long, a thread lets others have its processor: the peer's thread may be among them.
+/// After spinning for this long, a thread lets others have its processor: the peer's thread may be
+/// among them.
 pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(20);
 /// How many looks at the lanes to make, while spinning, between two looks at the clock.
 const LOOKS: u32 = 16;
-/// The same while rails are under way: looking at them takes no system call. The other lanes are then looked at only as
-/// often as the clock.
+/// The same number while operations are under way on rails: looking at them takes no system call.
+/// The other lanes are then looked at only as often as the clock.
 const LOOKS_AT_RAILS: u32 = 512;
 
 /// How long a caller sleeps if it cannot wait for descriptors.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The caller was interrupted. Nothing else ends a wait early: a caller that stops waiting without ending its transfer
-/// would leave its memory to a peer.
+/// The caller was interrupted. Nothing else ends a wait early: a caller that stops waiting without
+/// ending its transfer would leave its memory to a peer.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -48,7 +49,8 @@ impl From<Interrupted> for Error {
     }
 }
 
-/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended. `claim` is on its connection.
+/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended. `claim`
+/// is on its connection.
 pub(crate) fn wait(
     mut claim: Claim<'_>,
     transfer: &Arc<Transfer>,
@@ -141,7 +143,8 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
         conn.borrow_lane(index);
         lane.arm()
     };
-    // No descriptor shows that a stream has reached the point at which a transfer may begin: it has to be polled.
+    // No descriptor shows that a stream has reached the point at which a transfer may begin: it has
+    // to be polled.
     if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(arm) {
         return;
     }

@@ -33,8 +33,8 @@ impl Pieces {
         self.remote.reserve(iovs);
     }
 
-    /// Adds an iov. Neighbours are not merged where one region ends and another begins, on either side: devices use a
-    /// different key for each region.
+    /// Adds an iov. Neighbours are not merged where one region ends and another begins, on either
+    /// side: devices use a different key for each region.
     pub(crate) fn push(&mut self, mr: MrId, local: Span, remote: RemoteSpan) {
         let last = self.last.replace(mr);
         if last == Some(mr)

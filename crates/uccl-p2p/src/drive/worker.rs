@@ -1,5 +1,5 @@
-//! Worker threads. They make progress on lanes for which no caller does, sleep when there is nothing to do, and look
-//! after deadlines.
+//! Worker threads. They make progress on lanes for which no caller does, sleep when there is
+//! nothing to do, and look after deadlines.
 
 use std::{
     collections::VecDeque,
@@ -78,7 +78,8 @@ impl Workers {
             home.kick(Kick::Lane(attached));
         }
         if conn.is_failed() {
-            // The connection ended while it was being attached: its end has not detached all of them.
+            // The connection ended while it was being attached: its end has not detached all of
+            // them.
             let attached = std::mem::take(&mut *conn.attached.lock());
             this.detach(&attached);
         }
@@ -96,7 +97,8 @@ impl Workers {
 
 fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<()> {
     let for_thread = Arc::clone(core);
-    // Locked until the thread is in the list: `stop` joins the threads in the list, and none may be added afterwards.
+    // Locked until the thread is in the list: `stop` joins the threads in the list, and none may be
+    // added afterwards.
     let mut threads = core.workers.threads.lock();
     if core.workers.stopping() {
         return Err(Error::Closed);
@@ -150,9 +152,10 @@ struct Worker {
     shard: usize,
     /// How long it spins for more work before it sleeps.
     spin: Duration,
-    /// The same, on lanes that callers use as well.
+    /// How long it spins on lanes that callers use as well.
     spin_beside_callers: Duration,
-    /// Lanes that are not armed, because they have just had something to do or callers look after them.
+    /// Lanes that are not armed, because they have just had something to do or callers look after
+    /// them.
     hot: Vec<Arc<Attached>>,
     /// Lanes that this worker helps with their shared work.
     helping: VecDeque<Arc<Attached>>,
@@ -184,8 +187,8 @@ impl Worker {
         &core.workers.shards[self.shard]
     }
 
-    /// Makes progress on hot lanes and helps with others, until they have been quiet for a while. If there was nothing
-    /// to do, returns at once so that the worker sleeps again.
+    /// Makes progress on hot lanes and helps with others, until they have been quiet for a while.
+    /// If there was nothing to do, returns at once so that the worker sleeps again.
     ///
     /// Returns whether anything was done.
     fn spin(&mut self, core: &Arc<Core>) -> bool {
@@ -228,7 +231,8 @@ impl Worker {
         if has_callers { self.spin_beside_callers } else { self.spin }
     }
 
-    /// Does one part of the work that threads can share. Only one, because there may be other things to do.
+    /// Does one part of the work that threads can share. Only one, because there may be other
+    /// things to do.
     fn help(&mut self) -> bool {
         while let Some(attached) = self.helping.pop_front() {
             if attached.conn.help() {
@@ -244,8 +248,8 @@ impl Worker {
         let shard = self.shard(core);
         let now = Instant::now();
         let mut timeout: Option<Duration> = None;
-        // Another thread is at work on a lane that shows nothing and cannot be armed. It may be waiting for this
-        // processor.
+        // Another thread is at work on a lane that shows nothing and cannot be armed. It may be
+        // waiting for this processor.
         let retry = if self.failed_arms > 1 { NAP } else { Duration::ZERO };
         let mut failed = false;
         self.hot.retain(|attached| {
@@ -355,7 +359,8 @@ impl Worker {
     }
 }
 
-/// Waits for events. The kernel measures an epoll's timeout in milliseconds, so shorter timeouts use `poll`.
+/// Waits for events. The kernel measures an epoll's timeout in milliseconds, so shorter timeouts
+/// use `poll`.
 fn wait_on(
     epoll: &OwnedFd,
     events: &mut Vec<Event>,

@@ -1,8 +1,9 @@
 //! The workers of an endpoint: how they sleep, how they are woken, and how they are stopped.
 //!
-//! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
-//! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
-//! themselves stay disarmed, so a caller that spins is not disturbed by a worker that wakes for nothing.
+//! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the
+//! worker once, and it is armed again only when the worker goes back to sleep. Lanes that callers
+//! progress themselves stay disarmed, so a caller that spins is not disturbed by a worker that
+//! wakes for nothing.
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,8 @@ use uccl_device::CpuList;
 use super::{attached::Attached, park::Parker, places};
 use crate::error::{Error, Result};
 
-/// How long a thread that waits for workers to end only yields its processor; then also how long each of its naps is.
+/// How long a thread that waits for workers to end only yields its processor; then also how long
+/// each of its naps is.
 const BRISK: Duration = Duration::from_micros(200);
 
 pub(super) const BELL: u64 = 0;
@@ -52,7 +54,8 @@ pub(crate) struct Workers<C> {
     pub(super) shards: Vec<Shard<C>>,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
-    /// The CPUs to keep the workers on (`near`), and those on which the first has been kept (`settled`).
+    /// The CPUs to keep the workers on (`near`), and those on which the first has been kept
+    /// (`settled`).
     near: Option<CpuList>,
     settled: OnceLock<CpuList>,
     pub(super) next_token: AtomicU64,
@@ -136,7 +139,8 @@ impl<C> Workers<C> {
             if left == 0 || is_late {
                 break left;
             }
-            // Without the lock: a worker that is about to start another one needs it before it ends.
+            // Without the lock: a worker that is about to start another one needs it before it
+            // ends.
             match begun.elapsed() < BRISK {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(BRISK),

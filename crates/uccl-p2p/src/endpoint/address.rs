@@ -22,7 +22,8 @@ impl Endpoint {
         Metadata { ip: addr.ip(), port: addr.port(), device }
     }
 
-    /// The same, with the GPU's PCI address in place of its index, if there is such a GPU.
+    /// The [`metadata`](Self::metadata), with the GPU's PCI address in place of its index, if there
+    /// is such a GPU.
     pub fn metadata_by_pci(&self) -> Metadata {
         let metadata = self.metadata();
         match places::pci_address(self.config().gpu_index) {
@@ -32,8 +33,9 @@ impl Endpoint {
     }
 }
 
-/// A peer's addresses, from its metadata (`10.0.0.1:28100?0`) or from a host and port (`node7:28100`, `[fe80::1]:28100`).
-/// There are several, for [`Endpoint::connect_any`], if the host is given by a name that has several.
+/// A peer's addresses, from its metadata (`10.0.0.1:28100?0`) or from a host and port
+/// (`node7:28100`, `[fe80::1]:28100`). There are several, for [`Endpoint::connect_any`], if the
+/// host is given by a name that has several.
 ///
 /// # Errors
 /// [`Error::Invalid`] gives the reason why the text is no address.
@@ -49,8 +51,8 @@ pub fn parse_address(text: &str) -> Result<Vec<SocketAddr>> {
     resolve(host, port)
 }
 
-/// The addresses of a port on a host, in the order that the system prefers; there is at least one. The host is given by
-/// name or by IP (IPv6 with or without brackets).
+/// The addresses of a port on a host, in the order that the system prefers; there is at least one.
+/// The host is given by name or by IP (IPv6 with or without brackets).
 ///
 /// # Errors
 /// [`Error::Invalid`]: the port is 0, or the host is not known.
@@ -145,8 +147,8 @@ pub fn told_ip(config: &Config) -> Result<IpAddr> {
     }
 }
 
-/// An address of a selected interface: `ip` if it is one. Otherwise IPv4 comes before IPv6, and an address that only
-/// this host reaches comes last.
+/// An address of a selected interface: `ip` if it is one. Otherwise IPv4 comes before IPv6, and an
+/// address that only this host reaches comes last.
 fn selected_ip(selection: &Selection, interfaces: &[Interface], ip: IpAddr) -> Result<IpAddr> {
     let usable =
         |interface: &&Interface| interface.is_up() && selection.takes(&interface.name, None);

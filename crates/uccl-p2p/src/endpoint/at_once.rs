@@ -29,7 +29,8 @@ use crate::{
     error::Result,
 };
 
-/// How often a call looks at rails before it makes a transfer of the operation: a device's answer takes microseconds.
+/// How often a call looks at rails before it makes a transfer of the operation: a device's answer
+/// takes microseconds.
 const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 /// How long a call waits for a GPU's copy before it makes a transfer of it.
 const MOMENT: Duration = Duration::from_millis(1);
@@ -85,8 +86,8 @@ impl Single {
 }
 
 impl Endpoint {
-    /// Looks up and checks a request for one piece to read or write, without a notification or a stream. `None`: it is
-    /// another kind of request.
+    /// Looks up and checks a request for one piece to read or write, without a notification or a
+    /// stream. `None`: it is another kind of request.
     pub(super) fn single(&self, request: &Request<'_>) -> Result<Option<Single>> {
         let ([iov], [advert], None, None) =
             (request.iovs, request.adverts, request.notif, request.after)
@@ -177,8 +178,9 @@ impl Endpoint {
         settle(hold, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
     }
 
-    /// Makes a GPU copy one piece, and change a signal's word then, and waits a moment: most such copies end before a
-    /// transfer could be made. `None`: the piece has to become a transfer right away, and its word has not changed.
+    /// Makes a GPU copy one piece, and change a signal's word then, and waits a moment: most such
+    /// copies end before a transfer could be made. `None`: the piece has to become a transfer right
+    /// away, and its word has not changed.
     fn copy_now(
         &self,
         single: &Single,
@@ -245,10 +247,12 @@ impl Endpoint {
         self.outlast(single, room, (place as u16, name), &now, heir).map(Some)
     }
 
-    /// Posts one piece by a lane's `post`. The inner `Err`: it has been done, or (`None`) has to become a transfer right away.
+    /// Posts one piece by a lane's `post`. The inner `Err`: it has been done, or (`None`) has to
+    /// become a transfer right away.
     ///
-    /// The piece is inside a region, which a lease keeps registered until the operation has ended: this one, or that of
-    /// the transfer that it becomes. There is room for that transfer before the piece is posted.
+    /// The piece is inside a region, which a lease keeps registered until the operation has ended:
+    /// this one, or that of the transfer that it becomes. There is room for that transfer before
+    /// the piece is posted.
     fn post_now<'a>(
         &self,
         single: &'a Single,

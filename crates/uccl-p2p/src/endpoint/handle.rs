@@ -19,10 +19,12 @@ use crate::{
     types::NotifPayload,
 };
 
-/// A transfer that was started. Its result is kept as long as this exists, however many other transfers end meanwhile.
-/// The result of a transfer of which a caller has only the id is forgotten at some time.
+/// A transfer that was started. Its result is kept as long as this exists, however many other
+/// transfers end meanwhile. The result of a transfer of which a caller has only the id is forgotten
+/// at some time.
 ///
-/// It does not keep its endpoint from closing, which ends the transfer. When it is dropped, the transfer goes on.
+/// It does not keep its endpoint from closing, which ends the transfer. When it is dropped, the
+/// transfer goes on.
 #[derive(Debug)]
 pub struct TransferHandle {
     id: TransferId,

@@ -31,8 +31,8 @@ use crate::{
     ids::{MrId, TransferId},
 };
 
-/// Most iovs of a read or a write: it is cut into operations that lanes take. Sends and recvs have a lower limit,
-/// because their two sides compare whole lists.
+/// Most iovs of a read or a write: it is cut into operations that lanes take. Sends and recvs have
+/// a lower limit, because their two sides compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 
 /// This process's own copies have this many times as long to end as a peer has.
@@ -55,8 +55,8 @@ impl Endpoint {
         self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
     }
 
-    /// Does a transfer at once if that takes no longer than to start it, and else starts it. A transfer that was done
-    /// at once has no id.
+    /// Does a transfer at once if that takes no longer than to start it, and else starts it. A
+    /// transfer that was done at once has no id.
     pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
         Ok(match self.try_begin(request)? {
             Begun::Done(outcome) => Tried::Done(outcome),
@@ -84,7 +84,8 @@ impl Endpoint {
         Ok(transfer)
     }
 
-    /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer before it returns.
+    /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer
+    /// before it returns.
     pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
         let begun = match self.single(request)? {
             Some(single) => self.begin_now(&single)?,
@@ -105,8 +106,9 @@ impl Endpoint {
         }
     }
 
-    /// Waits for the end of a transfer. The caller has to claim the connection before it posts the transfer: a worker
-    /// that sees no claim consumes the events that the caller is about to wait for.
+    /// Waits for the end of a transfer. The caller has to claim the connection before it posts the
+    /// transfer: a worker that sees no claim consumes the events that the caller is about to wait
+    /// for.
     pub(super) fn finish(
         &self,
         claim: Claim<'_>,
@@ -158,9 +160,10 @@ impl Endpoint {
     /// Makes all later work on a stream wait until the transfer has ended, with success or failure.
     /// The stream goes on soon after the transfer's deadline at the latest.
     ///
-    /// Does not block the caller, with one exception: where the process has fewer hardware queues than usual
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS` below 8), the call itself waits for a transfer that this process stages through host
-    /// memory. The copies that such a transfer needs later could stand behind the stream's wait, for ever.
+    /// Does not block the caller, with one exception: where the process has fewer hardware queues
+    /// than usual (`CUDA_DEVICE_MAX_CONNECTIONS` below 8), the call itself waits for a transfer
+    /// that this process stages through host memory. The copies that such a transfer needs later
+    /// could stand behind the stream's wait, for ever.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
         let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
@@ -178,8 +181,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before.
+    /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more;
+    /// the status says whether it had finished before.
     ///
     /// A peer that does not confirm that within the endpoint's timeout is given up with its
     /// connection ([`check_connection`](Self::check_connection) reports that). Then the promise
@@ -194,8 +197,8 @@ impl Endpoint {
         })
     }
 
-    /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
-    /// deregistered. Returns how many there were.
+    /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the
+    /// region can be deregistered. Returns how many there were.
     pub fn cancel_all_using(&self, mr: MrId) -> Result<usize> {
         let mut using = self.here()?.transfers.unfinished(|_| true);
         using
@@ -315,15 +318,16 @@ struct Checked {
 
 impl Checked {
     fn lease(&mut self, mr: &regions::Found<'_>) {
-        // A second lease does no harm. Callers that take turns among a few regions get one lease of each.
+        // A second lease does no harm. Callers that take turns among a few regions get one lease of
+        // each.
         if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
             self.leases.push(mr.lease());
         }
     }
 }
 
-/// Ends the post itself. If it failed, the transfer fails at once. If the connection has ended meanwhile, the transfer
-/// ends too.
+/// Ends the post itself. If it failed, the transfer fails at once. If the connection has ended
+/// meanwhile, the transfer ends too.
 pub(super) fn settle(hold: Hold, posted: Result<()>) -> Result<Arc<Transfer>> {
     let transfer = Arc::clone(hold.transfer());
     if let Err(e) = posted {
@@ -380,7 +384,8 @@ pub(super) fn word_of(conn: &Connection, request: &Request<'_>, signal: &Signal)
     if conn.links.host.is_none() {
         conn.check_signals()?;
     }
-    // The index in an error about a foreign advert: the signal's advert counts as the one after the iovs'.
+    // The index in an error about a foreign advert: the signal's advert counts as the one after the
+    // iovs'.
     Ok(Word { span: remote_span(conn, request.iovs.len(), here, &advert)?, change })
 }
 

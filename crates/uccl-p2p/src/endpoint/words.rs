@@ -28,7 +28,8 @@ use crate::{
     ids::{ConnId, MrId},
 };
 
-/// How long a caller sleeps between two looks: a peer that changes a word in mapped memory wakes nobody.
+/// How long a caller sleeps between two looks: a peer that changes a word in mapped memory wakes
+/// nobody.
 const NAP: Duration = Duration::from_micros(100);
 
 impl Endpoint {
@@ -51,7 +52,8 @@ impl Endpoint {
         self.wait_word_of(None, (mr, ptr), until, timeout, interrupt)
     }
 
-    /// The same as [`wait_word`](Self::wait_word), for a word that the peer of this connection changes.
+    /// Waits as [`wait_word`](Self::wait_word) does, for a word that the peer of this connection
+    /// changes.
     ///
     /// # Errors
     /// Also the reason for which the connection was lost, if it is lost before the word meets
@@ -179,7 +181,8 @@ impl Endpoint {
     /// microseconds later than one that looks by itself.
     ///
     /// # Errors
-    /// Also the reason for which the connection was lost, if it is lost already and the stream does not wait.
+    /// Also the reason for which the connection was lost, if it is lost already and the stream does
+    /// not wait.
     pub fn hold_stream_for_word_from(
         &self,
         conn: ConnId,
@@ -247,7 +250,8 @@ fn refused(e: GpuError) -> Error {
     Error::Invalid(format!("stream: {e}"))
 }
 
-/// A stream's wait for a word, as [`Endpoint::hold_stream_for_word_from`] begins it. If this is dropped, the wait goes on.
+/// A stream's wait for a word, as [`Endpoint::hold_stream_for_word_from`] begins it. If this is
+/// dropped, the wait goes on.
 #[derive(Clone, Debug)]
 pub struct StreamWait {
     outcome: Arc<OnceLock<Result<()>>>,
@@ -256,9 +260,9 @@ pub struct StreamWait {
 impl StreamWait {
     /// How the wait ended. `None`: it has not yet. `Ok`: the word has reached the value.
     ///
-    /// An error says why the stream went on although the word was not seen to have reached it: the reason for which the
-    /// connection was lost, [`Error::Timeout`], [`Error::UnknownRegion`] when the region was deregistered, or
-    /// [`Error::Closed`].
+    /// An error says why the stream went on although the word was not seen to have reached it: the
+    /// reason for which the connection was lost, [`Error::Timeout`], [`Error::UnknownRegion`] when
+    /// the region was deregistered, or [`Error::Closed`].
     #[must_use]
     pub fn outcome(&self) -> Option<Result<()>> {
         self.outcome.get().cloned()

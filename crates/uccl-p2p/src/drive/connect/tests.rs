@@ -103,7 +103,8 @@ enum Then {
     Leave,
 }
 
-/// Tests a peer that copies as soon as it may: before this side has heard that there is a connection.
+/// Tests a peer that copies as soon as it may: before this side has heard that there is a
+/// connection.
 fn is_waited_for(then: Then, give_back: fn(&Endpoint, MrId) -> Result<()>) {
     let ep = endpoint(Duration::from_millis(200));
     let mut memory = [0_u8; 64];

@@ -33,8 +33,8 @@ fn framed(message: &[u8], out: &mut Vec<u8>) {
     out.extend(Crc::trailer(None, Status::Ok).encode());
 }
 
-/// Sends messages and reads nothing, until the endpoint has given the connection up. `say` appends the message with this
-/// number; the endpoint answers it.
+/// Sends messages and reads nothing, until the endpoint has given the connection up. `say` appends
+/// the message with this number; the endpoint answers it.
 fn flood(kind: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
     let own = endpoint();
     // Without a timeout, so that only the unread bytes end it.
