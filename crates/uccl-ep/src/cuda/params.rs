@@ -468,7 +468,7 @@ pub fn layout_assertions() -> String {
             notes_at, rank, ranks, masks_late, ring_slots, by_host, zero
         ]
     );
-    layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase, stays, zero]);
+    layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, stays, zero]);
     layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
     layout!(
         "UcclEpRoutes",
