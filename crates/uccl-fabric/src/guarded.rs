@@ -1,17 +1,19 @@
 //! Copies to and from memory that may have been unmapped.
 //!
-//! Registered memory must stay allocated, but a program may err, and then its peers decide when the memory is touched: a
-//! write of theirs would end the process. System calls report such an address, and these copies do as well, without
-//! one. A short copy is one known stretch of instructions. A longer one is the C library's, called from one place that
-//! first puts two addresses into registers that a callee keeps: where the stack is, and where to go on. A handler for
-//! SIGSEGV and SIGBUS takes a fault at that stretch, or with those two addresses, to the copy's end. Every other fault goes
-//! to the handler that was there before.
+//! Registered memory must stay allocated, but a program may err, and then a write of its peer, at a
+//! time of the peer's choice, would end the process. System calls report such an address. These
+//! copies report it too, without a system call. A short copy is one known stretch of instructions.
+//! A longer copy is the C library's, called from one place that first puts two addresses into
+//! callee-saved registers: its stack pointer, and the address at which the thread continues after a
+//! fault. A handler for SIGSEGV and SIGBUS makes a thread continue at the copy's end if it faulted
+//! in that stretch, or with those two addresses. Every other fault goes to the handler that was
+//! installed before.
 
 use std::{io, sync::Once};
 
 use crate::mem::Span;
 
-/// No page is shorter.
+/// The length of the shortest pages, in bytes.
 const PAGE: usize = 4096;
 
 /// The memory cannot be touched. Some of the bytes may have been copied.
@@ -19,7 +21,7 @@ const PAGE: usize = 4096;
 pub struct Unmapped;
 
 impl From<Unmapped> for io::Error {
-    /// As system calls tell it.
+    /// The error that system calls return for such memory.
     fn from(_: Unmapped) -> Self {
         Self::from_raw_os_error(libc::EFAULT)
     }
@@ -28,7 +30,7 @@ impl From<Unmapped> for io::Error {
 /// Copies `from` to memory that should be writable.
 ///
 /// # Errors
-/// When it is not. What was copied before the fault stays copied.
+/// When it is not. Bytes that were copied before the fault stay copied.
 ///
 /// # Safety
 /// As far as the span is mapped, it must be memory that may be written, and none that Rust code holds a reference to.
@@ -39,10 +41,10 @@ pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
     unsafe { copy(from.as_ptr(), to.addr as *mut u8, from.len()) }
 }
 
-/// Copies between memory of which either side may have been unmapped.
+/// Copies memory of which either side may have been unmapped.
 ///
 /// # Errors
-/// When it has. What was copied before the fault stays copied.
+/// When it has. Bytes that were copied before the fault stay copied.
 ///
 /// # Safety
 /// As far as the memory at `from` is mapped, `len` bytes of it must be memory that may be read, and likewise those at `to`
@@ -57,14 +59,14 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Unmap
     }
 }
 
-/// Appends memory that should be readable to `to`. Where it is not, nothing is appended.
+/// Appends memory that should be readable to `to`. After a fault nothing is appended.
 ///
 /// # Errors
 /// When it is not.
 ///
 /// # Safety
-/// As far as the span is mapped, it must be memory that may be read. Other threads may write it meanwhile: the bytes are
-/// then any.
+/// As far as the span is mapped, it must be memory that may be read. Other threads may write it
+/// meanwhile: the appended bytes are then arbitrary.
 pub unsafe fn append(to: &mut Vec<u8>, from: Span) -> Result<(), Unmapped> {
     to.reserve(from.len);
     let room = to.spare_capacity_mut().as_mut_ptr().cast::<u8>();
@@ -101,19 +103,20 @@ type CopyLong =
 unsafe extern "C" {
     /// Copies. Returns 0, or 1 after a fault.
     fn uccl_guarded_copy(to: *mut u8, from: *const u8, len: usize, long: CopyLong) -> u32;
-    /// Where a long copy goes on after a fault.
+    /// The address at which a long copy continues after a fault.
     static uccl_guarded_copy_long_fault: u8;
 }
 
-// The short copies: what is behind `uccl_guarded_copy_short`, and before the end, where they go on after a fault.
+// The instructions of the short copies lie between these two labels. After a fault a short copy
+// continues at the second.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" {
     static uccl_guarded_copy_short: u8;
     static uccl_guarded_copy_short_end: u8;
 }
 
-// Each short copy reads its first and its last bytes, which may overlap. A long one has the address of its stack in rbx,
-// and where to go on in r12.
+// Each short copy reads its first and its last bytes, which may overlap. A long copy keeps its
+// stack pointer in rbx, and the address at which it continues after a fault in r12.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".pushsection .text.uccl_guarded_copy, \"ax\", @progbits",
@@ -224,7 +227,8 @@ std::arch::global_asm!(
     ".popsection",
 );
 
-// All copies are long ones. They have the address of their stack in x19, and where to go on in x20.
+// All copies are long ones. They keep their stack pointer in x19, and the address at which they
+// continue after a fault in x20.
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(
     ".pushsection .text.uccl_guarded_copy, \"ax\", @progbits",
@@ -276,55 +280,59 @@ mod handler {
 
     const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-    /// Bytes. What `memcpy` may have put on the stack. A handler of another signal that interrupts it, and faults by itself, is
-    /// further away: the kernel's frame for it is longer.
+    /// The most bytes that `memcpy` puts on the stack. A handler of another signal that interrupts
+    /// the copy and faults itself is further away: the kernel's frame for it is longer.
     const NEAR: u64 = 256;
 
-    /// What was there before, by signal.
+    /// The handlers that were installed before, by signal.
     static BEFORE: [OnceLock<libc::sigaction>; 2] = [OnceLock::new(), OnceLock::new()];
 
-    /// Keeps the library that this is part of loaded, if it is one: the handler must not go with it.
+    /// Keeps the shared library that contains this code loaded, if there is one: the handler must
+    /// stay in memory.
     fn stay() {
         // SAFETY: all zeroes is a value of the struct.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for the answer.
+        // SAFETY: `info` is a valid place for the answer.
         let known = unsafe { libc::dladdr(handle as *const () as *const _, &raw mut info) } != 0;
         if known && !info.dli_fname.is_null() {
             let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-            // SAFETY: the name of what is loaded, which lives as long; nothing is loaded anew. A program is not found by
-            // its name, and stays anyway.
+            // SAFETY: the name of a loaded library, which lives as long as the library; nothing is
+            // loaded anew. A program is not found by its name, and is never unloaded anyway.
             unsafe { libc::dlopen(info.dli_fname, flags) };
         }
     }
 
-    /// Puts the handler in the place of those that are there. It stays.
+    /// Installs the handler in the place of the current ones, for good.
     pub(super) fn install() {
         stay();
         for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
             let mut old = MaybeUninit::<libc::sigaction>::zeroed();
-            // SAFETY: asks for what is there; all zeroes is a value of the struct.
+            // SAFETY: only asks for the current handler; all zeroes is a value of the struct.
             if unsafe { libc::sigaction(signal, ptr::null(), old.as_mut_ptr()) } != 0 {
                 continue;
             }
             // SAFETY: it was written.
             let old = unsafe { old.assume_init() };
-            // Before the handler can run.
+            // The handler reads it, so it is set before the handler can run.
             let _ = before.set(old);
             // SAFETY: all zeroes is a value of the struct.
             let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
             ours.sa_sigaction = handle as *const () as usize;
-            // On the stack that others may have provided: a thread whose own stack is full gets there.
+            // Runs on the thread's alternate stack, if there is one, so that it can handle a thread
+            // with a full stack.
             ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (old.sa_flags & libc::SA_NODEFER);
             ours.sa_mask = old.sa_mask;
-            // SAFETY: a handler that does nothing but what signal handlers may do.
+            // SAFETY: the handler only does things that are allowed in signal handlers.
             unsafe { libc::sigaction(signal, &raw const ours, ptr::null_mut()) };
         }
     }
 
-    /// If the interrupted thread was copying, has it go on behind the copy. False if it was not.
+    /// If the interrupted thread was copying, makes it continue at the end of the copy. False if it
+    /// was not.
     ///
     /// # Safety
-    /// What the kernel gave to a handler, which must not use it otherwise meanwhile.
+    /// `context` is the one that the kernel gave to a handler, which must not use it otherwise
+    /// meanwhile.
     unsafe fn end_copy(context: *mut libc::c_void) -> bool {
         // SAFETY: the caller's promise.
         let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
@@ -366,7 +374,8 @@ mod handler {
         match at.and_then(|at| BEFORE[at].get()) {
             Some(before) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) => {
                 if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    // SAFETY: whoever installed it said that it is one of these.
+                    // SAFETY: the flag SA_SIGINFO, set by its installer, says that it is a function
+                    // of this type.
                     let handle: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
                         unsafe { std::mem::transmute(before.sa_sigaction) };
                     handle(signal, info, context);
@@ -378,13 +387,13 @@ mod handler {
                 }
             }
             _ => {
-                // SAFETY: all zeroes is the default action. The fault comes again, and ends the process as it would
-                // have without us.
+                // SAFETY: all zeroes is the default action. The fault repeats, and ends the process
+                // as it would have without us.
                 unsafe {
                     let default: libc::sigaction = std::mem::zeroed();
                     libc::sigaction(signal, &raw const default, ptr::null_mut());
                 }
-                // One that was sent by a process does not come again by itself.
+                // A signal that a process sent does not repeat by itself.
                 // SAFETY: the kernel gave it; raising is allowed in handlers.
                 unsafe {
                     if (*info).si_code <= 0 {
@@ -400,16 +409,17 @@ mod handler {
 mod tests {
     use super::*;
 
-    /// Two pages, of which the second is not there.
+    /// Two pages, of which the second is not accessible.
     fn half_mapped() -> (usize, usize) {
-        // SAFETY: a question.
+        // SAFETY: only a query.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let (rw, private) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), 2 * page, rw, private, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
-        // SAFETY: the second page, which nobody uses. It is kept from others' use, as no memory at all would not be.
+        // SAFETY: the second page, which nobody uses. It stays mapped, without access, so that no
+        // other mapping takes its place.
         assert_eq!(unsafe { libc::mprotect(at.byte_add(page), page, libc::PROT_NONE) }, 0);
         (at as usize, page)
     }
@@ -438,7 +448,7 @@ mod tests {
         }
     }
 
-    /// Whatever a copy of the C library has begun, the registers that a caller keeps are as they were.
+    /// Wherever a copy of the C library faults, the callee-saved registers keep their values.
     #[test]
     fn copies_of_all_lengths_end_where_memory_ends() {
         let (at, page) = half_mapped();

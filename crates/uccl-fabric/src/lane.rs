@@ -52,7 +52,8 @@ impl Moves {
     }
 }
 
-/// What a lane can do. The engine plans with these values and need not know the link.
+/// The abilities and limits of a lane. The engine plans with these values and need not know the
+/// link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
     /// Short name of the link, for people.
@@ -71,13 +72,13 @@ pub struct Caps {
     pub by_device: bool,
     /// The most pieces in one operation.
     pub max_pieces: usize,
-    /// The most pieces in one operation whose local memory is a GPU's: one launch may copy any number.
+    /// The most pieces in one operation with local GPU memory: one launch may copy any number.
     pub max_gpu_pieces: usize,
     /// Longest message in bytes.
     pub max_message: usize,
 }
 
-/// What a one-sided operation does.
+/// The direction of a one-sided operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     /// From the peer's memory into ours.
@@ -97,7 +98,7 @@ pub fn access_of(kind: OpKind) -> Access {
 /// The part of a transfer that one lane carries. Local and remote pieces pair up: there are as many of one as of the
 /// other, and each has the length of its partner.
 pub struct Operation {
-    /// What it does.
+    /// Whether it reads or writes.
     pub kind: OpKind,
     /// The local pieces, in order.
     pub local: Spans,
@@ -137,7 +138,7 @@ pub enum OpError {
     /// The peer refused or could not do it.
     #[error("{}", describe(*.0))]
     Remote(Status),
-    /// What arrived is not what was sent.
+    /// The bytes that arrived differ from those that were sent.
     #[error("checksum mismatch")]
     Checksum,
     /// Our own memory could not be touched.
@@ -225,7 +226,7 @@ impl From<std::io::Error> for LaneError {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpName(pub u64);
 
-/// What [`Lane::post`] did with an operation.
+/// The outcome of [`Lane::post`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Posted {
     /// It ended at once; its completion is not called.
@@ -253,11 +254,11 @@ impl Interest<'_> {
     }
 }
 
-/// One channel of a connection, for operations on the peer's memory. Further traits add what only some lanes can do:
-/// [`MessageLane`], [`HostLane`], [`RailLane`]. No method has a default, so that a wrapper around a lane cannot
-/// forget one.
+/// One channel of a connection, for operations on the peer's memory. Further traits add the
+/// abilities of some lanes: [`MessageLane`], [`HostLane`], [`RailLane`]. No method has a default,
+/// so that a wrapper around a lane cannot forget one.
 pub trait Lane: Send + Sync {
-    /// What it can do.
+    /// The lane's abilities and limits.
     fn caps(&self) -> Caps;
 
     /// Starts an operation.
@@ -287,7 +288,7 @@ pub trait Lane: Send + Sync {
     /// work right now.
     fn arm(&self) -> bool;
 
-    /// What to watch while asleep.
+    /// The descriptors to watch while asleep.
     fn interest(&self) -> Interest<'_>;
 
     /// Shuts the lane for good. When this returns, no memory is accessed through it any more, except as

@@ -1,8 +1,9 @@
 //! The contracts between links and engines.
 //!
-//! An engine sees every link as a [`lane::Lane`]. A link over a byte stream implements [`pipe::Pipe`], a link over
-//! RDMA devices [`rail::Rail`]. The crate also holds what all links need: [`region`]s, [`signal`]s, memory that peers
-//! can map ([`alloc`]), lists of [`pieces`], and the staging of GPU memory ([`gpu`]).
+//! An engine sees every link as a [`lane::Lane`]. A link over a byte stream implements
+//! [`pipe::Pipe`], a link over RDMA devices [`rail::Rail`]. The crate also holds the parts that all
+//! links share: [`region`]s, [`signal`]s, memory that peers can map ([`alloc`]), lists of
+//! [`pieces`], and the staging of GPU memory ([`gpu`]).
 
 pub mod alloc;
 pub mod clock;

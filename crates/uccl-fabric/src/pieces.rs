@@ -71,7 +71,7 @@ impl<A: Piece, B: Piece> Piece for (A, B) {
 
 /// Pieces in order.
 pub trait Pieces: Copy {
-    /// What they are.
+    /// The type of a piece.
     type Piece: Piece;
 
     /// How many there are.
@@ -101,7 +101,8 @@ impl<P: Piece> Pieces for &[P] {
     }
 }
 
-/// Two lists whose pieces pair up: there are as many in one as in the other, and each has the length of its partner.
+/// Two lists that pair up: there are as many pieces in one as in the other, and each has the length
+/// of its partner.
 impl<A: Pieces, B: Pieces> Pieces for (A, B) {
     type Piece = (A::Piece, B::Piece);
 
@@ -116,7 +117,8 @@ impl<A: Pieces, B: Pieces> Pieces for (A, B) {
     }
 }
 
-/// So many bytes into one of the pieces. Where a piece ends, the place is the start of the next.
+/// A position in a list: a piece, and an offset in bytes. The end of a piece is written as the
+/// start of the next.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Place {
     index: usize,
@@ -158,7 +160,7 @@ impl Stretch {
     #[inline]
     pub fn take_first<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
         let Place { index, offset } = self.from;
-        // Mostly a whole piece goes, and of many short ones each nanosecond shows.
+        // The first piece is mostly taken whole, and with many short pieces each nanosecond counts.
         if offset == 0 && index < self.to.index {
             let piece = pieces.get(index)?;
             if piece.len_bytes() <= most {
@@ -171,8 +173,9 @@ impl Stretch {
         Some(piece)
     }
 
-    /// The first `most` bytes of the first piece, and where what follows begins. Apart, and by value, so that loops
-    /// over whole pieces stay short and keep their place in registers.
+    /// The first `most` bytes of the first piece, and the place of the bytes behind them. A
+    /// separate function, with `self` by value, so that loops over whole pieces stay short and keep
+    /// their place in registers.
     #[inline(never)]
     fn some_of_first<L: Pieces>(self, pieces: L, most: usize) -> Option<(L::Piece, Place)> {
         let piece = self.first(pieces)?;
@@ -198,8 +201,8 @@ impl Stretch {
         Some(len)
     }
 
-    /// Takes out the first `most` bytes, and the empty pieces that follow them, piece by piece. What is not asked for
-    /// stays.
+    /// Takes out the first `most` bytes, and the empty pieces that follow them, piece by piece. A
+    /// piece that the caller does not take from the iterator stays in the stretch.
     pub fn take_parts<L: Pieces>(
         &mut self,
         pieces: L,
@@ -216,7 +219,7 @@ impl Stretch {
         })
     }
 
-    /// Takes out what [`take_parts`](Self::take_parts) does.
+    /// Takes out the same bytes as [`take_parts`](Self::take_parts), as a stretch.
     pub fn cut(&mut self, pieces: impl Pieces, most: usize) -> Self {
         self.cut_few(pieces, most, usize::MAX)
     }
@@ -261,7 +264,7 @@ impl Stretch {
     }
 }
 
-/// Sorts pairs by what `key` says of each. The groups are in the order of their first pairs.
+/// Groups pairs by their `key`. The groups are in the order of their first pairs.
 pub fn group<K: PartialEq>(
     pieces: (&[Span], &[RemoteSpan]),
     mut key: impl FnMut(Span, RemoteSpan) -> K,
@@ -288,7 +291,8 @@ mod tests {
 
     type Lists = (Vec<Span>, Vec<RemoteSpan>);
 
-    /// Pieces of these lengths, none of them adjacent. The address of each byte there is the one here plus 7.
+    /// Pieces of these lengths, none of them adjacent. The remote address of each byte is the local
+    /// one plus 7.
     fn lists(lens: &[usize]) -> Lists {
         let local = lens.iter().enumerate().map(|(i, &len)| Span { addr: i << 20, len });
         let there = |(i, &len): (usize, &usize)| {
@@ -302,7 +306,7 @@ mod tests {
         (local, remote)
     }
 
-    /// Addresses and lengths here, after a check that those of the peer's side are as they must be.
+    /// The local addresses and lengths, after a check of the remote ones.
     fn seen(stretch: Stretch, lists: &Lists) -> Vec<(usize, usize)> {
         let (local, remote) = stretch.to_lists(both(lists));
         assert!(stretch.parts(both(lists)).eq(local.iter().copied().zip(remote.iter().copied())));
@@ -351,7 +355,7 @@ mod tests {
         );
     }
 
-    /// From which end a cut is made, and of how many bytes and pieces at most.
+    /// The end at which a cut is made, and the most bytes and pieces that it takes.
     fn cuts() -> impl Strategy<Value = Vec<(bool, usize, usize)>> {
         vec((any::<bool>(), 1usize..5000, 1usize..9), 1..20)
     }

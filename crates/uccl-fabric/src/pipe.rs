@@ -1,4 +1,4 @@
-//! Byte pipes: what the stream protocol runs over (a TCP socket, a shared-memory ring).
+//! Byte pipes, which carry the stream protocol: a TCP socket, a shared-memory ring.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -12,8 +12,8 @@ pub trait PipeTx: Send {
     /// Every span must be readable memory for the duration of the call.
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize>;
 
-    /// Whether it holds bytes that it has taken and that have not left. A later send, even of nothing, goes on with
-    /// them.
+    /// Whether it holds bytes that it has accepted and not sent yet. A later send, even an empty
+    /// one, continues with them.
     fn is_holding(&self) -> bool {
         false
     }
@@ -70,8 +70,8 @@ pub trait Pipe: Send + Sync + 'static {
     fn cut(&self);
 }
 
-/// Makes a system call that moves bytes, again whenever it is interrupted. Returns how many bytes moved, or `None` when the
-/// call would block.
+/// Makes a system call that moves bytes, and repeats it when a signal interrupts it. Returns how
+/// many bytes moved, or `None` when the call would block.
 ///
 /// # Errors
 /// Any other error of the call, which returns a negative number and sets `errno`.

@@ -44,21 +44,22 @@ pub trait Rail: Send + Sync {
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError>;
 
-    /// Makes our end of a channel. Its address stands once it is connected: until then it may depend on the peer's.
+    /// Makes our end of a channel. Its address is final once it is connected: until then it may
+    /// depend on the peer's.
     ///
     /// # Errors
     /// When the device has no room, or is gone.
     fn open(&self) -> Result<Box<dyn Channel>, RailError>;
 
-    /// If the device was lost and is there again, opens it anew; this may take long. True if so: what was registered with
-    /// it has to be registered again.
+    /// Opens the device anew if it was lost and has come back; this may take long. True if so: all
+    /// memory has to be registered with it again.
     fn reopen(&self) -> bool {
         false
     }
 
-    /// Makes our end of a channel before the peer makes its own. Our address is sent before the peer's is known, so a
-    /// device that has several of its own offers another one after each of the attempts that have `failed` since the
-    /// last that did not.
+    /// Makes our end of a channel before the peer makes its own. Our address is sent before the
+    /// peer's is known. So a device with several addresses offers another one after each failed
+    /// attempt; `failed` counts the attempts that have failed since the last success.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -118,15 +119,15 @@ pub enum Export {
     ToMake(MakeKey),
 }
 
-/// Makes the key that [`Channel::export`] then knows. That may take long, as the device may have to lock the memory. Any
-/// thread may call it, while another one calls the channel. If the channel or the registration ends before, it fails; the
-/// end of the channel waits for it if it has begun.
+/// Makes the key that [`Channel::export`] then knows. That may take long, as the device may have to
+/// lock the memory. Any thread may call it, while another one calls the channel. If the channel or
+/// the registration ends first, it fails; once it has begun, the end of the channel waits for it.
 pub type MakeKey = Box<dyn FnOnce() -> Result<(), RailError> + Send>;
 
 /// One contiguous piece to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What it does.
+    /// Whether it reads or writes.
     pub kind: OpKind,
     /// Our memory; may be empty.
     pub local: Span,
@@ -222,7 +223,7 @@ pub trait Channel: Send {
     /// Handles completions, acknowledgements and timers without blocking, and appends the requests that have ended.
     ///
     /// # Errors
-    /// The channel is dead. What was appended before still counts.
+    /// The channel is dead. Requests that were appended before still count.
     fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError>;
 
     /// Turns a key that the peer sent, unchecked, into a value for [`Request::remote_key`].
@@ -271,13 +272,14 @@ pub trait Channel: Send {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RailError {
-    /// A library or a driver is missing, or none of its devices will do. Says what was looked for, and the remedy.
+    /// A library or a driver is missing, or none of its devices is usable. Names the thing that was
+    /// looked for, and the remedy.
     #[error("{0}")]
     Unavailable(String),
     /// A call failed.
     #[error("{what}: {}", std::io::Error::from_raw_os_error(*.errno))]
     Os {
-        /// What was attempted, with the name of the call.
+        /// The attempted step, with the name of the call.
         what: String,
         /// The system's number for why it failed.
         errno: i32,
@@ -285,7 +287,7 @@ pub enum RailError {
     /// A provider refused, in its own words.
     #[error("{what}: {why}")]
     Provider {
-        /// What was attempted, with the name of the call.
+        /// The attempted step, with the name of the call.
         what: String,
         /// The provider's reason.
         why: String,

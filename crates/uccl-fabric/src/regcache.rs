@@ -1,8 +1,9 @@
 //! A cache of expensive registrations, each shared by all the regions within it.
 //!
-//! A region itself is cheap. What a link needs to serve it may be expensive: memory mapped by a peer, pages pinned
-//! for a NIC, an exported handle. Such a registration covers the range that it was made for, or more (for example a
-//! whole allocation). All regions inside share it, however they overlap, and it ends with the last of them.
+//! A region itself is cheap. The registration with which a link serves it may be expensive: memory
+//! mapped by a peer, pages pinned for a NIC, an exported handle. Such a registration covers the
+//! range that it was made for, or more (for example a whole allocation). All regions inside share
+//! it, however they overlap, and it ends with the last of them.
 
 use std::collections::BTreeMap;
 

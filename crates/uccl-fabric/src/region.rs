@@ -1,4 +1,4 @@
-//! Registered memory: which ranges peers may touch, with what key, until when.
+//! Registered memory: the ranges that peers may access, the keys for them, and their revocation.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -100,12 +100,12 @@ pub struct Admitted {
     pub region: u32,
 }
 
-/// What a peer that has a region's key may learn about the region.
+/// The description of a region for a peer that has its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Described {
     /// The memory.
     pub span: Span,
-    /// What peers may do with it.
+    /// The accesses that peers may make.
     pub rights: Rights,
     /// Its kind.
     pub kind: MemoryKind,
@@ -156,7 +156,7 @@ struct Inner {
     state: RwLock<State>,
     published: PublishedTable,
     refused: AtomicU64,
-    /// Slots of regions that are accessed without the lock, each as often as it is.
+    /// Slots of regions that are accessed without the lock, one entry for each access.
     in_use: Mutex<Vec<u32>>,
 }
 
@@ -309,8 +309,9 @@ impl RegionTable {
         })
     }
 
-    /// Checks a peer's access to `span` and returns the memory, which is [in use](Self::is_in_use) until the guard is dropped: for
-    /// accesses that take long, as those by GPUs, during which the table is not to be locked.
+    /// Checks a peer's access to `span` and returns the memory, which is [in use](Self::is_in_use)
+    /// until the guard is dropped. For long accesses, such as those by GPUs, during which the table
+    /// must not stay locked.
     ///
     /// # Errors
     /// The reason for the refusal.
@@ -322,7 +323,7 @@ impl RegionTable {
         let state = self.inner.state.read();
         let (located, live) = state.locate(span, needed.into())?;
         let slot = live.part_of.unwrap_or(span.slot);
-        // Before the lock is released: who revokes the region then sees it.
+        // Added before the lock is released, so that a thread that revokes the region then sees it.
         self.inner.in_use.lock().push(slot);
         Ok((located, InUse { inner: Arc::clone(&self.inner), slot }))
     }

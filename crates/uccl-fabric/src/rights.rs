@@ -1,8 +1,8 @@
-//! What peers may do with memory, and why an access is refused.
+//! The rights of peers to memory, and the reasons to refuse an access.
 
 use crate::mem::Access;
 
-/// What peers may do in a region.
+/// The accesses that peers may make to a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights {
     /// Read it.

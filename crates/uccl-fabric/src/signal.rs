@@ -23,7 +23,7 @@ use crate::{
 pub struct Word {
     /// Where it is, [`SIGNAL_LEN`] bytes.
     pub span: RemoteSpan,
-    /// What happens to it.
+    /// The change to make to the word.
     pub change: Change,
 }
 
@@ -71,7 +71,7 @@ pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
     let located = regions.locate(span, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
     let at = located.span.addr;
     if located.device.is_some() {
-        // The GPU may take long, and the table is everybody's.
+        // The GPU may take long, and a locked table stops registrations.
         drop(regions);
         let used = table.locate_for_use(span, Rights::SIGNAL);
         let (located, _in_use) = used.map_err(|e| refuse(status_of(e)))?;

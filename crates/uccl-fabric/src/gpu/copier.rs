@@ -11,7 +11,7 @@ use crate::{
     mem::{Located, Span},
 };
 
-/// A substitute that copies instead of GPUs. What is called device memory is then host memory.
+/// A substitute for GPUs, which copies host memory in the place of device memory.
 pub trait StandIn: Send {
     /// Starts a copy and returns its identifier.
     ///
@@ -23,7 +23,7 @@ pub trait StandIn: Send {
     fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>>;
 }
 
-/// Who copies between a GPU's memory and the host memory that stages its bytes.
+/// The copier between a GPU's memory and the host memory that stages its bytes.
 #[derive(Clone, Default)]
 pub enum CopyBy {
     /// The GPUs.
@@ -42,7 +42,7 @@ impl fmt::Debug for CopyBy {
     }
 }
 
-/// Starts copies, and tells when they have ended.
+/// Starts copies, and reports their ends.
 pub(super) struct Copier {
     by: By,
     pieces: Vec<Piece>,
@@ -57,7 +57,7 @@ enum By {
 pub(super) struct Copying {
     chunk: Chunk,
     moving: Moving,
-    /// Why it could be started in part only, or not at all.
+    /// The error that kept the copy, or a part of it, from starting.
     failed: Option<GpuError>,
     /// The slots of our regions that it accesses for the peer.
     slots: SmallVec<[u32; 4]>,
@@ -90,13 +90,14 @@ impl Copier {
         }
     }
 
-    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. Host memory among the
-    /// pieces is copied at once. A copy that cannot be started ends with the reason, once what was begun of it has
-    /// ended.
+    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. Host
+    /// memory among the pieces is copied at once. A copy that cannot be started ends with the
+    /// reason, once its started part has ended.
     ///
     /// # Safety
-    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the copy has
-    /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them. Host memory may have been unmapped.
+    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them,
+    /// until the copy has ended; those in the regions of `slots`, while it [may
+    /// touch](Self::may_touch) them. Host memory may have been unmapped.
     pub(super) unsafe fn start(
         &mut self,
         chunk: Chunk,
@@ -154,7 +155,8 @@ impl Copier {
         (Moving::Gpus(marks), started)
     }
 
-    /// Makes a GPU copy the listed pieces. The mark is of the end of what was begun, after an error too.
+    /// Makes a GPU copy the listed pieces. After an error, the mark shows the end of the copies
+    /// that were enqueued before it; without a mark, no copy runs.
     ///
     /// # Safety
     /// As for [`Self::start`].
@@ -191,7 +193,7 @@ impl Copier {
         }
     }
 
-    /// Lists the pieces whose device passes `on`; host memory has `None`.
+    /// Lists the pieces on devices that `on` accepts; the device of host memory is `None`.
     fn list(
         &mut self,
         chunk: &Chunk,

@@ -37,7 +37,7 @@ pub struct Mark(Marked);
 #[derive(Debug)]
 enum Marked {
     Event(Event),
-    /// Of the launch that ends last, which spares calls of the driver.
+    /// The flag of the launch that ends last. Most looks at it need no call of the driver.
     Flag(Flag),
 }
 
@@ -45,7 +45,7 @@ impl Mark {
     /// Whether the copies have ended.
     ///
     /// # Errors
-    /// What they ended with.
+    /// The error with which the copies ended.
     pub fn is_done(&self) -> Result<bool, GpuError> {
         match &self.0 {
             Marked::Event(event) => event.is_done(),
@@ -54,27 +54,28 @@ impl Mark {
     }
 }
 
-/// What the copies of one call have in common.
+/// Properties that all copies of one call share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// Between which kinds of memory.
     pub direction: Direction,
-    /// All of it is device memory or locked host memory, so the kernel can copy it.
+    /// The copies use only device memory and locked host memory, so the kernel can make them.
     pub by_kernel: bool,
     /// The copies go from this GPU's memory to another's.
     pub is_push: bool,
     /// The copy engines have long copies. An engine stays with one stream for as long as that stream has work: a
     /// short copy would wait for the end of all of it (seen on H200s).
     pub engines_are_busy: bool,
-    /// A word to change once all of it is there.
+    /// A word to change once all bytes have been copied.
     pub word: Option<WordChange>,
-    /// At most so many blocks of the kernel copy it, however large the pieces are; 0: not asked for.
+    /// The most blocks of the kernel that copy, however large the pieces are; 0: no limit was asked
+    /// for.
     pub blocks: u32,
 }
 
 impl Route {
-    /// Whether the kernel copies pieces of so many bytes on average. It also copies a single piece that a change of a
-    /// word follows, as one launch then does both.
+    /// Whether the kernel copies pieces of `mean` bytes on average. It also copies a single piece
+    /// that a change of a word follows, as one launch then does both.
     fn is_the_kernels(&self, count: usize, mean: u64) -> bool {
         let one_launch = count > 1 || self.word.is_some();
         let small = one_launch && mean < ENGINE_PIECE;
@@ -82,7 +83,8 @@ impl Route {
     }
 }
 
-/// What launches the kernel, made at its first use. `Err` if the driver rejects the kernels: then engines copy.
+/// The launcher of the kernel, made at its first use. `Err` if the driver rejects the kernels: then
+/// engines copy.
 #[derive(Debug)]
 struct LazyLauncher(Option<Result<Launcher, GpuError>>);
 
@@ -113,9 +115,9 @@ impl Engine {
         self.context.device().ordinal()
     }
 
-    /// Enqueues copies, and the change of the route's word behind them. The mark tells of their end. After an error some
-    /// copies may have been enqueued, but the word does not change: then get a [fence](Self::fence) that marks their
-    /// end, or [settle](Self::settle).
+    /// Enqueues copies, and the change of the route's word behind them. The mark shows their end.
+    /// After an error some copies may have been enqueued, but the word does not change: then get a
+    /// [fence](Self::fence) that marks their end, or [settle](Self::settle).
     ///
     /// # Safety
     /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the copies have
@@ -123,7 +125,7 @@ impl Engine {
     pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Mark, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
-        // Known before anything moves.
+        // An error of the launcher must come before a byte moves.
         if route.word.is_some() {
             self.launcher.get(self.context)?;
         }
@@ -156,7 +158,8 @@ impl Engine {
         self.aside.iter().try_for_each(|(aside, _)| aside.wait(event))
     }
 
-    /// Makes what is enqueued on a stream from now on wait for all copies that are enqueued now.
+    /// Makes work that is enqueued on a stream from now on wait for all copies that are enqueued
+    /// now.
     pub fn lead(&mut self, stream: &Stream) -> Result<(), GpuError> {
         let mark = self.fence()?;
         if let Marked::Event(event) = &mark.0 {
@@ -184,7 +187,7 @@ impl Engine {
         Ok(Mark(Marked::Event(event)))
     }
 
-    /// Copies with the kernel, and has it change a word then.
+    /// Copies with the kernel, which then changes a word.
     ///
     /// # Safety
     /// As for [`Self::copy`].

@@ -1,4 +1,4 @@
-//! Looks at words in GPU memory for which nobody waits.
+//! Reads words in GPU memory while no thread waits for them.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Acquire},
@@ -19,10 +19,11 @@ pub struct Glance {
 }
 
 impl Glance {
-    /// Locks a word of host memory. Make it before a stream is held up that what it looks at will let go.
+    /// Locks a word of host memory. Make it before any stream is held up until a word that it reads
+    /// changes.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: u32) -> Result<Self, GpuError> {
         let context = Gpus::get().device(device)?.context()?;
         let stream = Stream::new(context, Priority::High)?;
@@ -45,7 +46,7 @@ impl Glance {
     /// Starts to fetch a word, if no look is under way.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
     /// The aligned eight bytes must be this GPU's memory, and stay so while the look [is under way](Self::is_under_way).
@@ -64,10 +65,11 @@ impl Glance {
         Ok(())
     }
 
-    /// What the word was, and when the look began, if it has ended. It is told once.
+    /// The value of the word and the time at which the look began, once the look has ended. Each
+    /// look is reported once.
     ///
     /// # Errors
-    /// The error with which the copy ended: none is under way then.
+    /// The error with which the copy ended: no look is under way then.
     pub fn seen(&mut self) -> Result<Option<(u64, Instant)>, GpuError> {
         let Some(began) = self.began else { return Ok(None) };
         let is_done = self.event.is_done();

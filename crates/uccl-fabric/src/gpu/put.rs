@@ -9,13 +9,13 @@ use uccl_wire::signal::Change;
 /// One stream for each GPU that was written to, with a lock of its own.
 static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(Mutex::default);
 
-/// By the ordinal of the GPU.
+/// Streams by the ordinal of their GPU.
 type Streams = Vec<(u32, Arc<Mutex<Stream>>)>;
 
 /// Copies bytes to host or GPU memory, and waits for the copy.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 ///
 /// # Safety
 /// The memory must be valid for as many bytes, and nobody else may touch it during the call.
@@ -39,7 +39,7 @@ pub unsafe fn put(address: usize, bytes: &[u8]) -> Result<(), GpuError> {
 /// Changes a word in a GPU's memory, and waits for it. Concurrent calls take turns, so no change is lost.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 ///
 /// # Safety
 /// The eight bytes must be this GPU's memory, and changed by nobody else during the call.

@@ -10,7 +10,7 @@ use uccl_wire::gpu_offer::{GpuOffer, MAX_OFFER_PIECES, Means};
 
 use crate::mem::{Span, next_id};
 
-/// One for the process, because the driver has one handle per allocation and process.
+/// One exporter for the process, because the driver has one handle per allocation and process.
 static EXPORTER: LazyLock<Exporter> = LazyLock::new(Exporter::default);
 
 /// An allocation on a GPU, or as much of one as a region needs, that peers can open.
@@ -21,10 +21,11 @@ pub struct GpuShare {
 }
 
 impl GpuShare {
-    /// Makes what peers need to open the memory of `span`, which is device memory.
+    /// Exports the memory of `span`, which is device memory, so that peers can open it.
     ///
     /// # Errors
-    /// [`GpuError::NotExportable`] for memory that no other process can open, or what the driver says.
+    /// [`GpuError::NotExportable`] for memory that no other process can open, otherwise the
+    /// driver's error.
     pub fn of(span: Span) -> Result<Arc<Self>, GpuError> {
         let address = span.addr as u64;
         let gpu = gpu_of(address)?.0;

@@ -5,8 +5,8 @@
 //!   from a link    free -> on the link -> a GPU empties it -> free
 //! ```
 //!
-//! The link owns a chunk while it is ready or on the link, and [`Staging`] owns it while a GPU uses it. A chunk that is
-//! dropped is free. Nothing here sleeps or calls back: the link looks.
+//! The link owns a chunk while it is ready or on the link, and [`Staging`] owns it while a GPU uses
+//! it. A chunk that is dropped is free. Nothing here sleeps or calls back: the link polls.
 
 use std::{
     collections::VecDeque,
@@ -22,34 +22,34 @@ use super::{
 };
 use crate::mem::Located;
 
-/// How many chunks a link has GPUs use at once, where nothing else limits it: enough for copies and the link to work at
-/// the same time.
+/// The most chunks that GPUs use at once for a link, where nothing else limits them: enough for
+/// copies and the link to work at the same time.
 const AHEAD: usize = 4;
 
-/// How long a lane that ends waits for GPUs. A chunk takes them well under a millisecond, so one that takes longer
-/// than this waits for work of somebody else's that does not end.
+/// How long a lane that ends waits for GPUs. A chunk takes them well under a millisecond, so a copy
+/// that takes longer than this waits for work of other programs or streams that does not end.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The copies of one direction, and what the link does (`T`) after each. Their ends are told in the order in which they
-/// were started, whatever the order in which they end.
+/// The copies of one direction, each with the link's next step (`T`). Their ends are reported in
+/// the order of their starts, even if they end in another order.
 pub struct Staging<T> {
     copier: Copier,
     direction: Direction,
     line: VecDeque<(Step, T)>,
 }
 
-/// What must happen before the link goes on.
+/// The condition for the link's next step.
 enum Step {
     Copy(Copying),
-    /// Nothing: this is its result.
+    /// No copy: the result is known already.
     Known(Result<(), GpuError>),
 }
 
-/// A copy whose end is told.
+/// A reported end: of a copy, or of a step that only [follows](Staging::follow) copies.
 pub struct Ended<T> {
-    /// What the link does now.
+    /// The link's next step.
     pub what: T,
-    /// The chunk, if there was one; or the GPU's reason.
+    /// The chunk, if there was one, or the error.
     pub result: Result<Option<Chunk>, GpuError>,
 }
 
@@ -60,24 +60,24 @@ impl<T> Staging<T> {
         Self { copier: Copier::new(by), direction, line: VecDeque::new() }
     }
 
-    /// Whether all ends have been told.
+    /// Whether all ends have been reported.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.line.is_empty()
     }
 
-    /// Whether ends must be told before more is started.
+    /// Whether ends must be reported before more is started.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.line.len() >= AHEAD
     }
 
-    /// What the link will do after the copies, in their order.
+    /// The link's steps after the copies, in their order.
     pub fn waiting(&self) -> impl Iterator<Item = &T> {
         self.line.iter().map(|(_, what)| what)
     }
 
-    /// As [`Self::waiting`], to be changed.
+    /// As [`Self::waiting`], but mutable.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.line.iter_mut().map(|(_, what)| what)
     }
@@ -100,9 +100,9 @@ impl<T> Staging<T> {
     /// started [ends](Self::ended) with the reason.
     ///
     /// # Safety
-    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the end is
-    /// told or [`Self::settle`] has succeeded; those in the regions of `slots`, while they are
-    /// [touched](Self::touches).
+    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them,
+    /// until the end is reported or [`Self::settle`] has succeeded; those in the regions of
+    /// `slots`, while they are [touched](Self::touches).
     pub unsafe fn start(
         &mut self,
         what: T,
@@ -115,7 +115,7 @@ impl<T> Staging<T> {
         self.line.push_back((Step::Copy(copying), what));
     }
 
-    /// Has the link do something after all copies so far, and tells it this result.
+    /// Adds a step of the link after all copies so far, with this result.
     pub fn follow(&mut self, what: T, result: Result<(), GpuError>) {
         self.line.push_back((Step::Known(result), what));
     }
@@ -134,10 +134,10 @@ impl<T> Staging<T> {
         Some(Ended { what, result: result.map(|()| chunk) })
     }
 
-    /// Waits until no copy runs any more. Their ends are still to be told.
+    /// Waits until no copy runs any more. [`Self::ended`] has yet to report their ends.
     ///
     /// # Errors
-    /// When some still run after `patience`.
+    /// When copies still run after `patience`.
     pub fn settle(&mut self, patience: Duration) -> Result<(), GpuError> {
         let until = Instant::now() + patience;
         loop {
@@ -157,10 +157,10 @@ impl<T> Staging<T> {
         }
     }
 
-    /// [Settles](Self::settle), and forgets what was to be done after the copies.
+    /// [Settles](Self::settle), and drops the link's steps.
     ///
     /// # Errors
-    /// As for [`Self::settle`]. Then nothing is forgotten.
+    /// As for [`Self::settle`]. Then no step is dropped.
     pub fn clear(&mut self, patience: Duration) -> Result<(), GpuError> {
         self.settle(patience)?;
         self.line.clear();
@@ -184,7 +184,8 @@ fn copies<T>(line: &VecDeque<(Step, T)>) -> impl Iterator<Item = &Copying> {
 impl<T> Drop for Staging<T> {
     fn drop(&mut self) {
         if self.running() > 0 {
-            // A GPU goes on with what it was given. So it keeps the chunks, and what it reads its orders from.
+            // A GPU finishes the copies that it was given. So the chunks are leaked, and with the
+            // copier the memory that the GPU reads its orders from.
             mem::forget(mem::take(&mut self.line));
             mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::Gpus)));
         }

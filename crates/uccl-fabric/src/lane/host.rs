@@ -13,8 +13,9 @@ use crate::{
     signal::Word,
 };
 
-/// What may still happen after a lane was killed here. The peer may not know of the kill yet, and may be stopped in
-/// the middle of an access. A copy of our own may also hang in the kernel, which waits for the peer's memory.
+/// The accesses that may still happen after a lane was killed here. The peer may not know of the
+/// kill yet, and may be stopped in the middle of an access. A copy of our own may also hang in the
+/// kernel, which waits for the peer's memory.
 pub trait Aftermath: Send + Sync {
     /// Whether any copy of our own is still under way, of any operation of the lane and any memory.
     fn copies(&self) -> bool;
@@ -30,7 +31,7 @@ pub trait Aftermath: Send + Sync {
     fn is_over(&self) -> bool;
 }
 
-/// What only a lane between processes of one host can do.
+/// A lane between processes of one host.
 pub trait HostLane: MessageLane {
     /// The path that one-sided data to and from this memory of the peer's would take right now, in a word for people.
     fn path_to(&self, remote: &RemoteSpan) -> &'static str;
@@ -91,16 +92,17 @@ pub trait HostLane: MessageLane {
         word: Word,
     ) -> Result<Posted, LaneError>;
 
-    /// Makes what is enqueued on a stream from now on wait for these operations, of which all that is left is to be copied by
-    /// GPUs of ours; enqueues what has not been. Returns how many there were of those that have not ended. `None`: not all
-    /// can be enqueued now; some may have been.
+    /// Makes work that is enqueued on a stream from now on wait for these operations, and enqueues
+    /// the copies that have not been. Our GPUs must be the ones to make all copies that are left of
+    /// them. Returns how many of the operations have not ended. `None`: not all can be enqueued
+    /// now; some may have been.
     fn lead(&self, ops: &[OpName], stream: &Stream) -> Option<usize> {
         let _ = (ops, stream);
         None
     }
 
-    /// Starts an operation as [`Lane::post`](super::Lane::post) does, to be copied by a GPU of ours when an event has happened.
-    /// `Err`: nothing was started; a GPU of ours would not copy all of it.
+    /// Starts an operation as [`Lane::post`](super::Lane::post) does; a GPU of ours copies it when
+    /// an event has happened. `Err`: nothing was started; a GPU of ours would not copy all of it.
     ///
     /// # Safety
     /// As for [`Lane::post`](super::Lane::post).

@@ -54,8 +54,8 @@ impl<const N: usize, W: Word> Memo<N, W> {
         (before == after && before & 1 == 0).then_some(value)
     }
 
-    /// Puts a value under `index` and displaces what is on its line. Does nothing while another thread writes that
-    /// line.
+    /// Puts a value under `index` and displaces the value on its line. Does nothing while another
+    /// thread writes that line.
     pub fn put(&self, index: u32, value: &[u64; N]) {
         let line = self.line(index);
         let before = line.sequence.load(Ordering::Relaxed);

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | 0 | version: odd while the region lives, even when there is none; grows with every change |
 //! | 1, 2 | address and length in the owner's process |
-//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7), bit 3: only a GPU reaches it, bit 4: locked host memory, which its owner's GPUs reach |
+//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7), bit 3: only a GPU reaches it, bit 4: locked host memory, which its owner's GPUs reach, bit 5: signals may change its words |
 //! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
 //! | 6, 7 | id of the shared memory, and where in it the region starts |
 //!
@@ -159,7 +159,7 @@ pub struct Checked {
     pub addr: u64,
     /// The region's length in bytes.
     pub len: u64,
-    /// What peers may do there.
+    /// The accesses that peers may make there.
     pub rights: Rights,
     /// Where the region lies in shared memory, if it does.
     pub backing: Option<SharedBacking>,
@@ -200,10 +200,10 @@ pub struct PeerTable {
 }
 
 impl PeerTable {
-    /// Maps the table whose memfd the peer handed over.
+    /// Maps the table in the memfd that the peer handed over.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is not such a table; otherwise what the system says.
+    /// [`io::ErrorKind::InvalidData`] when it is not such a table; otherwise the system's error.
     pub fn map(fd: OwnedFd) -> io::Result<Self> {
         let segment = Arc::new(Mapping::of(fd, MapMode::ReadOnly, TABLE_BYTES)?);
         if segment.len() != TABLE_BYTES {

@@ -14,7 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// `TMPFS_MAGIC` of `linux/magic.h`: the file system of all memfds except those with huge pages.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// What a mapping of a peer's segment allows.
+/// The accesses that a mapping of a peer's segment allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapMode {
     /// Loads only.
@@ -60,7 +60,7 @@ impl Segment {
     /// `/proc/PID/maps`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when `len` is 0 or absurd, otherwise what the system says.
+    /// [`io::ErrorKind::InvalidInput`] when `len` is 0 or absurd, otherwise the system's error.
     pub fn create(name: &str, len: usize) -> io::Result<Self> {
         Self::make(name, len, SealFlags::empty())
     }
@@ -79,7 +79,8 @@ impl Segment {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Newer kernels want to be told that nothing in the file will be executed; older ones do not know the flag.
+        // Newer kernels want a flag that forbids execution of the file; older ones do not know the
+        // flag.
         let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create(name, flags))?;
         rustix::fs::ftruncate(&fd, len as u64)?;
@@ -100,10 +101,10 @@ impl Mapping {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or is
-    /// longer than `max_len`; otherwise what the system says.
+    /// longer than `max_len`; otherwise the system's error.
     pub fn of(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
-        // An access to a huge page file can fault for want of free pages, whatever the file's size, so those are
-        // refused too.
+        // An access to a huge page file can fault for want of free pages even within the file's
+        // length, so such files are refused too.
         let plain = rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
         let sealed = plain
             && rustix::fs::fcntl_get_seals(&fd)
@@ -160,7 +161,7 @@ impl Mapping {
         self.len
     }
 
-    /// What the mapping allows.
+    /// The accesses that the mapping allows.
     #[inline]
     pub fn mode(&self) -> MapMode {
         self.mode
@@ -169,8 +170,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`, and whoever holds a pointer into it promised not to
-        // outlive this.
+        // SAFETY: the range was mapped by `map`, and every holder of a pointer into it promised not
+        // to outlive this.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -92,7 +92,7 @@ impl Word for loom::sync::atomic::AtomicU64 {
     }
 }
 
-/// Explores what up to three preemptions can do; all interleavings would take minutes.
+/// Explores the interleavings with up to three preemptions; all interleavings would take minutes.
 #[cfg(loom)]
 pub fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();

@@ -35,7 +35,7 @@ impl Script {
         }
         for piece in copy.pieces.iter().filter(|_| result.is_ok()) {
             let (from, to) = (piece.source as *const u8, piece.destination as *mut u8);
-            // SAFETY: who started the copy keeps its memory until it has ended.
+            // SAFETY: the test that started the copy keeps its memory until the copy has ended.
             unsafe { ptr::copy_nonoverlapping(from, to, piece.len_bytes as usize) };
         }
         copy.result = Some(result);
@@ -93,7 +93,7 @@ fn bytes_of(chunk: &Chunk, len: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(chunk.addr() as *const u8, len).to_vec() }
 }
 
-/// What a test expects to be told next.
+/// The end that a test expects next.
 enum Expected {
     Copy(usize),
     Known(Result<(), GpuError>),
@@ -107,7 +107,7 @@ fn host_memory_that_is_gone_fails_its_copy_and_no_other() {
         // No page is mapped there.
         let gone = Located { span: Span { addr: 64, len: 100 }, device: None };
         let chunk = staging.chunk(0).expect("memory");
-        // SAFETY: memory of this test, and what is no memory.
+        // SAFETY: memory of this test, and an address where no memory is mapped.
         unsafe { staging.start(0, chunk, &[gone, located(&mut memory)], [SLOT]) };
         start(&mut staging, 1, &mut memory);
         let ended = staging.ended().expect("no GPU copies it");
@@ -241,7 +241,7 @@ fn what_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
     assert!(staging.touches(SLOT) && staging.waiting().count() == 2);
     drop(staging);
     assert_eq!(Arc::strong_count(&script), 2, "the actor is kept");
-    // The chunk is there still, for a copy that ends after all.
+    // The chunk still exists, for a copy that ends late.
     script.lock().end(1, Ok(()));
 }
 
