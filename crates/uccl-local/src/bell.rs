@@ -41,7 +41,7 @@ pub(super) struct Bell {
     /// The peer, if it is another process: its children keep the socket open beyond its death.
     peer: Option<Process>,
     direct: Arc<Direct>,
-    /// The process whose GPU memory is offered to us.
+    /// The process that offers us GPU memory.
     owner: Owner,
     /// The socket must not be used any more.
     ended: AtomicBool,
@@ -77,7 +77,7 @@ impl Bell {
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 
-    /// The descriptor that becomes readable when the peer dies, whatever the socket shows.
+    /// The descriptor that becomes readable when the peer dies, even if the socket stays open.
     pub(super) fn peers_end(&self) -> Option<BorrowedFd<'_>> {
         self.peer.as_ref().and_then(Process::handle)
     }
@@ -98,8 +98,8 @@ impl Bell {
         self.note(rung);
     }
 
-    /// Offers memory to the peer, which opens it at its first use. Where there are no descriptors for that, the offer
-    /// is dropped, and the peer does without.
+    /// Offers memory to the peer, which opens it at its first use. If descriptors for that are
+    /// missing, the offer is dropped, and the peer does without it.
     pub(super) fn offer(&self, memory: &Shareable) {
         match memory {
             Shareable::Gpu(memory) => {
@@ -119,7 +119,7 @@ impl Bell {
         self.say(|line| line.retract(id));
     }
 
-    /// Says something that the peer can do without.
+    /// Sends a message that the peer can do without.
     fn say(&self, say: impl FnOnce(&mut Line) -> io::Result<()>) {
         let said = say(&mut self.line.lock());
         match said {

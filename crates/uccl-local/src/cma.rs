@@ -46,7 +46,8 @@ impl CmaError {
     }
 }
 
-/// Another process, with a pidfd that tells when it has ended: then its number may come to mean another process.
+/// Another process, with a pidfd that shows its end: then its number may come to mean another
+/// process.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
@@ -152,11 +153,11 @@ pub unsafe fn write(pid: i32, local: &[Span], remote: &[(u64, u64)]) -> Result<u
     unsafe { copy(pid, Access::Write, local, remote) }
 }
 
-/// Whether `nonce` is at `addr` in process `pid`. If so, copying works, and the number means the process that told us
-/// the nonce.
+/// Whether `nonce` is at `addr` in process `pid`. If so, copying works, and `pid` is the process
+/// that sent us the nonce.
 ///
 /// # Errors
-/// Why it cannot be read.
+/// The reason why the nonce cannot be read.
 pub fn probe(pid: i32, addr: u64, nonce: &[u8; 16]) -> Result<bool, CmaError> {
     let mut found = [0u8; 16];
     let local = Span { addr: found.as_mut_ptr() as usize, len: found.len() };
@@ -168,7 +169,7 @@ pub fn probe(pid: i32, addr: u64, nonce: &[u8; 16]) -> Result<bool, CmaError> {
 /// The pieces of one side that are left.
 struct Cursor<'a, T> {
     pieces: &'a [T],
-    /// How much of the first is done.
+    /// How many bytes of the first piece are copied.
     done: usize,
 }
 

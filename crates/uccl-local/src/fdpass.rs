@@ -35,7 +35,7 @@ pub struct Message {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Who is at the other end of a socket, as the system tells.
+/// The process at the other end of a socket, as the system reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Its process id as seen here; `None` when it cannot be seen from here (another container).
@@ -108,7 +108,7 @@ impl FdSocket {
     /// The process at the other end: the one that made the connection, or listened for it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn peer(&self) -> io::Result<Peer> {
         let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -133,8 +133,8 @@ impl FdSocket {
     /// sends it.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors. An error for which
-    /// [`is_want`] is true leaves the socket as it was; others are what the system says.
+    /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors. An error
+    /// for which [`is_want`] is true leaves the socket as it was; others are the system's errors.
     pub fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if bytes.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -155,7 +155,7 @@ impl FdSocket {
         }
     }
 
-    /// Keeps what is left of a message for [`flush`](Self::flush).
+    /// Keeps the unsent rest of a message for [`flush`](Self::flush).
     fn keep(&mut self, bytes: Vec<u8>, sent: usize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let waiting = |of: fn(&Outgoing) -> usize| self.outgoing.iter().map(of).sum::<usize>();
         let full = waiting(|message| message.bytes.len()) + bytes.len() > MAX_WAITING_BYTES
@@ -174,11 +174,12 @@ impl FdSocket {
         !self.outgoing.is_empty()
     }
 
-    /// Sends kept messages, as far as the socket takes them. `true` when none is left; otherwise wait until the
-    /// socket is writable. A message whose descriptors the system has no room for is dropped.
+    /// Sends kept messages, as far as the socket takes them. `true` when none is left; otherwise
+    /// wait until the socket is writable. A message is dropped if the system has no room for its
+    /// descriptors.
     ///
     /// # Errors
-    /// What the system says; [`io::ErrorKind::BrokenPipe`] when the peer is gone.
+    /// The system's error; [`io::ErrorKind::BrokenPipe`] when the peer is gone.
     pub fn flush(&mut self) -> io::Result<bool> {
         while let Some(first) = self.outgoing.front_mut() {
             match first.send(self.stream.as_fd()) {
@@ -198,7 +199,8 @@ impl FdSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] when the peer has closed (with nothing more to come),
-    /// [`io::ErrorKind::InvalidData`] when it sends something invalid, otherwise what the system says.
+    /// [`io::ErrorKind::InvalidData`] when it sends something invalid, otherwise the system's
+    /// error.
     pub fn recv(&mut self) -> io::Result<Option<Message>> {
         self.recv_within(&mut usize::MAX.clone())
     }
@@ -293,7 +295,7 @@ impl Outgoing {
     }
 }
 
-/// Sends what the socket takes; says how many bytes.
+/// Sends as many bytes as the socket takes, and returns their number.
 fn send_once(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -307,7 +309,8 @@ fn send_once(
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }
 
-/// Whether a message was not sent for want of something: descriptors, memory, or a peer that reads.
+/// Whether a message was not sent because something is missing: descriptors, memory, or a peer that
+/// reads.
 #[must_use]
 pub fn is_want(error: &io::Error) -> bool {
     let wants = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::ETOOMANYREFS];
@@ -337,7 +340,8 @@ impl FdListener {
     /// Listens at `name`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another listener has the name, otherwise what the system says.
+    /// [`io::ErrorKind::AddrInUse`] when another listener has the name, otherwise the system's
+    /// error.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
@@ -347,7 +351,7 @@ impl FdListener {
     /// The next connection, or `None` when nobody waits.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn accept(&self) -> io::Result<Option<FdSocket>> {
         match self.listener.accept() {
             Ok((stream, _)) => FdSocket::new(stream).map(Some),

@@ -47,7 +47,7 @@ pub(super) enum End {
 }
 
 struct State {
-    /// What has not been given out.
+    /// The rest that has not been given out.
     rest: Stretch,
     /// Chunks being copied right now.
     active: usize,
@@ -123,7 +123,7 @@ impl Job {
         self.state.lock().done.is_none()
     }
 
-    /// Reports the end of a chunk of so many bytes.
+    /// Reports the end of a chunk of `bytes` bytes.
     pub(super) fn copied(&self, bytes: u64, result: OpResult) {
         let mut state = self.state.lock();
         state.active -= 1;
@@ -168,7 +168,7 @@ impl Job {
 }
 
 impl Chunk {
-    /// How many bytes it is.
+    /// Its length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.local.as_slice().len_bytes()
     }

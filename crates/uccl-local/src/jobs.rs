@@ -31,9 +31,9 @@ pub(super) struct Jobs {
 
 #[derive(Default)]
 struct List {
-    /// With chunks that nobody has taken yet, the oldest first.
+    /// Jobs with chunks that no thread has taken yet, the oldest first.
     open: VecDeque<Named>,
-    /// Wholly given out: threads are copying the last chunks.
+    /// Jobs that are wholly given out: threads are copying the last chunks.
     given_out: Vec<Named>,
     /// How many there have been.
     count: u64,
@@ -56,7 +56,7 @@ pub(super) struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// What to copy.
+    /// The memory to copy.
     pub(super) fn chunk(&self) -> &Chunk {
         &self.chunk
     }

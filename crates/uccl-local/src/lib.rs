@@ -272,7 +272,7 @@ impl MessageLane for LocalLane {
         self.stream.send(parts)
     }
 
-    /// Only what goes through the rings as a whole.
+    /// Only a write that goes through the rings as a whole can carry a signal.
     fn carries_signal(&self, op: &Operation) -> bool {
         self.is_streamed(op)
     }

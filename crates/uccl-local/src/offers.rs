@@ -1,7 +1,8 @@
-//! The socket to the peer, and which memory the peer was told of over it.
+//! The socket to the peer, and the memory that was offered to the peer over it.
 //!
-//! A peer that does not read leaves no room for messages. It can do without an offer, which is dropped then. A retraction
-//! waits until there is room: until it has come, the peer keeps the memory mapped.
+//! A peer that does not read leaves no room for messages. It can do without an offer, which is
+//! dropped then. A retraction waits until there is room: until it has come, the peer keeps the
+//! memory mapped.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -14,12 +15,13 @@ use crate::fdpass::{FdSocket, is_want};
 pub(super) const RING: u8 = 0;
 pub(super) const RETRACT: u8 = 2;
 
-/// A socket whose offers are taken back.
+/// A socket that keeps track of its offers, so that it can retract them.
 pub(super) struct Line {
     pub(super) socket: FdSocket,
-    /// The memory of which the peer was told.
+    /// Ids of the memory that was offered to the peer.
     offered: HashSet<u32>,
-    /// Retractions that the socket has not taken. Only what was offered is retracted, so there are no more than offers.
+    /// Retractions that the socket has not taken. Only offered memory is retracted, so there are no
+    /// more of them than offers.
     owed: VecDeque<u32>,
 }
 
@@ -37,7 +39,8 @@ impl Line {
         }
     }
 
-    /// Says an offer. Where the peer can do without it for want of something, the error is one of [`is_want`].
+    /// Sends an offer. If something for it is missing, the error is one of [`is_want`], and the
+    /// peer does without the offer.
     pub(super) fn offer(
         &mut self,
         id: u32,
@@ -62,7 +65,7 @@ impl Line {
         self.flush()
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends the messages and retractions that wait, as far as the socket takes them.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.socket.flush()?;
         while let Some(id) = self.owed.front() {
@@ -109,7 +112,7 @@ mod tests {
                 break;
             }
         }
-        // Small messages fill what is left.
+        // Small messages fill the room that is left.
         while line.socket.send(&[RING; 5], &[]).is_ok() {}
         for id in 0..offered.len() as u32 + dropped {
             line.retract(id).expect("the peer lives");

@@ -1,4 +1,5 @@
-//! Who copies what: this process's CPU, a GPU of ours, or both sides through the rings.
+//! The paths of operations: a copy by this process's CPU or a GPU of ours, or both sides through
+//! the rings.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -16,7 +17,7 @@ use crate::{
     shm::Reach,
 };
 
-/// Who copies.
+/// The copier of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     /// This process's CPU.
@@ -58,7 +59,7 @@ impl LocalLane {
         (way, apart)
     }
 
-    /// Who copies a piece between memory of this kind and the peer's.
+    /// The copier of a piece between memory of this kind and the peer's.
     fn way(&self, ours: MemoryKind, remote: &RemoteSpan) -> Way {
         let on_gpu = ours.device().is_some();
         match self.direct.reach(remote) {
@@ -162,8 +163,8 @@ impl LocalLane {
             && GpuJobs::signals(&self.direct, op.memory, word)
     }
 
-    /// Makes a GPU copy, and change a signal's word then. Pieces that none of our GPUs reaches go through the rings,
-    /// unless a signal follows them.
+    /// Makes a GPU copy, and change a signal's word afterwards. Pieces that none of our GPUs
+    /// reaches go through the rings, unless a signal follows them.
     ///
     /// # Safety
     /// As for [`Lane::post`].

@@ -45,7 +45,7 @@ pub enum Ends {
     Connector,
 }
 
-/// What a side brings to a lane.
+/// One side's regions and settings for a lane.
 pub struct Setup {
     /// Our memory that the peer may touch.
     pub regions: Arc<RegionTable>,
@@ -55,7 +55,7 @@ pub struct Setup {
     pub checksum: bool,
 }
 
-/// A segment that was sent to the peer, who has not answered yet.
+/// A segment that was sent to the peer, which has not answered yet.
 pub struct Invitation {
     segment: Segment,
 }
@@ -131,7 +131,7 @@ fn build(
     let direct = Arc::new(Direct::new(PeerTable::map(table)?, hazards, setup.process));
     let pid = socket.peer()?.pid;
     let ours = pid == i32::try_from(std::process::id()).ok();
-    // Counted here, because the system uses process ids again.
+    // Counted here, because the system reuses process ids.
     //
     static PEERS: AtomicU64 = AtomicU64::new(1);
     let owner = match ours {

@@ -21,10 +21,10 @@ use super::INLINE;
 const CLASSES: usize = 12;
 /// How often the way that seems slower is tried again.
 const TRY_EVERY: u32 = 128;
-/// The weight of one copy in the average of its way: one part in so many.
+/// The weight of one copy in the average of its way is one part in this number.
 const MEMORY: u32 = 8;
 
-/// Who copies.
+/// The threads that make a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hands {
     /// One thread: the one that posts it, or one that makes progress.
@@ -41,14 +41,14 @@ struct Class {
     ns_a_mib: [AtomicU32; 2],
 }
 
-/// What was measured of a lane's copies.
+/// The measured times of a lane's copies.
 #[derive(Default)]
 pub(super) struct Sharing {
     classes: [Class; CLASSES],
 }
 
 impl Sharing {
-    /// Who should copy so many bytes, more than [`INLINE`].
+    /// Chooses the threads for a copy of `len` bytes, more than [`INLINE`].
     pub(super) fn choose(&self, len: u64) -> Hands {
         let Some(class) = self.class(len) else { return Hands::Many };
         let [one, many] = array::from_fn(|i| class.ns_a_mib[i].load(Relaxed));

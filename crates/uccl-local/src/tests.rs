@@ -38,7 +38,7 @@ struct Told(mpsc::Sender<OpResult>);
 
 impl Completion for Told {
     fn complete(self: Arc<Self>, result: OpResult) {
-        // A test that no longer listens has seen what it wanted.
+        // A test that has dropped its receiver has seen all the results that it wanted.
         let _ = self.0.send(result);
     }
 }

@@ -1,4 +1,5 @@
-//! What every link must do, between two ends of this host: by copies through the kernel, over rings, and around both.
+//! The conformance suite of links, between two ends on this host: with copies through the kernel,
+//! over rings, and with injected faults.
 
 mod support;
 
@@ -11,7 +12,7 @@ use uccl_local::{LocalLane, cma::Process, fdpass::FdSocket};
 
 use self::support::{accept, invite, setup};
 
-/// Both ends, which copy to and from this process where they are to reach private memory.
+/// Both ends. With `by_kernel`, they reach private memory by copies to and from this process.
 fn lanes(by_kernel: bool) -> [(LocalLane, Arc<RegionTable>); 2] {
     let process =
         || by_kernel.then(|| Process::open(std::process::id() as i32).expect("this process"));

@@ -1,4 +1,5 @@
-//! A process that has as many descriptors open as it may. Alone in its process, for that has effect on all of it.
+//! A process that has as many descriptors open as it may. The test is alone in its process, because
+//! the shortage affects all of it.
 
 mod support;
 
@@ -19,12 +20,12 @@ use support::{carry, lanes, span_of};
 
 const LEN: usize = 100_000;
 
-/// All descriptors that there are.
+/// Opens all descriptors that the process may have.
 fn hoard() -> Vec<OwnedFd> {
     std::iter::from_fn(|| eventfd(0, EventfdFlags::CLOEXEC).ok()).collect()
 }
 
-/// One after the other: both look at what the process has open.
+/// Runs the tests one after the other: both look at the open descriptors of the process.
 #[test]
 fn descriptors_are_neither_kept_nor_missed() {
     mapped_memory_holds_no_descriptor();
@@ -47,7 +48,7 @@ fn a_lane_outlives_a_shortage_of_descriptors() {
 
     let all = hoard();
     b.offer(&Shareable::Host(Arc::clone(&missed)));
-    // Whoever prepares for sleep takes in what the peer says.
+    // A lane that prepares for sleep receives the peer's messages.
     a.arm();
     let missed_region = region(&missed);
     assert_eq!(a.path_to(&missed_region), "shm", "there was no descriptor for it");
@@ -66,7 +67,7 @@ fn a_lane_outlives_a_shortage_of_descriptors() {
     }
 }
 
-/// What a peer offers takes no descriptor for longer than it takes to map it.
+/// A peer's offer takes a descriptor no longer than the mapping of its memory takes.
 fn mapped_memory_holds_no_descriptor() {
     let open = || std::fs::read_dir("/proc/self/fd").expect("a list").count();
     let table = || Arc::new(RegionTable::new().expect("a table"));

@@ -1,4 +1,5 @@
-//! What every link must do, with all memory on a GPU: a real one where there is one, else of a driver that is none.
+//! The conformance suite of links, with all memory on a GPU: a real one if there is one, else one
+//! of the fake driver.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;

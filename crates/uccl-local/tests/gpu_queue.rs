@@ -1,4 +1,4 @@
-//! What a GPU has not been given yet can be taken back, and others pass it.
+//! Slices that a GPU has not been given yet can be taken back, and other operations pass them.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
@@ -26,7 +26,7 @@ use self::{
     support::{End, patiently},
 };
 
-/// For so long something that must not happen is watched not to.
+/// How long a test watches that something does not happen.
 const WATCH: Duration = Duration::from_millis(100);
 
 /// A slice while several GPUs are written to, each of which may have two.
@@ -46,7 +46,7 @@ fn a_cancelled_write_ends_with_what_the_gpu_has_of_it() {
     assert_eq!(pair.result(&end), Err(OpError::Cancelled));
     assert_eq!((driver.launched(), pair.ours.load()), (TURN, 0));
     assert!(!pair.ours.has_work());
-    // And the lane goes on.
+    // The lane still works.
     driver.fake.pause(false);
     for len in [64, 3 * SLICE + 5] {
         let (end, _) = pair.write(&[len]);
@@ -62,7 +62,8 @@ fn all_of_a_long_vector_lands_where_it_should() {
     let lens = [SLICE / 2 + 1, 0, 3 * SLICE, 7, SLICE, SLICE / 4 - 3];
     let len: usize = lens.iter().sum();
     let bytes = |address: u64| {
-        // SAFETY: this driver's GPUs have the host's memory; nothing is copied while it is looked at.
+        // SAFETY: this driver's GPUs have the host's memory; nothing is copied while the test reads
+        // it.
         unsafe { std::slice::from_raw_parts_mut(address as *mut u8, 6 * SLICE) }
     };
     let source = bytes(pair.here.address());
@@ -124,7 +125,7 @@ fn several_gpus_are_written_to_at_once() {
     let driver = Driver::paused();
     let pairs = [0, 3, 2].map(|there| pair_between((1, there), LEN));
     let launched = |at: usize, before: usize| (at, driver.launched() - before);
-    // As long as there is nothing for another, copy engines get what keeps one link busy.
+    // While nothing waits for another GPU, copy engines get two slices, which keep one link busy.
     let mut ends = vec![pairs[0].write(&[LEN]).0];
     assert_eq!(driver.launched(), TURN);
     for (at, pair) in pairs.iter().enumerate().skip(1) {
@@ -148,7 +149,8 @@ fn several_gpus_are_written_to_at_once() {
     for (end, pair) in ends.iter().zip(&pairs) {
         assert_eq!((end.result(), pair.ours.load()), (Some(Ok(())), 0));
     }
-    // What was crowded once begins so: its first bytes are not in one GPU's turn.
+    // A GPU that was crowded begins again with the crowded limits: its first bytes are not limited
+    // to a turn for one other GPU.
     let before = driver.launched();
     let (end, _) = pairs[0].write(&[LEN]);
     assert_eq!(driver.launched() - before, 2 * CROWDED_SLICE);

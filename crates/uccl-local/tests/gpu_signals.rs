@@ -39,7 +39,7 @@ fn scene(len: usize, rights: Rights) -> Scene {
     let pair = pair(len);
     let words = DeviceBuffer::new(context(1), 64).expect("memory");
     let region = register(&pair.regions, &pair.theirs, &words, rights);
-    // Opens what the peer has offered.
+    // Opens the memory that the peer has offered.
     let (end, _) = pair.write(&[8]);
     assert_eq!(pair.result(&end), Ok(()));
     Scene { pair, words, region }
@@ -76,7 +76,7 @@ impl Scene {
         }
     }
 
-    /// Posts a write whose signal adds one.
+    /// Posts a write with a signal that adds one.
     fn post(&self, lens: &[usize]) -> (Arc<End>, OpName) {
         self.post_with(lens, Change::Add(1))
     }

@@ -1,5 +1,6 @@
-//! A peer of this host that speaks the protocol up to a point, and then writes into whatever it can reach. It may cost
-//! its victim their connection: nothing of its memory, of its other connections, or of its time.
+//! A peer of this host that speaks the protocol up to a point, and then writes into all memory that
+//! it can reach. It may cost its victim their connection, but none of the victim's memory, other
+//! connections or time.
 
 mod support;
 
@@ -92,7 +93,7 @@ impl Drop for Victim {
     }
 }
 
-/// The victim. Not a test by itself: what the other test starts.
+/// The victim. Not a test by itself: the other test starts it.
 #[test]
 #[ignore = "the second process of the other test"]
 fn the_victim() {
@@ -103,7 +104,7 @@ fn the_victim() {
     let _private = regions.insert(span_of(&canary), Rights::ALL, None).expect("a region");
     let (over, carried) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
-        // The first who connects is taken for the honest one.
+        // The other process takes the first connection for the honest peer's.
         let honest = connect();
         scope.spawn(|| move_honestly(honest, &regions, &over, &carried));
         for seed in 0..ROUNDS {
@@ -150,7 +151,7 @@ fn timed<T>(what: &str, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Does with a lane to the hostile peer what one does with lanes, until it breaks or the round is over.
+/// Makes all kinds of calls on a lane to the hostile peer, until it breaks or the round is over.
 fn endure(mut socket: FdSocket, regions: &Arc<RegionTable>, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let pid = socket.peer().expect("who it is").pid.expect("its number");
@@ -200,7 +201,7 @@ fn endure(mut socket: FdSocket, regions: &Arc<RegionTable>, seed: u64) {
     }
     timed("kill", || lane.kill());
     let here_at = span_of(&here);
-    // SAFETY: it is ours again, if what is tested holds.
+    // SAFETY: after the kill the memory is ours again; the test checks exactly this.
     unsafe { std::ptr::write_bytes(here_at.addr as *mut u8, 3, here_at.len) };
     assert!(ends.iter().all(|end| end.result().is_some()), "every operation ends");
     let aftermath = lane.aftermath().expect("the peer copies by itself");
@@ -208,7 +209,7 @@ fn endure(mut socket: FdSocket, regions: &Arc<RegionTable>, seed: u64) {
     assert!(std::hint::black_box(&here).iter().all(|byte| *byte == 3), "a byte after the kill");
 }
 
-/// An honest peer, who does nothing but make progress.
+/// An honest peer, which only makes progress.
 fn be_honest(mut socket: FdSocket, over: &AtomicBool) {
     let memory = vec![0_u8; LEN];
     let regions = Arc::new(RegionTable::new().expect("a table"));
@@ -225,7 +226,7 @@ fn be_honest(mut socket: FdSocket, over: &AtomicBool) {
     }
 }
 
-/// What a hostile peer can write.
+/// The memory and the socket that a hostile peer can write to.
 struct Hostile {
     rng: Rng,
     socket: FdSocket,
@@ -243,7 +244,7 @@ fn words(segment: &Segment) -> &[AtomicU64] {
     unsafe { std::slice::from_raw_parts(segment.as_ptr().cast(), segment.len() / 8) }
 }
 
-/// Is invited to nothing good: makes a lane as a connector does, and then whatever it likes.
+/// Makes a lane as a connector does, and then writes arbitrary values and messages.
 fn be_hostile(mut socket: FdSocket, seed: u64) {
     let lane = Segment::create("lane", LANE_BYTES).expect("a segment");
     let table = Segment::create_published("table", TABLE_BYTES).expect("a segment");
@@ -323,13 +324,13 @@ impl Hostile {
                 self.publish(slot);
             }
             4 => words(&self.table)[self.rng.usize(0..8 * SLOTS as usize)].store(value, SeqCst),
-            // The words of sleep.
+            // The sleep words of a ring.
             5 => {
                 let ring = (4096 + self.rng.usize(0..2) * RING_STRIDE) / 8;
                 let at = if self.rng.bool() { 32 } else { 48 };
                 words(&self.lane)[ring + at].store(value, SeqCst);
             }
-            // Indices and what else is in the head of a ring, or bytes of it.
+            // The words in the header of a ring, its indices among them.
             6 => {
                 let ring = (4096 + self.rng.usize(0..2) * RING_STRIDE) / 8;
                 words(&self.lane)[ring + self.rng.usize(0..64)].store(value, SeqCst);
@@ -345,7 +346,7 @@ impl Hostile {
         self.offered.push(segment);
     }
 
-    /// What it says over the socket; false when nobody listens.
+    /// Sends a message over the socket; false when the victim has left.
     fn say_something(&mut self, breaks_socket: bool) -> bool {
         let id = self.rng.u32(0..self.offered.len() as u32 + 1);
         let said = match self.rng.u8(0..12) {
@@ -369,7 +370,7 @@ impl Hostile {
                 Ok(())
             }
             6 => {
-                // GPU memory that makes no sense.
+                // An invalid offer of GPU memory.
                 let mut bytes = vec![3; self.rng.usize(1..200)];
                 self.rng.fill(&mut bytes[1..]);
                 self.socket.send(&bytes, &[])
@@ -390,7 +391,7 @@ impl Hostile {
         let fds: &[BorrowedFd<'_>] = match self.rng.u8(0..4) {
             // It could be truncated.
             0 => &[memfd.as_fd()],
-            // As long as it likes, sparse.
+            // A sparse memfd of an absurd length.
             1 => {
                 rustix::fs::ftruncate(&memfd, 1 << 45).expect("a length");
                 rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).expect("a seal");
@@ -400,7 +401,7 @@ impl Hostile {
             _ => &[other.as_fd()],
         };
         let said = self.socket.send(&named(1, id + 1000), fds);
-        // That of the sealed one fails.
+        // The truncation of the sealed one fails.
         let _ = rustix::fs::ftruncate(&memfd, 1);
         said
     }

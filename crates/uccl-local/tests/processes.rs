@@ -22,12 +22,12 @@ const ROLE: &str = "UCCL_TEST_ROLE";
 const SOCKET: &str = "UCCL_TEST_SOCKET";
 /// The owner's memory.
 const LEN: usize = 60_000;
-/// What the owner fills it with once it is its own again.
+/// The byte with which the owner fills its memory after it has revoked the region.
 const FILL: u8 = 0xee;
 /// How long a process waits for the other before the test has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Not a test by itself: what the tests here start as their second process.
+/// Not a test by itself: the tests here start it as their second process.
 #[test]
 #[ignore = "the second process of the other tests"]
 fn second_process() {
@@ -174,7 +174,8 @@ impl Owner {
 
     /// Takes the memory back, and counts the bytes that change under our hands.
     fn watch(&self) -> u64 {
-        // SAFETY: as above; it is ours alone if what is tested holds.
+        // SAFETY: as above; no peer accesses it any more, which is the property that the test
+        // checks.
         unsafe { std::ptr::write_bytes(self.memory.addr as *mut u8, FILL, self.memory.len) };
         let start = Instant::now();
         let mut landed = 0;
@@ -198,7 +199,7 @@ struct Reached {
     all: RemoteSpan,
 }
 
-/// `None`, with a word about it, when the system forbids what is to be tested.
+/// `None`, with a message, when the system forbids the access that is to be tested.
 fn reach(shared: bool) -> Option<Reached> {
     let mut owner =
         Second::start(if shared { "owner of shared memory" } else { "owner of private memory" });
@@ -416,7 +417,7 @@ fn stick(mut socket: FdSocket) {
     next(&mut socket);
 }
 
-/// The hazard of a peer that died stays; the end of its socket is what frees the owner.
+/// The hazard of a peer that died stays; the owner is free once the peer's socket has ended.
 #[test]
 fn a_killed_initiator_leaves_its_hazard() {
     let mut initiator = Second::start("stuck initiator");

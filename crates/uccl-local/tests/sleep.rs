@@ -1,4 +1,5 @@
-//! Two lanes over shared memory whose threads sleep whenever there is nothing to do: no wake-up is missed.
+//! Two lanes over shared memory. Their threads sleep when there is nothing to do, and no wake-up is
+//! missed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -8,7 +8,7 @@ use uccl_fabric::{
     mem::{Access, Located, Span},
 };
 
-/// What one thread needs to copy to or from one GPU.
+/// The staging with which one thread copies to or from one GPU.
 struct Bouncer {
     device: u32,
     access: Access,
@@ -17,7 +17,7 @@ struct Bouncer {
     memory: Vec<Located>,
 }
 
-/// Unused bouncers. As many are made as threads copy at once.
+/// Unused bouncers. As many exist as threads have ever copied at once.
 #[derive(Default)]
 pub(crate) struct Bouncers {
     by: CopyBy,
@@ -76,7 +76,7 @@ impl Bouncer {
     /// Copies pieces of GPU memory to or from a chunk, and waits. Returns the chunk.
     ///
     /// # Errors
-    /// The GPU's reason. If the copy goes on for ever, that, and the chunk is kept for it.
+    /// The GPU's error, or one about a copy that does not end; the chunk is kept for such a copy.
     ///
     /// # Safety
     /// The pieces are memory of this GPU, or of one that it reaches, and together fit the chunk.
@@ -107,7 +107,8 @@ mod tests {
         Bouncers { by, spare: Mutex::default() }
     }
 
-    /// Copies two pieces of what passes for a GPU's memory, and calls `there` with the host memory between.
+    /// Copies two pieces of memory in the place of a GPU's, and calls `there` with the host memory
+    /// between.
     fn bounce(
         bouncers: &Bouncers,
         access: Access,

@@ -24,19 +24,20 @@ pub(super) const MAX_SLOTS: usize = 32;
 /// Hazard words, one for each region of a flight.
 pub(super) type Hazards = SmallVec<[OwnedHazard; 1]>;
 
-/// Copies that were enqueued together. If it is dropped before they have ended, what it holds is leaked, because a
-/// GPU still uses it.
+/// Copies that were enqueued together. If it is dropped before they have ended, its contents are
+/// leaked, because a GPU still uses them.
 pub(super) struct Flight(Option<Enqueued>);
 
 struct Enqueued {
     mark: Mark,
     engine: Arc<Mutex<Engine>>,
-    /// Why only a part was enqueued. The mark is of the end of that part.
+    /// The error that kept a part from being enqueued. The mark shows the end of the enqueued part.
     failed: Option<OpError>,
     _held: Held,
 }
 
-/// Keeps the peer's memory in place during the copy: the hazards tell its owner, the places our driver.
+/// Keeps the peer's memory in place during the copy: the hazards are for its owner, the places for
+/// our driver.
 struct Held {
     _places: SmallVec<[Place; 1]>,
     _word: SmallVec<[Place; 1]>,
@@ -51,13 +52,13 @@ pub(super) struct Way<'a> {
     /// The kind of our memory.
     pub(super) memory: MemoryKind,
     pub(super) context: &'static Context,
-    /// Whether the GPU has slices of long operations, which this copy is to pass.
+    /// Whether the GPU has slices of long operations. This copy is to pass them.
     pub(super) passes_slices: bool,
     /// The signal that follows the copies.
     pub(super) word: Option<Word>,
-    /// At most so many blocks of the kernel copy, whatever the size; 0: not asked for.
+    /// The most blocks of the kernel that copy, for any size; 0: no limit was asked for.
     pub(super) blocks: u32,
-    /// The copies wait for it.
+    /// The event that the copies wait for.
     pub(super) behind: Option<&'a Event>,
 }
 
@@ -66,8 +67,8 @@ impl Way<'_> {
     /// regions.
     ///
     /// # Errors
-    /// Nothing moves then, and the word does not change. [`OpError::HostOnly`]: the GPU does not reach the peer's
-    /// memory, or the word.
+    /// Nothing moves then, and the word does not change. [`OpError::HostOnly`]: the GPU does not
+    /// reach the peer's memory, or the word.
     ///
     /// # Safety
     /// Our pieces must stay valid until the flight has ended.
@@ -95,7 +96,7 @@ impl Way<'_> {
                 blocks: self.blocks,
                 ..route(self.kind, self.memory, there.device)
             };
-            // What is shared with another stream would not wait.
+            // Copies that a second stream shares would not wait for the event.
             let route = Route { is_push: route.is_push && self.behind.is_none(), ..route };
             if let Some(event) = self.behind {
                 copying.wait_behind(event)?;
@@ -127,12 +128,12 @@ fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Resul
 }
 
 impl Flight {
-    /// Why only a part was enqueued, if that is so.
+    /// The error that kept a part from being enqueued, if there is one.
     pub(super) fn failed(&self) -> Option<&OpError> {
         self.0.as_ref()?.failed.as_ref()
     }
 
-    /// What has enqueued them.
+    /// The engine that has enqueued the copies.
     pub(super) fn engine(&self) -> Option<&Arc<Mutex<Engine>>> {
         self.0.as_ref().map(|enqueued| &enqueued.engine)
     }
@@ -148,7 +149,7 @@ impl Flight {
         Some(enqueued.failed.clone().map_or(result, Err))
     }
 
-    /// Releases what an ended flight held.
+    /// Releases the hazards, the places and the mark of an ended flight.
     pub(super) fn land(mut self) {
         let Some(Enqueued { mark, engine, .. }) = self.0.take() else { return };
         // No wait: a thread that is enqueuing may be in the driver for long, and a mark costs little.

@@ -37,7 +37,7 @@ pub struct GpuJobs {
     gpus: Mutex<OfGpus>,
     /// Short operations that were enqueued at once.
     flights: Mutex<Vec<Short>>,
-    /// Short operations for which there were no hazard words: they wait for nothing else.
+    /// Short operations for which no hazard words were free. They wait for nothing else.
     late: Arc<Queue>,
     late_turns: Turns,
     ledger: Arc<Ledger>,
@@ -72,10 +72,10 @@ struct Short {
     done: Arc<dyn Completion>,
 }
 
-/// What is posted: some pieces of an operation.
+/// The pieces of an operation that are posted.
 pub(crate) struct Posting<'a> {
     pub(crate) kind: OpKind,
-    /// What kind of memory ours is.
+    /// The kind of our memory.
     pub(crate) memory: MemoryKind,
     /// All pieces of the operation.
     pub(crate) pieces: &'a Arc<Pieces>,
@@ -117,8 +117,9 @@ impl Default for GpuJobs {
 }
 
 impl GpuJobs {
-    /// Makes a GPU copy pieces of an operation and then change the signal's word, and calls `done` at the end. At least one side must be GPU memory,
-    /// and the pieces must lie in few enough regions, as `batches` cuts them.
+    /// Makes a GPU copy pieces of an operation and then change the signal's word, and calls `done`
+    /// at the end. At least one side must be GPU memory, and the pieces must lie in few enough
+    /// regions, as `batches` cuts them.
     ///
     /// # Errors
     /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides, and the word.
@@ -183,7 +184,8 @@ impl GpuJobs {
         Ok(name)
     }
 
-    /// Makes a GPU copy pieces as [`post`](Self::post) does, once an event has happened. What waits so cannot be taken back.
+    /// Makes a GPU copy pieces as [`post`](Self::post) does, once an event has happened. Such a
+    /// copy cannot be taken back.
     ///
     /// # Errors
     /// Nothing moves then.
@@ -225,8 +227,8 @@ impl GpuJobs {
         Ok(name)
     }
 
-    /// Makes what is enqueued on a stream from now on wait for operations, and enqueues all that is left of them. Returns how many have
-    /// not ended; `None` if not all can be enqueued.
+    /// Makes work that is enqueued on a stream from now on wait for operations, and enqueues all
+    /// that is left of them. Returns how many have not ended; `None` if not all can be enqueued.
     pub(crate) fn lead(&self, names: &[OpName], stream: &Stream) -> Option<usize> {
         let mut engines: SmallVec<[Arc<Mutex<Engine>>; 4]> = SmallVec::new();
         let mut found = 0;
@@ -259,7 +261,7 @@ impl GpuJobs {
     /// Whether a GPU of ours that copies between memory of this kind and the peer's changes such a word behind the
     /// copies, as far as is known beforehand.
     pub(crate) fn signals(direct: &Direct, ours: MemoryKind, word: &Word) -> bool {
-        // Our own GPU: another's could have to wait for work of its owner's.
+        // Only our own GPU counts: another process's could have to wait for its owner's work.
         let device = ours.device().map(|device| Gpus::get().device(device));
         let context = device.and_then(|device| device.and_then(|device| device.context()).ok());
         context
@@ -308,8 +310,8 @@ impl GpuJobs {
         self.ledger.bytes()
     }
 
-    /// Finds the flights that have ended, releases what they held, and enqueues more copies where it may. Calls no
-    /// completions.
+    /// Finds the flights that have ended, releases their resources, and enqueues more copies within
+    /// the limits. Calls no completions.
     pub(crate) fn drive(&self) {
         self.harvest();
         if self.ledger.queued() > 0 {
@@ -336,8 +338,8 @@ impl GpuJobs {
         }
     }
 
-    /// Enqueues more copies where it may, and calls the completions of operations that have ended. True if there were
-    /// any.
+    /// Enqueues more copies within the limits, and calls the completions of operations that have
+    /// ended. True if there were any.
     pub fn progress(&self) -> bool {
         if !self.is_busy() {
             return false;

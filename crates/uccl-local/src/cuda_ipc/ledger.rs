@@ -8,16 +8,16 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::lane::{Completion, OpResult};
 
-/// How many there are, and which have ended.
+/// Counts a lane's operations and their bytes, and keeps the ones that have ended.
 #[derive(Default)]
 pub(super) struct Ledger {
-    /// Operations whose completions have not been called.
+    /// Operations with completions that have not been called.
     open: AtomicUsize,
     /// Operations that were queued and have not ended.
     queued: AtomicUsize,
     /// Bytes to be copied.
     bytes: AtomicU64,
-    /// Operations that have ended, and whose completions must be called.
+    /// Operations that have ended. Their completions must be called.
     landed: Mutex<Vec<(Arc<dyn Completion>, OpResult)>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Opening<'a> {
 }
 
 impl Ledger {
-    /// Counts an operation of so many bytes. The drop of the result takes that back, unless it was
+    /// Counts an operation and its bytes. The drop of the result takes that back, unless it was
     /// [kept](Opening::keep).
     pub(super) fn open(&self, bytes: u64) -> Opening<'_> {
         self.open.fetch_add(1, SeqCst);
@@ -62,7 +62,7 @@ impl Ledger {
         self.bytes.load(Relaxed)
     }
 
-    /// So many bytes have been copied, or will not be.
+    /// Counts bytes that have been copied, or will not be.
     pub(super) fn moved(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Relaxed);
     }

@@ -19,10 +19,10 @@ use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use super::descriptors::Waiting;
 
-/// One for the process, so that each handle is opened only once.
+/// One importer for the process, so that each handle is opened only once.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
 
-/// The process whose memory is opened.
+/// The process that owns opened memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// Another process.
@@ -48,7 +48,8 @@ struct Opened {
     mappings: HashMap<u32, Arc<Mapping>>,
 }
 
-/// The address at which one of our GPUs reaches some of the peer's memory, and what keeps it valid.
+/// The address at which one of our GPUs reaches some of the peer's memory, and the object that
+/// keeps it valid.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Its address.
@@ -57,7 +58,7 @@ pub struct Place {
     pub keep: Keep,
 }
 
-/// What keeps a [`Place`] valid.
+/// The object that keeps a [`Place`] valid.
 #[derive(Clone, Debug)]
 pub enum Keep {
     /// Another process's GPU memory, open.

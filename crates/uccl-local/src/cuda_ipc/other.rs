@@ -1,4 +1,4 @@
-//! What is at the other end of a GPU's copy.
+//! The other end of a GPU's copy.
 
 /// The other end of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

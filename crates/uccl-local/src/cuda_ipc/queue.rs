@@ -1,7 +1,7 @@
 //! Operations that wait for a GPU, and the slices in which they are enqueued.
 //!
-//! An enqueued copy cannot be taken back. So a GPU gets a long operation a little at a time, which bounds how long a
-//! cancel, a deadline or the end of the lane waits, and lets other operations pass.
+//! An enqueued copy cannot be taken back. So a GPU gets a long operation in slices. That bounds how
+//! long a cancel, a deadline or the end of the lane waits, and lets other operations pass.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -25,7 +25,7 @@ use crate::shm::Direct;
 /// The fewest bytes of an operation that takes turns. A shorter one is enqueued at once, and passes those that wait.
 const SLICED_FROM: u64 = 8 << 20;
 
-/// Whether an operation of so many bytes is enqueued in slices.
+/// Whether an operation of this length is enqueued in slices.
 pub(crate) fn is_sliced(bytes: u64) -> bool {
     bytes >= SLICED_FROM
 }
@@ -61,9 +61,9 @@ pub(super) struct Sliced {
     state: Mutex<State>,
 }
 
-/// How far it has come.
+/// The progress of an operation.
 struct State {
-    /// What has not been given out.
+    /// The rest that has not been given out.
     rest: Stretch,
     /// Slices given out that have not ended.
     active: usize,
@@ -92,7 +92,7 @@ pub(super) struct Flying {
     pub(super) bytes: u64,
 }
 
-/// What a queue can give to a GPU.
+/// The answer of a queue to a GPU that has room for a slice.
 pub(super) enum Next {
     Slice(Slice),
     /// A slice, once flights of the lane have ended: all hazard words are in use.
@@ -130,12 +130,12 @@ impl Queue {
         self.0.lock().waiting.is_empty()
     }
 
-    /// The GPU at the other end of what comes next; `None` if nothing waits.
+    /// The GPU at the other end of the next slice; `None` if nothing waits.
     pub(super) fn front(&self) -> Option<Other> {
         self.0.lock().waiting.front().map(|first| first.plan.other)
     }
 
-    /// The next slice, of at most so many bytes.
+    /// The next slice, of at most `most` bytes.
     pub(super) fn next(&self, most: u64) -> Next {
         let mut list = self.0.lock();
         while let Some(first) = list.waiting.front() {
@@ -304,7 +304,8 @@ impl Flying {
         self.flight.ended()
     }
 
-    /// What has enqueued it, if it is part of this operation of the lane with that ledger.
+    /// The engine that has enqueued it, if it is part of this operation of the lane with that
+    /// ledger.
     pub(super) fn engine_of(
         &self,
         name: OpName,
@@ -320,7 +321,7 @@ impl Flying {
         self.of.plan.other
     }
 
-    /// Releases what an ended slice held, and reports the end to its operation.
+    /// Releases the resources of an ended slice, and reports the end to its operation.
     pub(super) fn land(self, result: OpResult) {
         self.flight.land();
         self.of.ended(self.bytes, result);

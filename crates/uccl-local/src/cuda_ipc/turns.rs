@@ -15,7 +15,7 @@ use super::{
     queue::{Flying, Next, Queue, Slice},
 };
 
-/// By the ordinal of the GPU.
+/// The turns of each GPU, by its ordinal.
 static GPUS: LazyLock<Mutex<HashMap<u32, Arc<Turns>>>> = LazyLock::new(Mutex::default);
 
 /// The slices that one GPU copies, and the lanes of this process that have more for it. A thread that makes progress
@@ -29,31 +29,34 @@ pub(super) struct Turns {
     flying: Mutex<Vec<Flying>>,
 }
 
-/// There are no hazard words for it.
+/// No hazard words are free for the rest of an operation.
 pub(super) struct NotNow;
 
-/// How much may be enqueued, and what copies it.
+/// The most bytes that may be enqueued, and the blocks of the kernel that copy them.
 #[derive(Clone, Copy)]
 struct Limits {
     /// Bytes of a slice.
     slice: u64,
     /// The most bytes enqueued for one other GPU.
     other: u64,
-    /// So many blocks of the kernel copy a slice; 0: copy engines do.
+    /// The blocks of the kernel that copy a slice; 0: copy engines copy large pieces.
     blocks: u32,
 }
 
 impl Limits {
     const NONE: Self = Self { slice: u64::MAX / 4, other: u64::MAX / 2, blocks: 0 };
-    /// While all is for one other GPU: its link is busy with two slices of copy engines.
+    /// Limits while all slices are for one other GPU: two slices keep its link busy with copy
+    /// engines.
     const ALONE: Self = Self { slice: 32 << 20, other: 64 << 20, blocks: 0 };
-    /// While several GPUs are to be written to or read from. Copy engines serve one of them after the other, in an order
-    /// of the driver's, so that the links of the others stand still: four H200s that exchanged 128 MiB with each other
-    /// reached 0.6 of a pair's rate, with slices of any length. The kernel copies for all at a time, and reaches 0.9.
+    /// Limits while several GPUs are to be written to or read from. Copy engines serve one of them
+    /// after the other, in an order of the driver's, so that the links of the others stand still:
+    /// four H200s that exchanged 128 MiB with each other reached 0.6 of a pair's rate, with slices
+    /// of any length. The kernel copies for all at a time, and reaches 0.9.
     const CROWDED: Self = Self { slice: 128 << 20, other: 256 << 20, blocks: MOST_BLOCKS };
 }
 
-/// Blocks of the kernel that copy for one other GPU at most, and for all together. More are hardly faster.
+/// The most blocks of the kernel that copy for one other GPU, and for all together. More are hardly
+/// faster.
 const MOST_BLOCKS: u32 = 24;
 const ALL_BLOCKS: u32 = 72;
 
@@ -63,9 +66,10 @@ struct Waiting {
     lanes: VecDeque<Arc<Queue>>,
     /// Whether the GPU has something to do.
     is_busy: bool,
-    /// How many bytes it got while all of them were for one other GPU, since it has something to do.
+    /// Bytes that it has got for a single other GPU, since it has something to do.
     alone: u64,
-    /// Whether there was more than one other GPU since then, and the time before: then more are to be expected.
+    /// Whether there has been more than one other GPU since then, and in the busy time before,
+    /// after which more are to be expected.
     is_crowded: bool,
     was_crowded: bool,
 }
@@ -96,8 +100,9 @@ impl Turns {
         }
     }
 
-    /// Enqueues all that is left of an operation, whoever's turn it is, and returns what has enqueued it. `Ok(None)`: it is
-    /// not here, and nothing of it is under way. `Err`: not all can be enqueued now.
+    /// Enqueues all that is left of an operation, out of turn, and returns the engine that has
+    /// enqueued it. `Ok(None)`: the operation is not here, and no slice of it is under way. `Err`:
+    /// not all can be enqueued now.
     pub(super) fn rush(
         &self,
         lane: &Queue,

@@ -151,10 +151,11 @@ impl Direct {
         self.mappings.remove(id, &self.accesses)
     }
 
-    /// Ends every access, for good: refuses new ones, and waits until `until` for those under way, which are this
-    /// process's own. Between its checks it calls `meanwhile`, which should do what the accesses wait for. Returns
-    /// whether all have ended. One may not end while the kernel waits in it for a page of the peer's that never
-    /// comes; [`is_idle`](Self::is_idle) tells when it has ended.
+    /// Ends every access, for good: refuses new ones, and waits until `until` for those under way,
+    /// which are this process's own. Between its checks it calls `meanwhile`, which should do the
+    /// work that the accesses wait for. Returns whether all have ended. An access does not end
+    /// while the kernel waits in it for a page of the peer's that never comes;
+    /// [`is_idle`](Self::is_idle) shows when it has ended.
     ///
     /// The peer stops reading our hazards when our socket closes, so the socket must stay open until this has
     /// returned.
@@ -357,7 +358,7 @@ impl Direct {
         let mut held = Held::new(&self.accesses);
         let mut first = held.claim(remote)?;
         if first < remote.len() {
-            // What the first batch of hazards does not cover is checked in advance too.
+            // Regions beyond the first batch of hazards are checked in advance too.
             self.check_all(access, &remote[first..])?;
         }
         let mut rest = remote;
@@ -445,7 +446,7 @@ impl<'a> Held<'a> {
 /// The local side of a copy, paired piece by piece with the remote one.
 struct Walk<'a> {
     local: &'a [Span],
-    /// What of it is not done.
+    /// The part of it that is not done.
     rest: Stretch,
     access: Access,
     process: Option<&'a Process>,
@@ -720,7 +721,8 @@ mod tests {
         assert_eq!((bytes(&bufs[0]), bytes(&bufs[1])), (&[1; 100][..], &[3; 100][..]));
     }
 
-    /// The copy's source is the hazard words themselves, so what it copied shows their values during the copy.
+    /// The copy's source is the hazard words themselves, so the copied bytes show their values
+    /// during the copy.
     #[test]
     fn a_hazard_word_holds_the_slot_while_a_copy_is_made() {
         let both = both(true);
@@ -728,7 +730,7 @@ mod tests {
         let local = [Span { addr: words.as_ptr() as usize, len: size_of_val(words) }];
         let (buf, mut private) = (SharedBuf::new(local[0].len).unwrap(), vec![0u8; local[0].len]);
         both.share(&buf);
-        // Takes the first slot, whose mark is the least, so that no region of the test has it.
+        // Takes the first slot, which has the least mark, so that no region of the test has it.
         let _other = both.register(buf.span());
         let private = Span { addr: private.as_mut_ptr() as usize, len: private.len() };
         for (to, reach) in [(buf.span(), Reach::Mapped), (private, Reach::Cma)] {

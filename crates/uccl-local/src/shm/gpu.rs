@@ -87,8 +87,8 @@ impl Direct {
         Ok(found)
     }
 
-    /// The change that a GPU of ours makes to a word of the peer's, and what keeps the word reachable. The rule of
-    /// [`gpu_places`](Self::gpu_places) holds.
+    /// The change that a GPU of ours makes to a word of the peer's, and the places that keep the
+    /// word reachable. The rule of [`gpu_places`](Self::gpu_places) holds.
     pub(crate) fn gpu_word(
         &self,
         word: &Word,
@@ -104,7 +104,8 @@ impl Direct {
             Change::Set(value) => (value, false),
             Change::Add(value) => (value, true),
         };
-        // Where the link carries no atomic operations, an addition of ours could undo one of somebody else's.
+        // If the link carries no atomic operations, an addition of ours could undo one by another
+        // process.
         if adds && !self.gpu_of(span).is_some_and(|memory| memory.takes_atomics_of(context)) {
             return Err(OpError::HostOnly("no atomic operation reaches the signal's word"));
         }

@@ -36,7 +36,7 @@ pub(super) fn mark(slot: u32) -> u64 {
 /// Whether some word holds `slot`. Call it after the region's version has changed.
 pub(crate) fn holds<W: Word>(words: &[W], slot: u32) -> bool {
     W::fence(Ordering::SeqCst);
-    // Acquire: the accesses of the words seen cleared have ended, for whoever goes on from here.
+    // Acquire: the accesses of the words seen cleared have ended before the caller's next accesses.
     words.iter().any(|word| word.load(Ordering::SeqCst) & SLOT_MASK == mark(slot))
 }
 

@@ -12,7 +12,7 @@ use super::published::{publish, retire, version};
 use super::ring::{Consumer, Producer, Storage};
 use super::sync::explore;
 
-/// A ring whose accesses loom watches.
+/// A ring; loom watches the accesses to it.
 struct Ring {
     words: [AtomicU64; 8],
     bytes: Vec<UnsafeCell<u8>>,
@@ -54,7 +54,7 @@ impl Storage for Arc<Ring> {
     }
 }
 
-/// The two sides of a connection's ring, and what wakes each.
+/// The two sides of a connection's ring, and the notification that wakes each.
 struct Pair {
     ring: Arc<Ring>,
     data: Arc<Notify>,
@@ -181,7 +181,7 @@ fn loom_no_access_after_drain() {
         while hazard::holds(&shared.announced, SLOT) {
             thread::yield_now();
         }
-        // SAFETY: as above; that is what is tested.
+        // SAFETY: as above; this is the access that the test checks.
         shared.memory.with_mut(|memory| unsafe { *memory = 7 });
         initiator.join().unwrap();
         // SAFETY: the only thread.
@@ -233,8 +233,8 @@ fn loom_an_announcement_is_not_undone_by_the_last_one() {
     });
 }
 
-/// A removed mapping is unmapped only when no access can be in it, whatever the peer writes into the hazard words:
-/// loom fails if an access overlaps with the next use of that memory.
+/// A removed mapping is unmapped only when no access can be in it, even if the peer writes into the
+/// hazard words: loom fails if an access overlaps with the next use of that memory.
 #[test]
 fn loom_a_mapping_outlives_the_accesses_in_it() {
     struct Shared {
@@ -269,7 +269,7 @@ fn loom_a_mapping_outlives_the_accesses_in_it() {
         while !ended(&shared.claimed, &mut uses) {
             thread::yield_now();
         }
-        // SAFETY: as above; that is what is tested.
+        // SAFETY: as above; this is the access that the test checks.
         shared.mapping.with_mut(|mapping| unsafe { *mapping = 7 });
         copier.join().unwrap();
         // SAFETY: the only thread.

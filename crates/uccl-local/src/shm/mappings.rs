@@ -18,8 +18,8 @@ const MAX_OFFERS: usize = 1 << 14;
 /// The most bytes of one peer's memory that are mapped: a process has 128 TiB of addresses, for all of its peers.
 const MAX_MAPPED: usize = 1 << 42;
 
-/// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one takes seconds: only those
-/// who want that segment wait for it.
+/// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one
+/// takes seconds: only threads that want that segment wait for it.
 type Locked = OnceLock<Option<Arc<LockedHost>>>;
 
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ impl PeerMappings {
     /// using it, which this call and the following ones check.
     pub fn remove(&self, id: u32, accesses: &Accesses) -> bool {
         let mut maps = self.maps.lock();
-        // Copies under way keep alive what they use of these two maps.
+        // Copies under way keep their own references to values of these two maps.
         maps.locked.remove(&id);
         if maps.gpus.remove(&id).is_some() {
             return true;

@@ -12,10 +12,10 @@
 //! | 384 | waiting: the producer wants to be woken when there is space | both |
 //! | 512 | the bytes | producer |
 //!
-//! To sleep, a side sets its sleep word and then reads the other side's index once more. The other side moves its
-//! index and then reads the sleep word. Both put a sequentially consistent fence between the two steps, so at least
-//! one of them sees what the other did, and no wake-up is lost. Sleep words are changed only by swaps, so that each
-//! change follows the one before.
+//! To sleep, a side sets its sleep word and then reads the other side's index once more. The other
+//! side moves its index and then reads the sleep word. Both put a sequentially consistent fence
+//! between the two steps, so at least one side sees the other's first step, and no wake-up is lost.
+//! Sleep words are changed only by swaps, so that each change follows the one before.
 
 use std::io;
 use std::sync::Arc;
@@ -358,7 +358,7 @@ impl ByteRing {
 
 /// The producer of a [`ByteRing`].
 ///
-/// Whatever the peer writes to the ring, this side stays within it. An invalid index is
+/// This side stays within the ring even if the peer writes invalid words there. An invalid index is
 /// [`io::ErrorKind::InvalidData`].
 #[derive(Debug)]
 pub struct RingTx {
@@ -372,7 +372,7 @@ impl RingTx {
         self.core.close();
     }
 
-    /// Whether the consumer sleeps, and must be woken because of what was sent (or closed) before this call.
+    /// Whether the consumer sleeps, and must be woken for bytes (or an end) sent before this call.
     /// True once for each sleep.
     #[inline]
     #[must_use]
@@ -405,7 +405,7 @@ impl PipeTx for RingTx {
 
 /// The consumer of a [`ByteRing`].
 ///
-/// Whatever the peer writes to the ring, this side stays within it. An invalid index is
+/// This side stays within the ring even if the peer writes invalid words there. An invalid index is
 /// [`io::ErrorKind::InvalidData`].
 #[derive(Debug)]
 pub struct RingRx {
@@ -438,8 +438,8 @@ impl RingRx {
         self.core.has_bytes()
     }
 
-    /// Whether the producer waits for space, and must be woken because of what was received before this
-    /// call. True once for each wait.
+    /// Whether the producer waits for space, and must be woken for the space that was freed before
+    /// this call. True once for each wait.
     #[inline]
     #[must_use]
     pub fn writer_needs_wake(&mut self) -> bool {

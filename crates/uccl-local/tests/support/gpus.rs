@@ -1,4 +1,4 @@
-//! Two lanes between GPUs of a driver that is none, whose copies stay where they are until they are let by.
+//! Two lanes between GPUs of the fake driver, which makes copies only when a test lets them pass.
 #![allow(dead_code, reason = "no test file uses all of it")]
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::{
     support::{Anything, End, lanes, patiently},
 };
 
-/// What an operation is cut into, and what a GPU has at once.
+/// The bytes of a slice, and the most bytes that a GPU has at once.
 pub(crate) const SLICE: usize = 32 << 20;
 pub(crate) const TURN: usize = 2 * SLICE;
 pub(crate) const GIB: usize = 1 << 30;
@@ -36,7 +36,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Paused.
+    /// The driver, paused.
     pub(crate) fn paused() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock();

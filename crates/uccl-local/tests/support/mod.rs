@@ -23,7 +23,7 @@ use uccl_local::{
     fdpass::{FdSocket, Message},
 };
 
-/// What has not happened by then does not.
+/// How long a test waits for something before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Takes any message.
@@ -141,7 +141,7 @@ pub(crate) fn carry(
     local: Span,
     remote: RemoteSpan,
 ) -> OpResult {
-    // SAFETY: whoever calls keeps the memory meanwhile.
+    // SAFETY: the caller keeps the memory during the call.
     let (end, _) = unsafe { post(lanes[0], kind, local, remote) };
     patiently(|| {
         lanes.iter().for_each(|lane| {
