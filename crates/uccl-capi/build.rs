@@ -1,4 +1,4 @@
-//! Names the library as programs look for it, whatever file cargo makes.
+//! Gives the library the soname that programs look for, under any file name that cargo chooses.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! What C passes, checked as far as it can be.
+//! Arguments from C, checked as far as possible.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -25,7 +25,7 @@ pub(crate) unsafe fn text<'a>(ptr: *const c_char, what: &str) -> Answer<&'a str>
     text.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
 }
 
-/// `count` things in a row; NULL is as good as any pointer where there are none.
+/// `count` things in a row; any pointer will do, even NULL, if there are none.
 ///
 /// # Safety
 /// It is NULL, or points to as many, which stay as they are for `'a`.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn one<'a, T>(ptr: *const T, what: &str) -> Answer<&'a T> {
     unsafe { ptr.as_ref() }.ok_or_else(|| missing(what))
 }
 
-/// Where an answer goes.
+/// The place for an answer.
 pub(crate) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
@@ -70,7 +70,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Where an answer goes that the caller may not want.
+/// Writes an answer that the caller may not want.
 ///
 /// # Safety
 /// It is NULL, or may be written.
@@ -81,7 +81,7 @@ pub(crate) unsafe fn put_if_wanted<T>(ptr: *mut T, value: T) {
     }
 }
 
-/// Where a text goes, with its NUL.
+/// The place for a text, with its NUL.
 pub(crate) struct TextOut {
     buffer: NonNull<c_char>,
     capacity: usize,
@@ -113,7 +113,7 @@ impl TextOut {
     }
 }
 
-/// An address as the engine has it.
+/// An address in the engine's type.
 pub(crate) fn address(ptr: *const c_void) -> usize {
     // Peers and the kernel reach the memory by it.
     ptr.expose_provenance()
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_text_is_written_whole_or_not_at_all() {
         let mut buffer = [7_i8 as c_char; 4];
-        // SAFETY: it outlives what writes to it.
+        // SAFETY: the buffer outlives `out`, which writes to it.
         let out = unsafe { TextOut::new(buffer.as_mut_ptr(), 4, "text") }.expect("a place");
         assert!(out.put("four").expect_err("too long").text.starts_with("5 bytes"));
         out.put("abc").expect("it fits");

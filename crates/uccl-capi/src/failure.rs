@@ -27,7 +27,7 @@ pub(crate) struct Failure {
     pub(crate) text: String,
 }
 
-/// What calls come to.
+/// The result of a call.
 pub(crate) type Answer<T = ()> = Result<T, Failure>;
 
 impl Failure {
@@ -35,12 +35,12 @@ impl Failure {
         Self { status, text: text.into() }
     }
 
-    /// Something that the caller passed makes no sense.
+    /// An argument makes no sense.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self::new(uccl_status_t::UCCL_INVALID_ARGUMENT, text)
     }
 
-    /// A handle that is none.
+    /// A handle that is not valid.
     pub(crate) fn no_handle(what: &str) -> Self {
         let text =
             format!("no such {what}: the handle is NULL, was never made, or has been destroyed");
@@ -62,22 +62,22 @@ impl From<AdvertError> for Failure {
 
 /// The text of the thread's last failure, until its next.
 pub(crate) fn last() -> *const c_char {
-    // A thread that is ending has none any more.
+    // A thread that is ending has no text any more.
     LAST.try_with(|last| last.as_ptr().cast()).unwrap_or(c"".as_ptr())
 }
 
-/// Remembers why, and returns the status.
+/// Remembers the text for the thread, and returns the status.
 pub(crate) fn remember(failure: Failure) -> uccl_status_t {
     let text = &failure.text[..failure.text.floor_char_boundary(ROOM - 1)];
     let bytes = text.bytes().map(|byte| if byte == 0 { b' ' } else { byte });
-    // A thread that is ending has nobody who would ask.
+    // A thread that is ending does not ask for the text.
     let _ = LAST.try_with(|last| last.iter().zip(bytes.chain([0])).for_each(|(to, b)| to.set(b)));
     failure.status
 }
 
 /// Runs a call. A failure is remembered, and so is a panic, which goes no further.
 pub(crate) fn run<T>(call: impl FnOnce() -> Answer<T>) -> Result<T, uccl_status_t> {
-    // What a panic leaves behind is behind the locks of the engine, or was this call's own.
+    // The data that a panic leaves behind is guarded by the engine's locks, or was this call's own.
     let answer =
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     answer.map_err(remember)

@@ -1,4 +1,4 @@
-//! What callers hold in the place of objects.
+//! Handles, which callers hold in the place of objects.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 
 /// One counter for all kinds, so that a handle of one kind is never one of another.
 static NEXT: AtomicUsize = AtomicUsize::new(STEP);
-/// Handles look aligned, for those who check that of pointers.
+/// Handles look aligned, for callers that check the alignment of pointers.
 const STEP: usize = 16;
 
 /// Objects by their handles: numbers that are never used twice, in the shape of pointers that nobody follows.
@@ -40,9 +40,9 @@ impl<T> Handles<T> {
         self.live.write().remove(&handle.addr())
     }
 
-    /// Ends all handles of objects that are not to be kept.
+    /// Ends the handles of all objects that `keep` rejects.
     pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
-        // What is dropped may take its time.
+        // The drop of the objects may take long, so it happens without the lock.
         let ended: Vec<_> = self.live.write().extract_if(.., |_, object| !keep(object)).collect();
         drop(ended);
     }

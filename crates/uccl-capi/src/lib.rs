@@ -1,8 +1,8 @@
 //! `libuccl_p2p.so`: the engine for C and C++.
 //!
-//! [`api`] is the C API, from which `include/uccl.h` is made. [`engine`] has the names and the binary interface
-//! of UCCL's engine library, which `include/uccl_engine.h` declares. Both translate; what a call does is decided
-//! by `uccl-p2p`, and what bytes look like by `uccl-wire`.
+//! [`api`] is the C API, from which `include/uccl.h` is made. [`engine`] has the names and the
+//! binary interface of UCCL's engine library, which `include/uccl_engine.h` declares. Both only
+//! translate: `uccl-p2p` carries out the calls, and `uccl-wire` defines the bytes.
 //!
 //! No call panics into its caller, and nothing that a caller holds is an address: a handle that has outlived its
 //! object is refused.

@@ -28,7 +28,7 @@ const C: Language = Language { compiler: "cc", name: "c", standard: "-std=c11" }
 const CPP: Language = Language { compiler: "c++", name: "c++", standard: "-std=c++17" };
 
 impl Language {
-    /// Whether there is such a compiler; says so if not.
+    /// Whether there is such a compiler; prints a notice if not.
     fn is_there(self) -> bool {
         let there = Command::new(self.compiler).arg("--version").output().is_ok();
         if !there {
@@ -73,7 +73,7 @@ fn succeed(command: &mut Command) -> String {
     said.into_owned()
 }
 
-/// Its output, or a failure if it takes too long. What it says fits a pipe.
+/// The output of a program, or a failure if it takes too long. The output must fit a pipe.
 fn finish(mut child: Child) -> Output {
     let started = Instant::now();
     while child.try_wait().expect("its status").is_none() {
@@ -85,7 +85,7 @@ fn finish(mut child: Child) -> Output {
     child.wait_with_output().expect("its output")
 }
 
-/// Compiles a program and runs it with nothing in its environment that is about the engine.
+/// Compiles a program and runs it without the engine's variables in its environment.
 fn run(language: Language, source: &str, expected: &str) {
     run_with(language, source, &[], expected);
 }
@@ -98,7 +98,7 @@ fn run_with(language: Language, source: &str, options: &[&str], expected: &str) 
     let program = folder.path().join("program");
     let mut compile = language.command();
     compile.arg(here("tests/programs").join(source)).arg("-o").arg(&program).arg("-L");
-    // POSIX beside what the standard has.
+    // POSIX functions beside the standard's.
     compile
         .arg(folder.path())
         .args(["-D_GNU_SOURCE", "-O1", "-pthread", "-luccl_p2p"])
@@ -169,7 +169,7 @@ fn headers_compile_alone() {
     }
 }
 
-/// What UCCL's plugin for NIXL asks of the library, by its symbols.
+/// The symbols of the library that UCCL's plugin for NIXL needs.
 const PLUGIN: [&str; 23] = [
     "_Z15uccl_engine_regP11uccl_enginemmRm",
     "_Z18uccl_engine_acceptP11uccl_enginePcmPi",
@@ -196,7 +196,7 @@ const PLUGIN: [&str; 23] = [
     "_Z27uccl_engine_update_ipc_infoPcmmm",
 ];
 
-/// The library shows what the two headers declare, and nothing besides.
+/// The library exports the functions that the two headers declare, and nothing besides.
 #[test]
 fn only_what_the_headers_declare_is_exported() {
     if Command::new("nm").arg("--version").output().is_err() {

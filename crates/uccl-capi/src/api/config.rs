@@ -15,7 +15,8 @@ pub struct uccl_config_t;
 
 static CONFIGS: Handles<Mutex<Config>> = Handles::new();
 
-/// The environment's settings. What of it has no effect is said, for programs in C have no other log.
+/// The environment's settings. Prints a notice of each variable without effect: programs in C have
+/// no other log.
 pub(crate) fn environment() -> Answer<Config> {
     for notice in uccl_p2p::take_notices() {
         eprintln!("uccl: {notice}");
@@ -23,7 +24,7 @@ pub(crate) fn environment() -> Answer<Config> {
     Ok(Config::from_env()?)
 }
 
-/// What the handle names; NULL stands for the environment's settings.
+/// The settings of a handle; NULL stands for the environment's settings.
 pub(crate) fn config_or_environment(config: *const uccl_config_t) -> Answer<Config> {
     if config.is_null() {
         return environment();
@@ -44,10 +45,10 @@ pub unsafe extern "C" fn uccl_config_new(config: *mut *mut uccl_config_t) -> ucc
     })
 }
 
-/// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
-/// lower case (timeout_ms); docs/settings.md lists them. Beside those there are `gpu_index`, the GPU that the
-/// endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
-/// if that is free).
+/// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or the part behind
+/// its prefix, in lower case (timeout_ms); docs/settings.md lists them. Beside those there are
+/// `gpu_index`, the GPU that the endpoint serves (0), and `port`, the port that it listens on (0
+/// for any; the base port plus the GPU's index if that is free).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_config_set(
     config: *mut uccl_config_t,

@@ -9,11 +9,12 @@ use crate::{
     handles::Handles,
 };
 
-/// One process's engine for one GPU (or none): it listens, connects, has memory registered and moves it.
+/// One process's engine for one GPU (or none): it listens, connects, registers memory and moves
+/// data.
 pub struct uccl_endpoint_t;
 
-/// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
-/// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
+/// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. For a
+/// call that only waits for something to happen (`uccl_wait`, `uccl_take_notifs`) it is no limit.
 pub const UCCL_TIMEOUT_DEFAULT: i64 = -1;
 /// No limit.
 pub const UCCL_TIMEOUT_NEVER: i64 = -2;
@@ -60,12 +61,13 @@ pub struct uccl_stats_t {
 
 static ENDPOINTS: Handles<Endpoint> = Handles::new();
 
-/// What the handle names.
+/// The endpoint of a handle.
 pub(crate) fn endpoint(handle: *const uccl_endpoint_t) -> Answer<Arc<Endpoint>> {
     ENDPOINTS.get(handle).ok_or_else(|| Failure::no_handle("endpoint"))
 }
 
-/// Makes an endpoint, which listens from now on. `config` may be NULL: then the environment's settings count.
+/// Makes an endpoint, which listens from now on. If `config` is NULL, it has the environment's
+/// settings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_endpoint_create(
     config: *const uccl_config_t,
@@ -79,10 +81,11 @@ pub unsafe extern "C" fn uccl_endpoint_create(
     })
 }
 
-/// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
-/// this returns UCCL_OK, no peer's access lands in its memory any more. UCCL_STILL_TOUCHED means that a peer which is
-/// stuck in the middle of an access may still touch the regions that `uccl_last_error` names: their memory has to stay
-/// allocated, and the same call waits again.
+/// Ends an endpoint: its connections are closed, and unfinished work fails, in other threads' calls
+/// too. When this returns UCCL_OK, no peer's access lands in its memory any more.
+/// UCCL_STILL_TOUCHED means that a peer which is stuck in the middle of an access may still touch
+/// the regions that `uccl_last_error` names: their memory has to stay allocated, and the same call
+/// waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_status_t {
     call(|| {
@@ -91,9 +94,8 @@ pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_
     })
 }
 
-/// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
-/// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
-/// for it.
+/// Writes the address of this endpoint, such as "10.0.0.1:28100?0": IP, port and GPU. A peer passes
+/// it to `uccl_connect`; the program brings it there. UCCL_ADDRESS_SIZE bytes have room for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_endpoint_address(
     endpoint: *const uccl_endpoint_t,
@@ -133,8 +135,9 @@ pub unsafe extern "C" fn uccl_endpoint_stats(
     })
 }
 
-/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". A name's
-/// addresses are all tried, in their order, within the timeout. The connection works both ways.
+/// Connects to the endpoint at `address`: the text that `uccl_endpoint_address` wrote there, or
+/// "host:port". A name's addresses are all tried, in their order, within the timeout. The
+/// connection works both ways.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_connect(
     endpoint: *const uccl_endpoint_t,
@@ -152,7 +155,8 @@ pub unsafe extern "C" fn uccl_connect(
     })
 }
 
-/// Waits for a peer that connected. A timeout of 0 takes one that is there, or else ends with UCCL_DEADLINE.
+/// Waits for a peer that connects. A timeout of 0 takes a connection that has been made already, or
+/// else ends with UCCL_DEADLINE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_accept(
     endpoint: *const uccl_endpoint_t,
@@ -164,7 +168,7 @@ pub unsafe extern "C" fn uccl_accept(
         let out = unsafe { Out::new(accepted, "accepted") }?;
         let endpoint = self::endpoint(endpoint)?;
         let timeout = match timeout_ms {
-            // As short as can be: to the engine, zero is for ever.
+            // The shortest time: zero means no limit to the engine.
             0 => Some(Duration::from_nanos(1)),
             ms => deadline(ms)?,
         };
@@ -184,7 +188,7 @@ pub extern "C" fn uccl_disconnect(endpoint: *const uccl_endpoint_t, conn: u64) -
     call(|| Ok(self::endpoint(endpoint)?.disconnect(ConnId(conn))?))
 }
 
-/// Whether transfers can be posted on a connection; `uccl_last_error` says why not.
+/// Whether transfers can be posted on a connection; if not, `uccl_last_error` has the reason.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_check_connection(
     endpoint: *const uccl_endpoint_t,

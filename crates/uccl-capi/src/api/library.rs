@@ -1,11 +1,11 @@
-//! What the library says of itself: why a call failed, and its version.
+//! The text of a thread's last error, and the version of the library.
 
 use std::ffi::{CStr, c_char};
 
 use crate::failure;
 
-/// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
-/// Calls that succeed leave it. The next failure on this thread overwrites it.
+/// The reason of this thread's last failure, and the remedy; an empty text if no call has failed. A
+/// call that succeeds leaves it. The next failure on this thread overwrites it.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_last_error() -> *const c_char {
     failure::last()

@@ -13,7 +13,8 @@ use crate::{
     failure::Failure,
 };
 
-/// What lets a peer read and write a range of a region: 64 bytes to be sent to it, by any way, as they are.
+/// The key with which a peer reads and writes a range of a region: 64 bytes, to be sent to the peer
+/// unchanged, by any means.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct uccl_advert_t {
@@ -43,8 +44,8 @@ pub unsafe extern "C" fn uccl_alloc(
     })
 }
 
-/// Gives back memory of `uccl_alloc`, also after its endpoint's end. It goes when no region lies in it any
-/// more.
+/// Gives back memory of `uccl_alloc`, also after its endpoint's end. It is freed when no region
+/// lies in it any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_free(ptr: *mut c_void) -> uccl_status_t {
     call(|| {
@@ -85,8 +86,9 @@ pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> 
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))
 }
 
-/// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
-/// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
+/// Makes the advert of `len` bytes at `ptr`, which are inside the region. The advert holds the
+/// region's key: any peer that has it can reach the whole region. Memory that a peer must not reach
+/// belongs into another region; regions may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_advertise(
     endpoint: *const uccl_endpoint_t,
@@ -104,8 +106,8 @@ pub unsafe extern "C" fn uccl_advertise(
     })
 }
 
-/// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so;
-/// `advert` and `part` may be the same.
+/// Makes the advert of a part of an advert: `len` bytes that begin `offset` bytes into it. Either
+/// side may do so; `advert` and `part` may be the same.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_advert_part(
     advert: *const uccl_advert_t,
@@ -129,9 +131,9 @@ pub unsafe extern "C" fn uccl_advert_part(
     })
 }
 
-/// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
-/// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
-/// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+/// Writes how data moves over a connection: "direct", "staged" (through an intermediate buffer) or
+/// "tcp". Over RDMA and libfabric the answer is the slowest way among the regions that are
+/// registered here and those of the peer's that have been reached. 8 bytes have room for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_moves(
     endpoint: *const uccl_endpoint_t,

@@ -1,8 +1,9 @@
-//! The C API: what `include/uccl.h` declares, which `cargo xtask headers` makes from these files.
+//! The C API. `include/uccl.h` declares it; `cargo xtask headers` makes that header from these
+//! files.
 //!
 //! Comments here are the header's. Types and values have the names that C gives them.
 #![allow(non_camel_case_types)]
-// Said once, at the top of the header, for all functions.
+// The top of the header states the safety rules for all functions.
 #![allow(clippy::missing_safety_doc)]
 
 mod config;
@@ -18,17 +19,18 @@ use std::time::Duration;
 pub use self::{config::*, endpoint::*, library::*, memory::*, notif::*, status::*, transfer::*};
 use crate::failure::{Answer, Failure, run};
 
-/// The status of a call that has nothing else to say.
+/// The status of a call that has no other answer.
 fn call(work: impl FnOnce() -> Answer) -> uccl_status_t {
     call_for(|| work().map(|()| uccl_status_t::UCCL_OK))
 }
 
-/// The status of a call that may also be under way still.
+/// The status of a call that may also answer UCCL_IN_PROGRESS.
 fn call_for(work: impl FnOnce() -> Answer<uccl_status_t>) -> uccl_status_t {
     run(work).unwrap_or_else(|status| status)
 }
 
-/// The time until a call or a transfer fails: the engine takes none for the endpoint's, and zero for ever.
+/// The time until a call or a transfer fails, for the engine: `None` is the endpoint's time, and
+/// zero is no limit.
 fn deadline(timeout_ms: i64) -> Answer<Option<Duration>> {
     match timeout_ms {
         UCCL_TIMEOUT_DEFAULT => Ok(None),
@@ -43,7 +45,7 @@ fn deadline(timeout_ms: i64) -> Answer<Option<Duration>> {
     }
 }
 
-/// How long a call looks for something: none for ever.
+/// How long a call waits for something to happen; `None` is no limit.
 fn patience(timeout_ms: i64) -> Answer<Option<Duration>> {
     match timeout_ms {
         UCCL_TIMEOUT_DEFAULT | UCCL_TIMEOUT_NEVER => Ok(None),

@@ -8,12 +8,12 @@ use crate::{
     failure::Failure,
 };
 
-/// Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
-/// It must not throw or jump out.
+/// Takes a notification: the connection that it came over, and its bytes, which are valid until
+/// this returns. It must not throw or jump out.
 pub type uccl_notif_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, conn: u64, data: *const c_void, len: usize)>;
 
-/// Sends a message of at most 64 MiB to the peer, and waits until it is there.
+/// Sends a message of at most 64 MiB to the peer, and waits until it has arrived.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_send_notif(
     endpoint: *const uccl_endpoint_t,
@@ -30,8 +30,8 @@ pub unsafe extern "C" fn uccl_send_notif(
     })
 }
 
-/// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go
-/// when this has returned.
+/// As `uccl_send_notif`, but without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and
+/// `uccl_cancel`. The caller may reuse the bytes when this has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_post_notif(
     endpoint: *const uccl_endpoint_t,
@@ -52,8 +52,9 @@ pub unsafe extern "C" fn uccl_post_notif(
     })
 }
 
-/// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in
-/// the order in which they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
+/// Waits until notifications have arrived, at most `timeout_ms` (0 only looks), and hands each to
+/// `take`, in the order in which they came over their connection. `taken`, if not NULL, gets their
+/// number; 0 is no failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_take_notifs(
     endpoint: *const uccl_endpoint_t,
@@ -66,8 +67,9 @@ pub unsafe extern "C" fn uccl_take_notifs(
     unsafe { hand_over(endpoint, None, timeout_ms, (take, context), taken) }
 }
 
-/// The same for a caller that waits for the peer of a connection: UCCL_CONNECTION_LOST, or what else the connection's
-/// end was, once it has ended and all notifications have been taken. `take` gets those of all connections.
+/// As `uccl_take_notifs`, for a caller that waits for the peer of a connection. Once the connection
+/// has ended and all notifications have been taken, returns the reason of the end, such as
+/// UCCL_CONNECTION_LOST. `take` gets the notifications of all connections.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_take_notifs_from(
     endpoint: *const uccl_endpoint_t,

@@ -2,7 +2,7 @@ use std::ffi::{CStr, c_char};
 
 use uccl_p2p::Error;
 
-/// What a call came to. Failures are negative; `uccl_last_error` says more about them.
+/// The result of a call. Failures are negative; `uccl_last_error` has a text about them.
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum uccl_status_t {
@@ -14,7 +14,7 @@ pub enum uccl_status_t {
     UCCL_INVALID_ARGUMENT = -1,
     /// No such endpoint, connection, region or transfer: never made, or gone.
     UCCL_UNKNOWN_ID = -2,
-    /// A piece is not inside the region that was named for it, or longer than what the peer advertised.
+    /// A piece is not inside the region that was named for it, or is longer than its advert.
     UCCL_OUT_OF_RANGE = -3,
     /// The peer refused the access, or the advert is not from this peer: revoked, forged or outdated.
     UCCL_REFUSED = -4,
@@ -24,11 +24,11 @@ pub enum uccl_status_t {
     UCCL_CANCELLED = -6,
     /// The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
     UCCL_DEADLINE = -7,
-    /// The connection could not be made: nobody is there, or the peer does not want it.
+    /// The connection could not be made: no endpoint listens there, or the peer refuses it.
     UCCL_CONNECT_FAILED = -8,
     /// The peer is gone or silent, or the connection was closed here.
     UCCL_CONNECTION_LOST = -9,
-    /// The peer spoke nonsense or another version, or a checksum does not match.
+    /// The peer sent invalid data or speaks another version, or a checksum does not match.
     UCCL_PROTOCOL = -10,
     /// Too much is outstanding: wait for earlier transfers, then try again.
     UCCL_FULL = -11,
@@ -40,8 +40,8 @@ pub enum uccl_status_t {
     UCCL_GPU = -14,
     /// A network device could not move the data.
     UCCL_DEVICE = -16,
-    /// Memory cannot be given back yet: somebody may still touch it. It has to stay allocated; the same call waits
-    /// again.
+    /// Memory cannot be given back yet: an access to it may still be under way. It has to stay
+    /// allocated; the same call waits again.
     UCCL_STILL_TOUCHED = -17,
     /// A fault of this library. Please report it, with the text of `uccl_last_error`.
     UCCL_INTERNAL = -15,
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// One error of each kind that the engine has; programs in C bring most of them about.
+    /// One error of each kind that the engine has; the tests in C cause most of them.
     #[test]
     fn every_error_has_its_kind() {
         let addr = ([127, 0, 0, 1], 1).into();

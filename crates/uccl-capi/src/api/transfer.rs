@@ -28,7 +28,7 @@ pub struct uccl_iov_t {
     pub len: usize,
 }
 
-/// What a transfer does.
+/// The kind of a transfer.
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum uccl_op_t {
@@ -42,7 +42,7 @@ pub enum uccl_op_t {
     UCCL_RECV = 3,
 }
 
-/// What a signal does to a word.
+/// The change that a signal makes to a word.
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum uccl_change_t {
@@ -52,24 +52,25 @@ pub enum uccl_change_t {
     UCCL_ADD = 1,
 }
 
-/// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It stays as it is when
-/// the write fails or is cancelled. The word is an integer of eight bytes, aligned to eight.
+/// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It
+/// does not change when the write fails or is cancelled. The word is an integer of eight bytes,
+/// aligned to eight.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct uccl_signal_t {
-    /// Where the word is: it begins where the advert does.
+    /// The advert of the word, which begins at the advert's first byte.
     pub word: uccl_advert_t,
-    /// What it becomes, or what is added to it.
+    /// The value that the word becomes, or that is added to it.
     pub value: u64,
     /// One of uccl_change_t.
     pub change: i32,
-    /// Not 0: not before all writes have ended well, too, that were posted before in the request's context. Once one of
-    /// these has failed, the context has no such signals any more.
+    /// Not 0: the word changes only after all earlier writes of the request's context have
+    /// succeeded, too. Once one of these has failed, the context's strong signals fail.
     pub strong: i32,
 }
 
-/// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
-/// `timeout_ms`.
+/// A transfer: any number of pieces moved as one. Set the whole struct to zero first, then the
+/// needed fields, and `timeout_ms`.
 #[repr(C)]
 pub struct uccl_request_t {
     /// The connection.
@@ -82,19 +83,21 @@ pub struct uccl_request_t {
     pub adverts: *const uccl_advert_t,
     /// How many pieces there are, 1 to 65,536; with a signal there may be none.
     pub count: usize,
-    /// A notification that the peer gets when the data is there, or NULL. Not with UCCL_RECV.
+    /// A notification that the peer gets when the data has arrived, or NULL. Not with UCCL_RECV.
     pub notif: *const c_void,
     /// Its length in bytes, at most 64 MiB.
     pub notif_len: usize,
     /// Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
     pub timeout_ms: i64,
-    /// A word of the peer's that changes when a write's bytes are there, before the notification goes out, or NULL.
+    /// A word of the peer's that changes when a write's bytes have arrived, before the notification
+    /// goes out, or NULL.
     pub signal: *const uccl_signal_t,
-    /// The scope of strong signals: what is posted in one context is in the order in which it is posted.
+    /// The scope of strong signals: they follow the order in which transfers are posted in one
+    /// context.
     pub context: u32,
 }
 
-/// A request as the engine has it.
+/// A request in the engine's types.
 struct Call<'a> {
     conn: ConnId,
     op: Op,
@@ -144,7 +147,7 @@ impl<'a> Call<'a> {
             op,
             iovs: iovs.iter().map(iov).collect(),
             adverts: adverts.iter().map(decode).collect::<Result<_, _>>()?,
-            // One of no bytes is one too, if it is somewhere.
+            // An empty notification is one too, if its pointer is not NULL.
             notif: (!request.notif.is_null()).then_some(notif),
             timeout_ms: request.timeout_ms,
             // SAFETY: the caller's promise.
@@ -179,7 +182,7 @@ fn signal_of(signal: &uccl_signal_t) -> Answer<Signal> {
     Ok(Signal { advert, change, strong: signal.strong != 0 })
 }
 
-/// The pieces of a call that waits, and nothing besides.
+/// The request of a call that waits: pieces, and nothing else.
 fn plain(
     op: uccl_op_t,
     conn: u64,
@@ -202,8 +205,8 @@ fn plain(
     }
 }
 
-/// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are
-/// there.
+/// Writes `count` pieces into the peer's memory, `iovs[i]` to the memory of `adverts[i]`, and waits
+/// until they have arrived.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_write(
     endpoint: *const uccl_endpoint_t,
@@ -217,7 +220,8 @@ pub unsafe extern "C" fn uccl_write(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Reads `count` pieces of the peer's memory, `adverts[i]` into `iovs[i]`, and waits until they are here.
+/// Reads `count` pieces of the peer's memory, `adverts[i]` into `iovs[i]`, and waits until they
+/// have arrived.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_read(
     endpoint: *const uccl_endpoint_t,
@@ -273,7 +277,7 @@ pub unsafe extern "C" fn uccl_run(
     bytes: *mut u64,
 ) -> uccl_status_t {
     call(|| {
-        // SAFETY: a request whose lists are as long as it says.
+        // SAFETY: a request with lists as long as it says.
         let moved = unsafe { Call::of(args::one(request, "request")?) }?
             .run(&*self::endpoint(endpoint)?)?;
         // SAFETY: NULL, or a place for a number.
@@ -282,8 +286,8 @@ pub unsafe extern "C" fn uccl_run(
     })
 }
 
-/// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must
-/// stay until the transfer has ended.
+/// Starts a transfer. The caller may free the request and its lists when this has returned; the
+/// memory that is moved must stay until the transfer has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_post(
     endpoint: *const uccl_endpoint_t,
@@ -291,7 +295,7 @@ pub unsafe extern "C" fn uccl_post(
     transfer: *mut u64,
 ) -> uccl_status_t {
     call(|| {
-        // SAFETY: a request whose lists are as long as it says, and a place for an id.
+        // SAFETY: a request with lists as long as it says, and a place for an id.
         let (call, out) =
             unsafe { (Call::of(args::one(request, "request")?)?, Out::new(transfer, "transfer")?) };
         out.put(self::endpoint(endpoint)?.post(&call.request()?)?.0);
@@ -299,8 +303,9 @@ pub unsafe extern "C" fn uccl_post(
     })
 }
 
-/// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays
-/// the same; the last 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
+/// The state of a transfer: UCCL_IN_PROGRESS, UCCL_OK, or the status of its failure. The answer for
+/// a transfer that has ended stays the same; the last 16,384 are remembered. `bytes`, if not NULL,
+/// gets how much was moved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_poll(
     endpoint: *const uccl_endpoint_t,
@@ -314,8 +319,8 @@ pub unsafe extern "C" fn uccl_poll(
     })
 }
 
-/// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
-/// goes on. Otherwise as `uccl_poll`.
+/// Waits for a transfer's end, at most `timeout_ms`; after that the answer is UCCL_IN_PROGRESS, and
+/// the transfer continues. Otherwise as `uccl_poll`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_wait(
     endpoint: *const uccl_endpoint_t,
@@ -331,9 +336,10 @@ pub unsafe extern "C" fn uccl_wait(
     })
 }
 
-/// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is `at_least` or more; what a
-/// signal that made it so stands for is there. `value`, if not NULL, gets what it is then. UCCL_DEADLINE if that takes
-/// longer than said. A word in a GPU's memory is waited for by a stream or a kernel.
+/// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is
+/// `at_least` or more. The data that its signals announce has then arrived. `value`, if not NULL,
+/// gets the word's value. UCCL_DEADLINE if that takes longer than `timeout_ms`. The word is in host
+/// memory: let a stream or a kernel wait for a word in a GPU's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_wait_signal(
     endpoint: *const uccl_endpoint_t,
@@ -347,8 +353,8 @@ pub unsafe extern "C" fn uccl_wait_signal(
     unsafe { wait_word(endpoint, None, (mr, ptr), at_least, timeout_ms, value) }
 }
 
-/// The same for a word that the peer of a connection changes: UCCL_CONNECTION_LOST, or what else the connection's end
-/// was, if it ends before.
+/// As `uccl_wait_signal`, for a word that the peer of a connection changes. If the connection ends
+/// first, returns the reason of the end, such as UCCL_CONNECTION_LOST.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_wait_signal_from(
     endpoint: *const uccl_endpoint_t,
@@ -388,9 +394,10 @@ unsafe fn wait_word(
     })
 }
 
-/// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
-/// had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
-/// connection; then this holds here, and there from when the peer knows.
+/// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is
+/// UCCL_OK if it had succeeded before, else UCCL_CANCELLED or the status of its failure. A peer
+/// that does not confirm the end in time loses its connection; then this holds on this side at
+/// once, and on the peer's side once the peer notices.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_cancel(endpoint: *const uccl_endpoint_t, transfer: u64) -> uccl_status_t {
     call_for(|| {

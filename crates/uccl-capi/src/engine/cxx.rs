@@ -1,4 +1,5 @@
-//! What C++ callers pass and get by value, as the Itanium ABI and libstdc++ lay it out. No C++ compiler has a part in it.
+//! The values that C++ callers pass and get, as the Itanium ABI and libstdc++ lay them out. They
+//! are built without a C++ compiler.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -11,10 +12,10 @@ use uccl_wire::advert::{ADVERT_LEN, Advert, AdvertError};
 
 use crate::failure::{Answer, Failure};
 
-/// What C++ calls `uccl_engine`: never followed.
+/// The type that C++ calls `uccl_engine`. Pointers to it are handles, and never followed.
 pub enum UcclEngine {}
 
-/// What C++ calls `uccl_conn`: never followed.
+/// The type that C++ calls `uccl_conn`. Pointers to it are handles, and never followed.
 pub enum UcclConn {}
 
 /// A `FifoItem`: an advert, with names for those fields that callers look at or change.
@@ -47,7 +48,7 @@ impl FifoItem {
         Advert::decode(&self.bytes())
     }
 
-    /// Names a part; whether it is one, the memory's owner checks.
+    /// Narrows the item to a part. The memory's owner checks that the part lies within the region.
     pub(crate) fn narrow(&mut self, addr: u64, size: u32) {
         (self.addr, self.size) = (addr, size);
     }

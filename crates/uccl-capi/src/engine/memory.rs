@@ -1,4 +1,4 @@
-//! Registered memory, and what names it to peers.
+//! Registered memory, and the items and infos that name it to peers.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn update_fifo(
     code(|| {
         // SAFETY: an item.
         let mut item = unsafe { *args::one(fifo_item, "fifo_item")? };
-        // One that is none is refused here, and not when it is used.
+        // An invalid item is refused here, and not only when it is used.
         item.advert()?;
         item.narrow(remote_addr, size);
         item.advert()?;
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn update_ipc_info(
     })
 }
 
-/// IPC info for `size` bytes at `addr`, made of what was made for `base_addr`.
+/// IPC info for `size` bytes at `addr`, made from the info for `base_addr`.
 fn narrowed(
     info: &[u8; IPC_INFO_C_LEN],
     addr: usize,

@@ -1,8 +1,10 @@
-//! UCCL's engine interface: what `include/uccl_engine.h` declares, under the names that a C++ compiler gives it.
+//! UCCL's engine interface. `include/uccl_engine.h` declares it; the functions here have the names
+//! that a C++ compiler gives them.
 //!
-//! rustc exports only what Rust defines, so that these are written here and not in C++. A return type is no part of a
-//! symbol: where a caller's header has `void`, it ignores the `int` here, and a `bool` it reads from an `int` of 0 or 1.
-// Said once, at the top of the header, for all functions.
+//! rustc exports only functions that Rust defines, so these are written here and not in C++. A
+//! return type is no part of a symbol: where a caller's header has `void`, it ignores the `int`
+//! here, and a `bool` it reads from an `int` of 0 or 1.
+// The top of the header states the safety rules for all functions.
 #![allow(clippy::missing_safety_doc)]
 
 mod connections;
@@ -41,7 +43,7 @@ use crate::{
 /// An engine of this process.
 struct Engine {
     core: Endpoint,
-    /// Whether accept is to return without a connection.
+    /// Whether accept must return without a connection.
     stopped: AtomicBool,
 }
 
@@ -72,7 +74,7 @@ fn code(work: impl FnOnce() -> Answer) -> c_int {
     }
 }
 
-/// What callers hold, or NULL.
+/// A handle for the caller, or NULL.
 fn handle<T>(work: impl FnOnce() -> Answer<*mut T>) -> *mut T {
     run(work).unwrap_or(null_mut())
 }
@@ -102,8 +104,9 @@ pub extern "C" fn destroy(engine: *mut UcclEngine) -> c_int {
         let ended = self::engine(engine)?;
         ended.stopped.store(true, SeqCst);
         CONNS.retain(|conn| conn.engine != engine.addr());
-        // Where peers may still touch its memory, the handle stays: the same call waits again. Programs written for
-        // upstream's library do not look at what this returns.
+        // If peers may still touch its memory, the handle stays valid, and the same call waits
+        // again. Programs written for upstream's library ignore the result, so the error is
+        // printed, too.
         ended.core.close().inspect_err(|e| eprintln!("uccl_engine_destroy: {e}"))?;
         ENGINES.remove(engine).map(drop).ok_or_else(|| Failure::no_handle("engine"))
     })

@@ -15,20 +15,21 @@ use crate::{
     failure::{Answer, Failure, run},
 };
 
-/// How many notifications are kept that [`get_notifs`] has met and could not return.
+/// The most notifications that are kept because [`get_notifs`] could not return them.
 const MOST_KEPT: usize = 1024;
 
 /// Payloads that no call could return yet, most of them too long for a [`NotifyMsg`], in the order in which they came.
 static KEPT: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
 
-/// What has arrived since the last look.
+/// The payloads that have arrived since the last look.
 fn arrived() -> Vec<Vec<u8>> {
-    // What a parent's engines have is not for a forked child.
+    // A forked child gets no notifications of its parent's engines.
     let notifs = ENGINES.all().into_iter().filter_map(|engine| engine.core.take_notifs().ok());
     notifs.flatten().map(|notif| notif.payload).collect()
 }
 
-/// Keeps what does not fit for `take_notifs`. A program that never calls it is told, once.
+/// Keeps a payload that does not fit a [`NotifyMsg`], for the calls that take any length. Prints a
+/// notice when it drops the first one, for programs without such calls.
 fn keep_for_others(payload: Vec<u8>) {
     static TOLD: Once = Once::new();
     let mut kept = KEPT.lock();
@@ -87,7 +88,7 @@ pub extern "C" fn get_notifs_v() -> Vector<NotifyMsgV> {
             }
             Ok(())
         });
-        // What there is no memory for is there at the next call.
+        // The next call returns the notifications for which there is no memory now.
         KEPT.lock().extend(payloads);
         match all {
             Some(all) => Ok(all.finish()),

@@ -6,7 +6,7 @@ use crate::{
     failure::{Answer, Failure},
 };
 
-/// What a string keeps within itself, without its NUL.
+/// The most bytes that a string keeps within itself, without its NUL.
 const SHORT: usize = 15;
 
 /// A `std::string`. It may point into itself, so it is made where it stays.
@@ -21,7 +21,8 @@ struct Text {
 const _: () = assert!(size_of::<Text>() == 32);
 
 impl Text {
-    /// Room for a text of this length: `None` for one that is short. A caller who does not make a string of it leaks it.
+    /// Room for a text of this length; `None` for a short one. A caller that makes no string in it
+    /// leaks it.
     fn room(len: usize) -> Answer<Option<*mut u8>> {
         if len <= SHORT {
             return Ok(None);

@@ -19,7 +19,7 @@ use crate::{
     failure::{Answer, Failure, run},
 };
 
-/// What moves in one transfer.
+/// The pieces of one transfer.
 #[derive(Default)]
 struct Pieces {
     iovs: SmallVec<[Iov; 4]>,
@@ -76,7 +76,7 @@ impl Vectors {
     }
 }
 
-/// What the peer advertised for one piece.
+/// The peer's advert for one piece.
 ///
 /// # Safety
 /// `ipc` is NULL, or has IPC_INFO_SIZE bytes.
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn recv_vector(
 /// `uccl_engine_xfer_status`
 #[unsafe(export_name = "_Z23uccl_engine_xfer_statusP9uccl_connm")]
 pub extern "C" fn xfer_status(conn: *mut UcclConn, transfer_id: u64) -> c_int {
-    // What has failed has ended.
+    // A transfer that has failed has ended.
     flag(|| has_ended(conn, transfer_id), true)
 }
 
@@ -299,7 +299,7 @@ pub extern "C" fn xfer_error(conn: *mut UcclConn, transfer_id: u64) -> c_int {
     }
 }
 
-/// Whether it ended well, or has not ended.
+/// Whether it has ended well; a failure is an error.
 fn has_ended(conn: *mut UcclConn, transfer_id: u64) -> Answer<bool> {
     match super::conn(conn)?.core.poll(TransferId(transfer_id))? {
         Status::Pending => Ok(false),

@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-// The call returns 0, or the program says why not.
+// The call returns 0, or the program prints the reason and ends.
 #define WELL(call)                                                                                    \
   do {                                                                                                \
     int got = (call);                                                                                 \
@@ -39,7 +39,7 @@ inline int port_of(uccl_engine_t* engine) {
   return std::stoi(metadata.substr(colon + 1));
 }
 
-// Asks until it has ended; how it ended.
+// Polls a transfer until it has ended, and returns its status.
 inline int ended(uccl_conn_t* conn, uint64_t transfer) {
   while (!uccl_engine_xfer_status(conn, transfer)) std::this_thread::yield();
   return uccl_engine_xfer_error(conn, transfer);

@@ -1,9 +1,9 @@
-// Every function of uccl_engine.h, called by what a C++ compiler makes of the header.
+// Calls every function of uccl_engine.h, as a C++ compiler understands the header.
 #include "engine.h"
 
 #include <new>
 
-// The program's own allocator, which must get back what it gave and nothing else.
+// The program's own allocator, which must get back exactly the memory that it gave.
 static size_t given = 0;
 void* operator new(size_t size) {
   size_t* room = static_cast<size_t*>(std::malloc(size + 2 * sizeof(size_t)));
@@ -85,7 +85,7 @@ static void vectors(Pair& p, FifoItem whole) {
   WELL(uccl_engine_read_vector(p.to_b, mrs, at, sizes, items, kPieces, &id, std::vector<char*>(kPieces, nullptr)));
   WELL(ended(p.to_b, id));
   CHECK(std::memcmp(here.data(), sent.data(), kPieces * kPiece) == 0 && here[kPieces * kPiece] == '+');
-  // Only as many as said.
+  // Only num_iovs pieces move.
   pattern(4);
   WELL(uccl_engine_write_vector(p.to_b, mrs, at, sizes, items, 1, &id));
   WELL(ended(p.to_b, id));
@@ -110,7 +110,7 @@ static void ipc_info(Pair& p, FifoItem whole) {
   CHECK(uccl_engine_conn_is_local(p.to_b));
   uint64_t id = 0;
   pattern(5);
-  // The second piece has none, and goes where its item says.
+  // The second piece has no IPC info, and goes to the place that its item names.
   FifoItem second = whole;
   WELL(uccl_engine_update_fifo(second, whole.addr + 8000, 50));
   WELL(uccl_engine_write_vector(p.to_b, {mr_here, mr_here}, {here.data(), here.data() + 50}, {50, 50}, {whole, second}, 2,
@@ -136,7 +136,7 @@ static void two_sided(Pair& p) {
   WELL(uccl_engine_recv_vector(p.to_a, {mr_there, mr_there}, {there.data(), there.data() + 500}, {10, 20}, 2));
   WELL(ended(p.to_b, id));
   CHECK(std::memcmp(there.data(), here.data() + 1000, 10) == 0 && std::memcmp(there.data() + 500, here.data(), 20) == 0);
-  // The other way, over the same connection.
+  // In the other direction, over the same connection.
   WELL(uccl_engine_send(p.to_a, mr_there, there.data() + 500, 20, &id));
   WELL(uccl_engine_recv(p.to_b, mr_here, here.data(), 20));
   WELL(ended(p.to_a, id));
@@ -172,7 +172,7 @@ static void notifications(Pair& p) {
     CHECK(std::string(all[i].name) == "agent " + std::to_string(i));
     CHECK(std::memcmp(all[i].msg, binary.msg, MSG_SIZE) == 0);
   }
-  // Both ways, and longer ones left for the call that can return them.
+  // In both directions; longer notifications are left for the call that can return them.
   std::string const text(100000, 'y');
   notify_msg_v_t const long_one = {"long", text}, short_one = {std::string("n\0m", 3), ""};
   WELL(uccl_engine_send_notif_v(p.to_a, &long_one));
@@ -183,7 +183,7 @@ static void notifications(Pair& p) {
   WELL(uccl_engine_stop_listener(p.to_b));
 }
 
-// What NIXL does for transfers within an agent.
+// The calls that NIXL makes for transfers within an agent.
 static void with_itself(Pair& p) {
   uccl_conn_t* other = nullptr;
   std::thread acceptor([&] {

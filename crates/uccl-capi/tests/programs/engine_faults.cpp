@@ -1,4 +1,4 @@
-// What goes wrong, and what is asked of an engine that is gone: each call returns, and says why.
+// Faults, and calls for an engine that is gone: each call returns, and reports the reason.
 #include "engine.h"
 
 #include <csignal>
@@ -77,7 +77,7 @@ static void what_does_not_fit_is_refused() {
   CHECK(uccl_engine_write(p.to_b, mr, memory, sizeof memory + 1, item, &id) < 0);
   says("not inside region");
   CHECK(uccl_engine_prepare_fifo(p.a, mr, memory + 1, sizeof memory, memory) < 0);
-  // A part that is none: the owner finds out, and the transfer ends.
+  // An invalid part: the owner finds out, and the transfer ends.
   FifoItem outside = item;
   WELL(uccl_engine_update_fifo(outside, item.addr + sizeof memory - 5, 10));
   if (uccl_engine_write(p.to_b, mr, memory, 10, outside, &id) == 0) CHECK(ended(p.to_b, id) < 0);
@@ -99,7 +99,7 @@ static void what_does_not_fit_is_refused() {
   WELL(uccl_engine_recv(p.to_b, mr, memory, sizeof memory));
   WELL(ended(p.to_a, id));
   WELL(uccl_engine_mr_destroy(p.b, theirs));
-  // Longer than the receive.
+  // A send that is longer than the receive.
   WELL(uccl_engine_send(p.to_b, mr, memory, 100, &id));
   theirs = registered(p.b);
   CHECK(uccl_engine_recv(p.to_a, theirs, memory, 10) < 0);

@@ -1,15 +1,15 @@
-// What plugins rely on that were written for UCCL's header: what it includes, its types, its defaults. Nothing else is
-// included here, for that would hide what the header lacks.
+// The parts of UCCL's header that plugins rely on: its includes, its types, its defaults. Nothing
+// else is included here, for that would hide a missing part.
 #include <uccl_engine.h>
 #include <common.h>
 
-// Not with the program's others, which include more.
+// A separate macro: engine.h has one too, but includes more.
 #define CHECK(condition)                                         \
   do {                                                           \
     if (!(condition)) throw std::runtime_error(#condition);      \
   } while (0)
 
-// As a plugin finds the address of a peer in what the peer's engine says.
+// Finds the port in the metadata of a peer's engine, as a plugin does.
 static int port_of(uccl_engine_t* engine) {
   char* metadata = nullptr;
   CHECK(uccl_engine_get_metadata(engine, &metadata) == 0);
@@ -29,7 +29,7 @@ static std::vector<notify_msg_v_t> take(size_t count) {
   return all;
 }
 
-// Strings that fit into themselves, just do not, and are long.
+// Strings that a std::string keeps within itself, that are just too long for that, and long ones.
 static void notifications_of_any_length(uccl_conn_t* conn) {
   size_t const lengths[] = {0, 1, 14, 15, 16, 17, 255, 256, 4096, 1 << 20};
   std::vector<notify_msg_v_t> sent;
@@ -41,7 +41,8 @@ static void notifications_of_any_length(uccl_conn_t* conn) {
       for (size_t i = 0; i < msg; i++) one.msg[i] = static_cast<char>(i * 7);
       CHECK(uccl_engine_send_notif_v(conn, &one) == 0);
       sent.push_back(one);
-      // What came is the program's: it is changed, moved and freed as any string.
+      // A received notification belongs to the program: it is changed, moved and freed as any
+      // string.
       std::vector<notify_msg_v_t> got = take(1);
       CHECK(got.size() == 1 && got[0].name == one.name && got[0].msg == one.msg);
       got[0].msg += "and more than there is room for";
@@ -56,7 +57,7 @@ static void notifications_of_any_length(uccl_conn_t* conn) {
   CHECK(uccl_engine_get_notifs_v().empty());
 }
 
-// As a plugin keeps a notification in the metadata of a request.
+// Keeps a notification in the metadata of a request, as a plugin does.
 static void notification_of_fixed_length(uccl_conn_t* conn) {
   md_t md;
   memset(&md, 0, sizeof md);
