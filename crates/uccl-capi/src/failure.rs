@@ -75,7 +75,7 @@ pub(crate) fn remember(failure: Failure) -> uccl_status_t {
     failure.status
 }
 
-/// Runs a call. A failure is remembered, and so is a panic, which goes no further.
+/// Runs a call. Remembers its failure, or its panic, which ends here.
 pub(crate) fn run<T>(call: impl FnOnce() -> Answer<T>) -> Result<T, uccl_status_t> {
     // The data that a panic leaves behind is guarded by the engine's locks, or was this call's own.
     let answer =

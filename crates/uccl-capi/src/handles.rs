@@ -16,7 +16,8 @@ static NEXT: AtomicUsize = AtomicUsize::new(STEP);
 /// Handles look aligned, for callers that check the alignment of pointers.
 const STEP: usize = 16;
 
-/// Objects by their handles: numbers that are never used twice, in the shape of pointers that nobody follows.
+/// Objects by their handles: numbers that are never used twice, in the shape of pointers that
+/// nobody follows.
 pub(crate) struct Handles<T> {
     live: RwLock<BTreeMap<usize, Arc<T>>>,
 }

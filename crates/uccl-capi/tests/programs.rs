@@ -1,5 +1,5 @@
-//! Programs in C and C++, compiled as their users compile theirs, and run: a real compiler checks the headers, the names
-//! and the binary interface.
+//! Programs in C and C++, compiled as their users compile theirs, and run: a real compiler checks
+//! the headers, the names and the binary interface.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(150);
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 
-/// A compiler and the language it is told to take a file for.
+/// A compiler, and the language and the standard that it compiles a file for.
 #[derive(Clone, Copy)]
 struct Language {
     compiler: &'static str,

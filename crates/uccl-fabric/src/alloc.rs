@@ -1,4 +1,5 @@
-//! Memory that peers of the same host can map: allocate tensors here, and they are reached at memory speed.
+//! Memory that peers of the same host can map: allocate tensors here, and they are reached at
+//! memory speed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -70,7 +71,8 @@ impl SharedBuf {
 
 impl Drop for SharedBuf {
     fn drop(&mut self) {
-        // Before it is unmapped: after that, a new buffer may be at the same address, with an entry of its own here.
+        // Before it is unmapped: after that, a new buffer may be at the same address, with an entry
+        // of its own here.
         REGISTRY.write().remove(&self.span().addr);
     }
 }

@@ -33,8 +33,8 @@ impl From<Unmapped> for io::Error {
 /// When it is not. Bytes that were copied before the fault stay copied.
 ///
 /// # Safety
-/// As far as the span is mapped, it must be memory that may be written, and none that Rust code holds a reference to.
-/// The span must be as long as `from`.
+/// As far as the span is mapped, it must be memory that may be written, and none that Rust code
+/// holds a reference to. The span must be as long as `from`.
 pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
     debug_assert_eq!(to.len, from.len());
     // SAFETY: the caller's promise; the slice is readable.
@@ -47,8 +47,9 @@ pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
 /// When it has. Bytes that were copied before the fault stay copied.
 ///
 /// # Safety
-/// As far as the memory at `from` is mapped, `len` bytes of it must be memory that may be read, and likewise those at `to`
-/// memory that may be written, and none that Rust code holds a reference to. The two must not overlap.
+/// As far as the memory at `from` is mapped, `len` bytes of it must be memory that may be read, and
+/// likewise those at `to` memory that may be written, and none that Rust code holds a reference to.
+/// The two must not overlap.
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Unmapped> {
     INSTALLED.call_once(handler::install);

@@ -1,7 +1,7 @@
 //! The [`Lane`] trait: one channel of a connection, as an engine sees it.
 //!
-//! A lane posts operations and reports their completion; it knows nothing of transfers. It never blocks and owns no
-//! thread: the engine calls [`Lane::progress`], from any thread.
+//! A lane posts operations and reports their completion; it knows nothing of transfers. It never
+//! blocks and owns no thread: the engine calls [`Lane::progress`], from any thread.
 
 mod host;
 mod message;
@@ -95,8 +95,8 @@ pub fn access_of(kind: OpKind) -> Access {
     }
 }
 
-/// The part of a transfer that one lane carries. Local and remote pieces pair up: there are as many of one as of the
-/// other, and each has the length of its partner.
+/// The part of a transfer that one lane carries. Local and remote pieces pair up: there are as many
+/// of one as of the other, and each has the length of its partner.
 pub struct Operation {
     /// Whether it reads or writes.
     pub kind: OpKind,
@@ -156,8 +156,8 @@ pub enum OpError {
     /// The lane died before the operation ended; whether it landed is unknown.
     #[error("the lane died")]
     LaneDown,
-    /// The lane cannot reach the memory, or no longer can; another lane may. The operation moves no more bytes, but
-    /// some may have landed.
+    /// The lane cannot reach the memory, or no longer can; another lane may. The operation moves no
+    /// more bytes, but some may have landed.
     #[error("the lane does not reach the memory")]
     Unreachable,
     /// A device failed; the text is the device's own.
@@ -187,9 +187,10 @@ fn describe(status: Status) -> &'static str {
 
 /// The callback for the end of an operation.
 ///
-/// Called from whichever thread brought the end about: one that makes progress, cancels, kills, posts something else or
-/// helps. That thread may hold locks of the lane (a stream's receive half, for one). The call may post and send on any
-/// lane, but must not call [`Lane::progress`], [`Lane::cancel`] or [`Lane::kill`].
+/// Called from whichever thread brought the end about: one that makes progress, cancels, kills,
+/// posts something else or helps. That thread may hold locks of the lane (a stream's receive half,
+/// for one). The call may post and send on any lane, but must not call [`Lane::progress`],
+/// [`Lane::cancel`] or [`Lane::kill`].
 pub trait Completion: Send + Sync {
     /// The operation has ended; no byte of it moves any more.
     fn complete(self: Arc<Self>, result: OpResult);
@@ -199,7 +200,7 @@ pub trait Completion: Send + Sync {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// The peer closed it in good order.
+    /// The peer closed it with a goodbye.
     #[error("closed by the peer")]
     Closed,
     /// The peer's end disappeared without a goodbye.
@@ -242,8 +243,8 @@ pub struct Interest<'a> {
     pub fd: BorrowedFd<'a>,
     /// Whether to wait until it is writable, too.
     pub write: bool,
-    /// Readable, and then for good, when the peer's process has ended. `None` where `fd` always shows that; a socket
-    /// does not while children of the peer keep it open.
+    /// Readable, and then for good, when the peer's process has ended. `None` where `fd` always
+    /// shows that; a socket does not while children of the peer keep it open.
     pub end: Option<BorrowedFd<'a>>,
 }
 
@@ -264,15 +265,15 @@ pub trait Lane: Send + Sync {
     /// Starts an operation.
     ///
     /// # Safety
-    /// The local pieces must stay valid until the operation has ended: until its completion is called,
-    /// or [`Lane::kill`] has returned.
+    /// The local pieces must stay valid until the operation has ended: until its completion is
+    /// called, or [`Lane::kill`] has returned.
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError>;
 
     /// Does all the work that needs no blocking. True if there was any.
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError>;
 
-    /// Cancels an operation. Its completion is called when none of its bytes moves any more, at once or by a later
-    /// progress; it may still report success.
+    /// Cancels an operation. Its completion is called when none of its bytes moves any more, at
+    /// once or by a later progress; it may still report success.
     fn cancel(&self, op: OpName);
 
     /// A weight of the bytes and operations in flight, for choosing among lanes.
@@ -284,15 +285,15 @@ pub trait Lane: Send + Sync {
     /// Whether the peer may be accessing our region in this slot right now, by itself.
     fn touched_by_peer(&self, slot: u32) -> bool;
 
-    /// Prepares for sleep: from now on [`Lane::interest`] shows when progress is needed. Returns false if there is
-    /// work right now.
+    /// Prepares for sleep: from now on [`Lane::interest`] shows when progress is needed. Returns
+    /// false if there is work right now.
     fn arm(&self) -> bool;
 
     /// The descriptors to watch while asleep.
     fn interest(&self) -> Interest<'_>;
 
-    /// Shuts the lane for good. When this returns, no memory is accessed through it any more, except as
-    /// [`aftermath`](HostLane::aftermath) reports. The completions of unfinished operations are called with
-    /// [`OpError::LaneDown`].
+    /// Shuts the lane for good. When this returns, no memory is accessed through it any more,
+    /// except as [`aftermath`](HostLane::aftermath) reports. The completions of unfinished
+    /// operations are called with [`OpError::LaneDown`].
     fn kill(&self);
 }

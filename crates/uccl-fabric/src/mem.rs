@@ -7,8 +7,8 @@ use std::{
 
 /// A piece of this process's memory.
 ///
-/// It owns nothing: the caller that makes one promises that the memory stays allocated while a link uses it (for
-/// callers of the engine that is the promise made at registration).
+/// It owns nothing: the caller that makes one promises that the memory stays allocated while a link
+/// uses it (for callers of the engine that is the promise made at registration).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Where it starts.

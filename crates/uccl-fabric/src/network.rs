@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use if_addrs::IfAddr;
 
-/// The network of one of this host's addresses, as `192.0.2.0/24`. Empty for an address that this host does not have,
-/// and for a link-local one: every link has that network, so it identifies none.
+/// The network of one of this host's addresses, as `192.0.2.0/24`. Empty for an address that this
+/// host does not have, and for a link-local one: every link has that network, so it identifies
+/// none.
 pub fn network_of(ip: IpAddr) -> String {
     if is_link_local(ip) {
         return String::new();

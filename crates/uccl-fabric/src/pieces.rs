@@ -1,8 +1,9 @@
 //! Lists of pieces, walked and cut: one side of an operation, or both sides together.
 //!
-//! A slice of pieces is a list, and two lists that pair up are a list of pairs: `(&op.local[..], &op.remote[..])`. Each
-//! part of a pair is contiguous on both sides. A [`Stretch`] says which bytes of a list are meant. It borrows nothing,
-//! so it can be kept beside the list while the list is used up.
+//! A slice of pieces is a list, and two lists that pair up are a list of pairs: `(&op.local[..],
+//! &op.remote[..])`. Each part of a pair is contiguous on both sides. A [`Stretch`] says which
+//! bytes of a list are meant. It borrows nothing, so it can be kept beside the list while the list
+//! is used up.
 
 use uccl_wire::frame::Desc;
 
@@ -16,7 +17,8 @@ pub trait Piece: Copy {
     /// How long it is.
     fn len_bytes(&self) -> usize;
 
-    /// `len` bytes of it, from `offset` on. Addresses wrap: one that a peer named may not have been checked yet.
+    /// `len` bytes of it, from `offset` on. Addresses wrap: one that a peer named may not have been
+    /// checked yet.
     #[must_use]
     fn part(&self, offset: usize, len: usize) -> Self;
 }
@@ -125,8 +127,8 @@ struct Place {
     offset: usize,
 }
 
-/// The bytes of a list of pieces from one place to another, and the empty pieces among them. All methods that take a
-/// list expect the one that the stretch was made for.
+/// The bytes of a list of pieces from one place to another, and the empty pieces among them. All
+/// methods that take a list expect the one that the stretch was made for.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Stretch {
     from: Place,

@@ -18,8 +18,8 @@ pub trait PipeTx: Send {
         false
     }
 
-    /// Prepares for sleep with bytes unsent: from now on the pipe's descriptor shows when there is room. Returns
-    /// false if there is room already.
+    /// Prepares for sleep with bytes unsent: from now on the pipe's descriptor shows when there is
+    /// room. Returns false if there is room already.
     fn arm(&mut self) -> io::Result<bool> {
         Ok(true)
     }
@@ -34,15 +34,15 @@ pub trait PipeRx: Send {
     /// Every span must be writable memory for the duration of the call.
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>>;
 
-    /// Whether the peer is known to have cut the pipe. Bytes from before the cut may still be received, but none of
-    /// them may be put into memory that the peer writes: the peer has given those operations up. Checked now and
-    /// then, not at every call.
+    /// Whether the peer is known to have cut the pipe. Bytes from before the cut may still be
+    /// received, but none of them may be put into memory that the peer writes: the peer has given
+    /// those operations up. Checked now and then, not at every call.
     fn is_cut(&mut self) -> bool {
         false
     }
 
-    /// Prepares for sleep: from now on the pipe's descriptor shows when there are bytes. Returns false if there are
-    /// some already.
+    /// Prepares for sleep: from now on the pipe's descriptor shows when there are bytes. Returns
+    /// false if there are some already.
     fn arm(&mut self) -> io::Result<bool> {
         Ok(true)
     }
@@ -64,8 +64,8 @@ pub trait Pipe: Send + Sync + 'static {
     /// Whether room to send shows as writability of the descriptor (else as readability).
     fn room_is_writable(&self) -> bool;
 
-    /// Cuts the pipe in both directions: the peer sees its end, our halves fail, and bytes that have not left yet
-    /// never do.
+    /// Cuts the pipe in both directions: the peer sees its end, our halves fail, and bytes that
+    /// have not left yet never do.
     ///
     fn cut(&self);
 }

@@ -1,8 +1,8 @@
 //! The traits of an RDMA device ([`Rail`]) and of a channel between two of them ([`Channel`]).
 //!
-//! The traits are small, so that a new kind of device is little work: it opens, registers, connects, posts and polls.
-//! The lane does the rest for all devices: it splits transfers, spreads them over rails, handles keys and failover,
-//! and keeps the promises made to the engine.
+//! The traits are small, so that a new kind of device is little work: it opens, registers,
+//! connects, posts and polls. The lane does the rest for all devices: it splits transfers, spreads
+//! them over rails, handles keys and failover, and keeps the promises made to the engine.
 
 use std::{
     fmt,
@@ -29,11 +29,12 @@ pub trait Rail: Send + Sync {
     /// Its name, link, place and speed.
     fn info(&self) -> &RailInfo;
 
-    /// Whether its port is usable right now. While it is not, the caller asks several times a second.
+    /// Whether its port is usable right now. While it is not, the caller asks several times a
+    /// second.
     fn is_up(&self) -> bool;
 
-    /// Registers memory with the device. We may access it in any way, peers with no more than these rights. The
-    /// memory must stay valid until the registration has ended.
+    /// Registers memory with the device. We may access it in any way, peers with no more than these
+    /// rights. The memory must stay valid until the registration has ended.
     ///
     /// # Errors
     /// When the device refuses the memory: for its kind, its size, or the limit for locked memory.
@@ -76,7 +77,8 @@ pub struct RailInfo {
     pub name: String,
     /// Its link; only rails of the same link can be joined. `verbs`, `libfabric:tcp`.
     pub link: String,
-    /// Its network, as far as it is known; empty if unknown. Rails of the same network are joined first.
+    /// Its network, as far as it is known; empty if unknown. Rails of the same network are joined
+    /// first.
     pub network: String,
     /// Where it is on the PCI bus.
     pub pci: Option<PciAddress>,
@@ -86,8 +88,8 @@ pub struct RailInfo {
     pub is_software: bool,
 }
 
-/// Memory registered with a device. After [`end`](Self::end) or a drop, neither we nor a peer reach it through the
-/// device any more.
+/// Memory registered with a device. After [`end`](Self::end) or a drop, neither we nor a peer reach
+/// it through the device any more.
 pub trait Registration: Send + Sync {
     /// Ends the registration. Later calls do nothing.
     ///
@@ -105,7 +107,8 @@ pub trait Registration: Send + Sync {
 /// The key and the base address that a peer's requests use for registered memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemoteKey {
-    /// The remote address of the region's first byte: its address, or 0 for devices that use offsets.
+    /// The remote address of the region's first byte: its address, or 0 for devices that use
+    /// offsets.
     pub base: u64,
     /// The key.
     pub key: KeyBytes,
@@ -178,7 +181,8 @@ pub enum RequestError {
 pub struct Limits {
     /// Longest request, in bytes.
     pub max_bytes: u64,
-    /// The lane cuts longer requests into chunks of this many bytes, so that they spread over rails.
+    /// The lane cuts longer requests into chunks of this many bytes, so that they spread over
+    /// rails.
     pub chunk_bytes: u64,
     /// Most requests in flight.
     pub depth: usize,
@@ -186,16 +190,17 @@ pub struct Limits {
     pub window_bytes: u64,
 }
 
-/// A connection between two endpoints over a pair of rails. It is reliable: each request ends, or the channel dies.
+/// A connection between two endpoints over a pair of rails. It is reliable: each request ends, or
+/// the channel dies.
 ///
-/// Only one thread at a time may call it. Dropping it ends it: when the drop has returned, our requests touch no
-/// memory any more, and the peer's requests over this channel touch none of ours.
+/// Only one thread at a time may call it. Dropping it ends it: when the drop has returned, our
+/// requests touch no memory any more, and the peer's requests over this channel touch none of ours.
 pub trait Channel: Send {
     /// The address that the peer's end needs to connect, at most [`MAX_ADDRESS`] bytes.
     fn address(&self) -> &[u8];
 
-    /// Connects to the peer's end at this address, which came unchecked from the peer. Requests can then be posted at
-    /// both ends, though the path between them may not work; see [`Self::probe`].
+    /// Connects to the peer's end at this address, which came unchecked from the peer. Requests can
+    /// then be posted at both ends, though the path between them may not work; see [`Self::probe`].
     ///
     /// # Errors
     /// When the bytes are not a valid address, or the device cannot reach it.
@@ -204,23 +209,26 @@ pub trait Channel: Send {
     /// The current limits. They may change between calls, as the channel sees losses.
     fn limits(&self) -> Limits;
 
-    /// Posts a request that moves no bytes. It ends, with this tag, only if the path to the peer works.
+    /// Posts a request that moves no bytes. It ends, with this tag, only if the path to the peer
+    /// works.
     ///
     /// # Errors
     /// As [`Self::post`].
     fn probe(&mut self, tag: u64) -> Result<(), RailError>;
 
-    /// Posts requests in order, as one batch, as far as there is room. Returns how many. Each posted request ends
-    /// once: [`Self::poll`] reports it, or the channel dies.
+    /// Posts requests in order, as one batch, as far as there is room. Returns how many. Each
+    /// posted request ends once: [`Self::poll`] reports it, or the channel dies.
     ///
     /// # Errors
     /// The channel is dead: whether these and earlier requests land is unknown.
     ///
     /// # Safety
-    /// Our memory must stay valid and registered until the request has ended or the channel is dropped.
+    /// Our memory must stay valid and registered until the request has ended or the channel is
+    /// dropped.
     unsafe fn post(&mut self, requests: &[Request]) -> Result<usize, RailError>;
 
-    /// Handles completions, acknowledgements and timers without blocking, and appends the requests that have ended.
+    /// Handles completions, acknowledgements and timers without blocking, and appends the requests
+    /// that have ended.
     ///
     /// # Errors
     /// The channel is dead. Requests that were appended before still count.
@@ -232,8 +240,8 @@ pub trait Channel: Send {
     /// When the bytes are not a valid key.
     fn import(&mut self, key: &[u8]) -> Result<u64, RailError>;
 
-    /// The key with which the peer reaches registered memory through this channel, without blocking. Most devices have
-    /// one for all of their channels.
+    /// The key with which the peer reaches registered memory through this channel, without
+    /// blocking. Most devices have one for all of their channels.
     fn export(&mut self, registration: &dyn Registration) -> Export {
         Export::Known(registration.remote_key())
     }
@@ -252,14 +260,15 @@ pub trait Channel: Send {
         }
     }
 
-    /// Prepares for sleep: from now on [`Self::fd`] becomes readable when [`Self::poll`] is needed, or the time in
-    /// [`Self::wake_in`] runs out. Returns false if there is work right now.
+    /// Prepares for sleep: from now on [`Self::fd`] becomes readable when [`Self::poll`] is needed,
+    /// or the time in [`Self::wake_in`] runs out. Returns false if there is work right now.
     ///
     /// # Errors
     /// As [`Self::poll`].
     fn arm(&mut self) -> Result<bool, RailError>;
 
-    /// The descriptor to watch while asleep. `None`: there is none, and [`Self::wake_in`] says how often to poll.
+    /// The descriptor to watch while asleep. `None` if the channel has none; then [`Self::wake_in`]
+    /// returns the time between polls.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// After how long [`Self::poll`] must be called even without an event. `None`: no such need.
@@ -295,7 +304,8 @@ pub enum RailError {
     /// The peer sent something invalid.
     #[error("the peer sent {0}")]
     Peer(String),
-    /// The path to the peer is lost: retries ran out, the port went down, or the peer's end was destroyed.
+    /// The path to the peer is lost: retries ran out, the port went down, or the peer's end was
+    /// destroyed.
     #[error("the way to the peer is lost: {0}")]
     Lost(String),
     /// The device itself is gone.

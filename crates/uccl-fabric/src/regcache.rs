@@ -16,8 +16,8 @@ use crate::mem::Span;
 pub struct RegCache<T> {
     /// Held while a registration is made or ended, which may take long.
     turn: Mutex<()>,
-    /// Held only for a moment, so that a lookup does not wait for `turn`. A thread that takes both takes `turn`
-    /// first.
+    /// Held only for a moment, so that a lookup does not wait for `turn`. A thread that takes both
+    /// takes `turn` first.
     by_range: Mutex<ByRange<T>>,
 }
 
@@ -59,8 +59,9 @@ impl<T> Default for RegCache<T> {
 }
 
 impl<T: Clone> RegCache<T> {
-    /// Uses the smallest registration that covers `span`, or else has `make` make one. `make` returns the range that
-    /// it covers and its handle. Registrations are made and ended one at a time, so others hear of them in order.
+    /// Uses the smallest registration that covers `span`, or else has `make` make one. `make`
+    /// returns the range that it covers and its handle. Registrations are made and ended one at a
+    /// time, so others hear of them in order.
     ///
     /// # Errors
     /// Those of `make`.
@@ -106,8 +107,8 @@ impl<T: Clone> RegCache<T> {
         }
     }
 
-    /// All registrations in use. Waits while one is being made or ended: a caller that is told of all later changes
-    /// misses none.
+    /// All registrations in use. Waits while one is being made or ended: a caller that hears of all
+    /// later changes misses none.
     #[must_use]
     pub fn all(&self) -> Vec<T> {
         let _turn = self.turn.lock();

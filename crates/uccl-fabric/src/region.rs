@@ -15,7 +15,8 @@ use crate::status_of;
 
 pub use crate::rights::{AccessError, Rights, SharedBacking, offset_within};
 
-/// A registered region. Its owner hands this description to peers so that they can reach the memory.
+/// A registered region. Its owner hands this description to peers so that they can reach the
+/// memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// Its index in the region table.
@@ -59,7 +60,8 @@ pub enum RegionError {
 /// The most regions in a table: a frame's descriptor cannot name a larger slot.
 const MAX_REGIONS: u32 = uccl_wire::frame::MAX_SLOT + 1;
 
-/// Random keys, drawn in batches: one system call per key would be most of the cost of a registration.
+/// Random keys, drawn in batches: one system call per key would be most of the cost of a
+/// registration.
 #[derive(Debug)]
 struct Keys {
     drawn: [u64; 64],
@@ -96,7 +98,8 @@ pub struct Admitted {
     pub span: Span,
     /// Its kind.
     pub kind: MemoryKind,
-    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that contains it.
+    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that
+    /// contains it.
     pub region: u32,
 }
 
@@ -109,7 +112,8 @@ pub struct Described {
     pub rights: Rights,
     /// Its kind.
     pub kind: MemoryKind,
-    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that contains it.
+    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that
+    /// contains it.
     pub region: u32,
 }
 
@@ -119,8 +123,8 @@ struct State {
     /// Freed slots. The last freed is used first: its entry is the likeliest to be in cache.
     free: Vec<u32>,
     keys: Keys,
-    /// Whether regions are also listed in the published table. That costs one hash per region, so it starts only when
-    /// the table is first handed out.
+    /// Whether regions are also listed in the published table. That costs one hash per region, so
+    /// it starts only when the table is first handed out.
     publishing: bool,
 }
 
@@ -162,8 +166,8 @@ struct Inner {
 
 /// An endpoint's regions.
 ///
-/// This process holds [`lock`](Self::lock) while it accesses memory for a peer. A peer on this host that accesses
-/// memory by itself holds its hazard words (`uccl_local::shm::Hazards`) instead.
+/// This process holds [`lock`](Self::lock) while it accesses memory for a peer. A peer on this host
+/// that accesses memory by itself holds its hazard words (`uccl_local::shm::Hazards`) instead.
 #[derive(Clone, Debug)]
 pub struct RegionTable {
     inner: Arc<Inner>,
@@ -194,8 +198,8 @@ impl RegionTable {
         self.inner.refused.load(Ordering::Relaxed)
     }
 
-    /// Lets peers touch `span` until it is revoked. Cheap enough to be done for one transfer. `span` may be
-    /// empty, and regions may overlap.
+    /// Lets peers touch `span` until it is revoked. Cheap enough to be done for one transfer.
+    /// `span` may be empty, and regions may overlap.
     ///
     /// # Errors
     /// When the range wraps around, the table is full, or there is no randomness.
@@ -222,7 +226,8 @@ impl RegionTable {
         self.list(Listing { span, rights, backing, kind }, None)
     }
 
-    /// As [`insert_kind`](Self::insert_kind), for a part of the region in slot `of`, under a key of its own.
+    /// As [`insert_kind`](Self::insert_kind), for a part of the region in slot `of`, under a key of
+    /// its own.
     ///
     /// # Errors
     /// As there.
@@ -255,9 +260,10 @@ impl RegionTable {
         Ok(Region { slot, key, span, rights, backing })
     }
 
-    /// Revokes a region. When this returns, no access under [`lock`](Self::lock) touches it. Peers on this host may
-    /// still be accessing it by themselves: their accesses have ended once none of their hazard words holds the slot
-    /// (`uccl_local::shm::Hazards::holds`). Keep the returned value until then.
+    /// Revokes a region. When this returns, no access under [`lock`](Self::lock) touches it. Peers
+    /// on this host may still be accessing it by themselves: their accesses have ended once none of
+    /// their hazard words holds the slot (`uccl_local::shm::Hazards::holds`). Keep the returned
+    /// value until then.
     ///
     /// Must not be called by a thread that holds a [`Locked`].
     ///
@@ -272,14 +278,16 @@ impl RegionTable {
         Ok(Revoked { inner: self.inner.clone(), slot, span: live.listing.span })
     }
 
-    /// Locks the table against revocation: an access checked under the guard stays allowed while the guard lives. A
-    /// thread must not take it twice, nor hold it for long: registration waits for it too.
+    /// Locks the table against revocation: an access checked under the guard stays allowed while
+    /// the guard lives. A thread must not take it twice, nor hold it for long: registration waits
+    /// for it too.
     #[must_use]
     pub fn lock(&self) -> Locked<'_> {
         Locked(self.inner.state.read())
     }
 
-    /// Checks a peer's access to `span` and returns the memory, which the CPU reaches. Counts a refusal.
+    /// Checks a peer's access to `span` and returns the memory, which the CPU reaches. Counts a
+    /// refusal.
     ///
     /// # Errors
     /// The reason for the refusal, as a wire status.
@@ -348,8 +356,8 @@ impl RegionTable {
         Ok(Described { span, rights, kind, region: part_of.unwrap_or(slot) })
     }
 
-    /// The memfd of the published table, to hand to peers on this host. The first call lists all live regions in the
-    /// table; from then on the table is kept up to date.
+    /// The memfd of the published table, to hand to peers on this host. The first call lists all
+    /// live regions in the table; from then on the table is kept up to date.
     #[must_use]
     pub fn published_fd(&self) -> BorrowedFd<'_> {
         let mut state = self.inner.state.write();
@@ -369,7 +377,7 @@ impl RegionTable {
         self.inner.state.read().slots.iter().flatten().count()
     }
 
-    /// Whether there is none.
+    /// Whether no region lives.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -407,7 +415,8 @@ impl Locked<'_> {
         if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
     }
 
-    /// Checks a peer's access to `span` and returns the memory, with its GPU if the CPU does not reach it.
+    /// Checks a peer's access to `span` and returns the memory, with its GPU if the CPU does not
+    /// reach it.
     ///
     /// # Errors
     /// The reason for the refusal.
@@ -421,8 +430,8 @@ impl Locked<'_> {
     }
 }
 
-/// A revoked region. Its slot becomes free only when this is dropped: otherwise a peer's hazard on this region could
-/// be mistaken for one on the next region in the slot.
+/// A revoked region. Its slot becomes free only when this is dropped: otherwise a peer's hazard on
+/// this region could be mistaken for one on the next region in the slot.
 #[derive(Debug)]
 #[must_use = "dropping it frees the slot: wait for the peers' hazards first"]
 pub struct Revoked {

@@ -1,8 +1,8 @@
 //! Signals: changes that are made to words of registered memory for a peer.
 //!
-//! A signal word is [`SIGNAL_LEN`] bytes long, aligned to its length, and changes as a whole: an atomic load, by the
-//! CPU or a GPU, sees the old value or the new one. A reader that sees the new value with acquire order also sees the
-//! data that the signal announces.
+//! A signal word is [`SIGNAL_LEN`] bytes long, aligned to its length, and changes as a whole: an
+//! atomic load, by the CPU or a GPU, sees the old value or the new one. A reader that sees the new
+//! value with acquire order also sees the data that the signal announces.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,7 +34,8 @@ pub struct Unaligned;
 /// Changes a word that the CPU reaches.
 ///
 /// # Safety
-/// [`SIGNAL_LEN`] bytes must be there, readable and writable, and only accessed as an atomic meanwhile.
+/// [`SIGNAL_LEN`] bytes must be there, readable and writable, and only accessed as an atomic
+/// meanwhile.
 pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> {
     let at = at.cast::<u64>();
     if !at.is_aligned() {
@@ -51,10 +52,11 @@ pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> 
     Ok(())
 }
 
-/// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked meanwhile, or is
-/// [in use](RegionTable::is_in_use).
+/// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked
+/// meanwhile, or is [in use](RegionTable::is_in_use).
 ///
-/// The copy engine changes a word in GPU memory, while this waits without the table's lock; no kernel is launched.
+/// The copy engine changes a word in GPU memory, while this waits without the table's lock; no
+/// kernel is launched.
 ///
 /// # Errors
 /// The reason for the refusal, as a wire status: then nothing has changed.
@@ -76,7 +78,8 @@ pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
         let used = table.locate_for_use(span, Rights::SIGNAL);
         let (located, _in_use) = used.map_err(|e| refuse(status_of(e)))?;
         let device = located.device.ok_or_else(|| refuse(Status::UnknownKey))?;
-        // SAFETY: the word is registered, and its region in use. Users read words that signals change as atomics.
+        // SAFETY: the word is registered, and its region in use. Users read words that signals
+        // change as atomics.
         let changed = unsafe { gpu::change_word(device, located.span.addr, *change) };
         return changed.map_err(|_| Status::Fault);
     }

@@ -1,5 +1,5 @@
-//! The socket between two processes of a host. It wakes the other side, hands it descriptors of shared memory, and
-//! ends when the other side dies. The other side's process is watched as well.
+//! The socket between two processes of a host. It wakes the other side, hands it descriptors of
+//! shared memory, and ends when the other side dies. The other side's process is watched as well.
 
 use std::{
     io,
@@ -59,7 +59,8 @@ impl Bell {
         let pid =
             socket.peer().ok().and_then(|peer| peer.pid).filter(|_| owner != Owner::Ourselves);
         Self {
-            // If the number means another process by now, then the peer is dead, and the socket shows that.
+            // If the number means another process by now, then the peer is dead, and the socket
+            // shows that.
             peer: pid.and_then(|pid| Process::open(pid).ok()),
             line: Mutex::new(Line::new(socket)),
             fd,
@@ -135,7 +136,8 @@ impl Bell {
         }
     }
 
-    /// Handles the messages that have come from the peer. [`Self::ended`] shows an error or the end of the socket.
+    /// Handles the messages that have come from the peer. [`Self::ended`] shows an error or the end
+    /// of the socket.
     pub(super) fn listen(&self) {
         let mut line = self.line.lock();
         let mut reads = READS;
@@ -160,8 +162,8 @@ impl Bell {
         self.note(line.flush());
     }
 
-    /// Logs that the peer's memory must be reached in another, slower way. Warns only once, because the peer decides
-    /// how often this happens.
+    /// Logs that the peer's memory must be reached in another, slower way. Warns only once, because
+    /// the peer decides how often this happens.
     fn complain(&self, e: &io::Error) {
         if self.warned.swap(true, Relaxed) {
             tracing::debug!("cannot use the peer's shared memory: {e}");
@@ -170,7 +172,8 @@ impl Bell {
         }
     }
 
-    /// Checks whether the peer is gone. Reads no messages: they must stay there to wake a thread that sleeps.
+    /// Checks whether the peer is gone. Reads no messages: they must stay there to wake a thread
+    /// that sleeps.
     pub(super) fn look(&self) {
         let mut fds: SmallVec<[PollFd<'_>; 2]> =
             smallvec![PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
@@ -212,9 +215,9 @@ impl Bell {
         }
     }
 
-    /// Shuts our end. The peer's end is still watched: only when it has closed is it certain that the peer accesses
-    /// nothing. Likewise the peer must not see our end close while a copy to or from its memory is under way: then
-    /// this only marks the socket as ended, and must be called again.
+    /// Shuts our end. The peer's end is still watched: only its close proves that the peer accesses
+    /// nothing any more. The peer must not see our end close either while a copy to or from its
+    /// memory is under way: then this only marks the socket as ended, and must be called again.
     pub(super) fn hang_up(&self) {
         self.ended.store(true, SeqCst);
         if self.direct.is_idle() && !self.hung_up.swap(true, SeqCst) {

@@ -17,7 +17,8 @@ const FEW: usize = 16;
 /// Why a copy failed. The bytes already copied stay copied.
 #[derive(Debug, thiserror::Error)]
 pub enum CmaError {
-    /// The system does not let this process touch that one (ptrace scope, user, container, seccomp).
+    /// The system does not let this process touch that one (ptrace scope, user, container,
+    /// seccomp).
     #[error("the system does not allow access to the peer's memory")]
     Forbidden,
     /// The process has ended.
@@ -57,8 +58,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process `pid`, which must be known to live (for example because a socket to it is open). On kernels
-    /// without pidfds nothing protects against reuse of the number.
+    /// The process `pid`, which must be known to live (for example because a socket to it is open).
+    /// On kernels without pidfds nothing protects against reuse of the number.
     ///
     /// # Errors
     /// When there is no such process.
@@ -93,8 +94,8 @@ impl Process {
             .is_ok_and(|n| n > 0)
     }
 
-    /// Whether it lived at this tick of the coarse clock. Reuse of a number takes far longer than a tick, and asking
-    /// each time would cost a third of a short copy.
+    /// Whether it lived at this tick of the coarse clock. Reuse of a number takes far longer than a
+    /// tick, and asking each time would cost a third of a short copy.
     fn lives(&self) -> bool {
         let now = coarse_ms();
         if self.seen_ms.load(Ordering::Relaxed) == now {
@@ -107,7 +108,8 @@ impl Process {
         lives
     }
 
-    /// Copies between `local` memory and the process's, [`Access::Read`] from it and [`Access::Write`] to it.
+    /// Copies between `local` memory and the process's, [`Access::Read`] from it and
+    /// [`Access::Write`] to it.
     ///
     /// # Errors
     /// As for [`read`].
@@ -128,7 +130,8 @@ impl Process {
     }
 }
 
-/// Copies from `remote` ranges (address, length) of process `pid` to `local` memory. Returns how many bytes.
+/// Copies from `remote` ranges (address, length) of process `pid` to `local` memory. Returns how
+/// many bytes.
 ///
 /// # Errors
 /// When the lengths differ, the process is gone or not accessible to us, or an address is bad.
@@ -140,14 +143,15 @@ pub unsafe fn read(pid: i32, local: &[Span], remote: &[(u64, u64)]) -> Result<u6
     unsafe { copy(pid, Access::Read, local, remote) }
 }
 
-/// Copies from `local` memory to `remote` ranges (address, length) of process `pid`. Returns how many bytes.
+/// Copies from `local` memory to `remote` ranges (address, length) of process `pid`. Returns how
+/// many bytes.
 ///
 /// # Errors
 /// As for [`read`].
 ///
 /// # Safety
-/// `local` must be memory that may be read during the call. The two processes must have agreed that the other one's
-/// memory is overwritten.
+/// `local` must be memory that may be read during the call. The two processes must have agreed that
+/// the other one's memory is overwritten.
 pub unsafe fn write(pid: i32, local: &[Span], remote: &[(u64, u64)]) -> Result<u64, CmaError> {
     // SAFETY: the caller's promise.
     unsafe { copy(pid, Access::Write, local, remote) }
@@ -269,8 +273,8 @@ impl Copy<'_> {
         let mut copied = 0;
         while copied < self.want {
             let (l, r) = (self.local.fill(here), self.remote.fill(there));
-            // SAFETY: the vectors are valid for the counts, the kernel checks every address in them, and
-            // the caller answers for the local ones.
+            // SAFETY: the vectors are valid for the counts, the kernel checks every address in
+            // them, and the caller answers for the local ones.
             let n = unsafe {
                 match self.access {
                     Access::Read => {

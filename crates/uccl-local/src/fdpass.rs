@@ -1,7 +1,8 @@
-//! Handing file descriptors to another process of this host: small messages over a unix stream socket.
+//! Handing file descriptors to another process of this host: small messages over a unix stream
+//! socket.
 //!
-//! A message is a header of 8 bytes (its length as 32 bits, how many descriptors go with it as 32 bits,
-//! both little-endian) and its bytes. The descriptors travel with its first byte.
+//! A message is a header of 8 bytes (its length as 32 bits, how many descriptors go with it as 32
+//! bits, both little-endian) and its bytes. The descriptors travel with its first byte.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,7 +22,8 @@ pub const MAX_MESSAGE: usize = 64 * 1024;
 pub const MAX_FDS: usize = 64;
 
 const HEADER: usize = 8;
-/// The most descriptors that may come ahead of their message, and the most that may wait to be sent.
+/// The most descriptors that may come ahead of their message, and the most that may wait to be
+/// sent.
 const MAX_WAITING_FDS: usize = 4 * MAX_FDS;
 /// How many bytes may wait to be sent.
 const MAX_WAITING_BYTES: usize = 8 << 20;
@@ -31,7 +33,8 @@ const MAX_WAITING_BYTES: usize = 8 << 20;
 pub struct Message {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Its descriptors, close-on-exec. Empty if this process could not take them all, because it has too many open.
+    /// Its descriptors, close-on-exec. Empty if this process could not take them all, because it
+    /// has too many open.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -93,8 +96,8 @@ impl FdSocket {
     /// Connects to the listener at an abstract name, without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionRefused`] when nobody listens there, [`io::ErrorKind::WouldBlock`] when too many
-    /// wait there already.
+    /// [`io::ErrorKind::ConnectionRefused`] when nobody listens there,
+    /// [`io::ErrorKind::WouldBlock`] when too many wait there already.
     pub fn connect(name: &[u8]) -> io::Result<Self> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
         let address = SocketAddrUnix::new_abstract_name(name)?;
@@ -129,8 +132,8 @@ impl FdSocket {
         Ok(Peer { pid: (cred.pid > 0).then_some(cred.pid), uid: cred.uid })
     }
 
-    /// Sends a message with copies of `fds`. The part that the socket does not take is kept; [`flush`](Self::flush)
-    /// sends it.
+    /// Sends a message with copies of `fds`. The part that the socket does not take is kept;
+    /// [`flush`](Self::flush) sends it.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors. An error
@@ -205,7 +208,8 @@ impl FdSocket {
         self.recv_within(&mut usize::MAX.clone())
     }
 
-    /// As [`recv`](Self::recv), reading from the socket at most `reads` times: a peer can send as fast as we read.
+    /// As [`recv`](Self::recv), reading from the socket at most `reads` times: a peer can send as
+    /// fast as we read.
     ///
     /// # Errors
     /// As there.
@@ -540,7 +544,8 @@ mod tests {
             let flags = SendFlags::NOSIGNAL;
             rustix::net::sendmsg(&raw, &[IoSlice::new(&framed)], &mut control, flags).unwrap();
         };
-        // The kernel cuts the descriptors that do not fit. To the reader it looks as if it had too many open.
+        // The kernel cuts the descriptors that do not fit. To the reader it looks as if it had too
+        // many open.
         send(&[one.as_fd(); 2 * MAX_FDS]);
         send(&[one.as_fd()]);
         let next = |socket: &mut FdSocket| socket.recv().unwrap().unwrap().fds.len();

@@ -19,8 +19,8 @@ use uccl_fabric::{
 
 use super::sharing::Hands;
 
-/// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that the threads end
-/// together.
+/// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
+/// the threads end together.
 const CHUNK: usize = gpu::CHUNK;
 /// The most pieces of a chunk: each costs the kernel about as much as copying 4 KiB.
 pub(super) const CHUNK_PIECES: usize = 64;
@@ -38,8 +38,8 @@ pub(super) struct Job {
     idle: Condvar,
 }
 
-/// The end of a job from which a chunk is taken. Threads that copy far from each other do not contend for the locks
-/// of the same page tables.
+/// The end of a job from which a chunk is taken. Threads that copy far from each other do not
+/// contend for the locks of the same page tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Back,
@@ -95,7 +95,8 @@ impl Job {
         }
     }
 
-    /// The next chunk from one end, for the caller to copy and then to report with [`Self::copied`].
+    /// The next chunk from one end, for the caller to copy and then to report with
+    /// [`Self::copied`].
     pub(super) fn next(&self, from: End) -> Option<Chunk> {
         let mut state = self.state.lock();
         if state.closed {

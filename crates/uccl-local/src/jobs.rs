@@ -77,8 +77,8 @@ impl Drop for Taken<'_> {
 }
 
 impl Jobs {
-    /// Queues an operation for the threads that make progress, and for others that have time. Its name has the bits
-    /// of `mark`.
+    /// Queues an operation for the threads that make progress, and for others that have time. Its
+    /// name has the bits of `mark`.
     pub(super) fn post(&self, op: Operation, hands: Hands, mark: u64) -> Result<OpName, LaneError> {
         let mut list = self.list.lock();
         if list.closed {
@@ -115,7 +115,8 @@ impl Jobs {
         }
     }
 
-    /// Gives out no more chunks of a job. The job ends when the chunks that threads have are copied.
+    /// Gives out no more chunks of a job. The job ends when the chunks that threads have are
+    /// copied.
     pub(super) fn cancel(&self, name: OpName) {
         let found = {
             let mut list = self.list.lock();
@@ -131,8 +132,8 @@ impl Jobs {
         }
     }
 
-    /// Ends all jobs and accepts no more. When this returns, no thread copies a chunk, unless it is past `until`: see
-    /// [`is_idle`](Self::is_idle).
+    /// Ends all jobs and accepts no more. When this returns, no thread copies a chunk, unless it is
+    /// past `until`: see [`is_idle`](Self::is_idle).
     pub(super) fn kill(&self, until: Instant) {
         let left = {
             let mut list = self.list.lock();
@@ -190,7 +191,8 @@ impl Jobs {
 }
 
 impl List {
-    /// The thread that ends the job looks for it here afterwards, under the lock that the caller holds now.
+    /// The thread that ends the job looks for it here afterwards, under the lock that the caller
+    /// holds now.
     fn keep_until_ended(&mut self, named: Named) {
         if !named.job.has_ended() {
             self.given_out.push(named);
@@ -225,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Posts a job of so many chunks; nobody looks at its addresses.
+    /// Posts a job of this many chunks. The tests do not access its addresses.
     fn post(jobs: &Jobs, chunks: usize) -> (OpName, mpsc::Receiver<OpResult>) {
         let (told, hears) = mpsc::channel();
         let len = chunks * CHUNK;

@@ -1,5 +1,5 @@
-//! The same-host link. The initiator copies directly between the two address spaces. A stream over rings in shared
-//! memory carries messages, and the data of memory that cannot be reached directly.
+//! The same-host link. The initiator copies directly between the two address spaces. A stream over
+//! rings in shared memory carries messages, and the data of memory that cannot be reached directly.
 
 mod bell;
 pub mod cma;
@@ -57,12 +57,14 @@ use crate::{
     shm::{Direct, DirectError, Hazards, Reach},
 };
 
-/// Bytes. The thread that posts a copy makes it up to this length; several threads may share a longer one.
+/// Bytes. The thread that posts a copy makes it up to this length; several threads may share a
+/// longer one.
 const INLINE: u64 = 256 << 10;
-/// Bytes. Where that is faster, the posting thread makes a copy up to this length; a longer one would hold it up.
+/// Bytes. Where that is faster, the posting thread makes a copy up to this length; a longer one
+/// would hold it up.
 const AT_ONCE: u64 = 4 << 20;
-/// How long a kill waits for copies under way. They are of a few MiB each at most, and end unless the kernel waits
-/// for the peer's pages.
+/// How long a kill waits for copies under way. They are of a few MiB each at most, and end unless
+/// the kernel waits for the peer's pages.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
@@ -137,11 +139,12 @@ impl LocalLane {
         })
     }
 
-    /// Copies one chunk of some job, from the given end; false when there is none. Helpers take from the back.
+    /// Copies one chunk of some job, from the given end; false when there is none. Helpers take
+    /// from the back.
     fn copy_chunk(&self, from: End) -> bool {
         let Some(taken) = self.jobs.take(from) else { return false };
-        // SAFETY: the memory of an operation stays valid until the operation has ended, and that waits for this
-        // chunk.
+        // SAFETY: the memory of an operation stays valid until the operation has ended, and that
+        // waits for this chunk.
         let result = unsafe { self.copy_by_cpu(taken.chunk()) };
         taken.copied(result);
         true
@@ -254,7 +257,8 @@ impl Lane for LocalLane {
         let until = Instant::now() + self.patience;
         self.jobs.kill(until);
         self.gpu.close();
-        // A thread that is posting a copy may have claimed its hazards, but not yet given the copy to the GPU.
+        // A thread that is posting a copy may have claimed its hazards, but not yet given the copy
+        // to the GPU.
         let left = self.direct.close(until, || {
             self.gpu.progress();
         });
@@ -314,7 +318,8 @@ impl HostLane for LocalLane {
             return Vec::new();
         }
         let mut copies = Vec::new();
-        // The pieces of a vector are mostly in one region. The owner checks that each lies inside it.
+        // The pieces of a vector are mostly in one region. The owner checks that each lies inside
+        // it.
         let mut last: Option<(&RemoteSpan, bool)> = None;
         for (at, span) in remote.iter().enumerate() {
             let known = last.filter(|(last, _)| (last.slot, last.key) == (span.slot, span.key));

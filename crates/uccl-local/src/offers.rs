@@ -32,7 +32,8 @@ impl Line {
 
     /// Wakes the peer.
     pub(super) fn ring(&mut self) -> io::Result<()> {
-        // A waiting message wakes the peer too: either it is sent now, or the peer has not read the ones before.
+        // A waiting message wakes the peer too: either it is sent now, or the peer has not read the
+        // ones before.
         match self.socket.is_waiting() || !self.owed.is_empty() {
             true => self.flush(),
             false => self.socket.send(&[RING], &[]),

@@ -78,8 +78,8 @@ impl PipeRx for ShmRx {
         Ok(got)
     }
 
-    /// Bytes in the ring after the peer has hung up are of operations that the peer has given up: hanging up is its
-    /// last step.
+    /// Bytes in the ring after the peer has hung up are of operations that the peer has given up:
+    /// hanging up is its last step.
     fn is_cut(&mut self) -> bool {
         if self.ring.has_bytes() {
             self.look_after_peer();
@@ -95,8 +95,9 @@ impl PipeRx for ShmRx {
 }
 
 impl ShmRx {
-    /// A thread that never sleeps does not notice the socket's end, so it checks here, once in a tick of the coarse
-    /// clock. Bytes that were sent before the end are in the ring, and received first.
+    /// A thread that never sleeps does not notice the socket's end, so it checks here, once in a
+    /// tick of the coarse clock. Bytes that were sent before the end are in the ring, and received
+    /// first.
     fn look_after_peer(&mut self) {
         self.empty = 0;
         let now = coarse_ms();

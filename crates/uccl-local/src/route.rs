@@ -45,8 +45,8 @@ impl LocalLane {
         unsafe { self.post_apart(&op) }
     }
 
-    /// The path of the first piece, and whether another piece needs a different one. Neighbours mostly lie in one
-    /// region.
+    /// The path of the first piece, and whether another piece needs a different one. Neighbours
+    /// mostly lie in one region.
     fn ways(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> (Way, bool) {
         let Some(first) = remote.first() else { return (Way::Stream, false) };
         let way = self.way(ours, first);
@@ -147,7 +147,8 @@ impl LocalLane {
         self.jobs.post(Operation { done, ..op }, hands, JOB).map(Posted::Pending)
     }
 
-    /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some thousand bytes.
+    /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some
+    /// thousand bytes.
     fn has_few(&self, op: &Operation) -> bool {
         let mapped = |first| self.direct.reach(first) == Reach::Mapped;
         let few = || op.remote.len() <= CHUNK_PIECES || op.remote.first().is_some_and(mapped);
@@ -240,7 +241,8 @@ impl LocalLane {
         }
     }
 
-    /// Makes a GPU copy some pieces. If memory is missing, receives the peer's latest offers and tries again.
+    /// Makes a GPU copy some pieces. If memory is missing, receives the peer's latest offers and
+    /// tries again.
     ///
     /// # Safety
     /// As for [`Lane::post`].

@@ -1,8 +1,9 @@
 //! Decides whether several threads share a copy.
 //!
-//! With a processor free for a second thread, a shared copy takes half the time. With none, it takes a tenth more
-//! than copying alone: it is handed out, and then waits for a thread that does not get to run. Nothing tells how busy
-//! the machine is, so both are tried and timed.
+//! With a processor free for a second thread, a shared copy takes half the time. With none, it
+//! takes a tenth more than copying alone: it is handed out, and then waits for a thread that does
+//! not get to run. No value of the system shows how busy the machine is, so both ways are tried and
+//! timed.
 
 use std::{
     array,
@@ -17,7 +18,8 @@ use uccl_fabric::lane::{Completion, OpResult};
 
 use super::INLINE;
 
-/// Lengths are classed by powers of two, from the first above [`INLINE`] to 1 GiB; longer copies are always shared.
+/// Lengths are classed by powers of two, from the first above [`INLINE`] to 1 GiB; longer copies
+/// are always shared.
 const CLASSES: usize = 12;
 /// How often the way that seems slower is tried again.
 const TRY_EVERY: u32 = 128;
@@ -108,7 +110,8 @@ impl Completion for Timed {
 mod tests {
     use super::*;
 
-    /// How many of the next thousand copies one thread makes, if copies by one and by many take so long.
+    /// How many of the next thousand copies one thread makes, if copies by one and by many threads
+    /// take these times.
     fn by_one(sharing: &Sharing, len: u64, one_us: u64, many_us: u64) -> usize {
         let mut alone = 0;
         for _ in 0..1000 {

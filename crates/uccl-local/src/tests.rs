@@ -166,7 +166,7 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     assert!(now(buf.span()) == before);
 }
 
-/// A copy through the kernel can wait for the peer's pages for as long as the peer likes.
+/// A copy through the kernel can wait for the peer's pages without a limit.
 #[test]
 fn what_a_kill_cannot_end_is_told_to_whoever_takes_memory_back() {
     let both = lanes();
@@ -226,7 +226,8 @@ fn what_waits_in_the_rings_is_the_peers_and_copies_are_ours() {
     }
 }
 
-/// A receiver, for instance one that was stopped, still finds bytes in the rings that came before the peer left.
+/// A receiver, for instance one that was stopped, still finds bytes in the rings that came before
+/// the peer left.
 #[test]
 fn what_was_in_the_rings_does_not_land_when_the_peer_has_given_it_up() {
     for begun in [false, true] {
@@ -278,7 +279,7 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     assert!(landed < private.len(), "all of the private part was sent");
     assert!(both.ours.splits.parts_of(name).is_empty());
     assert_eq!(both.ours.load(), 0);
-    // And the lane goes on.
+    // The lane still works.
     let (done, hears) = told();
     let piece = RemoteSpan { len: 3 << 20, ..private_region };
     let local = smallvec![span_of(&source[..3 << 20])];

@@ -20,7 +20,7 @@ fn lanes() -> [(LocalLane, Arc<RegionTable>); 2] {
 }
 
 fn holds(link: &str, join: impl Fn() -> [End; 2]) {
-    // Before anyone asks for a driver.
+    // The fake driver is loaded before the first use of a driver.
     if !Path::new("/dev/nvidiactl").exists() {
         fake_driver::load();
     }

@@ -82,7 +82,7 @@ fn a_short_write_passes_a_long_one() {
     let (long, name) = pair.write(&[GIB]);
     let (short, _) = pair.write(&[64]);
     assert_eq!(driver.launched(), TURN + 64, "it is enqueued at once");
-    // By a kernel: a copy engine keeps to the slices for as long as more of them follow.
+    // A kernel makes the short copy: a copy engine would first finish all slices that follow.
     driver.fake.pass(1, 0);
     assert_eq!(pair.result(&short), Ok(()));
     assert_eq!((long.result(), pair.ours.load()), (None, GIB as u64));
@@ -105,11 +105,12 @@ fn lanes_take_turns_and_whoever_makes_progress_serves_all() {
             (driver.launched() == TURN + slices * SLICE).then_some(())
         });
     }
-    // Each lane has its own stream, so which copies first is the driver's; but both have had turns.
+    // Each lane has its own stream, so the driver decides which one copies first; but both have had
+    // turns.
     let left = [one.ours.load(), other.ours.load()];
     assert!(left.iter().all(|left| *left < GIB as u64), "{left:?}");
     assert_eq!(left.iter().sum::<u64>(), (2 * GIB - 4 * SLICE) as u64);
-    // Each has one of the two that are enqueued.
+    // Each lane has one of the two enqueued slices.
     other.ours.cancel(second_name);
     one.ours.cancel(first_name);
     assert_eq!((first.result(), second.result()), (None, None));
@@ -131,7 +132,7 @@ fn several_gpus_are_written_to_at_once() {
     for (at, pair) in pairs.iter().enumerate().skip(1) {
         let before = driver.launched();
         ends.push(pair.write(&[LEN]).0);
-        // More for the first one as well, the first time.
+        // The first pair gets one more crowded slice, the first time.
         let more = if at == 1 { CROWDED_SLICE } else { 0 };
         assert_eq!(launched(at, before), (at, 2 * CROWDED_SLICE + more));
     }
@@ -258,7 +259,7 @@ fn a_kill_tells_what_another_lane_has_seen_end() {
     assert_eq!(end.result(), Some(Ok(())));
 }
 
-/// Its poster has claimed the words, and is in the driver.
+/// The posting thread has claimed the hazard words, and is in the driver.
 #[test]
 fn a_kill_waits_for_who_is_enqueuing() {
     for lens in [&[64][..], &[GIB]] {
@@ -327,7 +328,7 @@ fn what_a_gpu_copies_is_nobody_elses_to_end() {
         remote: smallvec![region.remote()],
         done: Arc::clone(&done) as _,
     };
-    // SAFETY: the lane is killed before the memory goes.
+    // SAFETY: the lane is killed before the memory is freed.
     let posted = unsafe { pair.ours.post(through_rings) };
     let Ok(Posted::Pending(rings)) = posted else { panic!("{posted:?}") };
     assert!(pair.ours.is_ours(name) && !pair.ours.is_ours(rings));

@@ -100,7 +100,8 @@ fn paused(len: usize, rights: Rights) -> (Driver, Scene) {
 }
 
 fn bytes(address: u64, len: usize) -> &'static mut [u8] {
-    // SAFETY: this driver's GPUs have the host's memory, which outlives the use; nothing is copied meanwhile.
+    // SAFETY: this driver's GPUs have the host's memory, which outlives the use; nothing is copied
+    // meanwhile.
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) }
 }
 
@@ -108,7 +109,8 @@ const MIB: usize = 1 << 20;
 /// By one launch, by copy engines and a launch, by both beside each other, and in slices.
 const WRITES: [&[usize]; 5] = [&[8], &[8, 0, 4096, 3], &[8 * MIB], &[MIB; 20], &[3 * SLICE + 5]];
 
-/// Makes all writes piece by piece, and looks at the word meanwhile; the change of the n-th makes it n.
+/// Makes all writes piece by piece, and looks at the word meanwhile; the change of the n-th makes
+/// it n.
 #[track_caller]
 fn check_that_words_follow_their_writes(driver: &Driver, scene: &Scene, change: fn(u64) -> Change) {
     for (before, lens) in (0..).zip(WRITES) {

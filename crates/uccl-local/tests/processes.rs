@@ -1,4 +1,5 @@
-//! Two real processes: direct copies, revocation while a writer hammers, peers that die, a ring that sleeps.
+//! Two real processes: direct copies, revocation while a writer hammers, peers that die, a ring
+//! that sleeps.
 
 use std::env;
 use std::io;
@@ -172,7 +173,7 @@ impl Owner {
         bytes.collect()
     }
 
-    /// Takes the memory back, and counts the bytes that change under our hands.
+    /// Takes the memory back, and counts the bytes that still change.
     fn watch(&self) -> u64 {
         // SAFETY: as above; no peer accesses it any more, which is the property that the test
         // checks.
@@ -347,8 +348,8 @@ fn nothing_lands_after_revocation() {
     }
 }
 
-/// Two threads write all of the memory without pause while its owner revokes it and takes it back. How many
-/// bytes the owner found changed; the region is a new one after.
+/// Two threads write all of the memory without pause while its owner revokes it and takes it back.
+/// How many bytes the owner found changed; the region is a new one after.
 fn hammer_until_revoked(reached: &mut Reached) -> u64 {
     let Reached { owner, direct, all } = reached;
     let (direct, region, written) = (&*direct, *all, &AtomicU64::new(0));
@@ -392,7 +393,7 @@ fn a_killed_owner_is_noticed() {
     assert!(Process::open(reached.owner.child.id() as i32).is_err());
 }
 
-/// Shared memory outlives its owner: the copy goes to nobody, and harms nothing.
+/// Shared memory outlives its owner: the copy reaches no process, and harms nothing.
 #[test]
 fn a_killed_owner_leaves_its_mappings() {
     let Some(mut reached) = reach(true) else { return };
@@ -405,7 +406,7 @@ fn a_killed_owner_leaves_its_mappings() {
     assert!(back == data);
 }
 
-/// Claims a hazard, and never comes back from the access.
+/// Claims a hazard, and never ends the access.
 fn stick(mut socket: FdSocket) {
     let Message { bytes, fds } = next(&mut socket);
     let connection =

@@ -18,7 +18,7 @@ use uccl_local::{LocalLane, Setup};
 /// More than the ring between the lanes holds, so that both sides wait for each other.
 const LEN: usize = 3 << 20;
 const ROUNDS: usize = 150;
-/// A sleeper that nobody has woken for so long never will be.
+/// After this time without a wake-up, the wake-up is lost.
 const PATIENCE_S: i64 = 10;
 
 struct NoMessages;

@@ -25,8 +25,9 @@ pub struct uccl_advert_t {
 /// Memory from `uccl_alloc`, by its address.
 static ALLOCATED: Mutex<BTreeMap<usize, SharedBuf>> = Mutex::new(BTreeMap::new());
 
-/// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from it is one
-/// copy in user space, without a system call. It is registered and advertised as any other.
+/// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from
+/// it is one copy in user space, without a system call. It is registered and advertised as any
+/// other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_alloc(
     endpoint: *const uccl_endpoint_t,
@@ -59,7 +60,8 @@ pub extern "C" fn uccl_free(ptr: *mut c_void) -> uccl_status_t {
 }
 
 /// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
-/// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any time.
+/// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any
+/// time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_register(
     endpoint: *const uccl_endpoint_t,
@@ -77,10 +79,10 @@ pub unsafe extern "C" fn uccl_register(
     })
 }
 
-/// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
-/// A region that unfinished transfers of this endpoint use is refused. UCCL_STILL_TOUCHED means that a peer
-/// which is stuck in the middle of an access may still touch the memory, which has to stay allocated; the same call
-/// waits again.
+/// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in
+/// it any more. A region that unfinished transfers of this endpoint use is refused.
+/// UCCL_STILL_TOUCHED means that a peer which is stuck in the middle of an access may still touch
+/// the memory, which has to stay allocated; the same call waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> uccl_status_t {
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))
@@ -148,8 +150,8 @@ pub unsafe extern "C" fn uccl_moves(
     })
 }
 
-/// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
-/// "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
+/// Writes the name of the path that data takes to and from memory which the peer advertised: "cma",
+/// "shm", "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_path(
     endpoint: *const uccl_endpoint_t,

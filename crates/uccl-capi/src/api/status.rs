@@ -10,19 +10,24 @@ pub enum uccl_status_t {
     UCCL_OK = 0,
     /// The transfer is under way. No failure.
     UCCL_IN_PROGRESS = 1,
-    /// An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad value.
+    /// An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad
+    /// value.
     UCCL_INVALID_ARGUMENT = -1,
     /// No such endpoint, connection, region or transfer: never made, or gone.
     UCCL_UNKNOWN_ID = -2,
     /// A piece is not inside the region that was named for it, or is longer than its advert.
     UCCL_OUT_OF_RANGE = -3,
-    /// The peer refused the access, or the advert is not from this peer: revoked, forged or outdated.
+    /// The peer refused the access, or the advert is not from this peer: revoked, forged or
+    /// outdated.
     UCCL_REFUSED = -4,
-    /// The message is longer than the receive that met it. Nothing was written past the receive's end.
+    /// The message is longer than the receive that met it. Nothing was written past the receive's
+    /// end.
     UCCL_TRUNCATED = -5,
-    /// Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its connection was lost over it.
+    /// Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its
+    /// connection was lost over it.
     UCCL_CANCELLED = -6,
-    /// The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
+    /// The time was up. No byte of the transfer lands any more, at the peer unless its connection
+    /// was lost over it.
     UCCL_DEADLINE = -7,
     /// The connection could not be made: no endpoint listens there, or the peer refuses it.
     UCCL_CONNECT_FAILED = -8,
@@ -32,7 +37,8 @@ pub enum uccl_status_t {
     UCCL_PROTOCOL = -10,
     /// Too much is outstanding: wait for earlier transfers, then try again.
     UCCL_FULL = -11,
-    /// The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
+    /// The endpoint has been destroyed meanwhile, or belongs to the process that this one was
+    /// forked from.
     UCCL_CLOSED = -12,
     /// The operating system refused something: an address, a socket, memory.
     UCCL_SYSTEM = -13,

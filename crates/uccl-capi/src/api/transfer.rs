@@ -79,7 +79,8 @@ pub struct uccl_request_t {
     pub op: i32,
     /// Pieces of local memory.
     pub iovs: *const uccl_iov_t,
-    /// The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and UCCL_RECV.
+    /// The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and
+    /// UCCL_RECV.
     pub adverts: *const uccl_advert_t,
     /// How many pieces there are, 1 to 65,536; with a signal there may be none.
     pub count: usize,
@@ -87,7 +88,8 @@ pub struct uccl_request_t {
     pub notif: *const c_void,
     /// Its length in bytes, at most 64 MiB.
     pub notif_len: usize,
-    /// Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
+    /// Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a
+    /// positive number.
     pub timeout_ms: i64,
     /// A word of the peer's that changes when a write's bytes have arrived, before the notification
     /// goes out, or NULL.
@@ -235,8 +237,8 @@ pub unsafe extern "C" fn uccl_read(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends
-/// and receives of a connection meet in order.
+/// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken
+/// them. Sends and receives of a connection meet in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_send(
     endpoint: *const uccl_endpoint_t,
@@ -249,8 +251,8 @@ pub unsafe extern "C" fn uccl_send(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not
-/// NULL, gets its length in bytes, which may be less than there is room for.
+/// Receives one message into `count` pieces, as many as it was sent in, and waits for it.
+/// `received`, if not NULL, gets its length in bytes, which may be less than there is room for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_recv(
     endpoint: *const uccl_endpoint_t,

@@ -90,8 +90,9 @@ fn without_zeros(half: &[u8]) -> &[u8] {
     &half[..len]
 }
 
-/// A `std::vector<T>`. As an argument it is passed by its address, and stays the caller's; returned by value it
-/// goes to where the caller says, as any struct that does not fit two registers.
+/// A `std::vector<T>`. As an argument it is passed by its address, and stays the caller's. As a
+/// result it is written to an address that the caller passes, like any struct that does not fit two
+/// registers.
 #[repr(C)]
 pub struct Vector<T> {
     begin: *mut T,
@@ -177,7 +178,8 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    /// `operator new(size_t, std::nothrow_t const&)`, and `new[]`: no exception may come through here.
+    /// `operator new(size_t, std::nothrow_t const&)`, and `new[]`: no exception may come through
+    /// here.
     fn symbol(self) -> &'static CStr {
         match self {
             Self::New => c"_ZnwmRKSt9nothrow_t",
@@ -188,13 +190,14 @@ impl Allocator {
 
 type Allocate = unsafe extern "C" fn(usize, *const c_int) -> *mut c_void;
 
-/// Memory that C++ callers free: from the process's own operator, which a program may have replaced. It is
-/// looked up, since the library is for C programs too, which may have no such thing. There, as in libstdc++, it
-/// is malloc.
+/// Memory that C++ callers free: from the process's own operator, which a program may have
+/// replaced. It is looked up, since the library is for C programs too, which may have no such
+/// thing. There, as in libstdc++, it is malloc.
 pub(crate) fn allocate(allocator: Allocator, bytes: usize) -> Answer<NonNull<c_void>> {
     // SAFETY: a name that ends with a NUL.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, allocator.symbol().as_ptr()) };
-    // SAFETY: the operator's own type: its tag, `std::nothrow`, is an empty object of which only the type counts.
+    // SAFETY: the operator's own type: its tag, `std::nothrow`, is an empty object of which only
+    // the type counts.
     let room = match unsafe { transmute::<*mut c_void, Option<Allocate>>(found) } {
         // SAFETY: as above.
         Some(new) => unsafe { new(bytes, &0) },

@@ -18,7 +18,8 @@ use crate::{
 /// The most notifications that are kept because [`get_notifs`] could not return them.
 const MOST_KEPT: usize = 1024;
 
-/// Payloads that no call could return yet, most of them too long for a [`NotifyMsg`], in the order in which they came.
+/// Payloads that no call could return yet, most of them too long for a [`NotifyMsg`], in the order
+/// in which they came.
 static KEPT: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
 
 /// The payloads that have arrived since the last look.
@@ -29,7 +30,7 @@ fn arrived() -> Vec<Vec<u8>> {
 }
 
 /// Keeps a payload that does not fit a [`NotifyMsg`], for the calls that take any length. Prints a
-/// notice when it drops the first one, for programs without such calls.
+/// notice when it drops the first one.
 fn keep_for_others(payload: Vec<u8>) {
     static TOLD: Once = Once::new();
     let mut kept = KEPT.lock();

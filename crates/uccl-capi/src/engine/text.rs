@@ -100,7 +100,8 @@ impl Notifs {
             return Err(Failure::invalid("there is no room for another notification"));
         }
         let (name_room, msg_room) = (Text::room(name.len())?, Text::room(msg.len())?);
-        // SAFETY: an element within the room, which is aligned for pointers; each string has its own room.
+        // SAFETY: an element within the room, which is aligned for pointers; each string has its
+        // own room.
         unsafe {
             let next = self.begin.add(self.made);
             Text::make(&raw mut (*next).name, name_room, name);

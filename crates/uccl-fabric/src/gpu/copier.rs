@@ -245,8 +245,8 @@ impl Copier {
     }
 }
 
-/// The result of a copy over several GPUs, once all of them have ended: a GPU that still copies uses the chunk and
-/// the regions, even if another GPU has failed. Returns the first error.
+/// The result of a copy over several GPUs, once all of them have ended: a GPU that still copies
+/// uses the chunk and the regions, even if another GPU has failed. Returns the first error.
 fn all_ended(ends: impl Iterator<Item = Result<bool, GpuError>>) -> Option<Result<(), GpuError>> {
     let mut told = Ok(());
     for end in ends {

@@ -5,13 +5,14 @@ use uccl_device::cuda::{
     gather::{Completion, Flag, LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
 };
 
-/// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time that an engine
-/// takes to begin each piece costs more than it gains (measured on H200s over NVLink, where one piece costs an engine
-/// 2.4 us and the kernel 30 ns; the engines are 8 % faster on large pieces).
+/// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time
+/// that an engine takes to begin each piece costs more than it gains (measured on H200s over
+/// NVLink, where one piece costs an engine 2.4 us and the kernel 30 ns; the engines are 8 % faster
+/// on large pieces).
 const ENGINE_PIECE: u64 = 4 << 20;
-/// From this average size and this number of pieces on, the kernel and an engine share a push to another GPU; the
-/// engine gets this percentage of the pieces. Together they are 1 to 2 % faster than the kernel alone (measured as
-/// above; a pull is slower that way).
+/// From this average size and this number of pieces on, the kernel and an engine share a push to
+/// another GPU; the engine gets this percentage of the pieces. Together they are 1 to 2 % faster
+/// than the kernel alone (measured as above; a pull is slower that way).
 const SHARED_PIECE: u64 = 512 << 10;
 const SHARED_COUNT: usize = 16;
 const ENGINE_PERCENT: usize = 30;
@@ -22,7 +23,8 @@ pub struct Engine {
     context: &'static Context,
     priority: Priority,
     stream: Stream,
-    /// The copy engine's stream beside the kernel's, and the event with which `stream` waits for it.
+    /// The copy engine's stream beside the kernel's, and the event with which `stream` waits for
+    /// it.
     aside: Option<(Stream, Event)>,
     launcher: LazyLauncher,
     spare: Vec<Event>,
@@ -63,8 +65,8 @@ pub struct Route {
     pub by_kernel: bool,
     /// The copies go from this GPU's memory to another's.
     pub is_push: bool,
-    /// The copy engines have long copies. An engine stays with one stream for as long as that stream has work: a
-    /// short copy would wait for the end of all of it (seen on H200s).
+    /// The copy engines have long copies. An engine stays with one stream for as long as that
+    /// stream has work: a short copy would wait for the end of all of it (seen on H200s).
     pub engines_are_busy: bool,
     /// A word to change once all bytes have been copied.
     pub word: Option<WordChange>,
@@ -96,7 +98,8 @@ impl LazyLauncher {
 }
 
 impl Engine {
-    /// Makes an engine. With a high priority, its kernels begin before those that wait on streams of a normal one.
+    /// Makes an engine. With a high priority, its kernels begin before those that wait on streams
+    /// of a normal one.
     pub fn new(context: &'static Context, priority: Priority) -> Result<Self, GpuError> {
         let stream = Stream::new(context, priority)?;
         Ok(Self {
@@ -120,8 +123,8 @@ impl Engine {
     /// [fence](Self::fence) that marks their end, or [settle](Self::settle).
     ///
     /// # Safety
-    /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the copies have
-    /// ended. The word is as for [`Launcher::launch`].
+    /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU,
+    /// until the copies have ended. The word is as for [`Launcher::launch`].
     pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Mark, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
@@ -169,7 +172,8 @@ impl Engine {
         Ok(())
     }
 
-    /// A mark after all enqueued copies, even if the last call of [`copy`](Self::copy) failed halfway.
+    /// A mark after all enqueued copies, even if the last call of [`copy`](Self::copy) failed
+    /// halfway.
     pub fn fence(&mut self) -> Result<Mark, GpuError> {
         if let Some((aside, joined)) = &self.aside {
             joined.record(aside)?;

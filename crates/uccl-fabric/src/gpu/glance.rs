@@ -49,14 +49,17 @@ impl Glance {
     /// The driver's error.
     ///
     /// # Safety
-    /// The aligned eight bytes must be this GPU's memory, and stay so while the look [is under way](Self::is_under_way).
+    /// The aligned eight bytes must be this GPU's memory, and stay so while the look [is under
+    /// way](Self::is_under_way).
     pub unsafe fn begin(&mut self, address: usize) -> Result<(), GpuError> {
         if self.is_under_way() {
             return Ok(());
         }
         let here = self.here.address();
-        // If the event cannot be recorded behind the copy, the context is lost, and nothing is copied.
-        // SAFETY: the caller's promise; the word here is ours, and nobody reads it before the event.
+        // If the event cannot be recorded behind the copy, the context is lost, and nothing is
+        // copied.
+        // SAFETY: the caller's promise; the word here is ours, and nobody reads it before the
+        // event.
         unsafe {
             self.stream.copy(here, address as u64, size_of::<u64>(), Direction::DeviceToHost)?
         };
@@ -79,7 +82,8 @@ impl Glance {
         if !is_done? {
             return Ok(None);
         }
-        // SAFETY: locked memory of eight bytes, at the start of a page, which no copy writes to now.
+        // SAFETY: locked memory of eight bytes, at the start of a page, which no copy writes to
+        // now.
         let word = unsafe { AtomicU64::from_ptr(self.here.as_ptr().cast()) };
         Ok(Some((word.load(Acquire), began)))
     }

@@ -1,5 +1,5 @@
-//! Shared by all links that copy GPU memory: the copiers, and the locked host memory that stages the bytes of a GPU
-//! where a link reaches host memory only.
+//! Shared by all links that copy GPU memory: the copiers, and the locked host memory that stages
+//! the bytes of a GPU where a link reaches host memory only.
 
 mod copier;
 mod engine;

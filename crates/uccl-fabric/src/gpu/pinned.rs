@@ -1,5 +1,5 @@
-//! Chunks of locked host memory that stage bytes. A chunk is given back after use and used again: locking memory
-//! costs more than copying it.
+//! Chunks of locked host memory that stage bytes. A chunk is given back after use and used again:
+//! locking memory costs more than copying it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,11 +8,12 @@ use uccl_device::cuda::{GpuError, Gpus, PinnedBuffer};
 
 use crate::mem::Span;
 
-/// Bytes of a chunk. Long enough that the cost of starting a copy is small, and short enough that a few chunks stay
-/// in the CPU's cache.
+/// Bytes of a chunk. Long enough that the cost of starting a copy is small, and short enough that a
+/// few chunks stay in the CPU's cache.
 pub const CHUNK: usize = 512 << 10;
 
-/// A chunk of host memory near a GPU. Every GPU of the process reaches it, unless it is [plain](Self::plain).
+/// A chunk of host memory near a GPU. Every GPU of the process reaches it, unless it is
+/// [plain](Self::plain).
 pub struct Chunk {
     device: u32,
     memory: Option<Memory>,
@@ -26,7 +27,8 @@ enum Memory {
     Part(Arc<Slab>, usize),
 }
 
-/// Contiguous chunks, for an owner that registers them all at once. The owner keeps track of which are in use.
+/// Contiguous chunks, for an owner that registers them all at once. The owner keeps track of which
+/// are in use.
 pub struct Slab {
     memory: Memory,
     chunks: usize,
@@ -70,8 +72,8 @@ impl Memory {
     }
 }
 
-/// Unused chunks, by the GPU that they are near. Chunks are not freed, so as many exist as were ever in use at once;
-/// each user limits its own.
+/// Unused chunks, by the GPU that they are near. Chunks are not freed, so as many exist as were
+/// ever in use at once; each user limits its own.
 fn spare() -> &'static Mutex<Vec<(u32, PinnedBuffer)>> {
     static SPARE: OnceLock<Mutex<Vec<(u32, PinnedBuffer)>>> = OnceLock::new();
     SPARE.get_or_init(Mutex::default)

@@ -36,7 +36,8 @@ pub unsafe fn put(address: usize, bytes: &[u8]) -> Result<(), GpuError> {
     })
 }
 
-/// Changes a word in a GPU's memory, and waits for it. Concurrent calls take turns, so no change is lost.
+/// Changes a word in a GPU's memory, and waits for it. Concurrent calls take turns, so no change is
+/// lost.
 ///
 /// # Errors
 /// The driver's error.
@@ -53,7 +54,8 @@ pub(crate) unsafe fn change_word(
         let mut word = 0_u64;
         let here = &raw mut word as u64;
         if let Change::Add(_) = change {
-            // SAFETY: the caller's promise; `word` is not touched before the copy has been waited for.
+            // SAFETY: the caller's promise; `word` is not touched before the copy has been waited
+            // for.
             unsafe { stream.copy(here, address, size_of_val(&word), Direction::DeviceToHost)? };
             stream.synchronize()?;
         }

@@ -54,7 +54,8 @@ impl GpuShare {
         Ok(Arc::new(share))
     }
 
-    /// The id that peers use for it. Ids are never reused, nor shared with a [`SharedBuf`](crate::alloc::SharedBuf).
+    /// The id that peers use for it. Ids are never reused, nor shared with a
+    /// [`SharedBuf`](crate::alloc::SharedBuf).
     #[must_use]
     pub fn id(&self) -> u32 {
         self.offer.id

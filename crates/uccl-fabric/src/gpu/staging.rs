@@ -1,4 +1,5 @@
-//! Staging: the bytes of GPU memory pass through chunks of locked host memory, on their way to a link or from one.
+//! Staging: the bytes of GPU memory pass through chunks of locked host memory, on their way to a
+//! link or from one.
 //!
 //! ```text
 //!   to a link      free -> a GPU fills it -> ready -> on the link -> free
@@ -96,8 +97,8 @@ impl<T> Staging<T> {
         self.copier.chunk(device)
     }
 
-    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. A copy that cannot be
-    /// started [ends](Self::ended) with the reason.
+    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. A
+    /// copy that cannot be started [ends](Self::ended) with the reason.
     ///
     /// # Safety
     /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them,

@@ -14,20 +14,22 @@ pub trait MessageSink {
 
 /// A lane that also carries messages, in order. The first lane of a connection is one.
 pub trait MessageLane: Lane {
-    /// Sends a message made of parts, together at most [`Caps::max_message`](super::Caps::max_message) bytes. The
-    /// caller may reuse their memory when this returns.
+    /// Sends a message made of parts, together at most
+    /// [`Caps::max_message`](super::Caps::max_message) bytes. The caller may reuse their memory
+    /// when this returns.
     ///
     /// # Errors
     /// The lane is dead.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
 
-    /// Whether the lane can send a signal along with this write. Otherwise the signal follows the write when that has
-    /// ended.
+    /// Whether the lane can send a signal along with this write. Otherwise the signal follows the
+    /// write when that has ended.
     fn carries_signal(&self, op: &Operation) -> bool;
 
-    /// Starts a write as [`Lane::post`] does, and sends a signal along with it. The peer's end changes the word once,
-    /// when all bytes of the write are visible there and before the write ends. If the write fails at the peer, the
-    /// word does not change. If the word may not be changed, the write fails, although its bytes are there.
+    /// Starts a write as [`Lane::post`] does, and sends a signal along with it. The peer's end
+    /// changes the word once, when all bytes of the write are visible there and before the write
+    /// ends. If the write fails at the peer, the word does not change. If the word may not be
+    /// changed, the write fails, although its bytes are there.
     ///
     /// # Safety
     /// As for [`Lane::post`].

@@ -8,9 +8,9 @@ use crate::mem::Span;
 
 /// A lane over the rails that two endpoints have between them.
 ///
-/// It carries no messages. Instead its two ends exchange notes: after each call the engine takes the notes with
-/// [`take_note`](Self::take_note), sends them over a lane that carries messages, and gives them to
-/// [`hear`](Self::hear) at the other end.
+/// It carries no messages. Instead its two ends exchange notes: after each call the engine takes
+/// the notes with [`take_note`](Self::take_note), sends them over a lane that carries messages, and
+/// gives them to [`hear`](Self::hear) at the other end.
 pub trait RailLane: Lane {
     /// Whether there are notes for the peer's end.
     fn has_notes(&self) -> bool;
@@ -30,15 +30,15 @@ pub trait RailLane: Lane {
     /// How many paths work.
     fn paths_up(&self) -> usize;
 
-    /// Whether every path has been tried once, or half a second has passed since the first worked, or the peer
-    /// reports that this is so at its end.
+    /// Whether every path has been tried once, or half a second has passed since the first worked,
+    /// or the peer reports that this is so at its end.
     fn is_settled(&self) -> bool;
 
     /// The paths, for people: our rail, and whether it works or why not.
     fn describe(&self) -> Vec<(String, Result<(), String>)>;
 
-    /// How data moves over it. Where our regions, or those of the peer's that it was asked about, move in several
-    /// ways, this is the slowest of them.
+    /// How data moves over it. Where our regions, or those of the peer's that it was asked about,
+    /// move in several ways, this is the slowest of them.
     fn moves(&self) -> Moves;
 
     /// Whether a working path accepts this local memory, which is of this kind, or a copy of it.
@@ -47,7 +47,7 @@ pub trait RailLane: Lane {
     /// Whether a device works on a request of ours: its end shows without a message from the peer.
     fn is_under_way(&self) -> bool;
 
-    /// The accesses to our memory that may still happen after [`Lane::kill`]: by devices that did not end their
-    /// channels in time. `None` if there are none.
+    /// The accesses to our memory that may still happen after [`Lane::kill`]: by devices that did
+    /// not end their channels in time. `None` if there are none.
     fn aftermath(&self) -> Option<Box<dyn Aftermath>>;
 }

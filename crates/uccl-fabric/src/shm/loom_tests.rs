@@ -14,8 +14,9 @@ fn loom_entry_is_whole() {
     explore(|| {
         let entry: Arc<[AtomicU64; 8]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
         publish(&entry, &[1; 7]);
-        // The owner is the thread that runs first: of the accesses before a store loom reorders the last alone, which is the
-        // owner's own load, so that a reader that came before it would not be tried after it.
+        // The owner is the thread that runs first: of the accesses before a store loom reorders the
+        // last alone, which is the owner's own load, so that a reader that came before it would not
+        // be tried after it.
         let reader = {
             let entry = entry.clone();
             thread::spawn(move || {

@@ -15,8 +15,8 @@ struct Line<W, const N: usize> {
     words: [W; N],
 }
 
-/// A direct-mapped cache of `N`-word values, for any number of threads. A reader never waits; a writer that finds
-/// another writer on its line gives up.
+/// A direct-mapped cache of `N`-word values, for any number of threads. A reader never waits; a
+/// writer that finds another writer on its line gives up.
 #[derive(Debug)]
 pub struct Memo<const N: usize, W = AtomicU64> {
     lines: Box<[Line<W, N>]>,
@@ -42,8 +42,8 @@ impl<const N: usize, W: Word> Memo<N, W> {
         &self.lines[index as usize % self.lines.len()]
     }
 
-    /// The value last put under `index`, or under another index on its line; `None` while it is changing. All zeroes
-    /// if nothing was put.
+    /// The value last put under `index`, or under another index on its line; `None` while it is
+    /// changing. All zeroes if nothing was put.
     #[inline(always)]
     pub fn get(&self, index: u32) -> Option<[u64; N]> {
         let line = self.line(index);

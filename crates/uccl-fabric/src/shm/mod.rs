@@ -1,4 +1,5 @@
-//! Memory that processes of one host share: segments, and the table in which a process publishes its regions.
+//! Memory that processes of one host share: segments, and the table in which a process publishes
+//! its regions.
 
 #[cfg(all(test, loom))]
 mod loom_tests;

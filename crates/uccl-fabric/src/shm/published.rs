@@ -10,9 +10,9 @@
 //! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
 //! | 6, 7 | id of the shared memory, and where in it the region starts |
 //!
-//! Words 1 to 7 change only while the version is even. So a reader that sees the same odd version before and after
-//! its reads has read one region whole. The table holds digests, not keys: a peer can check a key that it was given,
-//! but cannot learn one.
+//! Words 1 to 7 change only while the version is even. So a reader that sees the same odd version
+//! before and after its reads has read one region whole. The table holds digests, not keys: a peer
+//! can check a key that it was given, but cannot learn one.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -68,7 +68,8 @@ pub fn version<W: Word>(entry: &[W; ENTRY_WORDS]) -> u64 {
     entry[0].load(Ordering::SeqCst)
 }
 
-/// The version and fields of an entry. `None` if it holds no live region, or changed during the read.
+/// The version and fields of an entry. `None` if it holds no live region, or changed during the
+/// read.
 pub(crate) fn read<W: Word>(entry: &[W; ENTRY_WORDS]) -> Option<(u64, Fields)> {
     let before = version(entry);
     let fields = std::array::from_fn(|i| entry[i + 1].load(Ordering::Relaxed));
@@ -153,7 +154,8 @@ pub enum PeerCheck {
 /// A region of the peer's, read from its table by a process that has the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checked {
-    /// The entry's version when it was read. The description is valid while the version stays the same.
+    /// The entry's version when it was read. The description is valid while the version stays the
+    /// same.
     pub version: u64,
     /// Where the region starts in the owner's process.
     pub addr: u64,
@@ -170,7 +172,8 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Checks that the access lies within the region and its rights. Returns its offset in the region, in bytes.
+    /// Checks that the access lies within the region and its rights. Returns its offset in the
+    /// region, in bytes.
     ///
     /// # Errors
     /// [`AccessError::OutOfBounds`] or [`AccessError::Denied`].
@@ -216,15 +219,15 @@ impl PeerTable {
         Ok(Self { words, memo: Memo::default() })
     }
 
-    /// The version of a slot's entry, or `None` beyond the table. Read it after claiming a hazard: if it is still
-    /// that of [`Checked`], the region lives until the hazard is cleared.
+    /// The version of a slot's entry, or `None` beyond the table. Read it after claiming a hazard:
+    /// if it is still that of [`Checked`], the region lives until the hazard is cleared.
     #[inline(always)]
     pub fn version(&self, slot: u32) -> Option<u64> {
         entry(&self.words, slot).map(version)
     }
 
-    /// Checks an access against the table. If a hazard on the slot was claimed before this call, the answer holds
-    /// until the hazard is cleared; otherwise it may be outdated at once.
+    /// Checks an access against the table. If a hazard on the slot was claimed before this call,
+    /// the answer holds until the hazard is cleared; otherwise it may be outdated at once.
     ///
     /// # Errors
     /// The reason for the refusal.

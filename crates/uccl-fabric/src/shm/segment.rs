@@ -65,8 +65,8 @@ impl Segment {
         Self::make(name, len, SealFlags::empty())
     }
 
-    /// Like [`create`](Self::create), but only this mapping can ever write: every later one, here or
-    /// at a peer, is read-only.
+    /// Like [`create`](Self::create), but only this mapping can ever write: every later one, here
+    /// or at a peer, is read-only.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -100,8 +100,8 @@ impl Mapping {
     /// Maps a segment that a peer made, and closes its descriptor.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or is
-    /// longer than `max_len`; otherwise the system's error.
+    /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or
+    /// is longer than `max_len`; otherwise the system's error.
     pub fn of(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
         // An access to a huge page file can fault for want of free pages even within the file's
         // length, so such files are refused too.
@@ -131,8 +131,8 @@ impl Mapping {
         Ok(Self { base, len, mode })
     }
 
-    /// Allocates all of its pages now, so that the first accesses do not fault one by one. Without effect on kernels
-    /// before 5.14.
+    /// Allocates all of its pages now, so that the first accesses do not fault one by one. Without
+    /// effect on kernels before 5.14.
     ///
     /// # Errors
     /// When there is not enough memory.
@@ -190,8 +190,8 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// The `count` words at byte `offset`. Storing to them needs a writable mapping: the caller sees to
-    /// that, or never stores.
+    /// The `count` words at byte `offset`. Storing to them needs a writable mapping: the caller
+    /// sees to that, or never stores.
     pub fn new(mapping: &Arc<Mapping>, offset: usize, count: usize) -> io::Result<Self> {
         let end = count.checked_mul(8).and_then(|len| len.checked_add(offset));
         if !offset.is_multiple_of(8) || end.is_none_or(|end| end > mapping.len()) {
@@ -206,8 +206,8 @@ impl Words {
     #[inline(always)]
     #[must_use]
     pub fn as_slice(&self) -> &[AtomicU64] {
-        // SAFETY: `new` checked bounds and alignment, the mapping is held, shared memory is zeroed or
-        // written by a peer, and any 64 bits are a valid word.
+        // SAFETY: `new` checked bounds and alignment, the mapping is held, shared memory is zeroed
+        // or written by a peer, and any 64 bits are a valid word.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }

@@ -1,7 +1,8 @@
 //! The atomic word that the shared structures are made of.
 //!
 //! The structures are generic over [`Word`], so that loom explores the code that runs: with
-//! [`core::sync::atomic::AtomicU64`] they lie in shared memory, with loom's atomics under its scheduler.
+//! [`core::sync::atomic::AtomicU64`] they lie in shared memory, with loom's atomics under its
+//! scheduler.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,15 +16,15 @@ pub trait Word: Send + Sync {
     fn store(&self, value: u64, order: Ordering);
     /// Stores a value and returns the old one.
     fn swap(&self, value: u64, order: Ordering) -> u64;
-    /// Stores `new` if the value is `current`. Returns the old value, as an error if it was another. Sequentially
-    /// consistent.
+    /// Stores `new` if the value is `current`. Returns the old value, as an error if it was
+    /// another. Sequentially consistent.
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
     /// Orders accesses, also to other words.
     fn fence(order: Ordering);
     /// Orders a sequentially consistent read-modify-write before a sequentially consistent load.
     ///
-    /// The two accesses do that by themselves, except under loom, which gives sequentially consistent
-    /// accesses the meaning of acquire and release only and wants a fence.
+    /// The two accesses do that by themselves, except under loom, which gives sequentially
+    /// consistent accesses the meaning of acquire and release only and wants a fence.
     fn fence_for_loom();
 }
 

@@ -25,8 +25,8 @@ pub(crate) struct Bouncers {
 }
 
 impl Bouncers {
-    /// Copies between `local`, a GPU's memory of at most [`CHUNK`] bytes in all, and other memory, through host
-    /// memory. `there` copies between that host memory and the other memory.
+    /// Copies between `local`, a GPU's memory of at most [`CHUNK`] bytes in all, and other memory,
+    /// through host memory. `there` copies between that host memory and the other memory.
     ///
     /// # Safety
     /// The local memory must be valid during the call, and nobody else may touch it.

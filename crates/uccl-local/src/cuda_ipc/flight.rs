@@ -18,7 +18,8 @@ use uccl_fabric::{
 use super::opened::Place;
 use crate::shm::{Direct, OwnedHazard};
 
-/// The most distinct regions in one flight, beside that of a signal's word: each takes a hazard word, and there are 64.
+/// The most distinct regions in one flight, beside that of a signal's word: each takes a hazard
+/// word, and there are 64.
 pub(super) const MAX_SLOTS: usize = 32;
 
 /// Hazard words, one for each region of a flight.
@@ -63,8 +64,8 @@ pub(super) struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Enqueues copies between pieces that pair up, and their signal, under hazards that were claimed for all their
-    /// regions.
+    /// Enqueues copies between pieces that pair up, and their signal, under hazards that were
+    /// claimed for all their regions.
     ///
     /// # Errors
     /// Nothing moves then, and the word does not change. [`OpError::HostOnly`]: the GPU does not
@@ -101,7 +102,8 @@ impl Way<'_> {
             if let Some(event) = self.behind {
                 copying.wait_behind(event)?;
             }
-            // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
+            // SAFETY: the caller's promise for our side; the hazards and the places hold the
+            // peer's.
             let (mark, failed) = match unsafe { copying.copy(&pieces, route) } {
                 Ok(mark) => (mark, None),
                 Err(e) => (after_failure(&mut copying, &e)?, Some(OpError::from(e))),
@@ -118,8 +120,8 @@ impl Way<'_> {
     }
 }
 
-/// A mark of the end of the copies that were enqueued before the GPU refused more. If that fails too, no copy runs
-/// any more when this returns.
+/// A mark of the end of the copies that were enqueued before the GPU refused more. If that fails
+/// too, no copy runs any more when this returns.
 fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Mark, OpError> {
     copying.fence().map_err(|_| {
         copying.settle();
@@ -152,7 +154,8 @@ impl Flight {
     /// Releases the hazards, the places and the mark of an ended flight.
     pub(super) fn land(mut self) {
         let Some(Enqueued { mark, engine, .. }) = self.0.take() else { return };
-        // No wait: a thread that is enqueuing may be in the driver for long, and a mark costs little.
+        // No wait: a thread that is enqueuing may be in the driver for long, and a mark costs
+        // little.
         if let Some(mut engine) = engine.try_lock() {
             engine.reuse(mark);
         }
@@ -167,8 +170,8 @@ impl Drop for Flight {
     }
 }
 
-/// Claims hazard words, which tell the owner which regions are accessed. `None` while flights of ours use too many
-/// words.
+/// Claims hazard words, which show the owner the accessed regions. `None` while flights of ours use
+/// too many words.
 pub(super) fn claim(direct: &Direct, remote: impl Iterator<Item = RemoteSpan>) -> Option<Hazards> {
     let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
     for span in remote {

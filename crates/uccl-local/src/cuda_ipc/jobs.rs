@@ -122,7 +122,8 @@ impl GpuJobs {
     /// regions, as `batches` cuts them.
     ///
     /// # Errors
-    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides, and the word.
+    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides, and
+    /// the word.
     ///
     /// # Safety
     /// The local pieces must stay valid until `done` has been called.
@@ -155,8 +156,8 @@ impl GpuJobs {
             opening.keep();
             return Ok(name);
         }
-        // This only checks that the GPU reaches the memory. It is looked up again, under hazards, before it is
-        // accessed.
+        // This only checks that the GPU reaches the memory. It is looked up again, under hazards,
+        // before it is accessed.
         direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
         word.map(|word| direct.gpu_word(&word, context)).transpose()?;
         let other = other_of(direct, context, remote);
@@ -258,8 +259,8 @@ impl GpuJobs {
         Some(found)
     }
 
-    /// Whether a GPU of ours that copies between memory of this kind and the peer's changes such a word behind the
-    /// copies, as far as is known beforehand.
+    /// Whether a GPU of ours that copies between memory of this kind and the peer's changes such a
+    /// word behind the copies, as far as is known beforehand.
     pub(crate) fn signals(direct: &Direct, ours: MemoryKind, word: &Word) -> bool {
         // Only our own GPU counts: another process's could have to wait for its owner's work.
         let device = ours.device().map(|device| Gpus::get().device(device));
@@ -298,7 +299,8 @@ impl GpuJobs {
         self.gpus.lock().list.clone()
     }
 
-    /// Whether copies are under way or wait, or have ended but their completions have not been called.
+    /// Whether copies are under way or wait, or have ended but their completions have not been
+    /// called.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.ledger.is_open()
@@ -423,7 +425,8 @@ pub(crate) fn batches(remote: &[RemoteSpan]) -> SmallVec<[Range<usize>; 1]> {
     batches
 }
 
-/// The GPU that copies: ours if our memory is a GPU's, otherwise the one that the peer's memory is on.
+/// The GPU that copies: ours if our memory is a GPU's, otherwise the one that the peer's memory is
+/// on.
 fn context_of(
     direct: &Direct,
     ours: MemoryKind,

@@ -67,7 +67,7 @@ impl Ledger {
         self.bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Records an operation that has ended, for [`tell`](Self::tell).
+    /// Records an operation that has ended. [`tell`](Self::tell) calls its completion.
     pub(super) fn landed(&self, done: Arc<dyn Completion>, result: OpResult) {
         self.landed.lock().push((done, result));
     }
@@ -78,7 +78,8 @@ impl Ledger {
         let any = !landed.is_empty();
         for (done, result) in landed {
             done.complete(result);
-            // Only now: a caller that sees no open operation relies on all completions having been called.
+            // Only now: a caller that sees no open operation relies on all completions having been
+            // called.
             self.open.fetch_sub(1, SeqCst);
         }
         any

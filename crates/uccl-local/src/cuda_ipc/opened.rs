@@ -107,7 +107,8 @@ impl OpenedGpu {
         matches!(link, Some(GpuLink::Itself | GpuLink::Nvlink))
     }
 
-    /// The address at which the GPU of a context reaches the start of the memory. Opens the memory the first time.
+    /// The address at which the GPU of a context reaches the start of the memory. Opens the memory
+    /// the first time.
     ///
     /// # Errors
     /// When the GPU cannot reach it, or the offer is stale or forged.
@@ -178,7 +179,7 @@ pub struct LockedHost {
 struct Counted(u64);
 
 impl Counted {
-    /// Counts so many bytes, unless that makes more than `most`.
+    /// Counts `bytes` bytes, unless the sum exceeds `most`.
     fn of(bytes: u64, most: u64) -> Option<Self> {
         let sum = |locked: u64| locked.checked_add(bytes).filter(|sum| *sum <= most);
         LOCKED_BYTES.fetch_update(Relaxed, Relaxed, sum).ok().map(|_| Self(bytes))
@@ -191,8 +192,8 @@ impl Drop for Counted {
     }
 }
 
-/// The most bytes of peers' memory that are locked, for all peers together. Locking allocates the memory, even where
-/// its owner has not touched it yet.
+/// The most bytes of peers' memory that are locked, for all peers together. Locking allocates the
+/// memory, even where its owner has not touched it yet.
 fn most_locked() -> u64 {
     static MOST: LazyLock<u64> = LazyLock::new(|| {
         let rustix::system::Sysinfo { totalram, mem_unit, .. } = rustix::system::sysinfo();
@@ -205,7 +206,8 @@ impl LockedHost {
     /// Locks a mapping.
     ///
     /// # Errors
-    /// [`GpuError::System`] if too many bytes would be locked, otherwise as [`HostRegistration::new`].
+    /// [`GpuError::System`] if too many bytes would be locked, otherwise as
+    /// [`HostRegistration::new`].
     pub(crate) fn new(
         context: &'static Context,
         mapping: Arc<uccl_fabric::shm::Mapping>,
@@ -218,7 +220,8 @@ impl LockedHost {
         let (start, len) = (mapping.as_ptr() as u64, mapping.len());
         // The bytes count until the driver has let go of them.
         let kept = (Arc::clone(&mapping), counted);
-        // SAFETY: the range is mapped while the mapping lives, and the registration keeps the mapping.
+        // SAFETY: the range is mapped while the mapping lives, and the registration keeps the
+        // mapping.
         let registration = unsafe { HostRegistration::new(context, start, len, kept)? };
         Ok(Self { _registration: registration, mapping })
     }

@@ -22,7 +22,8 @@ use super::{
 };
 use crate::shm::Direct;
 
-/// The fewest bytes of an operation that takes turns. A shorter one is enqueued at once, and passes those that wait.
+/// The fewest bytes of an operation that takes turns. A shorter one is enqueued at once, and passes
+/// those that wait.
 const SLICED_FROM: u64 = 8 << 20;
 
 /// Whether an operation of this length is enqueued in slices.
@@ -51,7 +52,7 @@ pub(super) struct Plan {
     pub(super) context: &'static Context,
     pub(super) engine: Arc<Mutex<Engine>>,
     pub(super) ledger: Arc<Ledger>,
-    /// The signal that goes with the last slice.
+    /// The signal, which the last slice carries.
     pub(super) word: Option<Word>,
 }
 
@@ -75,7 +76,8 @@ struct State {
     done: Option<Arc<dyn Completion>>,
 }
 
-/// A part of an operation that was given out. Call [`enqueue`](Self::enqueue), which also reports a failure.
+/// A part of an operation that was given out. Call [`enqueue`](Self::enqueue), which also reports a
+/// failure.
 pub(super) struct Slice {
     of: Arc<Sliced>,
     cut: Stretch,
@@ -162,7 +164,8 @@ impl Queue {
         Some(next)
     }
 
-    /// Enqueues no more of an operation; true if it waited here. It ends with the slices that the GPU has.
+    /// Enqueues no more of an operation; true if it waited here. It ends with the slices that the
+    /// GPU has.
     pub(super) fn cancel(&self, name: OpName) -> bool {
         let found = {
             let mut list = self.0.lock();
@@ -274,15 +277,15 @@ impl Slice {
         self.bytes
     }
 
-    /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed slice no other slice
-    /// of its operation is given out.
+    /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed
+    /// slice no other slice of its operation is given out.
     pub(super) fn enqueue(self, blocks: u32) -> Option<Flying> {
         let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
         let way =
             Way { direct, kind, memory, context, passes_slices: false, word, blocks, behind: None };
-        // SAFETY: the local memory of an operation stays valid until the operation has ended, and that waits for its
-        // slices.
+        // SAFETY: the local memory of an operation stays valid until the operation has ended, and
+        // that waits for its slices.
         match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {
             Ok(flight) => {
                 if let Some(e) = flight.failed() {

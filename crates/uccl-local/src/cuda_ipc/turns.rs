@@ -18,8 +18,8 @@ use super::{
 /// The turns of each GPU, by its ordinal.
 static GPUS: LazyLock<Mutex<HashMap<u32, Arc<Turns>>>> = LazyLock::new(Mutex::default);
 
-/// The slices that one GPU copies, and the lanes of this process that have more for it. A thread that makes progress
-/// on one lane does so for all, so that no lane waits for another's threads.
+/// The slices that one GPU copies, and the lanes of this process that have more for it. A thread
+/// that makes progress on one lane does so for all, so that no lane waits for another's threads.
 #[derive(Default)]
 pub(super) struct Turns {
     waiting: Mutex<Waiting>,
@@ -120,8 +120,8 @@ impl Turns {
         Ok(flying.iter().find_map(|slice| slice.engine_of(name, ledger)))
     }
 
-    /// Ends the slices that the GPU has copied, and enqueues more within the limits. Does nothing while another
-    /// thread does this: that thread may be in the driver for long.
+    /// Ends the slices that the GPU has copied, and enqueues more within the limits. Does nothing
+    /// while another thread does this: that thread may be in the driver for long.
     pub(super) fn drive(&self) {
         let Some(mut flying) = self.flying.try_lock() else { return };
         let mut at = 0;
@@ -144,7 +144,8 @@ impl Turns {
 }
 
 impl Waiting {
-    /// The next slice within the limits, of the lane that has waited longest, and how many blocks of the kernel copy it.
+    /// The next slice within the limits, of the lane that has waited longest, and how many blocks
+    /// of the kernel copy it.
     fn next(&mut self, flying: &[Flying], unlimited: bool) -> Option<(Slice, u32)> {
         let mut late: SmallVec<[*const Queue; 4]> = SmallVec::new();
         loop {

@@ -1,9 +1,10 @@
-//! The initiator's side of the [hazard words](super::hazard): the accesses that this process is making.
+//! The initiator's side of the [hazard words](super::hazard): the accesses that this process is
+//! making.
 //!
-//! An access first claims a word in this process's own memory. That word is the reliable record that the access is
-//! under way. Then the access copies it to the shared hazard word of the same number, which only informs the peer
-//! when its memory is free again. The peer can write the shared words, but it can neither make us unmap memory that a
-//! copy is in nor keep a copy from beginning.
+//! An access first claims a word in this process's own memory. That word is the reliable record
+//! that the access is under way. Then the access copies it to the shared hazard word of the same
+//! number, which only informs the peer when its memory is free again. The peer can write the shared
+//! words, but it can neither make us unmap memory that a copy is in nor keep a copy from beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use super::hazard::{HAZARD_WORDS, Hazards, SLOT_MASK, mark};
 use super::sync::Word;
 
-/// Words that accesses which outlive their call never take, so that some are always left for those that end with it.
+/// Words that accesses which outlive their call never take, so that some are always left for those
+/// that end with it.
 const SHORT_WORDS: usize = 16;
 /// How long an access waits for a word. The words are held by copies of at most a few MiB.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,7 +41,8 @@ pub(crate) fn claim<W: Word>(claimed: &[W], start: usize, slot: u32) -> Option<(
         .find_map(|at| claim_at(claimed, at, slot).map(|held| (at, held)))
 }
 
-/// Tells the peer of a claimed word. Loads that follow this call are ordered after the announcement.
+/// Tells the peer of a claimed word. Loads that follow this call are ordered after the
+/// announcement.
 #[inline(always)]
 pub(crate) fn announce<W: Word>(announced: &[W], at: usize, held: u64) {
     if let Some(word) = announced.get(at) {
@@ -48,8 +51,8 @@ pub(crate) fn announce<W: Word>(announced: &[W], at: usize, held: u64) {
     W::fence_for_loom();
 }
 
-/// Frees a word from `claim`. Clears the announcement first: once the claim is free, the next access may announce
-/// there.
+/// Frees a word from `claim`. Clears the announcement first: once the claim is free, the next
+/// access may announce there.
 #[inline(always)]
 pub(crate) fn clear<W: Word>(claimed: &[W], announced: &[W], at: usize, held: u64) {
     let free = (held & !SLOT_MASK).wrapping_add(GENERATION);
@@ -115,8 +118,8 @@ impl Accesses {
         Self { claimed: Claimed(std::array::from_fn(|_| AtomicU64::new(0))), announced }
     }
 
-    /// Claims a word for `slot`, if one is free, and tells the peer. Read the region's version after this and before
-    /// the access.
+    /// Claims a word for `slot`, if one is free, and tells the peer. Read the region's version
+    /// after this and before the access.
     #[inline]
     pub fn try_claim(&self, slot: u32) -> Option<HazardGuard<'_>> {
         let (at, held) = claim(&self.claimed.0, start_hint(), slot)?;
@@ -124,8 +127,8 @@ impl Accesses {
         Some(HazardGuard { accesses: self, at, held })
     }
 
-    /// As [`try_claim`](Self::try_claim), but waits for a word if accesses of this process hold them all. `None` when
-    /// no word becomes free within some seconds.
+    /// As [`try_claim`](Self::try_claim), but waits for a word if accesses of this process hold
+    /// them all. `None` when no word becomes free within some seconds.
     #[inline]
     pub fn claim(&self, slot: u32) -> Option<HazardGuard<'_>> {
         match self.try_claim(slot) {

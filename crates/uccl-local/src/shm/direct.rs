@@ -37,8 +37,8 @@ pub enum Reach {
 /// Why a direct copy did not happen, or not wholly.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectError {
-    /// The peer's region does not allow it. With more than [`BATCH`] regions in one call, part of the bytes may have
-    /// moved if a region was revoked during the call; otherwise none has.
+    /// The peer's region does not allow it. With more than [`BATCH`] regions in one call, part of
+    /// the bytes may have moved if a region was revoked during the call; otherwise none has.
     #[error(transparent)]
     Refused(#[from] AccessError),
     /// The peer's memory is a GPU's.
@@ -85,7 +85,8 @@ impl From<PeerCheck> for DirectError {
     }
 }
 
-/// How many distinct regions a call holds hazards on. It releases these before it claims the next ones.
+/// How many distinct regions a call holds hazards on. It releases these before it claims the next
+/// ones.
 pub const BATCH: usize = 16;
 
 /// A region of the peer's, and where it is mapped here.
@@ -119,13 +120,15 @@ pub struct Direct {
     pub(super) accesses: Arc<Accesses>,
     process: Option<Process>,
     pub(super) mappings: PeerMappings,
-    /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here, or 0.
+    /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here,
+    /// or 0.
     memo: Memo<8>,
     closed: AtomicBool,
 }
 
 impl Direct {
-    /// `hazards` are the words that the peer reads. Without `process`, only mapped memory is reached.
+    /// `hazards` are the words that the peer reads. Without `process`, only mapped memory is
+    /// reached.
     #[must_use]
     pub fn new(table: PeerTable, hazards: Hazards, process: Option<Process>) -> Self {
         Self {
@@ -157,8 +160,8 @@ impl Direct {
     /// while the kernel waits in it for a page of the peer's that never comes;
     /// [`is_idle`](Self::is_idle) shows when it has ended.
     ///
-    /// The peer stops reading our hazards when our socket closes, so the socket must stay open until this has
-    /// returned.
+    /// The peer stops reading our hazards when our socket closes, so the socket must stay open
+    /// until this has returned.
     pub fn close(&self, until: Instant, mut meanwhile: impl FnMut()) -> bool {
         self.closed.store(true, Ordering::SeqCst);
         let mut uses = self.accesses.in_use();
@@ -179,8 +182,8 @@ impl Direct {
         self.accesses.ended(&mut self.accesses.in_use())
     }
 
-    /// Claims a hazard word for an access, unless this is closed. Either [`close`](Self::close) sees the access, or
-    /// the access sees that this is closed.
+    /// Claims a hazard word for an access, unless this is closed. Either [`close`](Self::close)
+    /// sees the access, or the access sees that this is closed.
     #[inline(always)]
     fn access(&self, slot: u32) -> Result<HazardGuard<'_>, DirectError> {
         let guard = self.accesses.claim(slot).ok_or(DirectError::Stuck)?;
@@ -188,7 +191,8 @@ impl Direct {
         Ok(guard)
     }
 
-    /// Refuses an access after [`close`](Self::close) has begun. The caller must have claimed its hazard word before.
+    /// Refuses an access after [`close`](Self::close) has begun. The caller must have claimed its
+    /// hazard word before.
     #[inline(always)]
     pub(super) fn admits(&self) -> Result<(), DirectError> {
         if self.closed.load(Ordering::SeqCst) { Err(DirectError::Closed) } else { Ok(()) }
@@ -200,7 +204,8 @@ impl Direct {
         self.mappings.mapped()
     }
 
-    /// How [`copy`](Self::copy) would reach a range now. [`Reach::None`] also when it would be refused.
+    /// How [`copy`](Self::copy) would reach a range now. [`Reach::None`] also when it would be
+    /// refused.
     #[must_use]
     pub fn reach(&self, remote: &RemoteSpan) -> Reach {
         match self.access(remote.slot).and_then(|_access| self.find(remote)) {
@@ -214,7 +219,8 @@ impl Direct {
         }
     }
 
-    /// Finds the region of a range, in the memo if nothing has changed. The caller must have claimed a hazard before.
+    /// Finds the region of a range, in the memo if nothing has changed. The caller must have
+    /// claimed a hazard before.
     #[inline(always)]
     fn find(&self, remote: &RemoteSpan) -> Result<Found, DirectError> {
         let version = self.table.version(remote.slot).ok_or(DirectError::Unreachable)?;
@@ -248,12 +254,13 @@ impl Direct {
         Ok(Found { addr, len, rights, base })
     }
 
-    /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other way round
-    /// ([`Access::Read`]), and returns how many. Checks everything before the first byte moves.
+    /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other
+    /// way round ([`Access::Read`]), and returns how many. Checks everything before the first byte
+    /// moves.
     ///
     /// # Errors
-    /// When the lengths differ, the peer's regions do not allow it, or the memory cannot be reached or is not
-    /// there.
+    /// When the lengths differ, the peer's regions do not allow it, or the memory cannot be reached
+    /// or is not there.
     ///
     /// # Safety
     /// `local` must be memory that may be read, or for [`Access::Read`] written, during the call.
@@ -288,18 +295,18 @@ impl Direct {
             // SAFETY: the caller's promise.
             return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
         }
-        // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the access
-        // is counted.
+        // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the
+        // access is counted.
         unsafe { move_bytes(access, local.addr as *mut u8, there, local.len)? };
         Ok(remote.len)
     }
 
-    /// Writes a piece and then changes a word, with one lookup, if both are in one region that is mapped here.
-    /// Otherwise returns `None`, and nothing has happened.
+    /// Writes a piece and then changes a word, with one lookup, if both are in one region that is
+    /// mapped here. Otherwise returns `None`, and nothing has happened.
     ///
     /// # Errors
-    /// When the peer's region does not allow it, or this is closed; then nothing has happened either. When our own memory
-    /// is not mapped: then the word has not changed.
+    /// When the peer's region does not allow it, or this is closed; then nothing has happened
+    /// either. When our own memory is not mapped: then the word has not changed.
     ///
     /// # Safety
     /// `local` must be memory that may be read during the call.
@@ -320,8 +327,8 @@ impl Direct {
         if there.is_null() || !word.cast::<u64>().is_aligned() {
             return Ok(None);
         }
-        // SAFETY: the caller's promise for here; `there` and the word are within a mapping, which stays while the access
-        // is counted.
+        // SAFETY: the caller's promise for here; `there` and the word are within a mapping, which
+        // stays while the access is counted.
         unsafe {
             move_bytes(Access::Write, local.addr as *mut u8, there, local.len)?;
             change_word(word, change).map_err(|_| AccessError::OutOfBounds)?;
@@ -408,8 +415,9 @@ impl<'a> Held<'a> {
         Self { accesses, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
     }
 
-    /// Releases the hazards that it held and claims the slots of as many `spans` as it can; returns how many. It
-    /// never holds some words while it waits for others, so two callers cannot wait for each other's words.
+    /// Releases the hazards that it held and claims the slots of as many `spans` as it can; returns
+    /// how many. It never holds some words while it waits for others, so two callers cannot wait
+    /// for each other's words.
     fn claim(&mut self, spans: &[RemoteSpan]) -> Result<usize, DirectError> {
         self.release();
         if let Some(covered) = self.try_claim(spans) {
@@ -461,8 +469,8 @@ impl Walk<'_> {
     /// Copies one remote span, mapped at `there` or, if that is null, through the kernel.
     ///
     /// # Safety
-    /// The local spans must be memory that the access may touch; `there` must be null or mapped for the
-    /// length of `remote`.
+    /// The local spans must be memory that the access may touch; `there` must be null or mapped for
+    /// the length of `remote`.
     unsafe fn piece(&mut self, there: *mut u8, remote: &RemoteSpan) -> Result<(), DirectError> {
         let (mut at, len) = (0, remote.len as usize);
         while at < len {
@@ -498,7 +506,8 @@ impl Walk<'_> {
 }
 
 /// # Safety
-/// `len` bytes must be accessible at both pointers, for writing where the access writes, as far as they are mapped.
+/// `len` bytes must be accessible at both pointers, for writing where the access writes, as far as
+/// they are mapped.
 #[inline(always)]
 unsafe fn move_bytes(
     access: Access,
@@ -699,7 +708,8 @@ mod tests {
         assert_eq!(bytes(&buf), [0; 200]);
     }
 
-    /// The memo keeps the place of a region under its slot, which another region may have taken since.
+    /// The memo keeps the place of a region under its slot, which another region may have taken
+    /// since.
     #[test]
     fn what_is_remembered_of_a_region_ends_with_it() {
         let both = both(false);
@@ -752,7 +762,8 @@ mod tests {
         }
     }
 
-    /// An owner may publish a backing that its segment does not hold. That must not make us touch other memory.
+    /// An owner may publish a backing that its segment does not hold. That must not make us touch
+    /// other memory.
     #[test]
     fn a_backing_outside_of_its_segment_is_not_believed() {
         let both = both(false);
@@ -851,7 +862,8 @@ mod tests {
             assert!(both.direct.mapped() == 1, "what it copies to is still there");
             drop(outlives);
         });
-        // Checked first: a copy that is wrongly admitted would write to where nothing is mapped any more.
+        // Checked first: a copy that is wrongly admitted would write to where nothing is mapped any
+        // more.
         assert!(matches!(both.direct.admits(), Err(DirectError::Closed)));
         assert_eq!(both.direct.reach(&region.remote()), Reach::None);
         assert_eq!(both.direct.mapped(), 0);
@@ -874,7 +886,7 @@ mod tests {
         assert!(flights.is_empty());
     }
 
-    /// A copy through the kernel can wait for the peer's pages for as long as the peer likes.
+    /// A copy through the kernel can wait for the peer's pages without a limit.
     #[test]
     fn closing_does_not_wait_for_ever_and_tells() {
         let both = both(false);

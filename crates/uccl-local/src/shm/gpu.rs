@@ -35,7 +35,8 @@ impl Direct {
         self.mappings.insert_gpu(id, memory)
     }
 
-    /// Claims a hazard for an access that outlives the call; `None` when all words for such accesses are in use.
+    /// Claims a hazard for an access that outlives the call; `None` when all words for such
+    /// accesses are in use.
     pub(crate) fn claim_owned(&self, slot: u32) -> Option<OwnedHazard> {
         self.accesses.try_claim_owned(slot)
     }
@@ -46,14 +47,14 @@ impl Direct {
         checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
     }
 
-    /// Whether the region of a range is locked host memory that only the peer's GPUs reach: no other process can map
-    /// it.
+    /// Whether the region of a range is locked host memory that only the peer's GPUs reach: no
+    /// other process can map it.
     pub(crate) fn is_locked_privately(&self, remote: &RemoteSpan) -> bool {
         self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
     }
 
-    /// Calls `each` with the address at which a GPU of ours reaches each range. The addresses may be used under
-    /// hazards claimed before this call.
+    /// Calls `each` with the address at which a GPU of ours reaches each range. The addresses may
+    /// be used under hazards claimed before this call.
     pub(crate) fn gpu_places(
         &self,
         needed: impl Into<Rights> + Copy,

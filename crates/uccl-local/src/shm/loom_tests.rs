@@ -1,4 +1,5 @@
-//! The shared structures under every interleaving: `RUSTFLAGS="--cfg loom" cargo test --release loom`.
+//! The shared structures under every interleaving: `RUSTFLAGS="--cfg loom" cargo test --release
+//! loom`.
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -146,7 +147,8 @@ fn loom_ring_writer_is_woken() {
     });
 }
 
-/// Once the owner has revoked and drained, the memory is its own again: loom fails if an access overlaps.
+/// Once the owner has revoked and drained, the memory is its own again: loom fails if an access
+/// overlaps.
 #[test]
 fn loom_no_access_after_drain() {
     const SLOT: u32 = 5;

@@ -13,9 +13,11 @@ use super::accesses::{Accesses, InUse};
 use super::segment::{MapMode, Mapping};
 use crate::cuda_ipc::{LockedHost, OpenedGpu};
 
-/// The most offers kept from one peer: each may cost a mapping, of which a process has some ten thousand.
+/// The most offers kept from one peer: each may cost a mapping, of which a process has some ten
+/// thousand.
 const MAX_OFFERS: usize = 1 << 14;
-/// The most bytes of one peer's memory that are mapped: a process has 128 TiB of addresses, for all of its peers.
+/// The most bytes of one peer's memory that are mapped: a process has 128 TiB of addresses, for all
+/// of its peers.
 const MAX_MAPPED: usize = 1 << 42;
 
 /// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one
@@ -36,9 +38,9 @@ struct Maps {
 
 /// The peer's segments, by the ids that the peer gave them.
 ///
-/// A copy looks a segment up here once and then remembers its address. It reads the [`epoch`](Self::epoch), with an
-/// access claimed, to learn whether that address is still mapped. Offers beyond some bounds are refused; their memory
-/// is reached in another way.
+/// A copy looks a segment up here once and then remembers its address. It reads the
+/// [`epoch`](Self::epoch), with an access claimed, to learn whether that address is still mapped.
+/// Offers beyond some bounds are refused; their memory is reached in another way.
 #[derive(Debug, Default)]
 pub struct PeerMappings {
     epoch: AtomicU64,
@@ -52,12 +54,12 @@ impl PeerMappings {
         Self::default()
     }
 
-    /// Maps the segment of at most `max_len` bytes that the peer calls `id`. `accesses` are those of this process
-    /// to the peer's memory.
+    /// Maps the segment of at most `max_len` bytes that the peer calls `id`. `accesses` are those
+    /// of this process to the peer's memory.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when the peer has
-    /// offered too much; otherwise as for [`Mapping::of`].
+    /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when
+    /// the peer has offered too much; otherwise as for [`Mapping::of`].
     pub fn insert(
         &self,
         id: u32,
@@ -77,11 +79,12 @@ impl PeerMappings {
         Ok(())
     }
 
-    /// Records the GPU memory that the peer calls `id`; it is opened when it is first copied to or from.
+    /// Records the GPU memory that the peer calls `id`; it is opened when it is first copied to or
+    /// from.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when the peer has
-    /// offered too much.
+    /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when
+    /// the peer has offered too much.
     pub fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
         let mut maps = self.maps.lock();
         maps.admit()?;
@@ -98,7 +101,8 @@ impl PeerMappings {
         self.maps.lock().gpus.get(&id).cloned()
     }
 
-    /// The segment `id`, locked so that GPUs reach it; `None` where it is not there or cannot be locked.
+    /// The segment `id`, locked so that GPUs reach it; `None` where it is not there or cannot be
+    /// locked.
     pub(crate) fn locked(&self, id: u32, context: &'static Context) -> Option<Arc<LockedHost>> {
         self.locked_by(id, |mapping| {
             let locked = LockedHost::new(context, mapping);
@@ -119,8 +123,8 @@ impl PeerMappings {
         locked.get_or_init(|| lock(mapping)).clone()
     }
 
-    /// Forgets the segment or GPU memory `id`; true if it was there. A segment is unmapped as soon as no copy can be
-    /// using it, which this call and the following ones check.
+    /// Forgets the segment or GPU memory `id`; true if it was there. A segment is unmapped as soon
+    /// as no copy can be using it, which this call and the following ones check.
     pub fn remove(&self, id: u32, accesses: &Accesses) -> bool {
         let mut maps = self.maps.lock();
         // Copies under way keep their own references to values of these two maps.
@@ -139,7 +143,8 @@ impl PeerMappings {
         true
     }
 
-    /// Unmaps everything and accepts no more offers. Call it only when no copy uses a mapping, and none will.
+    /// Unmaps everything and accepts no more offers. Call it only when no copy uses a mapping, and
+    /// none will.
     pub(super) fn close(&self) {
         let maps = Maps { closed: true, ..Maps::default() };
         drop(std::mem::replace(&mut *self.maps.lock(), maps));
@@ -151,9 +156,9 @@ impl PeerMappings {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Where `[offset, offset + len)` of segment `id` is mapped, if it is. The pointer is valid during an access that
-    /// was claimed before [`epoch`](Self::epoch) was read, provided that the epoch did not change before this call
-    /// returned.
+    /// Where `[offset, offset + len)` of segment `id` is mapped, if it is. The pointer is valid
+    /// during an access that was claimed before [`epoch`](Self::epoch) was read, provided that the
+    /// epoch did not change before this call returned.
     pub(crate) fn locate(&self, id: u32, offset: u64, len: u64) -> Option<*mut u8> {
         let maps = self.maps.lock();
         let mapping = maps.by_id.get(&id)?;

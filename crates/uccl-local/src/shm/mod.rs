@@ -1,7 +1,8 @@
 //! Memory shared by two processes of one host, and the protocol that keeps sharing it safe.
 //!
-//! The owner of regions lists the live ones in a table that its peers map read-only. Before a peer accesses a region,
-//! it announces that in a [`Hazards`] word. Together these make revocation safe: see [`hazard`] for the argument.
+//! The owner of regions lists the live ones in a table that its peers map read-only. Before a peer
+//! accesses a region, it announces that in a [`Hazards`] word. Together these make revocation safe:
+//! see [`hazard`] for the argument.
 //!
 //! Revocation binds only processes that follow this protocol. A peer that has a writable mapping,
 //! or that the system lets attach to this process, can access the memory without asking: share

@@ -47,12 +47,14 @@ pub(crate) trait Storage {
     /// Copies `len` bytes in at `at`. Fails where they are not mapped.
     ///
     /// # Safety
-    /// `from` must be readable for `len` bytes, as far as it is mapped, and `at + len` at most the capacity.
+    /// `from` must be readable for `len` bytes, as far as it is mapped, and `at + len` at most the
+    /// capacity.
     unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped>;
     /// Copies `len` bytes out from `at`. Fails where there is nothing mapped for them.
     ///
     /// # Safety
-    /// `to` must be writable for `len` bytes, as far as it is mapped, and `at + len` at most the capacity.
+    /// `to` must be writable for `len` bytes, as far as it is mapped, and `at + len` at most the
+    /// capacity.
     unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped>;
 }
 
@@ -66,8 +68,8 @@ fn total(spans: &[Span]) -> usize {
     spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
 }
 
-/// Calls `step(position, address, length)` for the pieces of `spans` that make up `bytes` bytes from ring position
-/// `index` on. Each piece is contiguous on both sides.
+/// Calls `step(position, address, length)` for the pieces of `spans` that make up `bytes` bytes
+/// from ring position `index` on. Each piece is contiguous on both sides.
 #[inline(always)]
 fn pieces(
     spans: &[Span],
@@ -325,12 +327,12 @@ impl ByteRing {
         HEADER_BYTES + capacity
     }
 
-    /// The ring of `capacity` bytes (a power of two) at byte `offset` of a segment. Its bytes there must be zero when
-    /// the first of the two sides is made.
+    /// The ring of `capacity` bytes (a power of two) at byte `offset` of a segment. Its bytes there
+    /// must be zero when the first of the two sides is made.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when it does not fit, `offset` is no multiple of 8 (128 is better),
-    /// `capacity` is no power of two, or the mapping is read-only.
+    /// [`io::ErrorKind::InvalidInput`] when it does not fit, `offset` is no multiple of 8 (128 is
+    /// better), `capacity` is no power of two, or the mapping is read-only.
     pub fn new(segment: &Arc<Mapping>, offset: usize, capacity: usize) -> io::Result<Self> {
         let end = capacity.checked_add(HEADER_BYTES).and_then(|len| len.checked_add(offset));
         let fits = end.is_some_and(|end| end <= segment.len());
@@ -342,14 +344,15 @@ impl ByteRing {
         Ok(Self { shared: Shared { words, bytes, capacity } })
     }
 
-    /// Becomes its producer. There must be only one, here and at the peer together, and the ring must be new: a
-    /// second producer garbles the bytes.
+    /// Becomes its producer. There must be only one, here and at the peer together, and the ring
+    /// must be new: a second producer garbles the bytes.
     #[must_use]
     pub fn into_tx(self) -> RingTx {
         RingTx { core: Producer::new(self.shared) }
     }
 
-    /// Becomes its consumer. There must be only one, here and at the peer together, and the ring must be new.
+    /// Becomes its consumer. There must be only one, here and at the peer together, and the ring
+    /// must be new.
     #[must_use]
     pub fn into_rx(self) -> RingRx {
         RingRx { core: Consumer::new(self.shared) }
@@ -366,8 +369,8 @@ pub struct RingTx {
 }
 
 impl RingTx {
-    /// Tells the consumer that no more bytes will come. The consumer takes out the bytes that are there and then sees
-    /// the end. Ask [`reader_needs_wake`](Self::reader_needs_wake) afterwards.
+    /// Tells the consumer that no more bytes will come. The consumer takes out the bytes that are
+    /// there and then sees the end. Ask [`reader_needs_wake`](Self::reader_needs_wake) afterwards.
     pub fn close(&mut self) {
         self.core.close();
     }
@@ -380,8 +383,8 @@ impl RingTx {
         self.core.reader_needs_wake()
     }
 
-    /// Asks to be woken when there is space in a full ring. `false` when there is some already (or the
-    /// consumer is gone): then send instead of sleeping.
+    /// Asks to be woken when there is space in a full ring. `false` when there is some already (or
+    /// the consumer is gone): then send instead of sleeping.
     #[must_use]
     pub fn prepare_wait_space(&mut self) -> bool {
         self.core.prepare_wait_space()
@@ -394,8 +397,8 @@ impl RingTx {
 }
 
 impl PipeTx for RingTx {
-    /// [`io::ErrorKind::BrokenPipe`] once the consumer has closed, which is noticed when the ring looks full. `EFAULT` for
-    /// memory that is not mapped: nothing was sent then.
+    /// [`io::ErrorKind::BrokenPipe`] once the consumer has closed, which is noticed when the ring
+    /// looks full. `EFAULT` for memory that is not mapped: nothing was sent then.
     #[inline]
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         // SAFETY: the caller's promise.
@@ -413,14 +416,14 @@ pub struct RingRx {
 }
 
 impl RingRx {
-    /// Tells the producer that no more bytes will be taken out. Ask [`writer_needs_wake`](Self::writer_needs_wake)
-    /// afterwards.
+    /// Tells the producer that no more bytes will be taken out. Ask
+    /// [`writer_needs_wake`](Self::writer_needs_wake) afterwards.
     pub fn close(&mut self) {
         self.core.close();
     }
 
-    /// Asks to be woken when there is data in an empty ring. `false` when there is some already (or the
-    /// producer has closed): then receive instead of sleeping.
+    /// Asks to be woken when there is data in an empty ring. `false` when there is some already (or
+    /// the producer has closed): then receive instead of sleeping.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         self.core.prepare_sleep()

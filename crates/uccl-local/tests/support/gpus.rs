@@ -51,7 +51,7 @@ impl Driver {
         self
     }
 
-    /// Bytes that streams were told to copy since.
+    /// Bytes of the copies that were enqueued on streams since then.
     pub(crate) fn launched(&self) -> usize {
         (self.fake.launched() - self.before) as usize
     }
@@ -146,7 +146,7 @@ impl Pair {
         self.ours.progress(&Anything).expect("a living lane");
     }
 
-    /// Makes progress until so many bytes are left.
+    /// Makes progress until this many bytes are left.
     pub(crate) fn until_left(&self, bytes: usize) {
         patiently(|| {
             self.progress();
