@@ -13,15 +13,14 @@ const HEADER: &str = "\
  *
  * Made by `cargo xtask headers` from crates/uccl-capi/src/api; do not edit it.
  *
- * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK, or say
- * what kind of failure it was; uccl_last_error then tells this thread more. Answers are written only if UCCL_OK is
- * returned.
+ * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK or the kind
+ * of a failure; uccl_last_error then returns this thread's message. Results are written only if UCCL_OK is returned.
  *
- * - Pointers to where an answer goes and to what is asked must not be NULL unless it says so, and must be good until the
- *   function returns. NULL is refused; that a pointer is good, nobody can check.
- * - Endpoints and configs are handles, not addresses: one that was destroyed is refused as UCCL_UNKNOWN_ID. They belong to
- *   whoever made them, who destroys them once.
- * - Connections, regions and transfers are numbers, good for the endpoint that gave them. They are never used twice.
+ * - Pointers to results and to arguments must not be NULL unless their function says so, and must be valid until it
+ *   returns. NULL is refused; the validity of a pointer cannot be checked.
+ * - Endpoints and configs are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID. Their creator destroys
+ *   them, once.
+ * - Connections, regions and transfers are numbers of the endpoint that gave them. They are never used twice.
  * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */";
 
 fn main() -> Result<(), Box<dyn Error>> {

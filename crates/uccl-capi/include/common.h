@@ -1,5 +1,5 @@
-/* Installed beside uccl_engine.h because programs that were written for UCCL include it, and rely on what comes with it.
- * There is nothing of this library's own in it. */
+/* Installed beside uccl_engine.h because programs written for UCCL include it, and rely on the headers that it includes.
+ * It declares nothing of this library. */
 #ifndef UCCL_COMMON_H
 #define UCCL_COMMON_H
 

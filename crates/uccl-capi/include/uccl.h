@@ -2,15 +2,14 @@
  *
  * Made by `cargo xtask headers` from crates/uccl-capi/src/api; do not edit it.
  *
- * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK, or say
- * what kind of failure it was; uccl_last_error then tells this thread more. Answers are written only if UCCL_OK is
- * returned.
+ * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK or the kind
+ * of a failure; uccl_last_error then returns this thread's message. Results are written only if UCCL_OK is returned.
  *
- * - Pointers to where an answer goes and to what is asked must not be NULL unless it says so, and must be good until the
- *   function returns. NULL is refused; that a pointer is good, nobody can check.
- * - Endpoints and configs are handles, not addresses: one that was destroyed is refused as UCCL_UNKNOWN_ID. They belong to
- *   whoever made them, who destroys them once.
- * - Connections, regions and transfers are numbers, good for the endpoint that gave them. They are never used twice.
+ * - Pointers to results and to arguments must not be NULL unless their function says so, and must be valid until it
+ *   returns. NULL is refused; the validity of a pointer cannot be checked.
+ * - Endpoints and configs are handles, not addresses: a destroyed one is refused as UCCL_UNKNOWN_ID. Their creator destroys
+ *   them, once.
+ * - Connections, regions and transfers are numbers of the endpoint that gave them. They are never used twice.
  * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */
 
 #ifndef UCCL_H
@@ -19,8 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
-// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
+// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. For a
+// call that only waits for something to happen (`uccl_wait`, `uccl_take_notifs`) it is no limit.
 #define UCCL_TIMEOUT_DEFAULT -1
 
 // No limit.
@@ -29,7 +28,7 @@
 // Bytes that have room for every address, with its NUL.
 #define UCCL_ADDRESS_SIZE 128
 
-// What a call came to. Failures are negative; `uccl_last_error` says more about them.
+// The result of a call. Failures are negative; `uccl_last_error` has a text about them.
 enum uccl_status_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -39,29 +38,35 @@ enum uccl_status_t
   UCCL_OK = 0,
   // The transfer is under way. No failure.
   UCCL_IN_PROGRESS = 1,
-  // An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad value.
+  // An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad
+  // value.
   UCCL_INVALID_ARGUMENT = -1,
   // No such endpoint, connection, region or transfer: never made, or gone.
   UCCL_UNKNOWN_ID = -2,
-  // A piece is not inside the region that was named for it, or longer than what the peer advertised.
+  // A piece is not inside the region that was named for it, or is longer than its advert.
   UCCL_OUT_OF_RANGE = -3,
-  // The peer refused the access, or the advert is not from this peer: revoked, forged or outdated.
+  // The peer refused the access, or the advert is not from this peer: revoked, forged or
+  // outdated.
   UCCL_REFUSED = -4,
-  // The message is longer than the receive that met it. Nothing was written past the receive's end.
+  // The message is longer than the receive that met it. Nothing was written past the receive's
+  // end.
   UCCL_TRUNCATED = -5,
-  // Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its connection was lost over it.
+  // Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its
+  // connection was lost over it.
   UCCL_CANCELLED = -6,
-  // The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
+  // The time was up. No byte of the transfer lands any more, at the peer unless its connection
+  // was lost over it.
   UCCL_DEADLINE = -7,
-  // The connection could not be made: nobody is there, or the peer does not want it.
+  // The connection could not be made: no endpoint listens there, or the peer refuses it.
   UCCL_CONNECT_FAILED = -8,
   // The peer is gone or silent, or the connection was closed here.
   UCCL_CONNECTION_LOST = -9,
-  // The peer spoke nonsense or another version, or a checksum does not match.
+  // The peer sent invalid data or speaks another version, or a checksum does not match.
   UCCL_PROTOCOL = -10,
   // Too much is outstanding: wait for earlier transfers, then try again.
   UCCL_FULL = -11,
-  // The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
+  // The endpoint has been destroyed meanwhile, or belongs to the process that this one was
+  // forked from.
   UCCL_CLOSED = -12,
   // The operating system refused something: an address, a socket, memory.
   UCCL_SYSTEM = -13,
@@ -69,8 +74,8 @@ enum uccl_status_t
   UCCL_GPU = -14,
   // A network device could not move the data.
   UCCL_DEVICE = -16,
-  // Memory cannot be given back yet: somebody may still touch it. It has to stay allocated; the same call waits
-  // again.
+  // Memory cannot be given back yet: an access to it may still be under way. It has to stay
+  // allocated; the same call waits again.
   UCCL_STILL_TOUCHED = -17,
   // A fault of this library. Please report it, with the text of `uccl_last_error`.
   UCCL_INTERNAL = -15,
@@ -83,7 +88,7 @@ typedef int32_t uccl_status_t;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What a signal does to a word.
+// The change that a signal makes to a word.
 enum uccl_change_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -102,7 +107,7 @@ typedef int32_t uccl_change_t;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What a transfer does.
+// The kind of a transfer.
 enum uccl_op_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -128,7 +133,8 @@ typedef int32_t uccl_op_t;
 // The settings of an endpoint that is to be made.
 typedef struct uccl_config_t uccl_config_t;
 
-// One process's engine for one GPU (or none): it listens, connects, has memory registered and moves it.
+// One process's engine for one GPU (or none): it listens, connects, registers memory and moves
+// data.
 typedef struct uccl_endpoint_t uccl_endpoint_t;
 
 // Counters of an endpoint since it was made.
@@ -165,7 +171,8 @@ typedef struct uccl_accepted_t {
   char ip[48];
 } uccl_accepted_t;
 
-// What lets a peer read and write a range of a region: 64 bytes to be sent to it, by any way, as they are.
+// The key with which a peer reads and writes a range of a region: 64 bytes, to be sent to the peer
+// unchanged, by any means.
 typedef struct uccl_advert_t {
   // The bytes.
   uint8_t bytes[64];
@@ -181,22 +188,23 @@ typedef struct uccl_iov_t {
   size_t len;
 } uccl_iov_t;
 
-// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It stays as it is when
-// the write fails or is cancelled. The word is an integer of eight bytes, aligned to eight.
+// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It
+// does not change when the write fails or is cancelled. The word is an integer of eight bytes,
+// aligned to eight.
 typedef struct uccl_signal_t {
-  // Where the word is: it begins where the advert does.
+  // The advert of the word, which begins at the advert's first byte.
   struct uccl_advert_t word;
-  // What it becomes, or what is added to it.
+  // The value that the word becomes, or that is added to it.
   uint64_t value;
   // One of uccl_change_t.
   int32_t change;
-  // Not 0: not before all writes have ended well, too, that were posted before in the request's context. Once one of
-  // these has failed, the context has no such signals any more.
+  // Not 0: the word changes only after all earlier writes of the request's context have
+  // succeeded, too. Once one of these has failed, the context's strong signals fail.
   int32_t strong;
 } uccl_signal_t;
 
-// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
-// `timeout_ms`.
+// A transfer: any number of pieces moved as one. Set the whole struct to zero first, then the
+// needed fields, and `timeout_ms`.
 typedef struct uccl_request_t {
   // The connection.
   uint64_t conn;
@@ -204,24 +212,28 @@ typedef struct uccl_request_t {
   int32_t op;
   // Pieces of local memory.
   const struct uccl_iov_t *iovs;
-  // The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and UCCL_RECV.
+  // The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and
+  // UCCL_RECV.
   const struct uccl_advert_t *adverts;
   // How many pieces there are, 1 to 65,536; with a signal there may be none.
   size_t count;
-  // A notification that the peer gets when the data is there, or NULL. Not with UCCL_RECV.
+  // A notification that the peer gets when the data has arrived, or NULL. Not with UCCL_RECV.
   const void *notif;
   // Its length in bytes, at most 64 MiB.
   size_t notif_len;
-  // Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
+  // Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a
+  // positive number.
   int64_t timeout_ms;
-  // A word of the peer's that changes when a write's bytes are there, before the notification goes out, or NULL.
+  // A word of the peer's that changes when a write's bytes have arrived, before the notification
+  // goes out, or NULL.
   const struct uccl_signal_t *signal;
-  // The scope of strong signals: what is posted in one context is in the order in which it is posted.
+  // The scope of strong signals: they follow the order in which transfers are posted in one
+  // context.
   uint32_t context;
 } uccl_request_t;
 
-// Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
-// It must not throw or jump out.
+// Takes a notification: the connection that it came over, and its bytes, which are valid until
+// this returns. It must not throw or jump out.
 typedef void (*uccl_notif_fn)(void *context, uint64_t conn, const void *data, size_t len);
 
 #ifdef __cplusplus
@@ -231,8 +243,8 @@ extern "C" {
 // A status in two or three words. The text is constant.
 const char *uccl_status_name(int32_t status);
 
-// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
-// Calls that succeed leave it. The next failure on this thread overwrites it.
+// The reason of this thread's last failure, and the remedy; an empty text if no call has failed. A
+// call that succeeds leaves it. The next failure on this thread overwrites it.
 const char *uccl_last_error(void);
 
 // The version of the library, such as "0.1.0".
@@ -241,118 +253,125 @@ const char *uccl_version(void);
 // Makes settings: the defaults, changed by the environment variables UCCL_P2P_*.
 uccl_status_t uccl_config_new(struct uccl_config_t **config);
 
-// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
-// lower case (timeout_ms); docs/settings.md lists them. Beside those there are `gpu_index`, the GPU that the
-// endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
-// if that is free).
+// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or the part behind
+// its prefix, in lower case (timeout_ms); docs/settings.md lists them. Beside those there are
+// `gpu_index`, the GPU that the endpoint serves (0), and `port`, the port that it listens on (0
+// for any; the base port plus the GPU's index if that is free).
 uccl_status_t uccl_config_set(struct uccl_config_t *config, const char *name, const char *value);
 
 // Ends settings. Endpoints that were made with them keep theirs.
 uccl_status_t uccl_config_free(struct uccl_config_t *config);
 
-// Makes an endpoint, which listens from now on. `config` may be NULL: then the environment's settings count.
+// Makes an endpoint, which listens from now on. If `config` is NULL, it has the environment's
+// settings.
 uccl_status_t uccl_endpoint_create(const struct uccl_config_t *config, struct uccl_endpoint_t **endpoint);
 
-// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
-// this returns UCCL_OK, no peer's access lands in its memory any more. UCCL_STILL_TOUCHED means that a peer which is
-// stuck in the middle of an access may still touch the regions that `uccl_last_error` names: their memory has to stay
-// allocated, and the same call waits again.
+// Ends an endpoint: its connections are closed, and unfinished work fails, in other threads' calls
+// too. When this returns UCCL_OK, no peer's access lands in its memory any more.
+// UCCL_STILL_TOUCHED means that a peer which is stuck in the middle of an access may still touch
+// the regions that `uccl_last_error` names: their memory has to stay allocated, and the same call
+// waits again.
 uccl_status_t uccl_endpoint_destroy(struct uccl_endpoint_t *endpoint);
 
-// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
-// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
-// for it.
+// Writes the address of this endpoint, such as "10.0.0.1:28100?0": IP, port and GPU. A peer passes
+// it to `uccl_connect`; the program brings it there. UCCL_ADDRESS_SIZE bytes have room for it.
 uccl_status_t uccl_endpoint_address(const struct uccl_endpoint_t *endpoint, char *text, size_t capacity);
 
 // Reads the endpoint's counters.
 uccl_status_t uccl_endpoint_stats(const struct uccl_endpoint_t *endpoint, struct uccl_stats_t *stats);
 
-// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". A name's
-// addresses are all tried, in their order, within the timeout. The connection works both ways.
+// Connects to the endpoint at `address`: the text that `uccl_endpoint_address` wrote there, or
+// "host:port". A name's addresses are all tried, in their order, within the timeout. The
+// connection works both ways.
 uccl_status_t uccl_connect(const struct uccl_endpoint_t *endpoint,
                            const char *address,
                            int64_t timeout_ms,
                            uint64_t *conn);
 
-// Waits for a peer that connected. A timeout of 0 takes one that is there, or else ends with UCCL_DEADLINE.
+// Waits for a peer that connects. A timeout of 0 takes a connection that has been made already, or
+// else ends with UCCL_DEADLINE.
 uccl_status_t uccl_accept(const struct uccl_endpoint_t *endpoint, int64_t timeout_ms, struct uccl_accepted_t *accepted);
 
 // Closes a connection. Its unfinished transfers fail.
 uccl_status_t uccl_disconnect(const struct uccl_endpoint_t *endpoint, uint64_t conn);
 
-// Whether transfers can be posted on a connection; `uccl_last_error` says why not.
+// Whether transfers can be posted on a connection; if not, `uccl_last_error` has the reason.
 uccl_status_t uccl_check_connection(const struct uccl_endpoint_t *endpoint, uint64_t conn);
 
-// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from it is one
-// copy in user space, without a system call. It is registered and advertised as any other.
+// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from
+// it is one copy in user space, without a system call. It is registered and advertised as any
+// other.
 uccl_status_t uccl_alloc(const struct uccl_endpoint_t *endpoint, size_t len, void **ptr);
 
-// Gives back memory of `uccl_alloc`, also after its endpoint's end. It goes when no region lies in it any
-// more.
+// Gives back memory of `uccl_alloc`, also after its endpoint's end. It is freed when no region
+// lies in it any more.
 uccl_status_t uccl_free(void *ptr);
 
 // Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
-// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any time.
+// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any
+// time.
 uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, size_t len, uint64_t *mr);
 
-// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
-// A region that unfinished transfers of this endpoint use is refused. UCCL_STILL_TOUCHED means that a peer
-// which is stuck in the middle of an access may still touch the memory, which has to stay allocated; the same call
-// waits again.
+// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in
+// it any more. A region that unfinished transfers of this endpoint use is refused.
+// UCCL_STILL_TOUCHED means that a peer which is stuck in the middle of an access may still touch
+// the memory, which has to stay allocated; the same call waits again.
 uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
-// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
-// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
+// Makes the advert of `len` bytes at `ptr`, which are inside the region. The advert holds the
+// region's key: any peer that has it can reach the whole region. Memory that a peer must not reach
+// belongs into another region; regions may overlap.
 uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
                              uint64_t mr,
                              const void *ptr,
                              size_t len,
                              struct uccl_advert_t *advert);
 
-// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so;
-// `advert` and `part` may be the same.
+// Makes the advert of a part of an advert: `len` bytes that begin `offset` bytes into it. Either
+// side may do so; `advert` and `part` may be the same.
 uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
                                uint64_t offset,
                                uint64_t len,
                                struct uccl_advert_t *part);
 
-// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
-// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
-// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+// Writes how data moves over a connection: "direct", "staged" (through an intermediate buffer) or
+// "tcp". Over RDMA and libfabric the answer is the slowest way among the regions that are
+// registered here and those of the peer's that have been reached. 8 bytes have room for it.
 uccl_status_t uccl_moves(const struct uccl_endpoint_t *endpoint, uint64_t conn, char *text, size_t capacity);
 
-// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
-// "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
+// Writes the name of the path that data takes to and from memory which the peer advertised: "cma",
+// "shm", "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
 uccl_status_t uccl_path(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_advert_t *advert,
                         char *text,
                         size_t capacity);
 
-// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are
-// there.
+// Writes `count` pieces into the peer's memory, `iovs[i]` to the memory of `adverts[i]`, and waits
+// until they have arrived.
 uccl_status_t uccl_write(const struct uccl_endpoint_t *endpoint,
                          uint64_t conn,
                          const struct uccl_iov_t *iovs,
                          const struct uccl_advert_t *adverts,
                          size_t count);
 
-// Reads `count` pieces of the peer's memory, `adverts[i]` into `iovs[i]`, and waits until they are here.
+// Reads `count` pieces of the peer's memory, `adverts[i]` into `iovs[i]`, and waits until they
+// have arrived.
 uccl_status_t uccl_read(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_iov_t *iovs,
                         const struct uccl_advert_t *adverts,
                         size_t count);
 
-// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends
-// and receives of a connection meet in order.
+// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken
+// them. Sends and receives of a connection meet in order.
 uccl_status_t uccl_send(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_iov_t *iovs,
                         size_t count);
 
-// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not
-// NULL, gets its length in bytes, which may be less than there is room for.
+// Receives one message into `count` pieces, as many as it was sent in, and waits for it.
+// `received`, if not NULL, gets its length in bytes, which may be less than there is room for.
 uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_iov_t *iovs,
@@ -362,23 +381,25 @@ uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
 // Makes a transfer and waits for its end. `bytes`, if not NULL, gets how much was moved.
 uccl_status_t uccl_run(const struct uccl_endpoint_t *endpoint, const struct uccl_request_t *request, uint64_t *bytes);
 
-// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must
-// stay until the transfer has ended.
+// Starts a transfer. The caller may free the request and its lists when this has returned; the
+// memory that is moved must stay until the transfer has ended.
 uccl_status_t uccl_post(const struct uccl_endpoint_t *endpoint,
                         const struct uccl_request_t *request,
                         uint64_t *transfer);
 
-// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays
-// the same; the last 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
+// The state of a transfer: UCCL_IN_PROGRESS, UCCL_OK, or the status of its failure. The answer for
+// a transfer that has ended stays the same; the last 16,384 are remembered. `bytes`, if not NULL,
+// gets how much was moved.
 uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfer, uint64_t *bytes);
 
-// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
-// goes on. Otherwise as `uccl_poll`.
+// Waits for a transfer's end, at most `timeout_ms`; after that the answer is UCCL_IN_PROGRESS, and
+// the transfer continues. Otherwise as `uccl_poll`.
 uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
 
-// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is `at_least` or more; what a
-// signal that made it so stands for is there. `value`, if not NULL, gets what it is then. UCCL_DEADLINE if that takes
-// longer than said. A word in a GPU's memory is waited for by a stream or a kernel.
+// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is
+// `at_least` or more. The data that its signals announce has then arrived. `value`, if not NULL,
+// gets the word's value. UCCL_DEADLINE if that takes longer than `timeout_ms`. The word is in host
+// memory: let a stream or a kernel wait for a word in a GPU's memory.
 uccl_status_t uccl_wait_signal(const struct uccl_endpoint_t *endpoint,
                                uint64_t mr,
                                const void *ptr,
@@ -386,8 +407,8 @@ uccl_status_t uccl_wait_signal(const struct uccl_endpoint_t *endpoint,
                                int64_t timeout_ms,
                                uint64_t *value);
 
-// The same for a word that the peer of a connection changes: UCCL_CONNECTION_LOST, or what else the connection's end
-// was, if it ends before.
+// As `uccl_wait_signal`, for a word that the peer of a connection changes. If the connection ends
+// first, returns the reason of the end, such as UCCL_CONNECTION_LOST.
 uccl_status_t uccl_wait_signal_from(const struct uccl_endpoint_t *endpoint,
                                     uint64_t conn,
                                     uint64_t mr,
@@ -396,20 +417,21 @@ uccl_status_t uccl_wait_signal_from(const struct uccl_endpoint_t *endpoint,
                                     int64_t timeout_ms,
                                     uint64_t *value);
 
-// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
-// had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
-// connection; then this holds here, and there from when the peer knows.
+// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is
+// UCCL_OK if it had succeeded before, else UCCL_CANCELLED or the status of its failure. A peer
+// that does not confirm the end in time loses its connection; then this holds on this side at
+// once, and on the peer's side once the peer notices.
 uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
 
-// Sends a message of at most 64 MiB to the peer, and waits until it is there.
+// Sends a message of at most 64 MiB to the peer, and waits until it has arrived.
 uccl_status_t uccl_send_notif(const struct uccl_endpoint_t *endpoint,
                               uint64_t conn,
                               const void *data,
                               size_t len,
                               int64_t timeout_ms);
 
-// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go
-// when this has returned.
+// As `uccl_send_notif`, but without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and
+// `uccl_cancel`. The caller may reuse the bytes when this has returned.
 uccl_status_t uccl_post_notif(const struct uccl_endpoint_t *endpoint,
                               uint64_t conn,
                               const void *data,
@@ -417,16 +439,18 @@ uccl_status_t uccl_post_notif(const struct uccl_endpoint_t *endpoint,
                               int64_t timeout_ms,
                               uint64_t *transfer);
 
-// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in
-// the order in which they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
+// Waits until notifications have arrived, at most `timeout_ms` (0 only looks), and hands each to
+// `take`, in the order in which they came over their connection. `taken`, if not NULL, gets their
+// number; 0 is no failure.
 uccl_status_t uccl_take_notifs(const struct uccl_endpoint_t *endpoint,
                                int64_t timeout_ms,
                                uccl_notif_fn take,
                                void *context,
                                size_t *taken);
 
-// The same for a caller that waits for the peer of a connection: UCCL_CONNECTION_LOST, or what else the connection's
-// end was, once it has ended and all notifications have been taken. `take` gets those of all connections.
+// As `uccl_take_notifs`, for a caller that waits for the peer of a connection. Once the connection
+// has ended and all notifications have been taken, returns the reason of the end, such as
+// UCCL_CONNECTION_LOST. `take` gets the notifications of all connections.
 uccl_status_t uccl_take_notifs_from(const struct uccl_endpoint_t *endpoint,
                                     uint64_t conn,
                                     int64_t timeout_ms,

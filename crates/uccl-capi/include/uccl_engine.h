@@ -1,15 +1,15 @@
 /* The interface of UCCL's engine library, as libuccl_p2p.so offers it.
  *
  * Programs and plugins that were written for UCCL's header compile with this one, and those that were
- * compiled with it run with this library. It needs the C++ standard library and nothing else, neither verbs
- * nor CUDA. Link with -luccl_p2p. C programs, and those that want typed errors, deadlines or to cancel, use
- * uccl.h.
+ * compiled with UCCL's header run with this library. This header needs the C++ standard library and nothing
+ * else, neither verbs nor CUDA. Link with -luccl_p2p. C programs, and programs that want typed errors,
+ * deadlines or to cancel, use uccl.h.
  *
  * All functions may be called from any thread. Those that return int return 0, or a negative number (one
- * of uccl_status_t in uccl.h) when they refuse or fail; uccl_engine_last_error() then says why. NULL is
- * refused, as is an engine or connection that has been destroyed: neither is the address of anything. Every
- * wait is bounded by the settings UCCL_P2P_TIMEOUT_MS (connecting, silent peers) and
- * UCCL_P2P_TRANSFER_TIMEOUT_MS (transfers), but for uccl_engine_accept.
+ * of uccl_status_t in uccl.h) when they refuse or fail; uccl_engine_last_error() then returns the reason.
+ * NULL is refused, and so is an engine or a connection that has been destroyed: engines and connections are
+ * handles, not addresses. The settings UCCL_P2P_TIMEOUT_MS (connecting, silent peers) and
+ * UCCL_P2P_TRANSFER_TIMEOUT_MS (transfers) bound every wait except uccl_engine_accept.
  *
  * Vectors and strings are those of libstdc++. */
 #ifndef UCCL_ENGINE_H
@@ -21,7 +21,7 @@
 #define MSG_SIZE 256
 /* Bytes of a FifoItem as it travels. */
 #define FIFO_SIZE 64
-/* Bytes of what uccl_engine_get_ipc_info writes. */
+/* Bytes of the IPC info that uccl_engine_get_ipc_info writes. */
 #define IPC_INFO_SIZE 128
 
 typedef struct uccl_engine uccl_engine_t;
@@ -29,8 +29,8 @@ typedef struct uccl_conn uccl_conn_t;
 /* Names registered memory. Never 0. */
 typedef uint64_t uccl_mr_t;
 
-/* A notification: the sender's name for itself, and what it has to say. Neither needs a NUL at its end;
- * bytes after the last that is not 0 do not travel, and arrive as 0. */
+/* A notification: the sender's name for itself, and its message. Neither needs a NUL at its end; zeros at
+ * the end are not sent, and arrive as zeros. */
 typedef struct notify_msg {
   char name[MSG_SIZE];
   char msg[MSG_SIZE];
@@ -43,14 +43,14 @@ struct notify_msg_v {
 };
 typedef struct notify_msg_v notify_msg_v_t;
 
-/* For programs that keep what they send beside something else. */
+/* For programs that keep a notification as a part of a larger struct. */
 typedef struct md {
   notify_msg_t notify_data;
 } md_t;
 
-/* What lets a peer read and write a range of registered memory. addr and size may be changed to name a part
- * of it, which uccl_engine_update_fifo does; whoever owns the memory checks them. The rest is to be left as
- * it is. */
+/* The key with which a peer reads and writes a range of registered memory. addr and size may be changed to
+ * name a part of the range, as uccl_engine_update_fifo does; the memory's owner checks them. The other fields
+ * must not be changed. */
 struct FifoItem {
   uint64_t addr;
   uint32_t size; /* 0xffffffff: that or more; the whole length is in the padding. */
@@ -71,32 +71,32 @@ static_assert(sizeof(notify_msg_t) == 2 * MSG_SIZE, "a notify_msg_t has two halv
 uccl_engine_t* uccl_engine_create(int num_cpus, bool in_python);
 
 /* Ends an engine, its connections (which need not be destroyed first, and may be afterwards) and its memory's
- * registrations. What waits in other threads returns. */
+ * registrations. Calls that wait in other threads return. */
 int uccl_engine_destroy(uccl_engine_t* engine);
 
-/* Where peers find the engine: "ip:port?gpu" or "[ip6]:port?gpu", with the PCI address of the GPU or, where
+/* Writes the address of the engine: "ip:port?gpu" or "[ip6]:port?gpu", with the PCI address of the GPU or, where
  * there is none, its index. The caller frees it with delete[]. */
 int uccl_engine_get_metadata(uccl_engine_t* engine, char** metadata);
 
 /* ---- Connections ---- */
 
 /* Connects to the engine at ip_addr (an IP, with or without brackets, or a name) and remote_port. Without a
- * port (0 or less) the well-known one is taken of the GPU that remote_gpu_bdf names by its index, and an engine
- * that is not there yet is waited for. Which GPU it is, and whether the peer is this process, the two engines find out: remote_gpu_bdf may be NULL, and
- * same_process is not needed. A connection carries data both ways. NULL, within the time that
- * UCCL_P2P_TIMEOUT_MS sets, if nobody is there. */
+ * port (0 or less) it takes the well-known port of the GPU that remote_gpu_bdf names by its index, and waits
+ * for an engine that does not listen yet. With a port, remote_gpu_bdf may be NULL: the two engines find out
+ * the GPU, and whether the peer is this process. same_process is ignored. A connection carries data both
+ * ways. Returns NULL if no engine answers within UCCL_P2P_TIMEOUT_MS. */
 uccl_conn_t* uccl_engine_connect(uccl_engine_t* engine, char const* ip_addr, char const* remote_gpu_bdf, int remote_port,
                                  bool same_process = false);
 
 /* Waits for a peer that connects, and writes its IP and the index of its GPU. INET6_ADDRSTRLEN (46) bytes
- * have room for every IP; a connection whose IP does not fit is closed. NULL when uccl_engine_stop_accept or
+ * have room for every IP; if the IP does not fit, the connection is closed. NULL when uccl_engine_stop_accept or
  * uccl_engine_destroy is called meanwhile or was before. */
 uccl_conn_t* uccl_engine_accept(uccl_engine_t* engine, char* ip_addr_buf, size_t ip_addr_buf_len, int* remote_gpu_idx);
 
-/* Has uccl_engine_accept return NULL, now and ever after. */
+/* Makes uccl_engine_accept return NULL, now and from now on. */
 int uccl_engine_stop_accept(uccl_engine_t* engine);
 
-/* Notifications are received without: these two say only whether there is such a connection. */
+/* Notifications need no listener: these two only report whether there is such a connection. */
 int uccl_engine_start_listener(uccl_conn_t* conn);
 int uccl_engine_stop_listener(uccl_conn_t* conn);
 
@@ -125,8 +125,8 @@ int uccl_engine_update_fifo(FifoItem& fifo_item, uint64_t remote_addr, uint32_t 
 void serialize_fifo_item(FifoItem const& item, char* buf);
 void deserialize_fifo_item(char const* buf, FifoItem* item);
 
-/* Writes what lets a peer of this host reach registered memory from addr on, IPC_INFO_SIZE bytes. A FifoItem
- * does that too, for GPU memory as well, so that nobody needs this. */
+/* Writes the IPC info with which a peer of this host reaches registered memory from addr on, IPC_INFO_SIZE
+ * bytes. A FifoItem does the same, for GPU memory as well, so programs do not need this call. */
 int uccl_engine_get_ipc_info(uccl_engine_t* engine, uintptr_t addr, char* ipc_buf, bool* has_ipc);
 
 /* Narrows IPC info to a part: size bytes at addr, where base_addr is the address that it was made for. */
@@ -134,8 +134,8 @@ int uccl_engine_update_ipc_info(char* ipc_buf, uintptr_t addr, uintptr_t base_ad
 
 /* ---- Transfers ---- */
 
-/* Each returns at once; uccl_engine_xfer_status is asked whether it has ended. mr is the local region that
- * data lies in. */
+/* Each returns at once; uccl_engine_xfer_status reports the end of the transfer. mr is the local region that
+ * contains data. */
 
 int uccl_engine_read(uccl_conn_t* conn, uccl_mr_t mr, void const* data, size_t size, FifoItem fifo_item,
                      uint64_t* transfer_id);
@@ -143,7 +143,7 @@ int uccl_engine_write(uccl_conn_t* conn, uccl_mr_t mr, void const* data, size_t 
                       uint64_t* transfer_id);
 
 /* num_iovs pieces as one transfer. ipc_bufs may be empty, or have NULLs; on a connection within this host
- * what it has comes before the FifoItem of that piece. */
+ * the IPC info of a piece is used instead of its FifoItem. */
 int uccl_engine_read_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, std::vector<void*> dst_v,
                             std::vector<size_t> size_v, std::vector<FifoItem> fifo_items, int num_iovs,
                             uint64_t* transfer_id, std::vector<char*> ipc_bufs = {});
@@ -151,50 +151,52 @@ int uccl_engine_write_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, s
                              std::vector<size_t> size_v, std::vector<FifoItem> fifo_items, int num_iovs,
                              uint64_t* transfer_id, std::vector<char*> ipc_bufs = {});
 
-/* Two-sided: sends meet the peer's receives in order, and each has as many pieces as what it meets. */
+/* Two-sided: sends meet the peer's receives in order, and each has as many pieces as its receive. */
 int uccl_engine_send(uccl_conn_t* conn, uccl_mr_t mr, void const* data, size_t size, uint64_t* transfer_id);
 int uccl_engine_send_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, std::vector<void const*> src_v,
                             std::vector<size_t> size_v, int num_iovs, uint64_t* transfer_id);
 
-/* Waits for the peer's matching send, which may be shorter. One that is longer fails on both sides. (UCCL
+/* Waits for the peer's matching send, which may be shorter. A longer send fails on both sides. (UCCL
  * has no uccl_engine_recv_vector.) */
 int uccl_engine_recv(uccl_conn_t* conn, uccl_mr_t mr, void* data, size_t data_size);
 int uccl_engine_recv_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, std::vector<void*> dst_v,
                             std::vector<size_t> size_v, int num_iovs);
 
-/* Whether a transfer has ended, well or badly: one that nobody knows is true as well, so that nobody asks
- * for ever. */
+/* Whether a transfer has ended, with success or failure. Also true for an unknown transfer, so that no
+ * program polls for ever. */
 bool uccl_engine_xfer_status(uccl_conn_t* conn, uint64_t transfer_id);
 
-/* How it ended: 0 if well, 1 if it has not, or a negative uccl_status_t. (UCCL has no such call.) */
+/* The result of a transfer: 0 if it succeeded, 1 if it has not ended, or a negative uccl_status_t. (UCCL has
+ * no such call.) */
 int uccl_engine_xfer_error(uccl_conn_t* conn, uint64_t transfer_id);
 
-/* Why the last call of this thread that failed did, and the last transfer that was seen to have failed.
- * Never NULL; there until the next failure on this thread. (UCCL has no such call.) */
+/* The reason of this thread's last failure, of a call or of a transfer that uccl_engine_xfer_status or
+ * uccl_engine_xfer_error has reported. Never NULL; valid until the next failure on this thread. (UCCL has no
+ * such call.) */
 char const* uccl_engine_last_error();
 
 /* ---- Notifications ---- */
 
-/* Takes what has arrived over the connections of all engines of this process. A notification one half of
- * which is longer than MSG_SIZE is left for uccl_engine_get_notifs_v; of those the last 1,024 are kept. */
+/* Takes the notifications that have arrived over the connections of all engines of this process. Those with
+ * a half longer than MSG_SIZE are left for uccl_engine_get_notifs_v; the last 1,024 of them are kept. */
 std::vector<notify_msg_t> uccl_engine_get_notifs();
 
-/* Starts sending one; it arrives unless the connection is lost. */
+/* Starts to send a notification; it arrives unless the connection is lost. */
 int uccl_engine_send_notif(uccl_conn_t* conn, notify_msg_t* notify_msg);
 
-/* The same without a limit on lengths, but for 64 MiB for both halves. */
+/* The same for halves of any length, together at most 64 MiB. */
 #if !defined(_GLIBCXX_USE_CXX11_ABI) || _GLIBCXX_USE_CXX11_ABI
 std::vector<notify_msg_v_t> uccl_engine_get_notifs_v();
 int uccl_engine_send_notif_v(uccl_conn_t* conn, notify_msg_v_t const* notify_msg);
 #endif
 
-/* The same for programs whose strings are others. take is called for each notification, and must not throw.
- * (UCCL has no such calls.) */
+/* The same for programs with other strings. take is called for each notification, and must not throw. (UCCL
+ * has no such calls.) */
 typedef void (*uccl_engine_take_t)(void* context, char const* name, size_t name_len, char const* msg, size_t msg_len);
 int uccl_engine_take_notifs(uccl_engine_take_t take, void* context);
 int uccl_engine_send_named(uccl_conn_t* conn, char const* name, size_t name_len, char const* msg, size_t msg_len);
 
-/* The strings of before GCC 5 (_GLIBCXX_USE_CXX11_ABI=0) are not laid out as the library has them. */
+/* Strings from before GCC 5 (_GLIBCXX_USE_CXX11_ABI=0) have another layout than the library's. */
 #if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
 inline std::vector<notify_msg_v_t> uccl_engine_get_notifs_v() {
   std::vector<notify_msg_v_t> all;
