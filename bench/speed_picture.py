@@ -56,7 +56,10 @@ def group_of(cells: list[str]) -> Group:
     pairs = [re.fullmatch(r"(.+?) ([\d.]+)", peer) for peer in peers.split(", ")]
     if not found or not all(pairs):
         raise ValueError(f"no figures in the row: {title}")
-    bars = [Bar("uccl-rs", float(found[1])), *(Bar(pair[1], float(pair[2])) for pair in pairs if pair)]
+    bars = [
+        Bar("uccl-rs", float(found[1])),
+        *(Bar(pair[1], float(pair[2])) for pair in pairs if pair),
+    ]
     return Group(title, found[2], bars)
 
 
@@ -70,12 +73,19 @@ def picture(all_groups: list[Group]) -> str:
             length = max(share * (WIDTH - LEFT - VALUE), 1.0)
             parts.append(text(24, height + 13, bar.name, 12))
             colour = PEER if nth else OWN
-            parts.append(f'<rect x="{LEFT}" y="{height}" width="{length:.1f}" height="{BAR - 3}" fill="{colour}"/>')
+            parts.append(
+                f'<rect x="{LEFT}" y="{height}" width="{length:.1f}" height="{BAR - 3}" fill="{colour}"/>'
+            )
             parts.append(text(LEFT + length + 6, height + 12, f"{bar.figure:g} {group.unit}", 12))
             height += BAR
         height += 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join(
+            [head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>"]
+        )
+        + "\n"
+    )
 
 
 def text(left: float, top: float, content: str, size: int, weight: str = "normal") -> str:
@@ -85,12 +95,17 @@ def text(left: float, top: float, content: str, size: int, weight: str = "normal
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if docs/speed.svg is not that of README's table")
+    parser.add_argument(
+        "--check", action="store_true", help="fail if docs/speed.svg is not that of README's table"
+    )
     check = parser.parse_args().check
     wanted = picture(groups((ROOT / "README.md").read_text(encoding="utf-8")))
     if check:
         if PICTURE.read_text(encoding="utf-8") != wanted:
-            print("docs/speed.svg is not README's table: python bench/speed_picture.py", file=sys.stderr)
+            print(
+                "docs/speed.svg is not README's table: python bench/speed_picture.py",
+                file=sys.stderr,
+            )
             return 1
         return 0
     PICTURE.write_text(wanted, encoding="utf-8")

@@ -347,7 +347,11 @@ class Side:
         rss = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         names = Counter(names_of_threads())
         endpoints = names["uccl-worker-0"]
-        later = [count for name, count in names.items() if name.startswith("uccl-worker-") and name != "uccl-worker-0"]
+        later = [
+            count
+            for name, count in names.items()
+            if name.startswith("uccl-worker-") and name != "uccl-worker-0"
+        ]
         return {
             "fds": len(os.listdir("/proc/self/fd")),
             "threads": sum(names.values()) - sum(min(count, endpoints) for count in later),

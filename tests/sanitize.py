@@ -28,7 +28,11 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 #: Parts of test names, each run by itself, and the tools for each.
 TESTS = {"one_rank": TOOLS, "ranks_send_their_parts": ("memcheck",)}
 #: Folders of compute-sanitizer in a toolkit.
-PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/extras/compute-sanitizer")
+PLACES = (
+    "/usr/local/cuda/bin",
+    "/usr/local/cuda/compute-sanitizer",
+    "/opt/cuda/extras/compute-sanitizer",
+)
 #: The last line of a tool.
 ERRORS = re.compile(r"ERROR SUMMARY: (\d+) errors?")
 HAZARDS = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed")
@@ -84,11 +88,15 @@ def run(command: list[str], limit: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program", type=Path, help="the tests, built")
     parser.add_argument("--sanitizer", help="where compute-sanitizer is")
     parser.add_argument("--tools", help="memcheck, racecheck, synccheck, initcheck")
-    parser.add_argument("--tests", default=",".join(TESTS), help="parts of the tests' names, each run by itself")
+    parser.add_argument(
+        "--tests", default=",".join(TESTS), help="parts of the tests' names, each run by itself"
+    )
     parser.add_argument("--limit", type=float, default=300, help="seconds for each run")
     args = parser.parse_args()
     tool_at = sanitizer(args.sanitizer)
@@ -99,7 +107,10 @@ def main() -> int:
     for tests in args.tests.split(","):
         for tool in args.tools.split(",") if args.tools else TESTS.get(tests, TOOLS):
             began = time.monotonic()
-            said = run([tool_at, "--tool", tool, str(args.program), "--test-threads", "1", tests], args.limit)
+            said = run(
+                [tool_at, "--tool", tool, str(args.program), "--test-threads", "1", tests],
+                args.limit,
+            )
             found = Found.of(said)
             print(f"{tool:10} {tests:30} {found}, {time.monotonic() - began:.1f} s", flush=True)
             if not found.is_well:

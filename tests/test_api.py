@@ -20,7 +20,6 @@ import pytest
 from peer import U64
 from uccl import _core, p2p
 
-
 # Lengths of the pieces of 256 bytes.
 CUTS = [100, 7, 1, 20, 128]
 
@@ -393,7 +392,11 @@ class TestConnect:
         settings = {"bind": "127.0.0.1", "base_port": base_port}
         met: list[tuple[bool, int]] = []
         with p2p.Endpoint(2, **settings) as client:
-            call = lambda: client.connect("127.0.0.1", 1) if how == "connect" else client.connect_local(1)
+            call = (
+                lambda: client.connect("127.0.0.1", 1)
+                if how == "connect"
+                else client.connect_local(1)
+            )
             early = threading.Thread(target=lambda: met.append(call()))
             early.start()
             time.sleep(0.5)
@@ -959,7 +962,9 @@ class TestTransfers:
         # The region ends with its last sharer.
         remote = b.get_serialized_descs([part])
         mine.size = 100
-        write = lambda: ended(a, a.transfer(self.two.conn_a, "write", [mine], a.deserialize_descs(remote)))
+        write = lambda: ended(
+            a, a.transfer(self.two.conn_a, "write", [mine], a.deserialize_descs(remote))
+        )
         for desc in (whole, part):
             b.deregister_memory([desc])
             self.dst[:] = 0
@@ -986,13 +991,17 @@ class TestTransfers:
         b = self.two.b
         before, got = b.stats()["regions"], []
         threads = [
-            threading.Thread(target=lambda: got.extend(b.register_memory([self.dst] * 50))) for _ in range(8)
+            threading.Thread(target=lambda: got.extend(b.register_memory([self.dst] * 50)))
+            for _ in range(8)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len({desc.mr_id for desc in got}) == 400 and len({tuple(desc.rkeys) for desc in got}) == 1
+        assert (
+            len({desc.mr_id for desc in got}) == 400
+            and len({tuple(desc.rkeys) for desc in got}) == 1
+        )
         assert b.stats()["regions"] == before + 1
         b.deregister_memory(got)
         assert b.stats()["regions"] == before
@@ -1105,7 +1114,10 @@ class TestTransfers:
         info = b"\0" * 104
         src = np.zeros(8, np.uint8)
         is_there = weakref.ref(src)
-        assert a.write_ipc_async(ca, src, 8, info) == (False, 0) and a.write_ipc(ca, src, 8, info) is False
+        assert (
+            a.write_ipc_async(ca, src, 8, info) == (False, 0)
+            and a.write_ipc(ca, src, 8, info) is False
+        )
         del src
         gc.collect()
         assert is_there() is None
@@ -1137,7 +1149,9 @@ class TestTransfers:
         assert a.stats()["regions"] == regions and small.tolist() == [7] * 8
         assert self.dst.tolist() == [0] * 256
         # A part of an object lies within the object.
-        assert a.write_ipc(ca, self.src, 100, self.two.b.advertise_ipc(self.two.conn_b, self.dst, 100)[1])
+        assert a.write_ipc(
+            ca, self.src, 100, self.two.b.advertise_ipc(self.two.conn_b, self.dst, 100)[1]
+        )
 
     def test_what_is_advertised_goes_with_its_object(self) -> None:
         a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
@@ -1149,7 +1163,9 @@ class TestTransfers:
         ok, part = b.advertise_ipc(cb, dst[100:110])
         assert ok and b.stats()["regions"] == before + 2
         gc.collect()
-        assert a.write_ipc(ca, self.src[:10], None, part) and dst[100:110].tolist() == list(range(10))
+        assert a.write_ipc(ca, self.src[:10], None, part) and dst[100:110].tolist() == list(
+            range(10)
+        )
         assert a.write_ipc(ca, self.src, None, first[1])
         view = memoryview(dst)
         del dst
@@ -1163,7 +1179,9 @@ class TestTransfers:
         # The next object may lie at the address of the last one.
         other = np.zeros(256, np.uint8)
         ok, info = b.advertise_ipc(cb, other)
-        assert ok and info != first[1] and a.write_ipc(ca, self.src, None, info) and other[255] == 255
+        assert (
+            ok and info != first[1] and a.write_ipc(ca, self.src, None, info) and other[255] == 255
+        )
         # The end of these cannot be observed: they are kept until the connection ends.
         kept, address = bytearray(256), np.zeros(256, np.uint8)
         assert all(b.advertise_ipc(cb, kept) for _ in range(3))

@@ -77,7 +77,12 @@ def test_what_has_no_effect_is_named_once() -> None:
     assert ran.stderr.count("UserWarning: UCCL_PORT_ENTROPY has no effect") == 1, ran.stderr
     assert "UCCL_P2P_RDMA_QPS" in ran.stderr and "COMPRESS" not in ran.stderr
     # With warnings as errors, the warning is an exception.
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", MADE], env=environment, capture_output=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", MADE],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+    )
     assert ran.returncode == 1 and b"UCCL_PORT_ENTROPY" in ran.stderr
 
 

@@ -69,7 +69,9 @@ RAILS = pytest.mark.rails
 OVER_RAILS = [pytest.param("write", marks=RAILS), pytest.param("read", marks=RAILS)]
 # Tests that kill or stop the peer while it works.
 LOSING = pytest.mark.rails(
-    but_not={"libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"}
+    but_not={
+        "libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"
+    }
 )
 LOSING_RAILS = [pytest.param("write", marks=LOSING), pytest.param("read", marks=LOSING)]
 
@@ -180,7 +182,9 @@ class TestPeerLost:
         assert failed(pair.b.call("op", "send", pair.conn_b, "m", 0, 8, timeout=20))
 
     @pytest.mark.parametrize("way", ["close", "with", "with an exception"])
-    def test_close_tells_of_memory_that_a_peer_may_still_touch(self, connect: Connect, way: str) -> None:
+    def test_close_tells_of_memory_that_a_peer_may_still_touch(
+        self, connect: Connect, way: str
+    ) -> None:
         """Each close reports the error, and a program may close once more."""
         for _ in range(20):
             pair = connect(transport="local", timeout=1)
@@ -270,7 +274,9 @@ class TestPeerLost:
             pair.a.call("buf", "m", 64 * MIB, fill=1)
             pair.b.call("buf", "m", 64 * MIB, fill=2)
             advert = pair.b.call("advert", "m")
-            posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)]
+            posted = [
+                waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)
+            ]
             if ending == "remove":
                 pair.a.call("method", "remove_remote_endpoint", pair.conn_a)
             elif ending == "close":
@@ -588,7 +594,9 @@ class TestThreads:
             )
 
     @RAILS
-    def test_a_held_interpreter_keeps_nobody_waiting(self, connect: Connect, transport: str) -> None:
+    def test_a_held_interpreter_keeps_nobody_waiting(
+        self, connect: Connect, transport: str
+    ) -> None:
         """A thread waits while another one holds the interpreter for longer than a peer may be
         silent. The connection survives, and the peer's data arrives meanwhile."""
         pair = connect(transport=transport, timeout=1)

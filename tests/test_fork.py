@@ -11,7 +11,6 @@ import warnings
 from typing import Callable
 
 import pytest
-
 from uccl import p2p
 
 

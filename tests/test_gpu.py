@@ -105,7 +105,9 @@ class TestTwoProcesses:
         ],
         ids="-".join,
     )
-    def test_send(self, connect: Connect, link: dict[str, Any], route: tuple[str, str], size: int) -> None:
+    def test_send(
+        self, connect: Connect, link: dict[str, Any], route: tuple[str, str], size: int
+    ) -> None:
         pair = connect(**link)
         run(pair.a, "tensor", "m", size, route[0], seed=7)
         run(pair.b, "tensor", "m", size, route[1])
@@ -118,7 +120,9 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("count", [2, 100, 257, 10_000])
     @pytest.mark.parametrize("kind", ["writev", "readv"])
     @pytest.mark.parametrize("step", [1, 16])
-    def test_vectors(self, connect: Connect, link: dict[str, Any], kind: str, count: int, step: int) -> None:
+    def test_vectors(
+        self, connect: Connect, link: dict[str, Any], kind: str, count: int, step: int
+    ) -> None:
         """Pieces of all lengths and alignments, each with a gap behind it."""
         pair = connect(**link)
         lens = [(i * 37 * step) % 700 + (step if i % 3 else 0) for i in range(count)]
@@ -191,7 +195,9 @@ class TestTwoProcesses:
         assert run(pair.a, "crc", "m") == pattern_crc(size, 1)
 
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_all_kinds_in_one_vector(self, connect: Connect, link: dict[str, Any], kind: str) -> None:
+    def test_all_kinds_in_one_vector(
+        self, connect: Connect, link: dict[str, Any], kind: str
+    ) -> None:
         pair = connect(**link)
         wheres = ["cuda:0", SECOND, "pinned", "pageable", "alloc"]
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
@@ -396,9 +402,7 @@ class TestLockedMemory:
 
     @two_gpus
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_an_owner_that_does_not_see_the_gpu(
-        self, spawn: Callable[..., Any], kind: str
-    ) -> None:
+    def test_an_owner_that_does_not_see_the_gpu(self, spawn: Callable[..., Any], kind: str) -> None:
         """The owner declines, and the bytes take the usual path."""
         sees_second = spawn(env={"CUDA_VISIBLE_DEVICES": "1"})
         pair, size = Pair(spawn(), sees_second, bind="127.0.0.1", transport="local"), MIB
@@ -517,14 +521,18 @@ def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def two_endpoints(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int]]:
+def two_endpoints(
+    link: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Any, int]]:
     """Makes two endpoints of one process; also yields the connection of the first to the second."""
     with joined(link, monkeypatch) as (a, b, conn, _):
         yield a, b, conn
 
 
 @contextlib.contextmanager
-def joined(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int, int]]:
+def joined(
+    link: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Any, int, int]]:
     """Makes two endpoints of one process; also yields the number that each has for their connection."""
     from uccl import p2p
 
@@ -571,7 +579,9 @@ def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatc
                 assert b.stream_wait_signal(stream, words[2:3], value, of_words), p2p.last_error()
                 seen.copy_(there, non_blocking=True)
             signal = (word, value if change == "set" else step, change)
-            assert a.write(conn, mr, here, None, advert, signal=signal, strong=step % 3 == 0), p2p.last_error()
+            assert a.write(conn, mr, here, None, advert, signal=signal, strong=step % 3 == 0), (
+                p2p.last_error()
+            )
             stream.synchronize()
             assert (seen == step).all() and words.tolist() == [0, 0, value, 0], step
         forged = word[:32] + b"\0" * 8 + word[40:]
@@ -596,7 +606,9 @@ def test_a_stream_that_waits_for_a_lost_peers_signal(
         _, word = a.advertise(mr, words[2:3])
         stream = torch.cuda.Stream("cuda:0")
         for value in range(1, 101):
-            assert a.stream_wait_signal(stream, words[2:3], value, mr, conn_id=conn), p2p.last_error()
+            assert a.stream_wait_signal(stream, words[2:3], value, mr, conn_id=conn), (
+                p2p.last_error()
+            )
             assert b.writev(back, [], [], [], [], signal=(word, value, "set")), p2p.last_error()
             stream.synchronize()
             assert words[2].item() == value
@@ -688,7 +700,10 @@ def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None)
     runtime = ctypes.CDLL("libcudart.so.13")
     pointer = ctypes.c_void_p()
     with torch.cuda.device(where):
-        assert runtime.cudaMallocAsync(ctypes.byref(pointer), ctypes.c_size_t(template.numel()), None) == 0
+        assert (
+            runtime.cudaMallocAsync(ctypes.byref(pointer), ctypes.c_size_t(template.numel()), None)
+            == 0
+        )
         assert runtime.cudaStreamSynchronize(None) == 0
     whole = torch.as_tensor(Place(pointer.value, template.numel()), device=where)
     whole.copy_(template)
@@ -700,7 +715,9 @@ def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None)
 
 @one_gpu
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("program", ["prefill_decode", "trainer_to_inference", "embedding_on_demand"])
+@pytest.mark.parametrize(
+    "program", ["prefill_decode", "trainer_to_inference", "embedding_on_demand"]
+)
 def test_examples(program: str) -> None:
     """The programs in examples/python check their transfers; here their tensors are on a GPU."""
     path = Path(__file__).parent.parent / "examples/python" / f"{program}.py"

@@ -138,13 +138,20 @@ def test_nixl_elsewhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_processes_at_once(site: Site) -> None:
     site.package("nixl_cu12")
     env = {**os.environ, "PYTHONPATH": str(site.path), "XDG_CACHE_HOME": str(site.cache)}
-    command = [*PYTHON, PRINT + "print(*__import__('os').listdir(uccl.nixl_plugin_dir()))", site.plugin]
+    command = [
+        *PYTHON,
+        PRINT + "print(*__import__('os').listdir(uccl.nixl_plugin_dir()))",
+        site.plugin,
+    ]
     started = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(12)
     ]
     answers = {process.communicate(timeout=50)[0] for process in started}
     assert len({answer.splitlines()[0] for answer in answers}) == 1, answers
-    assert all(sorted(answer.split()[1:]) == ["libplugin_UCCL.so", "libplugin_UCX.so"] for answer in answers)
+    assert all(
+        sorted(answer.split()[1:]) == ["libplugin_UCCL.so", "libplugin_UCX.so"]
+        for answer in answers
+    )
     assert len(os.listdir(site.cache / "uccl" / "nixl")) == 1
 
 
@@ -168,7 +175,9 @@ class no_writing:
     """A folder that is read-only within the block."""
 
     def __init__(self, folder: Path) -> None:
-        self.folders = [path for path in (folder, *folder.rglob("*")) if path.is_dir() and not path.is_symlink()]
+        self.folders = [
+            path for path in (folder, *folder.rglob("*")) if path.is_dir() and not path.is_symlink()
+        ]
         self.mounted = False
 
     def __enter__(self) -> str | None:

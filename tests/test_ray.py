@@ -127,10 +127,18 @@ def make(library: str, seed: int) -> list[Any]:
     bits = lambda count: random.integers(0, 2, count).astype(np.uint8)
     if library == "numpy":
         whole = [bits(4 * 300).astype(dtype).reshape(4, 300) for dtype in NUMPY]
-        return [*whole, whole[0][1:3], whole[0], whole[2].reshape(-1)[7:1000], np.zeros((0, 5), np.float32)]
+        return [
+            *whole,
+            whole[0][1:3],
+            whole[0],
+            whole[2].reshape(-1)[7:1000],
+            np.zeros((0, 5), np.float32),
+        ]
     import torch
 
-    whole = [torch.from_numpy(bits(4 * 300)).to(getattr(torch, name)).reshape(4, 300) for name in TORCH]
+    whole = [
+        torch.from_numpy(bits(4 * 300)).to(getattr(torch, name)).reshape(4, 300) for name in TORCH
+    ]
     return [*whole, whole[0][1:3], whole[0], whole[8].view(-1)[7:1000], torch.zeros(0, 5)]
 
 

@@ -30,19 +30,27 @@ PR_SET_PDEATHSIG = 1
 BOUND = 120 + ROUNDS * (3 + int(sum(PAUSES)))
 
 RAILS = pytest.mark.rails(
-    but_not={"libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"}
+    but_not={
+        "libfabric:shm": "libfabric's shm: a process may die holding a lock in another's memory"
+    }
 )
 
 
 @RAILS
 @pytest.mark.timeout(BOUND)
 @pytest.mark.parametrize("pause", PAUSES)
-@pytest.mark.parametrize("way", ["connect", "connect_by_gpu", "connect_local", "add_remote_endpoint"])
-def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way: str, pause: float) -> None:
+@pytest.mark.parametrize(
+    "way", ["connect", "connect_by_gpu", "connect_local", "add_remote_endpoint"]
+)
+def test_a_peer_that_restarts(
+    spawn: Spawn, transport: str, base_port: int, way: str, pause: float
+) -> None:
     """A call reaches the peer that has come back, fails while there is none, and a lost connection
     has a reason."""
     here, there = spawn(), spawn()
-    here.call("open", transport=transport, port=0, bind="127.0.0.1", base_port=base_port, timeout=20)
+    here.call(
+        "open", transport=transport, port=0, bind="127.0.0.1", base_port=base_port, timeout=20
+    )
     here.call("buf", "m", SIZE)
     before: dict[str, int] = {}
     conn = None
@@ -76,7 +84,9 @@ def test_a_peer_that_restarts(spawn: Spawn, transport: str, base_port: int, way:
 
 
 @pytest.mark.parametrize("end", ["theirs", "ours"])
-def test_a_connection_that_was_lost_while_both_live(connect: Connect, transport: str, end: str) -> None:
+def test_a_connection_that_was_lost_while_both_live(
+    connect: Connect, transport: str, end: str
+) -> None:
     pair = connect(transport=transport)
     for peer, seed in ((pair.a, 1), (pair.b, None)):
         peer.call("buf", "m", SIZE, seed=seed)
@@ -152,7 +162,9 @@ def growth(before: dict[str, int], now: dict[str, int]) -> list[str]:
 # Functions of the process that survives.
 
 
-def meet(side: Side, way: str, meta: bytes, timeout: float | None = None) -> tuple[tuple[bool, int], str | None]:
+def meet(
+    side: Side, way: str, meta: bytes, timeout: float | None = None
+) -> tuple[tuple[bool, int], str | None]:
     ep = side.ep
     ip, port, gpu = ep.parse_metadata(meta)
     if way == "connect":
@@ -180,7 +192,9 @@ def advertise(side: Side, conn: int, size: int) -> bool:
 def kept(side: Side) -> dict[str, int]:
     """Resources that must not grow from restart to restart."""
     stats, usage = side.ep.stats(), side.usage()
-    return {name: stats[name] for name in ("regions", "connections")} | {name: usage[name] for name in ("fds", "threads")}
+    return {name: stats[name] for name in ("regions", "connections")} | {
+        name: usage[name] for name in ("fds", "threads")
+    }
 
 
 def read_object(side: Side, meta: bytes, descs: bytes) -> str | None:

@@ -16,20 +16,32 @@ PASSED = "test result: ok. 2 passed; 0 failed"
     ("said", "is_well", "told"),
     [
         (f"{PASSED}\\n========= ERROR SUMMARY: 0 errors", True, "0 faults, 2 tests passed"),
-        (f"{PASSED}\\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True, "0 faults"),
+        (
+            f"{PASSED}\\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+            True,
+            "0 faults",
+        ),
         (f"{PASSED}\\n========= ERROR SUMMARY: 3 errors", False, "3 faults"),
-        (f"{PASSED}\\n========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)", False, "2 faults"),
+        (
+            f"{PASSED}\\n========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)",
+            False,
+            "2 faults",
+        ),
         ("========= ERROR SUMMARY: 0 errors", False, "0 tests passed"),
         (f"skipped: lacks a GPU\\n{PASSED}\\n========= ERROR SUMMARY: 0 errors", False, "no GPU"),
         ("========= Error: Target application terminated", False, "did not come to its end"),
     ],
 )
-def test_a_run_is_well_if_tests_passed_and_nothing_was_found(tmp_path: Path, said: str, is_well: bool, told: str) -> None:
+def test_a_run_is_well_if_tests_passed_and_nothing_was_found(
+    tmp_path: Path, said: str, is_well: bool, told: str
+) -> None:
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(f"#!/bin/sh\nprintf '{said}\\n'\n")
     tool.chmod(0o755)
     ran = subprocess.run(
-        [sys.executable, SCRIPT, "gpu", "--sanitizer", tool, "--tools", "memcheck"], capture_output=True, text=True
+        [sys.executable, SCRIPT, "gpu", "--sanitizer", tool, "--tools", "memcheck"],
+        capture_output=True,
+        text=True,
     )
     assert (ran.returncode == 0) == is_well and told in ran.stdout, ran
 
@@ -39,7 +51,17 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     tool.write_text("#!/bin/sh\nsleep 50\n")
     tool.chmod(0o755)
     ran = subprocess.run(
-        [sys.executable, SCRIPT, "gpu", "--sanitizer", tool, "--tools", "memcheck", "--limit", "0.2"],
+        [
+            sys.executable,
+            SCRIPT,
+            "gpu",
+            "--sanitizer",
+            tool,
+            "--tools",
+            "memcheck",
+            "--limit",
+            "0.2",
+        ],
         capture_output=True,
         text=True,
         timeout=30,

@@ -38,11 +38,18 @@ def gpus() -> int:
 
 def run(folder: Path, name: str, processes: int) -> str | None:
     """Runs a test; returns the reason of a failure."""
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
+    launch = (
+        ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
+    )
     command = [sys.executable, *launch, f"{name}.py"]
     try:
         done = subprocess.run(
-            command, cwd=folder, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=folder,
+            timeout=SECONDS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
     except subprocess.TimeoutExpired:
         return f"did not end within {SECONDS} s"
@@ -63,7 +70,10 @@ def main() -> int:
         why = run(options.checkout / "p2p" / "tests", name, processes)
         expected = (why is not None) == (name in DIFFERS)
         failed |= not expected
-        print(f"{'passed' if why is None else 'differs' if expected else 'FAILED':8} {name}", flush=True)
+        print(
+            f"{'passed' if why is None else 'differs' if expected else 'FAILED':8} {name}",
+            flush=True,
+        )
         if why is not None:
             print(why)
     return int(failed)

@@ -52,15 +52,33 @@ class Command(Peer):
     def measure(self, cases: list[Case], context: NixlContext) -> list[Sample]:
         group = cases[0].group
         words = [
-            *("bench", "--json", "-", "--op", group.op, "--iovs", str(group.iovs), *_memory(group, context)),
-            *("--size", ",".join(str(case.size) for case in cases), "--inflight", "1", "--buffers", "1"),
+            *(
+                "bench",
+                "--json",
+                "-",
+                "--op",
+                group.op,
+                "--iovs",
+                str(group.iovs),
+                *_memory(group, context),
+            ),
+            *(
+                "--size",
+                ",".join(str(case.size) for case in cases),
+                "--inflight",
+                "1",
+                "--buffers",
+                "1",
+            ),
             *("--duration", f"{round(context.seconds * 1000)}ms"),
         ]
         found = command.rows(self.binary, words, limit_s=context.limit_s(cases), env={})
         by_size = {row["size_bytes"]: row for row in found}
         wrong = [row["size_bytes"] for row in found if row.get("verified") == "no"]
         if wrong or any(case.size not in by_size for case in cases):
-            raise Failed(f"wrong bytes of sizes {wrong}" if wrong else "a size is missing from its rows")
+            raise Failed(
+                f"wrong bytes of sizes {wrong}" if wrong else "a size is missing from its rows"
+            )
         return [Sample(case, command.value(by_size[case.size], case.unit)) for case in cases]
 
 
@@ -72,7 +90,17 @@ def _memory(case: Case, context: NixlContext) -> list[str]:
     if case.memory == "alloc":
         return [*transport, "--memory", "alloc"]
     ours, theirs = map(str, context.gpus)
-    return [*transport, "--device", "gpu", "--peer-device", case.memory, "--gpu", ours, "--peer-gpu", theirs]
+    return [
+        *transport,
+        "--device",
+        "gpu",
+        "--peer-device",
+        case.memory,
+        "--gpu",
+        ours,
+        "--peer-gpu",
+        theirs,
+    ]
 
 
 class Calls(Python):
@@ -84,7 +112,11 @@ class Calls(Python):
 
     def available(self, context: NixlContext) -> str | None:
         try:
-            run([context.python, "-c", "import numpy; from uccl import p2p"], limit_s=60, env=self.env)
+            run(
+                [context.python, "-c", "import numpy; from uccl import p2p"],
+                limit_s=60,
+                env=self.env,
+            )
         except Failed as failed:
             return str(failed)
         return None

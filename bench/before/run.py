@@ -42,9 +42,16 @@ def arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    made.add_argument("--before", metavar="REVISION", default="HEAD~1", help="the earlier commit, built if need be")
+    made.add_argument(
+        "--before",
+        metavar="REVISION",
+        default="HEAD~1",
+        help="the earlier commit, built if need be",
+    )
     made.add_argument("--before-bin", type=Path, help="its command, where it is built already")
-    made.add_argument("--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="this tree's command")
+    made.add_argument(
+        "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="this tree's command"
+    )
     made.add_argument("--before-wheel", type=Path, help="its wheel, where it is built already")
     made.add_argument("--wheel", type=Path, help="this tree's wheel, where it is built already")
     made.add_argument(
@@ -52,21 +59,31 @@ def arguments() -> argparse.Namespace:
         default=str(PYTHON) if PYTHON.exists() else sys.executable,
         help="the Python that the wheels are for; it has numpy, and NIXL (bench/nixl/run.py --install)",
     )
-    made.add_argument("--only", metavar="SECTION,...", default="host", help=f"sections: {', '.join(SECTIONS)}")
-    made.add_argument("--gpus", default="0,1", help="the GPU of the side that measures, and of the other")
+    made.add_argument(
+        "--only", metavar="SECTION,...", default="host", help=f"sections: {', '.join(SECTIONS)}"
+    )
+    made.add_argument(
+        "--gpus", default="0,1", help="the GPU of the side that measures, and of the other"
+    )
     made.add_argument("--rounds", type=int, default=40, help="rounds")
     made.add_argument("--seconds", type=float, default=0.1, help="seconds a value is measured")
-    made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
+    made.add_argument(
+        "--max-minutes", type=float, default=20, help="start no more work after so long"
+    )
     made.add_argument("--revision", help="of this tree, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
-    made.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
+    made.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar that was measured is not met"
+    )
     options = made.parse_args()
     options.only = names(made, "--only", options.only, SECTIONS)
     return options
 
 
 def git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=60
+    )
     if done.returncode:
         raise Failed(f"git {words[0]}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -86,7 +103,8 @@ def command_of(tree: Path) -> Path:
     say(f"building the command of {tree.name}")
     target = WORK / "before" / "target"
     done = subprocess.run(
-        ["cargo", "build", "--quiet", "--release", "-p", "uccl-cli", "--target-dir", str(target)], cwd=tree
+        ["cargo", "build", "--quiet", "--release", "-p", "uccl-cli", "--target-dir", str(target)],
+        cwd=tree,
     )
     if done.returncode:
         raise Failed(f"{tree.name} does not build")
@@ -139,11 +157,19 @@ def groups(only: set[str]) -> list[list[Case]]:
 def host() -> list[Case]:
     made = []
     for link in LINKS:
-        made += [Case(link, op, size, unit="us") for op in ("write", "read", "send", "notif") for size in (64, 4 * KIB)]
+        made += [
+            Case(link, op, size, unit="us")
+            for op in ("write", "read", "send", "notif")
+            for size in (64, 4 * KIB)
+        ]
         made += [Case(link, op, size) for op in ("write", "read", "send") for size in SIZES]
         made.append(Case(link, "write", 4 * KIB, iovs=1024))
     made += [Case("local", "write", size, memory="alloc", unit="us") for size in (64, 4 * KIB)]
-    made += [Case("local", op, size, memory="alloc") for op in ("write", "read") for size in (64 * KIB, MIB, 64 * MIB)]
+    made += [
+        Case("local", op, size, memory="alloc")
+        for op in ("write", "read")
+        for size in (64 * KIB, MIB, 64 * MIB)
+    ]
     return made
 
 
@@ -152,7 +178,12 @@ def gpu() -> list[Case]:
 
 
 def python() -> list[Case]:
-    shapes = [(link, op, size) for link in LINKS for op in ("write", "read", "send") for size in (64, 4 * KIB)]
+    shapes = [
+        (link, op, size)
+        for link in LINKS
+        for op in ("write", "read", "send")
+        for size in (64, 4 * KIB)
+    ]
     return [Case(*shape, memory="host", unit="us", by="python") for shape in shapes]
 
 

@@ -43,7 +43,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2, help="processes of each library, one for each GPU")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="processes of each library, one for each GPU"
+    )
     parser.add_argument("--num-tokens", type=int, nargs="+", default=[4096], help="of each rank")
     parser.add_argument("--hidden", type=int, default=7168, help="values of a token")
     parser.add_argument("--num-topk", type=int, default=8, help="experts of a token")
@@ -53,9 +55,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="in which all take turns")
     parser.add_argument("--calls", type=int, default=5, help="that are timed in a turn, each way")
     parser.add_argument("--max-seconds", type=int, default=480, help="after which no more is begun")
-    parser.add_argument("--only", default=",".join(USUAL), metavar="NAME,...", help="who takes part")
-    parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: UCCL-EP's, this project's")
-    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="the Python that has torch")
+    parser.add_argument(
+        "--only", default=",".join(USUAL), metavar="NAME,...", help="who takes part"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="a folder of wheels: UCCL-EP's, this project's"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="PATH", help="the Python that has torch"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every value")
     parsed = parser.parse_args()
     if unknown := set(parsed.only.split(",")) - set(WHAT):
@@ -68,7 +76,8 @@ def options() -> argparse.Namespace:
 def shapes(args: argparse.Namespace) -> list[Shape]:
     """The shapes, from the fewest tokens on."""
     return [
-        Shape(args.ranks, tokens, args.hidden, args.num_topk, args.num_experts) for tokens in sorted(args.num_tokens)
+        Shape(args.ranks, tokens, args.hidden, args.num_topk, args.num_experts)
+        for tokens in sorted(args.num_tokens)
     ]
 
 
@@ -107,11 +116,15 @@ class Beside:
         """All rounds of a shape, or as many as there is time for."""
         measured = Measured(shape, sms)
         for name in list(self._groups):
-            told = self._ask(name, {"do": "prepare", "shape": shape.as_dict(), "sms": sms}, PREPARE_S)
+            told = self._ask(
+                name, {"do": "prepare", "shape": shape.as_dict(), "sms": sms}, PREPARE_S
+            )
             if told:
                 measured.told[name] = told[0]
         for number in range(self._args.rounds):
-            turns = [(name, what, how) for name in self._groups for what in WHAT[name] for how in HOW]
+            turns = [
+                (name, what, how) for name in self._groups for what in WHAT[name] for how in HOW
+            ]
             # In a fixed order, the same call would always come before a call and bias it.
             for name, what, how in random.Random(number).sample(turns, len(turns)):
                 self._turn(measured, name, what, how)
@@ -202,7 +215,11 @@ def main() -> int:
 def write(args: argparse.Namespace, done: list[Measured], lost: dict[str, str]) -> None:
     """Writes every value to the file of ``--json``, if there is one."""
     if args.json:
-        said = {"with_layout": args.with_layout, "failed": lost, "measured": [each.as_dict() for each in done]}
+        said = {
+            "with_layout": args.with_layout,
+            "failed": lost,
+            "measured": [each.as_dict() for each in done],
+        }
         args.json.write_text(json.dumps(said) + "\n")
 
 

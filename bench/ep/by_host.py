@@ -87,7 +87,8 @@ class Writer:
         region = self._good(self._endpoint.reg(target.data_ptr(), most * ranks))
         # Each peer writes to a part of its own.
         adverts = [
-            self._good(self._endpoint.advertise(region, target.data_ptr() + peer * most, most)) for peer in range(ranks)
+            self._good(self._endpoint.advertise(region, target.data_ptr() + peer * most, most))
+            for peer in range(ranks)
         ]
         everyone: list[Any] = [None] * ranks
         dist.all_gather_object(everyone, (self._endpoint.get_metadata(), adverts))
@@ -103,14 +104,22 @@ class Writer:
         under_way = [
             self._good(
                 self._endpoint.write_async(
-                    self._connections[other], self._region, start, counts[other], self._adverts[other]
+                    self._connections[other],
+                    self._region,
+                    start,
+                    counts[other],
+                    self._adverts[other],
                 )
             )
             for other in self._others
             if counts[other]
         ]
         while under_way:
-            under_way = [transfer for transfer in under_way if not self._good(self._endpoint.poll_async(transfer))]
+            under_way = [
+                transfer
+                for transfer in under_way
+                if not self._good(self._endpoint.poll_async(transfer))
+            ]
 
     def _good(self, returned: tuple[bool, Any]) -> Any:
         if not returned[0]:
@@ -169,7 +178,11 @@ class ByHost(Calls):
 
     def lines(self, measured: Measured) -> list[Line]:
         more = [
-            Line(f"{name}: less the engine's", difference(measured[name], measured[f"{ENGINE}, {what}"]), 0)
+            Line(
+                f"{name}: less the engine's",
+                difference(measured[name], measured[f"{ENGINE}, {what}"]),
+                0,
+            )
             for name, what in self.moving.items()
             if self.writer is not None
         ]
@@ -181,11 +194,20 @@ class ByHost(Calls):
             # Both move the same bytes, so a ratio of rates is the inverse ratio of times.
             for copies in (IN_TURN, AT_ONCE):
                 bar = BAR if copies == IN_TURN else ""
-                ratios.append(Ratio(f"{name}: rate / {copies}", measured[f"{copies}, {what}"], measured[name], bar))
+                ratios.append(
+                    Ratio(
+                        f"{name}: rate / {copies}",
+                        measured[f"{copies}, {what}"],
+                        measured[name],
+                        bar,
+                    )
+                )
             own = measured[f"{IN_TURN}, {what}{OWN_TOO}"]
             ratios.append(Ratio(f"{name}: rate / {IN_TURN}{OWN_TOO}", own, measured[name]))
             if self.writer is not None:
-                ratios.append(Ratio(f"{name}: time / engine's", measured[name], measured[f"{ENGINE}, {what}"]))
+                ratios.append(
+                    Ratio(f"{name}: time / engine's", measured[name], measured[f"{ENGINE}, {what}"])
+                )
         return ratios
 
     def _moves(self) -> dict[str, Move]:
@@ -209,7 +231,11 @@ class ByHost(Calls):
 class FewByHost(ByHost, FewTokens):
     """Low latency mode; a combine sends a row for each expert of a token."""
 
-    moving = {"dispatch, fp8": "dispatch fp8", "dispatch, bf16": "dispatch bf16", "combine": "combine bf16"}
+    moving = {
+        "dispatch, fp8": "dispatch fp8",
+        "dispatch, bf16": "dispatch bf16",
+        "combine": "combine bf16",
+    }
 
     def returned(self) -> Rows:
         return rows_by_choice(self.shape)
@@ -232,7 +258,9 @@ class ManyByHost(ByHost, ManyTokens):
 def main() -> None:
     parser = on_gpus("calls by the host's memory")
     parser.set_defaults(num_experts=256, rounds=12)
-    parser.add_argument("--mode", choices=("few", "many"), default="few", help="low latency or normal mode")
+    parser.add_argument(
+        "--mode", choices=("few", "many"), default="few", help="low latency or normal mode"
+    )
     parser.add_argument("--num-sms", type=int, default=24, help="of normal mode")
     parser.add_argument("--far", action="store_true", help="each rank is on a node of its own")
     args = parser.parse_args()

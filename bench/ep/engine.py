@@ -107,7 +107,9 @@ def check_calls(engine: Engine, routed: Routed) -> None:
     """Raises unless received rows equal the sent ones, in order of rank and token, and sums are
     right to the last bit."""
     shape, rank, device = routed.shape, routed.rank, str(routed.x.device)
-    everyone = [routed if other == rank else Routed(shape, other, device) for other in range(shape.ranks)]
+    everyone = [
+        routed if other == rank else Routed(shape, other, device) for other in range(shape.ranks)
+    ]
     layout = engine.layout(routed)
     experts = torch.arange(shape.experts, device=device)
     _same("tokens by rank", layout[0], routed.goes.sum(0))
@@ -118,13 +120,21 @@ def check_calls(engine: Engine, routed: Routed) -> None:
         got = engine.dispatch(sent[rank], routed, layout)
         _same_tokens(f"rows, {form}", got.tokens, sent, everyone, rank)
         _check_choices(got, everyone, rank)
-        _same_tokens(f"rows with a handle, {form}", engine.again(sent[rank], got.handle), sent, everyone, rank)
+        _same_tokens(
+            f"rows with a handle, {form}",
+            engine.again(sent[rank], got.handle),
+            sent,
+            everyone,
+            rank,
+        )
         if engine.has_in_place:
             got = engine.in_place(sent[rank], routed, layout)
             used = (got.ids >= 0).any(1)
             stayed = got.tokens if isinstance(got.tokens, tuple) else (got.tokens,)
             rows = tuple(part[used] for part in stayed)
-            _same_tokens(f"rows in place, {form}", rows if len(rows) > 1 else rows[0], sent, everyone, rank)
+            _same_tokens(
+                f"rows in place, {form}", rows if len(rows) > 1 else rows[0], sent, everyone, rank
+            )
     got = engine.dispatch(routed.integers(), routed, layout)
     # Each rank multiplies its rows by another factor, so a row of a wrong rank changes the sum.
     sums = engine.combine(got.tokens * (rank + 1), got.handle)
@@ -136,7 +146,8 @@ def check_calls(engine: Engine, routed: Routed) -> None:
 def _check_choices(got: Arrived, everyone: list[Routed], rank: int) -> None:
     local = everyone[rank].shape.local_experts
     ids, weights = (
-        torch.cat([getattr(each, name)[each.goes[:, rank]] for each in everyone]) for name in ("ids", "weights")
+        torch.cat([getattr(each, name)[each.goes[:, rank]] for each in everyone])
+        for name in ("ids", "weights")
     )
     ours = ids // local == rank
     _same("choices", got.ids, torch.where(ours, ids - rank * local, -1))
@@ -146,11 +157,17 @@ def _check_choices(got: Arrived, everyone: list[Routed], rank: int) -> None:
         raise AssertionError(f"tokens of local experts: {got.per_expert}, not {here}")
 
 
-def _same_tokens(what: str, got: Tokens, sent: list[Tokens], everyone: list[Routed], rank: int) -> None:
+def _same_tokens(
+    what: str, got: Tokens, sent: list[Tokens], everyone: list[Routed], rank: int
+) -> None:
     parts = zip(*sent) if isinstance(got, tuple) else [sent]
     arrived = got if isinstance(got, tuple) else [got]
     for part, values in zip(parts, arrived):
-        _same(what, values, torch.cat([rows[each.goes[:, rank]] for rows, each in zip(part, everyone)]))
+        _same(
+            what,
+            values,
+            torch.cat([rows[each.goes[:, rank]] for rows, each in zip(part, everyone)]),
+        )
 
 
 def _same(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -47,8 +47,14 @@ class Expanded(Calls):
         )
         self.routed = Routed(self.shape, rank)
         #: By form: the bytes that expanding writes beyond those of one row for a token.
-        self.more = {form: (self._rows(True) - self._rows(False)) * row_bytes(form, args.hidden) for form in FORMS}
-        made = {form: torch.ones(count, dtype=torch.uint8, device="cuda") for form, count in self.more.items()}
+        self.more = {
+            form: (self._rows(True) - self._rows(False)) * row_bytes(form, args.hidden)
+            for form in FORMS
+        }
+        made = {
+            form: torch.ones(count, dtype=torch.uint8, device="cuda")
+            for form, count in self.more.items()
+        }
         self.pairs = {form: (made[form], made[form].clone()) for form in FORMS}
 
     def rows_between(self) -> Rows:
@@ -76,7 +82,10 @@ class Expanded(Calls):
     def told(self) -> list[str]:
         lines = []
         for form in FORMS:
-            sizes = [self._rows(is_expanded) * row_bytes(form, self.args.hidden) / 1e6 for is_expanded in (False, True)]
+            sizes = [
+                self._rows(is_expanded) * row_bytes(form, self.args.hidden) / 1e6
+                for is_expanded in (False, True)
+            ]
             lines.append(
                 f"{form}: rank {self.rank} writes {sizes[0]:.2f} MB contiguous, {sizes[1]:.2f} MB expanded: "
                 f"{self.more[form] / 1e6:.2f} MB more"
@@ -97,7 +106,14 @@ class Expanded(Calls):
             form, longer = name.split(", ")[-1], self._longer(measured, name)
             for what, bar in (("copy", "at most 1.00"), ("fill", "")):
                 of_difference = measured[f"{what} of the difference, {form}"]
-                ratios.append(Ratio(f"{name.removeprefix('expanded, ')}: difference / {what}", longer, of_difference, bar))
+                ratios.append(
+                    Ratio(
+                        f"{name.removeprefix('expanded, ')}: difference / {what}",
+                        longer,
+                        of_difference,
+                        bar,
+                    )
+                )
             contiguous = measured[name.replace("expanded", "contiguous")]
             ratios.append(Ratio(f"{name}: time / contiguous", measured[name], contiguous))
         return ratios
@@ -131,7 +147,9 @@ def _name(what: str, sms: int, form: str) -> str:
 def main() -> None:
     parser = on_gpus("rows by expert beside rows by token")
     parser.set_defaults(num_tokens=4096, num_experts=256, rounds=12)
-    parser.add_argument("--num-sms", type=int, nargs="+", default=[24, 0], help="each is measured; 0: all")
+    parser.add_argument(
+        "--num-sms", type=int, nargs="+", default=[24, 0], help="each is measured; 0: all"
+    )
     run(parser.parse_args(), Expanded)
 
 

@@ -109,7 +109,9 @@ class Calls:
         return [f"{rows} rows of a rank, {foreign} of them for other ranks"]
 
 
-def of_nccl(measured: Measured, forms: dict[str, str], bar_of: Callable[[str], str] = lambda _: "") -> list[Ratio]:
+def of_nccl(
+    measured: Measured, forms: dict[str, str], bar_of: Callable[[str], str] = lambda _: ""
+) -> list[Ratio]:
     """Ratios of calls' times to NCCL's exchange of rows of the same form, where there is one, with
     their bars."""
     return [
@@ -128,7 +130,9 @@ class FewTokens(Calls):
         super().__init__(args, rank)
         tokens, hidden, experts = args.num_tokens, args.hidden, args.num_experts
         size = Buffer.get_low_latency_rdma_size_hint(tokens, hidden, args.ranks, experts)
-        self.buffer = Buffer(num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends)
+        self.buffer = Buffer(
+            num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends
+        )
         routed = Routed(self.shape, rank)
         self.x, self.ids, self.weights = routed.x, routed.ids, routed.weights
         self.rows = torch.randn(tokens * args.num_topk, hidden, device="cuda").bfloat16()
@@ -138,14 +142,18 @@ class FewTokens(Calls):
         self.made, self.handle = None, None
 
     def dispatch(self, **form: Any) -> Any:
-        return self.buffer.low_latency_dispatch(self.x, self.ids, self.args.num_tokens, self.args.num_experts, **form)
+        return self.buffer.low_latency_dispatch(
+            self.x, self.ids, self.args.num_tokens, self.args.num_experts, **form
+        )
 
     def combine(self, **form: Any) -> Any:
         if self.handle is None:
             made, _, self.handle, _, _ = self.dispatch(use_fp8=False)
             # Below 1, as LogFMT packs them.
             self.made = made / 16
-        return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle, **form)
+        return self.buffer.low_latency_combine(
+            self.made, self.ids, self.weights, self.handle, **form
+        )
 
     def rows_between(self) -> Rows:
         """A row for each expert of a token."""
@@ -162,7 +170,11 @@ class FewTokens(Calls):
         }
 
     def compared(self, measured: Measured) -> list[Ratio]:
-        return of_nccl(measured, {"dispatch, fp8": "fp8", "dispatch, bf16": "bf16", "combine": "bf16"}, self.bar_of)
+        return of_nccl(
+            measured,
+            {"dispatch, fp8": "fp8", "dispatch, bf16": "bf16", "combine": "bf16"},
+            self.bar_of,
+        )
 
     def bar_of(self, name: str) -> str:
         """The bar of a call."""
@@ -195,12 +207,19 @@ def measure(calls: Calls, meet: Callable[[], Any], hows: Sequence[str] = HOWS) -
     # The capture has released torch's cached memory.
     meet()
     reserve()
-    ways = [(name, how) for name in all_calls for how in hows if how != "graph" or name not in calls.waiting]
+    ways = [
+        (name, how)
+        for name in all_calls
+        for how in hows
+        if how != "graph" or name not in calls.waiting
+    ]
     measured: Measured = {name: {} for name in all_calls}
     for number in range(calls.args.rounds):
         # In a fixed order, the same call would always come before a call and bias it.
         for name, how in random.Random(number).sample(ways, len(ways)):
-            call, each = (graphs[name].replay, calls.repeats) if how == "graph" else (all_calls[name], 1)
+            call, each = (
+                (graphs[name].replay, calls.repeats) if how == "graph" else (all_calls[name], 1)
+            )
             taken = times("called" if how == "graph" else how, calls.args.calls, call, meet)
             measured[name].setdefault(how, []).append([value / each for value in taken])
     meet()
@@ -216,7 +235,9 @@ def captured(
     graphs = {}
     for turn in range(calls.args.ranks):
         meet()
-        for name in [name for name in all_calls if turn == calls.rank and name not in calls.waiting]:
+        for name in [
+            name for name in all_calls if turn == calls.rank and name not in calls.waiting
+        ]:
             graphs[name] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[name], capture_error_mode="thread_local"):
                 for _ in range(calls.repeats):
@@ -228,17 +249,28 @@ def slowest(ranks: list[Measured]) -> Measured:
     """The slowest rank's value of each time."""
 
     def rounds(name: str, how: str) -> list[list[float]]:
-        return [[max(taken) for taken in zip(*each)] for each in zip(*(rank[name][how] for rank in ranks))]
+        return [
+            [max(taken) for taken in zip(*each)]
+            for each in zip(*(rank[name][how] for rank in ranks))
+        ]
 
-    return {name: {how: rounds(name, how) for how in HOWS if how in ways} for name, ways in ranks[0].items()}
+    return {
+        name: {how: rounds(name, how) for how in HOWS if how in ways}
+        for name, ways in ranks[0].items()
+    }
 
 
 def report(calls: Calls, ranks: list[Measured], how: str) -> None:
     """Prints the table and the ratios; the facts about rows are the first rank's."""
     args, measured = calls.args, slowest(ranks)
-    print(f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ", end="")
+    print(
+        f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ",
+        end="",
+    )
     print(f"top-{args.num_topk}, {args.num_experts} experts")
-    print(f"{args.rounds} rounds of {args.calls} calls each way; queued: {QUEUED} behind each other; in a graph: {calls.repeats}")
+    print(
+        f"{args.rounds} rounds of {args.calls} calls each way; queued: {QUEUED} behind each other; in a graph: {calls.repeats}"
+    )
     compared = calls.compared(measured)
     lines = [*calls.told(), "", *table(calls.lines(measured), HOWS)]
     print("\n".join([*lines, "", *ratios(compared, HOWS)] if compared else lines), flush=True)
@@ -260,18 +292,29 @@ def in_threads(args: argparse.Namespace, kind: Callable[..., Calls]) -> None:
 
     with ThreadPoolExecutor(args.ranks) as pool:
         done = [work.result() for work in [pool.submit(run, rank) for rank in range(args.ranks)]]
-    report(done[0][0], [measured for _, measured in done], f"{args.ranks} ranks that share it, in one process")
+    report(
+        done[0][0],
+        [measured for _, measured in done],
+        f"{args.ranks} ranks that share it, in one process",
+    )
 
 
-def in_process(rank: int, args: argparse.Namespace, kind: Callable[..., Calls], folder: str) -> None:
+def in_process(
+    rank: int, args: argparse.Namespace, kind: Callable[..., Calls], folder: str
+) -> None:
     """A rank with a GPU of its own."""
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks
+    )
     meeting = Meeting(Path(folder), rank, args.ranks, PATIENCE_S)
     with torch.cuda.stream(torch.cuda.Stream()):
         calls = kind(args, rank, group=dist.group.WORLD)
         others, rows = calls.all, calls.rows_between()
-        exchanges = {NCCL + form: exchange(rows, rank, row_bytes(form, args.hidden)) for form in ("fp8", "bf16")}
+        exchanges = {
+            NCCL + form: exchange(rows, rank, row_bytes(form, args.hidden))
+            for form in ("fp8", "bf16")
+        }
 
         def with_nccl() -> dict[str, Callable[[], Any]]:
             return {**others(), **exchanges}

@@ -62,7 +62,9 @@ class ManyTokens(Calls):
             "dispatch, handle, bf16": lambda: self.engine.again(routed.x, first.handle),
             "dispatch, in place, fp8": lambda: self.in_place(routed.quantised),
             "dispatch, in place, bf16": lambda: self.in_place(routed.x),
-            "dispatch, handle, in place, bf16": lambda: self.engine.again_in_place(routed.x, stayed.handle),
+            "dispatch, handle, in place, bf16": lambda: self.engine.again_in_place(
+                routed.x, stayed.handle
+            ),
             "combine": lambda: self.engine.combine(first.tokens, first.handle),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }

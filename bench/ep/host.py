@@ -45,7 +45,9 @@ def timed(group: Any, call: Callable[[], Any]) -> tuple[float, Any]:
 
 def run(rank: int, args: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks
+    )
     from uccl.ep import Buffer, ElasticBuffer
 
     group = dist.group.WORLD
@@ -70,16 +72,22 @@ def run(rank: int, args: argparse.Namespace, folder: str) -> None:
         for fp8 in (True, False):
             name = f"low latency dispatch, {'fp8' if fp8 else 'bf16'}"
             got, _, handle, _, _ = measure(
-                name, lambda fp8=fp8: buffer.low_latency_dispatch(x, ids, tokens, experts, use_fp8=fp8)
+                name,
+                lambda fp8=fp8: buffer.low_latency_dispatch(x, ids, tokens, experts, use_fp8=fp8),
             )
-        measure("low latency combine", lambda: buffer.low_latency_combine(got, ids, weights, handle))
-        del got, handle
+        measure(
+            "low latency combine", lambda: buffer.low_latency_combine(got, ids, weights, handle)
+        )
+        # The memory of the rows goes before the next call makes its own.
+        got = handle = None
         got, _, _, handle, _ = measure(
             "elastic dispatch, expanded",
-            lambda: elastic.dispatch(x, topk_idx=ids, topk_weights=weights, num_experts=experts, do_expand=True),
+            lambda: elastic.dispatch(
+                x, topk_idx=ids, topk_weights=weights, num_experts=experts, do_expand=True
+            ),
         )
         measure("elastic combine, expanded", lambda: elastic.combine(got, handle))
-        del got, handle
+        got = handle = None
         measure("gloo all_to_all, bf16", lambda: dist.all_to_all_single(other, rows))
         measure("copy in this process, bf16", lambda: copied.copy_(rows))
     if rank == 0:
@@ -92,15 +100,21 @@ def report(args: argparse.Namespace, ids: torch.Tensor, times: dict[str, list[fl
     owners = ids // (args.num_experts // args.ranks)
     selections, foreign = ids.numel(), int((owners != 0).sum())
     gloo = statistics.median(times["gloo all_to_all, bf16"][3:])
-    print(f"{args.ranks} ranks, {args.num_tokens} tokens each, hidden {args.hidden}, top-{args.num_topk}, {args.num_experts} experts")
-    print(f"{selections} rows of a rank, {foreign} of them for other ranks; medians of {args.rounds} rounds\n")
+    print(
+        f"{args.ranks} ranks, {args.num_tokens} tokens each, hidden {args.hidden}, top-{args.num_topk}, {args.num_experts} experts"
+    )
+    print(
+        f"{selections} rows of a rank, {foreign} of them for other ranks; medians of {args.rounds} rounds\n"
+    )
     print(f"{'':30} {'us':>9} {'MB':>8} {'foreign':>8} {'GB/s':>7} {'gloo/it':>8}")
     for name, all_times in times.items():
         took = statistics.median(all_times[3:])
         row = args.hidden + args.hidden // 32 if "fp8" in name else 2 * args.hidden
         sizes = [count * row / 1e6 for count in (selections, foreign)]
         rate = sizes[0] / 1e3 / took
-        print(f"{name:30} {took * 1e6:9.0f} {sizes[0]:8.2f} {sizes[1]:8.2f} {rate:7.2f} {gloo / took:8.2f}")
+        print(
+            f"{name:30} {took * 1e6:9.0f} {sizes[0]:8.2f} {sizes[1]:8.2f} {rate:7.2f} {gloo / took:8.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ class Shape:
 
 def row_bytes(form: str, hidden: int) -> int:
     """Bytes of a row on its way, with its scales."""
-    by_form = {"fp8": hidden + hidden // 32, "nvfp4": hidden // 2 + hidden // 16, "logfmt": hidden // GROUP * 164}
+    by_form = {
+        "fp8": hidden + hidden // 32,
+        "nvfp4": hidden // 2 + hidden // 16,
+        "logfmt": hidden // GROUP * 164,
+    }
     return by_form.get(form, 2 * hidden)
 
 

@@ -27,7 +27,9 @@ class Ours(Engine):
         self.buffer = Buffer(num_nvl_bytes=room(most), device="cuda", timeout=20, **ends)
 
     def layout(self, routed: Routed) -> Layout:
-        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(routed.ids, routed.shape.experts)
+        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(
+            routed.ids, routed.shape.experts
+        )
         return per_rank, goes, per_expert
 
     def dispatch(
@@ -48,7 +50,9 @@ class Ours(Engine):
         return Arrived(*returned[:5])
 
     def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
-        return self.dispatch(x, routed, layout, worst=routed.shape.ranks * routed.shape.tokens, zero_copy=True)
+        return self.dispatch(
+            x, routed, layout, worst=routed.shape.ranks * routed.shape.tokens, zero_copy=True
+        )
 
     def again(self, x: Tokens, handle: Any) -> Tokens:
         return self.buffer.dispatch(x, handle=handle, config=Config(self.sms))[0]

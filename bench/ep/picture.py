@@ -7,7 +7,18 @@ from typing import NamedTuple, Sequence
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 1000, 560, 70, 20, 60, 360
-COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d6a9f", "#5c4742", "#888888", "#111111")
+COLOURS = (
+    "#1b6ca8",
+    "#d1495b",
+    "#2e933c",
+    "#edae49",
+    "#6a4c93",
+    "#00798c",
+    "#8d6a9f",
+    "#5c4742",
+    "#888888",
+    "#111111",
+)
 #: Dash patterns: the next one begins when all colours are used.
 DASHES = ("", "6 3", "2 3")
 
@@ -49,7 +60,12 @@ def picture(across: str, up: str, curves: Sequence[Curve]) -> str:
         f'<g transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)">{_text(0, 0, up, "middle")}</g>',
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join(
+            [head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>"]
+        )
+        + "\n"
+    )
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:

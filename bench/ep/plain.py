@@ -32,7 +32,10 @@ def moved(shape: Shape) -> list[tuple[str, Rows, int]]:
 
 def without_own(rows: Rows) -> Rows:
     """Rows that cross a link."""
-    return [[0 if to == rank else count for to, count in enumerate(counts)] for rank, counts in enumerate(rows)]
+    return [
+        [0 if to == rank else count for to, count in enumerate(counts)]
+        for rank, counts in enumerate(rows)
+    ]
 
 
 def sent_back(rows: Rows) -> Rows:
@@ -59,8 +62,12 @@ class Symmetric:
         sends, comes = rows[rank], [counts[rank] for counts in rows]
         # Symmetric tensors have the same size on all ranks.
         most, here = max(map(sum, [*rows, *sent_back(rows), [1]])), torch.device("cuda", rank)
-        self._source, self._target = (symmetric.empty(most, length, dtype=torch.uint8, device=here) for _ in range(2))
-        self._sends = symmetric.empty(len(rows), dtype=torch.int64, device=here).copy_(torch.tensor(sends))
+        self._source, self._target = (
+            symmetric.empty(most, length, dtype=torch.uint8, device=here) for _ in range(2)
+        )
+        self._sends = symmetric.empty(len(rows), dtype=torch.int64, device=here).copy_(
+            torch.tensor(sends)
+        )
         self._comes = symmetric.empty(2, len(rows), dtype=torch.int64, device=here)
         for tensor in (self._source, self._target, self._sends, self._comes):
             symmetric.rendezvous(tensor, group=self._group)
@@ -69,12 +76,16 @@ class Symmetric:
         dist.barrier()
         self()
         arrived = self._target[: sum(comes)]
-        wanted = torch.repeat_interleave(torch.arange(1, len(rows) + 1), torch.tensor(comes)).to(here)
+        wanted = torch.repeat_interleave(torch.arange(1, len(rows) + 1), torch.tensor(comes)).to(
+            here
+        )
         if not bool(arrived.eq(wanted[:, None]).all()):
             raise RuntimeError("symmetric memory's all_to_all brings other rows")
 
     def __call__(self) -> None:
-        torch.ops.symm_mem.all_to_all_vdev(self._source, self._target, self._sends, self._comes, self._group)
+        torch.ops.symm_mem.all_to_all_vdev(
+            self._source, self._target, self._sends, self._comes, self._group
+        )
 
 
 class Copies:
@@ -98,7 +109,10 @@ class Copies:
     def _once(self, each: int) -> float:
         for device in range(torch.cuda.device_count()):
             torch.cuda.synchronize(device)
-        events = {device: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for device in self._devices}
+        events = {
+            device: [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            for device in self._devices
+        }
         for device, (began, _) in events.items():
             began.record(torch.cuda.current_stream(device))
         for pair in self._pairs:
@@ -144,10 +158,17 @@ class Pair:
         taken, target, sent, source, count = self._arguments
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         status = runtime().cudaMemcpyPeerAsync(
-            ctypes.c_void_p(taken), target, ctypes.c_void_p(sent), source, ctypes.c_size_t(count), stream
+            ctypes.c_void_p(taken),
+            target,
+            ctypes.c_void_p(sent),
+            source,
+            ctypes.c_size_t(count),
+            stream,
         )
         if status:
-            raise RuntimeError(f"cudaMemcpyPeerAsync from GPU {source} to GPU {target}: error {status}")
+            raise RuntimeError(
+                f"cudaMemcpyPeerAsync from GPU {source} to GPU {target}: error {status}"
+            )
 
     def end(self) -> None:
         """Makes the source's current stream wait for the copies."""

@@ -121,7 +121,10 @@ class SymmetricRank(NcclRank):
         super().__init__(hello)
 
     def made(self, shape: Shape, sms: int) -> tuple[dict[str, Callable[[], Any]], str]:
-        made = {name: Symmetric(without_own(rows), self.rank, length) for name, rows, length in moved(shape)}
+        made = {
+            name: Symmetric(without_own(rows), self.rank, length)
+            for name, rows, length in moved(shape)
+        }
         return dict(made), "all_to_all_vdev, by NVSHMEM"
 
 

@@ -24,7 +24,11 @@ WHAT = {
     COPY: tuple(what + more for what in MOVED for more in ("", ONE_WAY)),
 }
 #: The bars: parts of UCCL-EP's time, and of the rate of copies between GPUs, by bytes that cross.
-OF_THEIRS = {"dispatch bf16": "at most 0.55", "dispatch fp8": "at most 0.60", "combine bf16": "at most 0.55"}
+OF_THEIRS = {
+    "dispatch bf16": "at most 0.55",
+    "dispatch fp8": "at most 0.60",
+    "combine bf16": "at most 0.55",
+}
 OF_COPY = "at least 0.85"
 #: A participant and its call.
 Row = tuple[str, str]
@@ -50,12 +54,16 @@ class Measured:
     def crossing(self, what: str) -> int:
         """Bytes that cross a link: of the rank that sends most, with scales."""
         wanted = plain(what.removesuffix(OWN_TOO).removesuffix(ONE_WAY))
-        rows, length = next((rows, length) for name, rows, length in moved(self.shape) if name == wanted)
+        rows, length = next(
+            (rows, length) for name, rows, length in moved(self.shape) if name == wanted
+        )
         crossing = without_own(rows)
         return length * (crossing[0][1] if what.endswith(ONE_WAY) else max(map(sum, crossing)))
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [{"who": who, "what": what, "us": taken} for (who, what), taken in self.rounds.items()]
+        rows = [
+            {"who": who, "what": what, "us": taken} for (who, what), taken in self.rounds.items()
+        ]
         return {**self.shape.as_dict(), "sms": self.sms, "told": self.told, "rows": rows}
 
 
@@ -66,7 +74,13 @@ def plain(what: str) -> str:
 
 def report(measured: Measured) -> str:
     """The table and the ratios of one shape."""
-    lines = [*_head(measured), "", *table(_lines(measured), HOW), "", *ratios(_ratios(measured), HOW)]
+    lines = [
+        *_head(measured),
+        "",
+        *table(_lines(measured), HOW),
+        "",
+        *ratios(_ratios(measured), HOW),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +121,12 @@ def _lines(measured: Measured) -> list[Line]:
 def _ratios(measured: Measured) -> list[Ratio]:
     whats = [what for who, what in sorted(measured.rounds, key=_place) if who == OURS]
     compared = [
-        (f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what.removesuffix(PLACE)), OF_THEIRS.get(what, ""))
+        (
+            f"{what}: time / UCCL-EP's",
+            (OURS, what),
+            (THEIRS, what.removesuffix(PLACE)),
+            OF_THEIRS.get(what, ""),
+        )
         for what in whats
     ]
     for what in whats:
@@ -118,5 +137,7 @@ def _ratios(measured: Measured) -> list[Ratio]:
         compared.append((f"{what}: rate / copies'", (COPY, alike), (OURS, what), OF_COPY))
     rows = measured.rounds
     return [
-        Ratio(name, rows[over], rows[under], bar) for name, over, under, bar in compared if over in rows and under in rows
+        Ratio(name, rows[over], rows[under], bar)
+        for name, over, under, bar in compared
+        if over in rows and under in rows
     ]

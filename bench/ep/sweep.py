@@ -52,7 +52,9 @@ class Many(ManyTokens):
     waiting = ()
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
-        super().__init__(argparse.Namespace(**{**vars(args), "num_sms": max(args.sms)}), rank, **ends)
+        super().__init__(
+            argparse.Namespace(**{**vars(args), "num_sms": max(args.sms)}), rank, **ends
+        )
 
     def all(self) -> dict[str, Callable[[], Any]]:
         calls = super().all()
@@ -73,7 +75,9 @@ class Many(ManyTokens):
 def rank_of(rank: int, args: argparse.Namespace, folder: str) -> None:
     """The process of a rank: measures all numbers of tokens that there is time for."""
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks
+    )
     swept: dict[int, Measured] = {}
     with torch.cuda.stream(torch.cuda.Stream()):
         for tokens in args.tokens:
@@ -86,7 +90,10 @@ def rank_of(rank: int, args: argparse.Namespace, folder: str) -> None:
     everyone: list[Any] = [None] * args.ranks
     dist.all_gather_object(everyone, swept)
     if rank == 0:
-        torch.save({tokens: slowest([each[tokens] for each in everyone]) for tokens in swept}, f"{folder}/swept")
+        torch.save(
+            {tokens: slowest([each[tokens] for each in everyone]) for tokens in swept},
+            f"{folder}/swept",
+        )
     dist.destroy_process_group()
 
 
@@ -111,15 +118,23 @@ def sweep(args: argparse.Namespace, ranks: int, swept: Swept) -> None:
         mp.spawn(rank_of, (shaped, folder), nprocs=ranks)
         for tokens, measured in torch.load(f"{folder}/swept").items():
             for name, rounds in measured.items():
-                swept.setdefault((ranks, name), {})[tokens] = statistics.median(all_of(rounds, "graph"))
+                swept.setdefault((ranks, name), {})[tokens] = statistics.median(
+                    all_of(rounds, "graph")
+                )
 
 
 def report(args: argparse.Namespace, swept: Swept) -> None:
-    print(f"{torch.cuda.get_device_name()}; hidden {args.hidden}, top-{args.num_topk} of {args.num_experts} experts")
-    print(f"microseconds in a graph, medians of {args.rounds} rounds of {args.calls}, by tokens of a rank\n")
+    print(
+        f"{torch.cuda.get_device_name()}; hidden {args.hidden}, top-{args.num_topk} of {args.num_experts} experts"
+    )
+    print(
+        f"microseconds in a graph, medians of {args.rounds} rounds of {args.calls}, by tokens of a rank\n"
+    )
     print(f"{'ranks':6}{'':38}" + "".join(f"{tokens:>9}" for tokens in args.tokens))
     for (ranks, name), taken in swept.items():
-        cells = "".join(f"{taken[tokens]:9.1f}" if tokens in taken else f"{'-':>9}" for tokens in args.tokens)
+        cells = "".join(
+            f"{taken[tokens]:9.1f}" if tokens in taken else f"{'-':>9}" for tokens in args.tokens
+        )
         print(f"{ranks:<6}{name:38}{cells}", flush=True)
 
 
@@ -127,16 +142,30 @@ def main() -> None:
     parser = on_gpus("both modes for all numbers of ranks, SMs and tokens")
     parser.set_defaults(num_experts=256, rounds=5)
     powers = [*(4**power for power in range(7)), 8192]
-    parser.add_argument("--tokens", type=int, nargs="+", metavar="N", default=powers, help="instead of --num-tokens")
-    parser.add_argument("--sms", type=int, nargs="+", default=[8, 24, 64, 128], metavar="N", help="of normal mode")
-    parser.add_argument("--max-seconds", type=float, default=300, help="after which no more is begun")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", metavar="N", default=powers, help="instead of --num-tokens"
+    )
+    parser.add_argument(
+        "--sms", type=int, nargs="+", default=[8, 24, 64, 128], metavar="N", help="of normal mode"
+    )
+    parser.add_argument(
+        "--max-seconds", type=float, default=300, help="after which no more is begun"
+    )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a picture")
     parser.add_argument(
-        "--all-ranks", type=int, nargs="+", metavar="N", default=[2, 4], help="instead of --ranks, as far as there are GPUs"
+        "--all-ranks",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[2, 4],
+        help="instead of --ranks, as far as there are GPUs",
     )
     args = parser.parse_args()
     args.tokens.sort()
-    began, counts = time.time(), [ranks for ranks in args.all_ranks if ranks <= torch.cuda.device_count()]
+    began, counts = (
+        time.time(),
+        [ranks for ranks in args.all_ranks if ranks <= torch.cuda.device_count()],
+    )
     if not counts:
         parser.error(f"there are {torch.cuda.device_count()} GPUs")
     swept: Swept = {}
@@ -146,7 +175,10 @@ def main() -> None:
         sweep(args, ranks, swept)
     report(args, swept)
     if args.svg:
-        curves = [Curve(f"{ranks} ranks, {name}", sorted(taken.items())) for (ranks, name), taken in swept.items()]
+        curves = [
+            Curve(f"{ranks} ranks, {name}", sorted(taken.items()))
+            for (ranks, name), taken in swept.items()
+        ]
         args.svg.write_text(picture("tokens of a rank", "microseconds in a graph", curves))
 
 

@@ -43,7 +43,9 @@ def all_of(rounds: Rounds, how: str) -> list[float]:
 def difference(first: Rounds, second: Rounds) -> Rounds:
     """How much longer the first took, by medians of each round."""
     return {
-        how: [[statistics.median(a) - statistics.median(b)] for a, b in zip(first[how], second[how])]
+        how: [
+            [statistics.median(a) - statistics.median(b)] for a, b in zip(first[how], second[how])
+        ]
         for how in first
         if how in second
     }
@@ -61,7 +63,11 @@ def table(lines: Sequence[Line], hows: Sequence[str]) -> list[str]:
 
 def ratios(compared: Sequence[Ratio], hows: Sequence[str]) -> list[str]:
     """Ratios of medians over all rounds, and the range of the ratios of single rounds."""
-    head = f"{'ratios of medians, and those of rounds':48}" + "".join(f"{how:>24}" for how in hows) + "   bar"
+    head = (
+        f"{'ratios of medians, and those of rounds':48}"
+        + "".join(f"{how:>24}" for how in hows)
+        + "   bar"
+    )
     return [head] + [_ratio(each, hows) for each in compared]
 
 
@@ -79,8 +85,12 @@ def _ratio(compared: Ratio, hows: Sequence[str]) -> str:
     for how in hows:
         pairs = list(zip(compared.over.get(how, []), compared.under.get(how, [])))
         if pairs:
-            ratio = statistics.median(all_of(compared.over, how)) / statistics.median(all_of(compared.under, how))
-            of_rounds = [statistics.median(first) / statistics.median(second) for first, second in pairs]
+            ratio = statistics.median(all_of(compared.over, how)) / statistics.median(
+                all_of(compared.under, how)
+            )
+            of_rounds = [
+                statistics.median(first) / statistics.median(second) for first, second in pairs
+            ]
             line += f"{f'{ratio:.2f} ({min(of_rounds):.2f} to {max(of_rounds):.2f})':>24}"
         else:
             line += f"{'-':>24}"

@@ -73,12 +73,18 @@ class Upstream(Engine):
             for thread in range(ep.get_num_proxy_threads())
         ]
         ep.register_proxies(device, self._proxies)
-        hint = ep.Config(sms, 6, QUEUE, 6, 128).get_nvl_buffer_size_hint(2 * most.hidden, most.ranks)
+        hint = ep.Config(sms, 6, QUEUE, 6, 128).get_nvl_buffer_size_hint(
+            2 * most.hidden, most.ranks
+        )
         size = -(-hint // ALIGNMENT) * ALIGNMENT
         self._buffer = ep.Buffer(rank, most.ranks, size, 0, False, True, most.ranks)
-        told = json.dumps([self._buffer.get_local_device_id(), self._buffer.get_local_ipc_handle().hex()])
+        told = json.dumps(
+            [self._buffer.get_local_device_id(), self._buffer.get_local_ipc_handle().hex()]
+        )
         devices, handles = zip(*map(json.loads, meeting.allgather(told.encode())))
-        self._buffer.sync(list(devices), [bytes.fromhex(handle) for handle in handles], None, [None] * most.ranks)
+        self._buffer.sync(
+            list(devices), [bytes.fromhex(handle) for handle in handles], None, [None] * most.ranks
+        )
 
     def layout(self, routed: Routed) -> Layout:
         tokens, top_k = routed.ids.shape
@@ -117,7 +123,15 @@ class Upstream(Engine):
         )
         # An empty tensor has no address.
         room = max(arrived, 1)
-        handle = Handle(ranks, sent, _i32(self._ranks, channels), arrived, _i32(room), goes, _i32(tokens, self._ranks))
+        handle = Handle(
+            ranks,
+            sent,
+            _i32(self._ranks, channels),
+            arrived,
+            _i32(room),
+            goes,
+            _i32(tokens, self._ranks),
+        )
         ids = torch.empty((room, top_k), dtype=torch.int64, device="cuda")
         weights = torch.empty((room, top_k), dtype=torch.float32, device="cuda")
         received = self._send(
@@ -188,7 +202,9 @@ class Upstream(Engine):
                 self._chunks[what] = chunk
                 taken[chunk] = agree(min(times("queued", 2, call, meet)))
             self._chunks[what] = min(taken, key=lambda chunk: taken[chunk])
-        return "rows at once: " + ", ".join(f"{what} {chunk}" for what, chunk in self._chunks.items())
+        return "rows at once: " + ", ".join(
+            f"{what} {chunk}" for what, chunk in self._chunks.items()
+        )
 
     def _config(self, what: str) -> Any:
         return ep.Config(self.sms, self._chunks[what], QUEUE, 6, 128)

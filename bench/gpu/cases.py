@@ -47,7 +47,9 @@ def _vector() -> list[Case]:
 
 
 def _pinned() -> list[Case]:
-    return [transfer(op, size, memory="pinned") for op in ("write", "read") for size in PINNED_SIZES]
+    return [
+        transfer(op, size, memory="pinned") for op in ("write", "read") for size in PINNED_SIZES
+    ]
 
 
 def _tcp() -> list[Case]:
@@ -81,7 +83,15 @@ def _gpu_bars() -> list[Bar]:
             (SMALL, _copy_and_wait, "raw peer copy and synchronise", {"at_most": 1.5}),
         ):
             case = transfer(op, size)
-            bars.append(Bar("gpu", f"GPU to GPU {op} {human(size)} / {words}", _ours(case), raw(case), **limit))
+            bars.append(
+                Bar(
+                    "gpu",
+                    f"GPU to GPU {op} {human(size)} / {words}",
+                    _ours(case),
+                    raw(case),
+                    **limit,
+                )
+            )
     return bars
 
 
@@ -104,13 +114,21 @@ def _pinned_bars() -> list[Bar]:
     for op, way in (("write", "GPU to pinned"), ("read", "pinned to GPU")):
         case = transfer(op, LARGE, memory="pinned")
         bars.append(
-            Bar("pinned", f"{way} {human(LARGE)} / raw pinned copy", _ours(case), _copy(case), at_least=0.95)
+            Bar(
+                "pinned",
+                f"{way} {human(LARGE)} / raw pinned copy",
+                _ours(case),
+                _copy(case),
+                at_least=0.95,
+            )
         )
     return bars
 
 
 def _tcp_bars() -> list[Bar]:
-    gpu, host = (transfer("write", TCP_SIZE, memory=memory, link="tcp") for memory in ("gpu", "host"))
+    gpu, host = (
+        transfer("write", TCP_SIZE, memory=memory, link="tcp") for memory in ("gpu", "host")
+    )
     name = f"GPU to GPU by loopback TCP {human(TCP_SIZE)}"
     return [
         Bar("tcp", f"{name} / between host buffers", _ours(gpu), _ours(host), at_least=0.8),

@@ -15,17 +15,29 @@ def parser(
 ) -> argparse.ArgumentParser:
     """The options of both programs, with a description of the peers and the default seconds of a
     value."""
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: the peers, this project")
-    made.add_argument("--only", metavar="SECTION,...", help=f"sections: {', '.join(cases.SECTIONS)}")
+    made = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    made.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="a folder of wheels: the peers, this project"
+    )
+    made.add_argument(
+        "--only", metavar="SECTION,...", help=f"sections: {', '.join(cases.SECTIONS)}"
+    )
     made.add_argument("--peers", metavar="NAME,...", help=f"{who}: {', '.join(known)}")
-    made.add_argument("--gpus", default="0,1", help="the GPU of the side that measures, and of the other")
+    made.add_argument(
+        "--gpus", default="0,1", help="the GPU of the side that measures, and of the other"
+    )
     made.add_argument("--rounds", type=int, default=5, help="rounds")
     made.add_argument("--seconds", type=float, default=seconds, help="seconds a value is measured")
-    made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
+    made.add_argument(
+        "--max-minutes", type=float, default=20, help="start no more work after so long"
+    )
     made.add_argument("--revision", help="of the project, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
-    made.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
+    made.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar that was measured is not met"
+    )
     return made
 
 
@@ -65,5 +77,7 @@ def run(options: argparse.Namespace, context: Context, every: list[Peer], cases:
     finally:
         for peer in every:
             getattr(peer, "close", lambda: None)()
-    verdicts = [bars.judge(bar, bench.results) for bar in cases.bars() if bar.section in options.only]
+    verdicts = [
+        bars.judge(bar, bench.results) for bar in cases.bars() if bar.section in options.only
+    ]
     return summary.finish(options, bench, said, verdicts)

@@ -22,27 +22,45 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--with-torch", action="store_true", help="with --install: also torch, for gloo (gigabytes)"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds, under three minutes")
-    parser.add_argument("--only", metavar="SECTION,...", help=f"sections to run: {', '.join(SECTIONS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer sizes and rounds, under three minutes"
+    )
+    parser.add_argument(
+        "--only", metavar="SECTION,...", help=f"sections to run: {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--peers", metavar="NAME,...", help="peers to run (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds (default: 5, quick 2)")
-    parser.add_argument("--seconds", type=float, help="seconds a value is measured (default: 1, quick 0.25)")
     parser.add_argument(
-        "--max-minutes", type=float, help="start no more work after so long (default: 40, quick 2.8)"
+        "--seconds", type=float, help="seconds a value is measured (default: 1, quick 0.25)"
     )
     parser.add_argument(
-        "--idle", type=float, default=0.88, help="share of the machine that must be idle before a repetition"
+        "--max-minutes",
+        type=float,
+        help="start no more work after so long (default: 40, quick 2.8)",
     )
     parser.add_argument(
-        "--nice", type=int, default=0, help="niceness of everything that is measured; negative as root only"
+        "--idle",
+        type=float,
+        default=0.88,
+        help="share of the machine that must be idle before a repetition",
+    )
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=0,
+        help="niceness of everything that is measured; negative as root only",
     )
     parser.add_argument(
         "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command"
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="also write everything as JSON; - is stdout, without the tables"
+        "--json",
+        metavar="FILE",
+        help="also write everything as JSON; - is stdout, without the tables",
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar that was measured is not met"
+    )
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds or (0.25 if options.quick else 1.0)
@@ -56,7 +74,8 @@ def groups(options: argparse.Namespace) -> list[list[Case]]:
     """The cases of the run, in groups that differ only in size."""
     cases = plan(options.quick, set(options.only))
     return [
-        [case for case in cases if case.group == group] for group in dict.fromkeys(c.group for c in cases)
+        [case for case in cases if case.group == group]
+        for group in dict.fromkeys(c.group for c in cases)
     ]
 
 
@@ -86,7 +105,9 @@ def main() -> int:
     bench = Bench(options, context, running, groups(options), gate(options))
     bench.run()
     verdicts = [
-        bars.judge(bar, bench.results) for bar in bars.table(options.quick) if bar.section in options.only
+        bars.judge(bar, bench.results)
+        for bar in bars.table(options.quick)
+        if bar.section in options.only
     ]
     return summary.finish(options, bench, said, verdicts)
 

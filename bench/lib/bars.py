@@ -74,12 +74,20 @@ def judge(bar: Bar, results: Results) -> Verdict:
     missing = [refs[0][0] for refs, value in sides if refs and value is None]
     if missing:
         return Verdict(
-            bar, "absent", ours, theirs, None, None, "not measured: " + ", ".join(dict.fromkeys(missing))
+            bar,
+            "absent",
+            ours,
+            theirs,
+            None,
+            None,
+            "not measured: " + ", ".join(dict.fromkeys(missing)),
         )
     measured = bar.compare(ours, theirs) if bar.theirs else ours
     met = measured >= bar.at_least if bar.at_least is not None else measured <= bar.at_most
     noisy = any(results.noisy(*ref) for ref in (*bar.ours, *bar.theirs))
-    return Verdict(bar, "ok" if met else "NOT", ours, theirs, measured, _spread(bar, results), noisy=noisy)
+    return Verdict(
+        bar, "ok" if met else "NOT", ours, theirs, measured, _spread(bar, results), noisy=noisy
+    )
 
 
 def surely(verdict: Verdict, results: Results) -> Verdict:
@@ -88,7 +96,9 @@ def surely(verdict: Verdict, results: Results) -> Verdict:
     if verdict.measured is None:
         return verdict
     bar = verdict.bar
-    ours, theirs = ([value.value for value in results.values(*refs[0])] for refs in (bar.ours, bar.theirs))
+    ours, theirs = (
+        [value.value for value in results.values(*refs[0])] for refs in (bar.ours, bar.theirs)
+    )
     low, high = _interval(ours, theirs)
     limit = bar.at_least if bar.at_least is not None else bar.at_most
     is_clear = min(len(ours), len(theirs)) >= _FEWEST and not low < limit < high
@@ -121,7 +131,9 @@ def _sum(refs: tuple[Ref, ...], results: Results) -> float | None:
 def _spread(bar: Bar, results: Results) -> tuple[float, float] | None:
     if len(bar.ours) != 1 or len(bar.theirs) != 1:
         return None
-    ours, theirs = ({v.round: v.value for v in results.values(*refs[0])} for refs in (bar.ours, bar.theirs))
+    ours, theirs = (
+        {v.round: v.value for v in results.values(*refs[0])} for refs in (bar.ours, bar.theirs)
+    )
     both = [number for number in ours.keys() & theirs.keys() if theirs[number] > 0]
     ratios = [bar.compare(ours[number], theirs[number]) for number in both]
     return (min(ratios), max(ratios)) if ratios else None
@@ -134,7 +146,9 @@ def table(quick: bool) -> list[Bar]:
 
 def _either(peer: str, link: str, op: str, size: int, unit: str = "GB/s") -> tuple[Ref, ...]:
     """A TCP case under both congestion controls, of which the better counts."""
-    return tuple((peer, Case(link, op, size, congestion=congestion, unit=unit)) for congestion in _BOTH)
+    return tuple(
+        (peer, Case(link, op, size, congestion=congestion, unit=unit)) for congestion in _BOTH
+    )
 
 
 def _raw(case: Case) -> tuple[Ref, ...]:
@@ -155,7 +169,13 @@ def _tcp(quick: bool) -> list[Bar]:
                 case = Case("tcp", op, size, congestion=congestion)
                 words = "each on its default" if congestion == DEFAULT else f"both on {congestion}"
                 bars.append(
-                    Bar("tcp", f"{name} / UCX, {words}", ((OURS, case),), (("ucx", case),), at_least=at_least)
+                    Bar(
+                        "tcp",
+                        f"{name} / UCX, {words}",
+                        ((OURS, case),),
+                        (("ucx", case),),
+                        at_least=at_least,
+                    )
                 )
             bars.append(
                 Bar(
@@ -178,7 +198,11 @@ def _local(quick: bool) -> list[Bar]:
             large = size >= 64 * MIB
             bars.append(
                 Bar(
-                    "local", f"{name} / UCX posix,cma", ours, (("ucx", case),), at_least=1.5 if large else 1.0
+                    "local",
+                    f"{name} / UCX posix,cma",
+                    ours,
+                    (("ucx", case),),
+                    at_least=1.5 if large else 1.0,
                 )
             )
             if not large:
@@ -225,6 +249,12 @@ def _vector() -> list[Bar]:
         one = ((OURS, Case(link, "write", 4 * MIB, congestion=congestion)),)
         where = {"tcp": f"TCP [{congestion}]", "local": "same host"}[link]
         bars.append(
-            Bar("vector", f"{where} 1024 x 4 KiB in one writev / one write of 4 MiB", many, one, at_least=0.7)
+            Bar(
+                "vector",
+                f"{where} 1024 x 4 KiB in one writev / one write of 4 MiB",
+                many,
+                one,
+                at_least=0.7,
+            )
         )
     return bars

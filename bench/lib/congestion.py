@@ -50,7 +50,9 @@ class Pin:
             raise Failed(f"its sockets could not be put on {self.choice}: {failures[0]} (root can)")
         if self.choice != DEFAULT:
             if not any(word == "pinned" for word, _ in said):
-                raise Failed(f"its sockets could not be put on {self.choice}: none was made through libc")
+                raise Failed(
+                    f"its sockets could not be put on {self.choice}: none was made through libc"
+                )
             return self.choice
         asked = [detail for word, detail in said if word == "asked"]
         return f"{asked[-1]} (its own choice)" if asked else machine.default_congestion()

@@ -58,16 +58,27 @@ def install(with_torch: bool) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--with-torch", action="store_true", help="also torch for gloo: the CUDA build, about 3 GB to fetch"
+        "--with-torch",
+        action="store_true",
+        help="also torch for gloo: the CUDA build, about 3 GB to fetch",
     )
     parser.add_argument(
-        "--wheels", type=Path, metavar="DIR", help="instead fetch the peers of the GPU bench as wheels, into DIR"
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="instead fetch the peers of the GPU bench as wheels, into DIR",
     )
     parser.add_argument(
-        "--python-version", default="3.12", metavar="X.Y", help="with --wheels: for that Python (3.12)"
+        "--python-version",
+        default="3.12",
+        metavar="X.Y",
+        help="with --wheels: for that Python (3.12)",
     )
     parser.add_argument(
-        "--peers", default=",".join(wheels.WHEELS), metavar="NAME,...", help="with --wheels: these (all)"
+        "--peers",
+        default=",".join(wheels.WHEELS),
+        metavar="NAME,...",
+        help="with --wheels: these (all)",
     )
     options = parser.parse_args()
     peers = options.peers.split(",")
@@ -78,7 +89,9 @@ def main() -> int:
     else:
         failures = install(options.with_torch)
     for name, reason in failures.items():
-        print(f"{name}: not {'fetched' if options.wheels else 'installed'}: {reason}", file=sys.stderr)
+        print(
+            f"{name}: not {'fetched' if options.wheels else 'installed'}: {reason}", file=sys.stderr
+        )
     return 1 if failures else 0
 
 

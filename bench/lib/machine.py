@@ -18,7 +18,11 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def facts() -> dict[str, object]:
     """Facts for the head of every table: the machine, its kernel, the date."""
     cpu = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        (
+            line.split(":", 1)[1].strip()
+            for line in _lines("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
         platform.machine(),
     )
     memory_kib = next(
@@ -32,7 +36,9 @@ def facts() -> dict[str, object]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "tcp_congestion_default": default_congestion(),
-        "tcp_congestion_available": _text("/proc/sys/net/ipv4/tcp_available_congestion_control").split(),
+        "tcp_congestion_available": _text(
+            "/proc/sys/net/ipv4/tcp_available_congestion_control"
+        ).split(),
         "tcp_wmem": _text("/proc/sys/net/ipv4/tcp_wmem").split(),
         "tcp_rmem": _text("/proc/sys/net/ipv4/tcp_rmem").split(),
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),

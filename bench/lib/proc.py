@@ -48,7 +48,9 @@ def why_not(
     """Runs a command in a folder; returns the last line of its output if it fails, else `None`."""
     env = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, cwd=folder)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, env=env, cwd=folder
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:
@@ -60,7 +62,9 @@ def why_not(
 class Process:
     """A child in a process group of its own; leaving the `with` block ends the whole group."""
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None, stdin: str | None = None):
+    def __init__(
+        self, command: list[str], env: dict[str, str] | None = None, stdin: str | None = None
+    ):
         self.command = [str(word) for word in command]
         self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
         # A line of stdin goes through a file: it may be longer than a pipe holds.
@@ -173,7 +177,11 @@ class Conversation:
 
 
 def run(
-    command: list[str], *, limit_s: float, env: dict[str, str] | None = None, stdin: str | None = None
+    command: list[str],
+    *,
+    limit_s: float,
+    env: dict[str, str] | None = None,
+    stdin: str | None = None,
 ) -> Ended:
     """Runs a command to its end; `Failed` when it exits other than 0 or runs past its limit."""
     with Process(command, env, stdin) as process:

@@ -23,7 +23,8 @@ def aligned(rows: list[list[str]]) -> list[str]:
     """Lines with columns padded to their widest cell; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
@@ -35,7 +36,9 @@ def case_lines(results: Results) -> list[str]:
     cases = results.cases()
     for group in dict.fromkeys(case.group for case in cases):
         members = sorted(case for case in cases if case.group == group)
-        peers = [peer for peer in results.peers() if any(results.values(peer, case) for case in members)]
+        peers = [
+            peer for peer in results.peers() if any(results.values(peer, case) for case in members)
+        ]
         rows = [["size", *peers]]
         for case in members:
             rows.append([human(case.size), *(_cell(results, peer, case) for peer in peers)])
@@ -95,9 +98,19 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
                 if bar.theirs
                 else f"{number(verdict.measured)} {unit}"
             )
-            spread = f"[{number(verdict.spread[0])}-{number(verdict.spread[1])}]" if verdict.spread else ""
+            spread = (
+                f"[{number(verdict.spread[0])}-{number(verdict.spread[1])}]"
+                if verdict.spread
+                else ""
+            )
         rows.append(
-            [bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")]
+            [
+                bar.what,
+                bar.limit(),
+                measured,
+                spread,
+                verdict.state + (" ~" if verdict.noisy else ""),
+            ]
         )
     counts = Counter(verdict.state for verdict in verdicts)
     unclear = f", {counts['unclear']} unclear" if counts["unclear"] else ""

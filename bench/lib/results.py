@@ -26,7 +26,9 @@ class Results:
         self.failures: dict[tuple[str, Case], list[str]] = defaultdict(list)
 
     def add(self, peer: str, round_number: int, sample: Sample, noise: float) -> None:
-        self._values[(peer, sample.case)].append(Value(round_number, sample.value, noise, sample.detail))
+        self._values[(peer, sample.case)].append(
+            Value(round_number, sample.value, noise, sample.detail)
+        )
 
     def values(self, peer: str, case: Case) -> list[Value]:
         """The values that count: those of calm rounds, or all of them when no round was calm."""

@@ -94,13 +94,19 @@ class Bench:
             for cases in self._groups:
                 for peer in in_turn:
                     if self.took_s > 60 * self.options.max_minutes:
-                        say(f"{self.options.max_minutes:g} minutes have passed: the rest is left out")
+                        say(
+                            f"{self.options.max_minutes:g} minutes have passed: the rest is left out"
+                        )
                         return
                     self._measure(number, peer, [case for case in cases if peer.covers(case)])
             self.rounds_done = number
 
     def _measure(self, number: int, peer: Peer, cases: list[Case]) -> None:
-        cases = [case for case in cases if len(self.results.failures.get((peer.name, case), [])) < self.TRIES]
+        cases = [
+            case
+            for case in cases
+            if len(self.results.failures.get((peer.name, case), [])) < self.TRIES
+        ]
         if not cases:
             return
         title = f"[{number}/{self.options.rounds}, {self.took_s:.0f} s] {cases[0].group.title()}: {peer.name}"

@@ -14,14 +14,27 @@ from bench.lib.bars import Verdict
 from bench.lib.rounds import Bench, revision
 
 #: Options that are files.
-_FILES = ("wheels", "uccl_bin", "before_bin", "wheel", "before_wheel", "python", "json", "plugin_dir")
+_FILES = (
+    "wheels",
+    "uccl_bin",
+    "before_bin",
+    "wheel",
+    "before_wheel",
+    "python",
+    "json",
+    "plugin_dir",
+)
 
 
 def gpu_facts() -> list[str]:
     """The GPUs, their driver and their links, as nvidia-smi reports them."""
     lines = []
     for command in (
-        ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader"],
+        [
+            "nvidia-smi",
+            "--query-gpu=index,name,driver_version,memory.total",
+            "--format=csv,noheader",
+        ],
         ["nvidia-smi", "topo", "-m"],
     ):
         try:
@@ -31,7 +44,9 @@ def gpu_facts() -> list[str]:
         # The table of links ends with the explanation of its words, and has colours.
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).split("Legend")[0]
         lines += [
-            " ".join(line.split()) for line in text.splitlines() if line.startswith(("GPU", *"0123456789"))
+            " ".join(line.split())
+            for line in text.splitlines()
+            if line.startswith(("GPU", *"0123456789"))
         ]
     return lines
 
@@ -42,7 +57,9 @@ def command() -> str:
     return shlex.join(["python3", f"bench/{Path(sys.argv[0]).name}", *words])
 
 
-def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]) -> dict:
+def document(
+    options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]
+) -> dict:
     """Everything about the run, for JSON."""
     return {
         "schema": 1,
@@ -61,7 +78,8 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "values": bench.results.as_list(),
         "failures": bench.results.failures_as_list(),
         "bars": [
-            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()} for v in verdicts
+            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()}
+            for v in verdicts
         ],
     }
 
@@ -96,7 +114,11 @@ def finish(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list
     if options.json == "-":
         print(text)
     else:
-        lines = [*head_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
+        lines = [
+            *head_lines(everything),
+            *report.case_lines(bench.results),
+            *report.bar_lines(verdicts),
+        ]
         print("\n".join([*lines, *report.failure_lines(bench.results)]))
         if options.json:
             Path(options.json).write_text(text + "\n")

@@ -22,7 +22,10 @@ WHEELS = {
         ["uccl==0.1.1", "nvidia-cuda-runtime-cu12==12.9.79"],
     ),
     "nixl": (["nixl_cu13-*.whl", "nixl-*.whl"], ["nixl-cu13==1.5.1", "nixl==1.5.1"]),
-    "mooncake": (["mooncake_transfer_engine_cuda13-*.whl"], ["mooncake-transfer-engine-cuda13==0.3.14"]),
+    "mooncake": (
+        ["mooncake_transfer_engine_cuda13-*.whl"],
+        ["mooncake-transfer-engine-cuda13==0.3.14"],
+    ),
 }
 #: By peer: Debian's packages with libraries that its wheel is linked to, and machines with GPUs need not have.
 DEBIAN = {"uccl-0.1.1": ["libibverbs1", "libnl-3-200", "libnl-route-3-200"]}
@@ -30,7 +33,9 @@ DEBIAN = {"uccl-0.1.1": ["libibverbs1", "libnl-3-200", "libnl-route-3-200"]}
 _UNPACKED = "debian"
 #: Peers that use another's folder.
 SHARED = {"nixl-tcp": "nixl"}
-_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 27, 28, 31, 34, 35)] + ["manylinux2014_x86_64"]
+_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 27, 28, 31, 34, 35)] + [
+    "manylinux2014_x86_64"
+]
 
 
 def fetch(folder: Path, python_version: str, peers: list[str]) -> dict[str, str]:
@@ -42,7 +47,11 @@ def fetch(folder: Path, python_version: str, peers: list[str]) -> dict[str, str]
     options = ["--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms]
     for peer in peers:
         packages = WHEELS[peer][1]
-        reason = _pip(["download", *options, "--dest", str(folder), *packages], 900) if packages else None
+        reason = (
+            _pip(["download", *options, "--dest", str(folder), *packages], 900)
+            if packages
+            else None
+        )
         reason = reason or _fetch_debian(folder, DEBIAN.get(peer, []))
         if reason:
             failures[peer] = reason
@@ -98,10 +107,15 @@ def _unpack_debian(folder: Path, packages: list[str], target: Path) -> str | Non
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a process that uses the packages unpacked into a folder."""
-    libraries = {path.parent for pattern in ("nvidia/**/lib", f"{_UNPACKED}/**") for path in folder.glob(f"{pattern}/*.so*")}
+    libraries = {
+        path.parent
+        for pattern in ("nvidia/**/lib", f"{_UNPACKED}/**")
+        for path in folder.glob(f"{pattern}/*.so*")
+    }
     paths = {"PYTHONPATH": [folder], "LD_LIBRARY_PATH": sorted(libraries)}
     return {
-        name: os.pathsep.join(filter(None, [*map(str, ours), os.environ.get(name)])) for name, ours in paths.items()
+        name: os.pathsep.join(filter(None, [*map(str, ours), os.environ.get(name)]))
+        for name, ours in paths.items()
     }
 
 
@@ -112,7 +126,18 @@ def build(tree: Path, folder: Path, env: dict[str, str]) -> str | None:
 
 
 def _pip(
-    arguments: list[str], limit_s: int, python: str = sys.executable, env: dict[str, str] | None = None
+    arguments: list[str],
+    limit_s: int,
+    python: str = sys.executable,
+    env: dict[str, str] | None = None,
 ) -> str | None:
-    command = [python, "-m", "pip", *arguments[:1], "--quiet", "--disable-pip-version-check", *arguments[1:]]
+    command = [
+        python,
+        "-m",
+        "pip",
+        *arguments[:1],
+        "--quiet",
+        "--disable-pip-version-check",
+        *arguments[1:],
+    ]
     return why_not(command, limit_s, env)

@@ -21,7 +21,12 @@ POST_LINKS = ("local", "tcp")
 
 def plan(only: set[str]) -> list[Case]:
     """The cases of a run, in the order they are measured."""
-    sections = {"dram": lambda: _plain("local"), "tcp": lambda: _plain("tcp"), "post": _posts, "vram": _device}
+    sections = {
+        "dram": lambda: _plain("local"),
+        "tcp": lambda: _plain("tcp"),
+        "post": _posts,
+        "vram": _device,
+    }
     return [case for name in SECTIONS if name in only for case in sections[name]()]
 
 
@@ -30,7 +35,9 @@ def _plain(link: str) -> list[Case]:
 
 
 def _posts() -> list[Case]:
-    return [Case(link, post, POST_SIZE, POST_IOVS, unit="ns") for link in POST_LINKS for post in POSTS]
+    return [
+        Case(link, post, POST_SIZE, POST_IOVS, unit="ns") for link in POST_LINKS for post in POSTS
+    ]
 
 
 def _device() -> list[Case]:
@@ -41,7 +48,9 @@ def bars() -> list[Bar]:
     """Every bar, in the order it is printed."""
     dram = [_beside_ucx("dram", case, 1.0) for case in _plain("local")]
     tcp = [_beside_ucx("tcp", case, 2.0) for case in _plain("tcp")]
-    post = [Bar("post", f"{_words(case)}, each", ((OURS, case),), at_most=200.0) for case in _posts()]
+    post = [
+        Bar("post", f"{_words(case)}, each", ((OURS, case),), at_most=200.0) for case in _posts()
+    ]
     limits = {(iovs, size): times for iovs, size, times in DEVICE}
     vram = [_beside_ucx("vram", case, limits[case.iovs, case.size]) for case in _device()]
     return [*dram, *tcp, *post, *vram]

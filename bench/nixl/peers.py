@@ -20,7 +20,11 @@ LINKS = {
         "tcp": {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"},
         "gpu": {},
     },
-    OURS: {"local": {}, "tcp": {"UCCL_P2P_TRANSPORT": "tcp", "UCCL_P2P_BIND": "127.0.0.1"}, "gpu": {}},
+    OURS: {
+        "local": {},
+        "tcp": {"UCCL_P2P_TRANSPORT": "tcp", "UCCL_P2P_BIND": "127.0.0.1"},
+        "gpu": {},
+    },
 }
 #: The key of this project's wheel among the unpacked folders.
 WHEEL = "uccl-py"
@@ -48,7 +52,13 @@ class Agents(Nixl):
     def question(self, case: Case) -> dict[str, object]:
         memory = "gpu" if case.memory == "gpu" else "host"
         if case.op in POSTS:
-            return {"op": "write", "size": case.size, "iovs": case.iovs, "memory": memory, "cost": case.op}
+            return {
+                "op": "write",
+                "size": case.size,
+                "iovs": case.iovs,
+                "memory": memory,
+                "cost": case.op,
+            }
         return {**super().question(case), "memory": memory}
 
 
@@ -78,7 +88,9 @@ class Backend(Peer):
         return case.link != "gpu" or not self._no_gpus
 
     def measure(self, cases: list[Case], context: NixlContext) -> list[Sample]:
-        return [sample for case in cases for sample in self.links[case.link].measure([case], context)]
+        return [
+            sample for case in cases for sample in self.links[case.link].measure([case], context)
+        ]
 
     def close(self) -> None:
         """Ends its processes."""
@@ -104,7 +116,9 @@ class Uccl(Backend):
         wheel = (context.folders or {}).get(WHEEL)
         path = {}
         if wheel:
-            nixl = self.links["local"]._environment(context).get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+            nixl = self.links["local"]._environment(context).get("PYTHONPATH") or os.environ.get(
+                "PYTHONPATH"
+            )
             path["PYTHONPATH"] = os.pathsep.join(filter(None, [str(wheel), nixl]))
         folder = context.plugin_dir or self._ask(
             context, "import uccl; print(uccl.nixl_plugin_dir())", **path

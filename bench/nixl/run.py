@@ -16,8 +16,12 @@ from bench.nixl import peers as nixl_peers
 def arguments() -> argparse.Namespace:
     known = [peer.name for peer in nixl_peers.every()]
     parser = gpu_run.parser(__doc__, nixl_cases, known, who="backends", seconds=0.3)
-    parser.add_argument("--install", action="store_true", help="install NIXL first, as bench/host/run.py does")
-    parser.add_argument("--progress-thread", action="store_true", help="agents with a progress thread")
+    parser.add_argument(
+        "--install", action="store_true", help="install NIXL first, as bench/host/run.py does"
+    )
+    parser.add_argument(
+        "--progress-thread", action="store_true", help="agents with a progress thread"
+    )
     parser.add_argument(
         "--python",
         default=str(PYTHON) if PYTHON.exists() else sys.executable,

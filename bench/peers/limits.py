@@ -49,14 +49,21 @@ class Limits(Peer):
         samples = []
         for case in cases:
             row = next(
-                (r for r in found if r["op"] == name and (not sized or r["size_bytes"] == case.size)), None
+                (
+                    r
+                    for r in found
+                    if r["op"] == name and (not sized or r["size_bytes"] == case.size)
+                ),
+                None,
             )
             if row is None:
                 raise Failed(f"no limit called {name} of {case.size} bytes")
             congestion = (row.get("note") or in_force) if case.congestion else ""
             samples.append(
                 Sample(
-                    case, value(row, case.unit) / divisor, {"congestion": congestion, "note": row.get("note")}
+                    case,
+                    value(row, case.unit) / divisor,
+                    {"congestion": congestion, "note": row.get("note")},
                 )
             )
         return samples
@@ -69,7 +76,9 @@ class Limits(Peer):
             arguments += ["--duration", f"{round(context.seconds * 1000)}ms"]
             meter = Noise()
             with Pin(DEFAULT) as pin:
-                found = rows(context.uccl_bin, arguments, limit_s=60 + 60 * context.seconds, env=pin.env)
+                found = rows(
+                    context.uccl_bin, arguments, limit_s=60 + 60 * context.seconds, env=pin.env
+                )
                 in_force = pin.in_force
             if meter.share() > NOISY:
                 return found, in_force

@@ -36,7 +36,11 @@ def run_worker(
     extra: dict | None = None,
 ) -> list[Sample]:
     """Runs a worker on cases of one group; one transfer is in flight at a time."""
-    orders = {"cases": [asdict(case) for case in cases], "seconds": context.seconds, **(extra or {})}
+    orders = {
+        "cases": [asdict(case) for case in cases],
+        "seconds": context.seconds,
+        **(extra or {}),
+    }
     with Pin(cases[0].congestion) as pin:
         ended = run(
             [PYTHON, BENCH / "workers" / script],
@@ -58,7 +62,11 @@ def run_worker(
                 "congestion": in_force,
                 "transfers": result["transfers"],
                 "command": " ".join(
-                    [*(f"{k}={v}" for k, v in (env or {}).items()), "python", f"bench/workers/{script}"]
+                    [
+                        *(f"{k}={v}" for k, v in (env or {}).items()),
+                        "python",
+                        f"bench/workers/{script}",
+                    ]
                 ),
             },
         )

@@ -30,7 +30,9 @@ class Raw(Peer):
         with Pin(cases[0].congestion) as pin:
             out = run([_BINARY, *arguments], limit_s=context.limit_s(cases), env=pin.env).out
             in_force = pin.in_force
-        values = {int(size): float(value) for size, value in (line.split() for line in out.splitlines())}
+        values = {
+            int(size): float(value) for size, value in (line.split() for line in out.splitlines())
+        }
         if any(case.size not in values for case in cases):
             raise Failed("raw did not answer for every size")
         detail = {"in_flight": "1", "congestion": in_force, "command": "raw " + " ".join(arguments)}

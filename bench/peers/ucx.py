@@ -32,7 +32,11 @@ class Ucx(Peer):
     def version(self, context: Context) -> str:
         out = run([self._home() / "bin" / "ucx_info", "-v"], limit_s=10, env=self._env("")).out
         return next(
-            (line.split(":", 1)[1].strip() for line in out.splitlines() if "Library version" in line),
+            (
+                line.split(":", 1)[1].strip()
+                for line in out.splitlines()
+                if "Library version" in line
+            ),
             "unknown",
         )
 
@@ -65,7 +69,9 @@ class Ucx(Peer):
             with Process([binary, "-p", port], env) as server:
                 wait_listening(port, server)
                 client = run(
-                    [binary, "127.0.0.1", "-p", port, *arguments], limit_s=context.limit_s([case]), env=env
+                    [binary, "127.0.0.1", "-p", port, *arguments],
+                    limit_s=context.limit_s([case]),
+                    env=env,
                 )
                 in_force = pin.in_force
         typical_us, overall_us = self._parse(client.out)
@@ -81,7 +87,8 @@ class Ucx(Peer):
             {
                 "in_flight": "1" if test.endswith("_lat") else "many",
                 "congestion": in_force,
-                "command": f"UCX_TLS={env['UCX_TLS']} ucx_perftest " + " ".join(map(str, arguments)),
+                "command": f"UCX_TLS={env['UCX_TLS']} ucx_perftest "
+                + " ".join(map(str, arguments)),
             },
         )
 

@@ -49,15 +49,20 @@ class Rank:
 
             torch.cuda.set_device(rank)
             make = torch.full
-            self.source, self.target = (make((count * size,), rank + 1, dtype=torch.uint8, device="cuda") for _ in range(2))
+            self.source, self.target = (
+                make((count * size,), rank + 1, dtype=torch.uint8, device="cuda") for _ in range(2)
+            )
             torch.cuda.synchronize()
             addresses = [tensor.data_ptr() for tensor in (self.source, self.target)]
         self.ep = p2p.Endpoint(rank if device != "cpu" else 0, bind="127.0.0.1", port=0)
         self.base = addresses[0]
-        self.source_mr, self.target_mr = (self.good(self.ep.reg(at, count * size)) for at in addresses)
+        self.source_mr, self.target_mr = (
+            self.good(self.ep.reg(at, count * size)) for at in addresses
+        )
         # Adverts of the parts that the peers write to.
         self.adverts = [
-            self.good(self.ep.advertise(self.target_mr, addresses[1] + peer * size, size)) for peer in range(count)
+            self.good(self.ep.advertise(self.target_mr, addresses[1] + peer * size, size))
+            for peer in range(count)
         ]
         self.conns: dict[int, int] = {}
         self.theirs: dict[int, Any] = {}
@@ -81,11 +86,17 @@ class Rank:
         for peer in peers:
             at = self.base + peer * self.size
             under_way.append(
-                self.good(self.ep.write_async(self.conns[peer], self.source_mr, at, self.size, self.theirs[peer]))
+                self.good(
+                    self.ep.write_async(
+                        self.conns[peer], self.source_mr, at, self.size, self.theirs[peer]
+                    )
+                )
             )
         until = time.perf_counter() + PATIENCE_S
         while under_way:
-            under_way = [transfer for transfer in under_way if not self.good(self.ep.poll_async(transfer))]
+            under_way = [
+                transfer for transfer in under_way if not self.good(self.ep.poll_async(transfer))
+            ]
             if time.perf_counter() > until:
                 raise RuntimeError("an exchange does not end")
 
@@ -135,7 +146,9 @@ def nccl(rank: int, count: int, port: int) -> Any:
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("nccl", rank=rank, world_size=count, device_id=torch.device("cuda", rank))
+    dist.init_process_group(
+        "nccl", rank=rank, world_size=count, device_id=torch.device("cuda", rank)
+    )
 
     def exchange(me: Rank) -> None:
         dist.all_to_all_single(me.target, me.source)
@@ -231,7 +244,9 @@ def measure(args: Any, mib: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=0, help="how many; all, if not said")
-    parser.add_argument("--mib", default="16,128", help="MiB to each peer, with commas between them")
+    parser.add_argument(
+        "--mib", default="16,128", help="MiB to each peer, with commas between them"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
     parser.add_argument("--repeat", type=int, default=10, help="exchanges in a round")
     parser.add_argument("--before", help="a folder with the package to measure beside")

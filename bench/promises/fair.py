@@ -40,7 +40,11 @@ class Memory:
             torch.cuda.synchronize(device)
             self.address = self.bytes.data_ptr()
         else:
-            self.bytes = np.frombuffer(ep.alloc(size), np.uint8) if kind == "alloc" else np.empty(size, np.uint8)
+            self.bytes = (
+                np.frombuffer(ep.alloc(size), np.uint8)
+                if kind == "alloc"
+                else np.empty(size, np.uint8)
+            )
             self.bytes[:] = 1
             self.address = self.bytes.ctypes.data
         self.size = size
@@ -164,9 +168,13 @@ def measure(link: str, kind: str, short: int, long: int, seconds: float) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--link", default="tcp,local", help="links, with commas between them")
-    parser.add_argument("--memory", default="heap", help="whose memory: heap, alloc, cuda, with commas between them")
+    parser.add_argument(
+        "--memory", default="heap", help="whose memory: heap, alloc, cuda, with commas between them"
+    )
     parser.add_argument("--short", type=int, default=64, help="bytes of a write that is timed")
-    parser.add_argument("--long", type=int, default=1 << 30, help="bytes of one that goes on beside")
+    parser.add_argument(
+        "--long", type=int, default=1 << 30, help="bytes of one that goes on beside"
+    )
     parser.add_argument("--seconds", type=float, default=3, help="time for each measurement")
     args = parser.parse_args()
     for link in args.link.split(","):

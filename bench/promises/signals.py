@@ -106,7 +106,10 @@ def main() -> None:
         found = measure(options.rounds + 20, tuple(options.gpus), change, options.threads)[20:]
         columns = zip(("word_after_data_us", "whole_write_us"), zip(*found))
         times = {name: statistics.quantiles(column, n=100) for name, column in columns}
-        told = {name: {"p50": round(all[49], 2), "p99": round(all[98], 2)} for name, all in times.items()}
+        told = {
+            name: {"p50": round(all[49], 2), "p99": round(all[98], 2)}
+            for name, all in times.items()
+        }
         print(json.dumps({"change": change, **told}), flush=True)
 
 

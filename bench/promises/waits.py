@@ -83,7 +83,9 @@ class Ours:
         #: Whether this side answers: it receives a number, and then sends the same one.
         self.answers = False
         self.out, self.come = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
-        (_, self.out_mr), (_, self.in_mr) = (ep.reg(b.ctypes.data, SIZE) for b in (self.out, self.come))
+        (_, self.out_mr), (_, self.in_mr) = (
+            ep.reg(b.ctypes.data, SIZE) for b in (self.out, self.come)
+        )
         _, advert = ep.advertise(self.in_mr, self.come.ctypes.data, SIZE)
         pipe.send(advert)
         self.advert = pipe.recv()
@@ -179,7 +181,9 @@ def endpoint(wait: str) -> Any:
     return p2p.Endpoint(transport=LINK, bind="127.0.0.1", port=0)
 
 
-def lead(pipe: Connection, results: Connection, op: str, wait: str, count: int, pauses: bool) -> None:
+def lead(
+    pipe: Connection, results: Connection, op: str, wait: str, count: int, pauses: bool
+) -> None:
     if op == "raw":
         side: Any = Raw(socket.create_connection(("127.0.0.1", pipe.recv())), wait == "poll")
     else:
@@ -216,7 +220,9 @@ def measure(op: str, waits: tuple[str, str], count: int, pauses: bool) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default="notif,send,write", help="operations, with commas between them")
+    parser.add_argument(
+        "--ops", default="notif,send,write", help="operations, with commas between them"
+    )
     parser.add_argument("--count", type=int, default=4000, help="round trips of each")
     parser.add_argument("--pauses", action="store_true", help="rest before some of them")
     args = parser.parse_args()

@@ -47,11 +47,19 @@ def bars(results: Results) -> list[Bar]:
     rc, uc = (((OURS, Case(link, "write", MIB)),) for link in (LOSSY_RC, LOSSY_UC))
     return [
         _beside("verbs", "RC write 1 MiB / ib_write_bw", _ONE_WRITE, PERFTEST, at_least=0.9),
-        _beside("latency", "RC writes of 8 B back and forth / ib_write_lat", _LATENCY, PERFTEST, at_most=1.3),
+        _beside(
+            "latency",
+            "RC writes of 8 B back and forth / ib_write_lat",
+            _LATENCY,
+            PERFTEST,
+            at_most=1.3,
+        ),
         _second_rail(results),
         Bar("kv", "128 iovs of 1179648 B / 1, a byte", many, few, at_least=1.0),
         Bar("loss", "UC / RC, under the same loss", uc, rc, at_least=2.0),
-        _beside("libfabric", "tcp;ofi_rxm write 1 MiB / fi_pingpong", _LIBFABRIC, PINGPONG, at_least=0.9),
+        _beside(
+            "libfabric", "tcp;ofi_rxm write 1 MiB / fi_pingpong", _LIBFABRIC, PINGPONG, at_least=0.9
+        ),
     ]
 
 
@@ -68,6 +76,14 @@ def _second_rail(results: Results) -> Bar:
     share."""
     one, two = (results.median(PERFTEST, case) for case in (_ONE_WRITE, _TWO_WRITE))
     if one and two and two < SECOND_RAIL * one:
-        words = f"the smaller of two rails' shares (perftest gets {two / one:.2f}x from two at once)"
+        words = (
+            f"the smaller of two rails' shares (perftest gets {two / one:.2f}x from two at once)"
+        )
         return Bar("rails", words, ((OURS, _SHARE),), at_least=0.4)
-    return Bar("rails", "two rails / one", ((OURS, _TWO_WRITE),), ((OURS, _ONE_WRITE),), at_least=SECOND_RAIL)
+    return Bar(
+        "rails",
+        "two rails / one",
+        ((OURS, _TWO_WRITE),),
+        ((OURS, _ONE_WRITE),),
+        at_least=SECOND_RAIL,
+    )

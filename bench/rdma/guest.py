@@ -31,7 +31,10 @@ def measure(arguments: list[str], max_minutes: float) -> dict:
         try:
             # The guest's progress is shown as it comes; its tables are part of this run's.
             done = subprocess.run(
-                [*guest, *options, "--", *inside], stdout=subprocess.DEVNULL, timeout=limit_s + _BUILD_S, cwd=ROOT
+                [*guest, *options, "--", *inside],
+                stdout=subprocess.DEVNULL,
+                timeout=limit_s + _BUILD_S,
+                cwd=ROOT,
             )
             return json.loads(kept.read_text())
         except subprocess.TimeoutExpired as error:

@@ -38,7 +38,9 @@ class Rails:
         """From `mlx5_0-mlx5_1`, or `a-b,c-d` for two rails."""
         pairs = [re.fullmatch(r"([\w.]+)-([\w.]+)", pair) for pair in text.split(",")]
         if None in pairs:
-            raise ValueError(f"{text!r}: write the two ends of each rail, as in mlx5_0-mlx5_1,mlx5_2-mlx5_3")
+            raise ValueError(
+                f"{text!r}: write the two ends of each rail, as in mlx5_0-mlx5_1,mlx5_2-mlx5_3"
+            )
         return cls(tuple(p[1] for p in pairs), tuple(p[2] for p in pairs), gid_index)
 
     def __len__(self) -> int:

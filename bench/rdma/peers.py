@@ -64,7 +64,16 @@ class Uccl(Peer):
         case = cases[0]
         # As perftest's read and fi_pingpong: one buffer, which stays in the caches.
         inflight = IN_FLIGHT if case.unit == "GB/s" and case.link != LIBFABRIC else 1
-        plan = ["--op", case.op, "--size", str(case.size), "--inflight", str(inflight), "--buffers", "1"]
+        plan = [
+            "--op",
+            case.op,
+            "--size",
+            str(case.size),
+            "--inflight",
+            str(inflight),
+            "--buffers",
+            "1",
+        ]
         if case.size == KV_SIZE:
             plan = ["--preset", "kv-sweep", "--iovs", ",".join(str(case.iovs) for case in cases)]
         plan += ["--duration", f"{round(context.seconds * 1000)}ms"]
@@ -72,10 +81,16 @@ class Uccl(Peer):
         samples = []
         for case in cases:
             # The share of a rail is found elsewhere, in the same run.
-            row = next((r for r in found if (r["size_bytes"], r["iovs"]) == (case.size, case.iovs)), None)
+            row = next(
+                (r for r in found if (r["size_bytes"], r["iovs"]) == (case.size, case.iovs)), None
+            )
             if row is None or row.get("verified") == "no":
-                raise Failed(f"{case.size} bytes: {'wrong ones arrived' if row else 'uccl bench has no row'}")
-            detail = {key: row.get(key) for key in ("inflight", "path", "verified", "count", "note")}
+                raise Failed(
+                    f"{case.size} bytes: {'wrong ones arrived' if row else 'uccl bench has no row'}"
+                )
+            detail = {
+                key: row.get(key) for key in ("inflight", "path", "verified", "count", "note")
+            }
             detail["command"] = "uccl bench " + " ".join(plan)
             number = 0.0 if case.unit == "share" else value(row, case.unit)
             samples.append(Sample(case, number, detail))

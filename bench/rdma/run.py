@@ -23,20 +23,30 @@ def arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    made.add_argument("--only", metavar="SECTION,...", help=f"sections: {', '.join(rdma_cases.SECTIONS)}")
+    made.add_argument(
+        "--only", metavar="SECTION,...", help=f"sections: {', '.join(rdma_cases.SECTIONS)}"
+    )
     made.add_argument("--peers", metavar="NAME,...", help=f"who runs: {', '.join(known)}")
-    made.add_argument("--devices", metavar="A-B,...", help="the two ends of one rail or two: mlx5_0-mlx5_1")
+    made.add_argument(
+        "--devices", metavar="A-B,...", help="the two ends of one rail or two: mlx5_0-mlx5_1"
+    )
     made.add_argument("--gid-index", type=int, help="perftest's GID, where --devices are given")
-    made.add_argument("--loss", type=float, default=1.0, help="per cent lost each way, in section loss")
+    made.add_argument(
+        "--loss", type=float, default=1.0, help="per cent lost each way, in section loss"
+    )
     made.add_argument("--rounds", type=int, default=5, help="rounds")
     made.add_argument("--seconds", type=float, default=0.5, help="seconds a value is measured")
-    made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
+    made.add_argument(
+        "--max-minutes", type=float, default=20, help="start no more work after so long"
+    )
     made.add_argument(
         "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command"
     )
     made.add_argument("--revision", help="of the project, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
-    made.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
+    made.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar that was measured is not met"
+    )
     options = made.parse_args()
     options.only = names(made, "--only", options.only, rdma_cases.SECTIONS)
     options.peers = names(made, "--peers", options.peers, known)
@@ -60,7 +70,9 @@ def sections_here(options: argparse.Namespace, rails: Rails | None) -> set[str]:
     """The sections that these devices can measure; prints the reasons for the others."""
     here, lacking = set(options.only), {}
     if rails is None or (why := rails.absent()):
-        lacking = dict.fromkeys(rdma_cases.VERBS_SECTIONS, "no devices here" if rails is None else why)
+        lacking = dict.fromkeys(
+            rdma_cases.VERBS_SECTIONS, "no devices here" if rails is None else why
+        )
     else:
         if len(rails) < 2:
             lacking["rails"] = "it needs two rails"
@@ -78,7 +90,14 @@ def in_guest(options: argparse.Namespace) -> dict | None:
     peers = [name for name in options.peers if name != rdma_cases.PINGPONG]
     if not wanted or not peers:
         return None
-    words = ["--only", ",".join(wanted), "--peers", ",".join(peers), "--uccl-bin", str(options.uccl_bin)]
+    words = [
+        "--only",
+        ",".join(wanted),
+        "--peers",
+        ",".join(peers),
+        "--uccl-bin",
+        str(options.uccl_bin),
+    ]
     for name in ("loss", "rounds", "seconds", "max_minutes"):
         words += ["--" + name.replace("_", "-"), str(getattr(options, name))]
     try:

@@ -55,7 +55,9 @@ class Initiator(gpu_pair.Initiator):
             call = {"write": me.transfer_sync_write, "read": me.transfer_sync_read}[case["op"]]
             arguments = (self.name, memory.address, offer, size)
         else:
-            call = {"write": me.batch_transfer_sync_write, "read": me.batch_transfer_sync_read}[case["op"]]
+            call = {"write": me.batch_transfer_sync_write, "read": me.batch_transfer_sync_read}[
+                case["op"]
+            ]
             mine, theirs = (gpu_pair.addresses(base, case) for base in (memory.address, offer))
             arguments = (self.name, mine, theirs, [size] * count)
 

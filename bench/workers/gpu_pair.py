@@ -147,7 +147,9 @@ class Target(Side):
 
     def do_check(self, told: dict) -> object:
         case = told["case"]
-        return self.memory(case["memory"]).wrong(case, told["seed"]) if case["op"] != "read" else None
+        return (
+            self.memory(case["memory"]).wrong(case, told["seed"]) if case["op"] != "read" else None
+        )
 
     def do_end(self, told: dict) -> None:
         self.busy = False

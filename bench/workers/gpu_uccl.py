@@ -29,7 +29,9 @@ class Target(gpu_pair.Target):
         kind, count = case["memory"], case["iovs"]
         self.progress = self.receiving(case) if case["op"] == "send" else None
         places = gpu_pair.addresses(self.memory(kind).address, case)
-        ok, adverts = self.endpoint.advertisev([self.regions[kind]] * count, places, [case["size"]] * count)
+        ok, adverts = self.endpoint.advertisev(
+            [self.regions[kind]] * count, places, [case["size"]] * count
+        )
         if not ok:
             raise RuntimeError(p2p.last_error())
         return [base64.b64encode(advert).decode() for advert in adverts]

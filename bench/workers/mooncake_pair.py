@@ -43,9 +43,16 @@ def initiator() -> None:
             call = {"write": me.transfer_sync_write, "read": me.transfer_sync_read}[case["op"]]
             arguments = (name, mine, theirs, size)
         else:
-            call = {"write": me.batch_transfer_sync_write, "read": me.batch_transfer_sync_read}[case["op"]]
+            call = {"write": me.batch_transfer_sync_write, "read": me.batch_transfer_sync_read}[
+                case["op"]
+            ]
             steps = range(0, size * iovs, size)
-            arguments = (name, [mine + at for at in steps], [theirs + at for at in steps], [size] * iovs)
+            arguments = (
+                name,
+                [mine + at for at in steps],
+                [theirs + at for at in steps],
+                [size] * iovs,
+            )
 
         def transfer(call=call, arguments=arguments) -> None:
             if call(*arguments) != 0:

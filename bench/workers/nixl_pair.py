@@ -22,7 +22,9 @@ def target() -> None:
     me = agent("target")
     memory = buffer(told["cases"])
     me.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-    answer({"agent": base64.b64encode(me.get_agent_metadata()).decode(), "address": memory.ctypes.data})
+    answer(
+        {"agent": base64.b64encode(me.get_agent_metadata()).decode(), "address": memory.ctypes.data}
+    )
     ended = until_told_to_end()
     while not ended.is_set():
         me.get_new_notifs()

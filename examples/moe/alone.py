@@ -33,7 +33,9 @@ class ManyTokens:
                 is_there = (choices >= first) & (choices < first + count // self.ranks)
                 counts = torch.bincount(choices[is_there], minlength=count).tolist()
                 rows = rounded(passed_on).to(x.dtype)
-                of_node = of_node + rounded(experts(rows, choices.where(is_there, -1), weights, counts))
+                of_node = of_node + rounded(
+                    experts(rows, choices.where(is_there, -1), weights, counts)
+                )
             total = total + rounded(of_node)
         return rounded(total).to(x.dtype)
 
@@ -49,7 +51,10 @@ class FewTokens:
     def __call__(self, x, choices, weights, experts):
         count = len(experts.up)
         made = rounded(experts.of_each(rounded(x).to(x.dtype).expand(count, -1, -1)))
-        tokens, total = torch.arange(len(x), device=x.device), torch.zeros_like(x, dtype=torch.float)
+        tokens, total = (
+            torch.arange(len(x), device=x.device),
+            torch.zeros_like(x, dtype=torch.float),
+        )
         ranks, weights = (choices // (count // self.ranks)).T, weights.float().double().T
         for first, rank in enumerate(ranks):
             part, is_first = torch.zeros_like(total), (ranks[:first] != rank).all(0)

@@ -22,7 +22,8 @@ class Experts(nn.Module):
     def keep(self, first, count):
         """Keeps ``count`` experts from ``first`` on and drops the others."""
         self.up, self.down = (
-            nn.Parameter(weights.detach()[first : first + count].clone()) for weights in (self.up, self.down)
+            nn.Parameter(weights.detach()[first : first + count].clone())
+            for weights in (self.up, self.down)
         )
 
     def forward(self, rows, choices, weights, counts):
@@ -34,7 +35,9 @@ class Experts(nn.Module):
         row, choice = row[order], choice[order]
         grouped = rows.index_select(0, row).split(counts)
         made = [F.silu(group @ up) @ down for group, up, down in zip(grouped, self.up, self.down)]
-        return torch.zeros_like(rows).index_add(0, row, torch.cat(made) * weights[row, choice, None])
+        return torch.zeros_like(rows).index_add(
+            0, row, torch.cat(made) * weights[row, choice, None]
+        )
 
     def of_each(self, rows):
         """``[E, m, H]``: ``m`` rows for each expert."""
@@ -50,7 +53,9 @@ class Attention(nn.Module):
     def forward(self, x):
         """Sequences ``[B, T, H]``."""
         q, k, v = self.qkv(x).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2).chunk(3, dim=1)
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
     def step(self, x, position, cache):
         """One token of each sequence, ``[B, H]``. ``cache`` has the keys and values of those before, and gets this one's."""
@@ -59,7 +64,9 @@ class Attention(nn.Module):
         keys.index_copy_(2, position, k)
         values.index_copy_(2, position, v)
         known = torch.arange(CONTEXT, device=x.device) <= position
-        return self.out(F.scaled_dot_product_attention(q, keys, values, attn_mask=known[None, :]).flatten(1))
+        return self.out(
+            F.scaled_dot_product_attention(q, keys, values, attn_mask=known[None, :]).flatten(1)
+        )
 
 
 class Block(nn.Module):

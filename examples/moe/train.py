@@ -20,15 +20,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch.nn import functional as F
-from uccl.ep import get_physical_domain_size
-
 import alone
 import parallel
+import torch
+import torch.distributed as dist
 from decode import Decoder
 from model import CONTEXT, EXPERTS, HIDDEN, Model
+from torch.nn import functional as F
+from uccl.ep import get_physical_domain_size
 
 #: Losses were equal in all runs, of up to 100 steps. Longer runs may part, once a value is on the
 #: edge between two bf16 values or, among weights, which travel in f32, between two f32 values.
@@ -58,8 +57,14 @@ class Trainer:
         logits = self.model(tokens[:, :-1], self.mixture)
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
-        shared = [parameter.grad for parameter in self.model.parameters() if parameter not in self.unshared]
-        for sum_is_there in [dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in shared]:
+        shared = [
+            parameter.grad
+            for parameter in self.model.parameters()
+            if parameter not in self.unshared
+        ]
+        for sum_is_there in [
+            dist.all_reduce(gradient, group=self.group, async_op=True) for gradient in shared
+        ]:
             sum_is_there.wait()
         for parameter in self.model.parameters():
             parameter.grad /= self.group.size()
@@ -101,7 +106,9 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
         losses.append((spread.step(tokens), whole.step(tokens)))
         with_ep, without = losses[-1]
         off = abs(with_ep - without)
-        say(f"step {step + 1:3}: loss {with_ep:.6f}, without expert parallelism {without:.6f}, off by {off:.1e}")
+        say(
+            f"step {step + 1:3}: loss {with_ep:.6f}, without expert parallelism {without:.6f}, off by {off:.1e}"
+        )
     few = parallel.FewTokens(group, HIDDEN, EXPERTS, device, PROMPTS)
     prompts = batch(steps, group.rank())[:PROMPTS, :GIVEN]
     tokens, logits = Decoder(spread.model, few, PROMPTS, device).run(prompts, length)
@@ -147,21 +154,29 @@ def work(steps):
     say = (lambda line: print(line, flush=True)) if rank == 0 else lambda line: None
     outcome = run(dist.group.WORLD, steps, say=say)
     off = max((abs(with_ep - without) for with_ep, without in outcome.losses), default=0)
-    say(f"{outcome.prompt!r} goes on {outcome.written!r}; logits are off by {outcome.off:.1e} at most")
+    say(
+        f"{outcome.prompt!r} goes on {outcome.written!r}; logits are off by {outcome.off:.1e} at most"
+    )
     dist.destroy_process_group()
     if max(off, outcome.off) > TOLERANCE or not outcome.is_same:
-        sys.exit(f"losses of rank {rank} are off by {off}, and logits by {outcome.off}: {TOLERANCE} is allowed")
+        sys.exit(
+            f"losses of rank {rank} are off by {off}, and logits by {outcome.off}: {TOLERANCE} is allowed"
+        )
 
 
 def work_in_process(rank, arguments, folder):
     torch.set_num_threads(max(1, torch.get_num_threads() // arguments.ranks))
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=arguments.ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=arguments.ranks
+    )
     work(arguments.steps)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=2, help="processes to start; torchrun starts its own")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="processes to start; torchrun starts its own"
+    )
     parser.add_argument("--steps", type=int, default=60)
     arguments = parser.parse_args()
     if dist.is_torchelastic_launched():

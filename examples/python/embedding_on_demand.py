@@ -65,7 +65,9 @@ class Rows:
         self.table = np.frombuffer(advert, ADVERT)
         self.kept = zeros(KEPT, WIDTH)
         self.mr = must(endpoint.reg(self.kept))
-        self.start = self.kept.data_ptr() if hasattr(self.kept, "data_ptr") else self.kept.ctypes.data
+        self.start = (
+            self.kept.data_ptr() if hasattr(self.kept, "data_ptr") else self.kept.ctypes.data
+        )
         self.place = OrderedDict()
         self.free = list(range(KEPT))
         self.read = self.found = 0
@@ -82,7 +84,10 @@ class Rows:
             place = self.free.pop() if self.free else self.place.popitem(last=False)[1]
             self.place[number] = place
         if missing:
-            self.fetch(np.array(missing, np.uint64), np.array([self.place[number] for number in missing], np.uint64))
+            self.fetch(
+                np.array(missing, np.uint64),
+                np.array([self.place[number] for number in missing], np.uint64),
+            )
         return self.kept[[self.place[number] for number in numbers]]
 
     def fetch(self, rows, places):
@@ -93,7 +98,11 @@ class Rows:
         adverts["size"] = ROW_BYTES
         mrs = np.full(count, self.mr, np.uint64)
         sizes = np.full(count, ROW_BYTES, np.uint64)
-        must(self.endpoint.readv(self.conn, mrs, self.start + places * ROW_BYTES, sizes, adverts.view(np.uint8)))
+        must(
+            self.endpoint.readv(
+                self.conn, mrs, self.start + places * ROW_BYTES, sizes, adverts.view(np.uint8)
+            )
+        )
         self.read += count
 
 
@@ -116,8 +125,10 @@ def main():
             got = rows.get(numbers)
             if got.tolist() != [row(number).tolist() for number in numbers]:
                 raise SystemExit("a row is not what it should be")
-        print(f"{BATCHES} batches of {BATCH} rows: {rows.read} read over {endpoint.connection(rows.conn)['path']},",
-              f"{rows.found} were here, on {DEVICE} with {xp.__name__}")
+        print(
+            f"{BATCHES} batches of {BATCH} rows: {rows.read} read over {endpoint.connection(rows.conn)['path']},",
+            f"{rows.found} were here, on {DEVICE} with {xp.__name__}",
+        )
     pipe.send(None)
     owner.join()
     sys.exit(owner.exitcode)

@@ -38,8 +38,12 @@ class Model:
         weight = lambda *shape: tensor(random.normal(0, shape[0] ** -0.5, shape).astype(np.float32))
         self.embedding, self.head = weight(VOCABULARY, WIDTH), weight(WIDTH, VOCABULARY)
         self.layers = [
-            {"qkv": weight(WIDTH, 3 * WIDTH), "out": weight(WIDTH, WIDTH),
-             "up": weight(WIDTH, 4 * WIDTH), "down": weight(4 * WIDTH, WIDTH)}
+            {
+                "qkv": weight(WIDTH, 3 * WIDTH),
+                "out": weight(WIDTH, WIDTH),
+                "up": weight(WIDTH, 4 * WIDTH),
+                "down": weight(4 * WIDTH, WIDTH),
+            }
             for _ in range(LAYERS)
         ]
 
@@ -94,6 +98,7 @@ def prefill(model, cache, pages, prompt, layer_done):
     """Fills the pages with a prompt's keys and values, and returns the first new token."""
     x = model.embedding[tensor(np.array(prompt))]
     for number in range(LAYERS):
+
         def keep(k, v):
             cache.store(number, pages, 0, k, v)
             layer_done(number)
@@ -109,6 +114,7 @@ def decode(model, cache, pages, length, token):
     for place in range(length, length + NEW_TOKENS - 1):
         x = model.embedding[tensor(np.array(tokens[-1:]))]
         for number in range(LAYERS):
+
             def keep(k, v):
                 cache.store(number, pages, place, k, v)
                 return cache.load(number, pages, place + 1)
@@ -150,8 +156,13 @@ def prefilling(pipe):
                 # follows the kernels that compute them.
                 count = len(pages)
                 write = endpoint.writev_async(
-                    conn, [regions[layer]] * count, cache.addresses(layer, pages), [cache.page_bytes] * count,
-                    adverts[layer], notif=b"layer %d" % layer, stream=stream,
+                    conn,
+                    [regions[layer]] * count,
+                    cache.addresses(layer, pages),
+                    [cache.page_bytes] * count,
+                    adverts[layer],
+                    notif=b"layer %d" % layer,
+                    stream=stream,
                 )
                 writes.append(must(write))
 
@@ -174,7 +185,13 @@ def decoding(pipe, prompts):
             pages = [int(free.pop()) for _ in range(pages_for(len(prompt) + NEW_TOKENS))]
             filled = pages[: pages_for(len(prompt))]
             adverts = [
-                must(endpoint.advertisev([mr] * len(filled), cache.addresses(layer, filled), [cache.page_bytes] * len(filled)))
+                must(
+                    endpoint.advertisev(
+                        [mr] * len(filled),
+                        cache.addresses(layer, filled),
+                        [cache.page_bytes] * len(filled),
+                    )
+                )
                 for layer, mr in enumerate(regions)
             ]
             pipe.send((prompt, adverts))
@@ -200,7 +217,9 @@ def alone(prompts):
 
 def main():
     random = np.random.default_rng(3)
-    prompts = [[int(t) for t in random.integers(0, VOCABULARY, length)] for length in (5, 16, 200, 77)]
+    prompts = [
+        [int(t) for t in random.integers(0, VOCABULARY, length)] for length in (5, 16, 200, 77)
+    ]
     context = get_context("spawn")
     to_prefill, theirs = context.Pipe()
     to_decode, others = context.Pipe()
@@ -217,7 +236,11 @@ def main():
             to_prefill.send(to_decode.recv())
             to_decode.send(to_prefill.recv())
             tokens = to_decode.recv()
-            print(f"{len(prompt):4} tokens prefilled there, {len(tokens)} decoded here:", *tokens[:8], "...")
+            print(
+                f"{len(prompt):4} tokens prefilled there, {len(tokens)} decoded here:",
+                *tokens[:8],
+                "...",
+            )
             if tokens != expected:
                 raise SystemExit(f"one process decodes {expected}")
         print("moved over", to_decode.recv(), "on", DEVICE, "with", xp.__name__)

@@ -29,7 +29,9 @@ INFERENCE, VERSIONS = 3, 12
 
 def fresh(seed):
     random = np.random.default_rng(seed)
-    return [tensor(random.normal(0, shape[0] ** -0.5, shape).astype(np.float32)) for shape in SHAPES]
+    return [
+        tensor(random.normal(0, shape[0] ** -0.5, shape).astype(np.float32)) for shape in SHAPES
+    ]
 
 
 def answer(weights):
@@ -54,7 +56,9 @@ def infer(pipe):
     with p2p.Endpoint(bind="127.0.0.1") as endpoint:
         endpoint.start_passive_accept()
         descs = [endpoint.register_memory(room) for room in rooms]
-        pipe.send((endpoint.get_metadata(), [endpoint.get_serialized_descs(room) for room in descs]))
+        pipe.send(
+            (endpoint.get_metadata(), [endpoint.get_serialized_descs(room) for room in descs])
+        )
         version, said = 0, {}
         while version < VERSIONS:
             # Answers a request with the weights of one version, though another may be arriving.
@@ -87,7 +91,11 @@ def train(pipes):
                 xp.cuda.synchronize()
             said[version] = answer(weights)
             transfers = [
-                must(endpoint.transfer(conn, "write", mine, rooms[version % 2], notif=b"%d" % version))
+                must(
+                    endpoint.transfer(
+                        conn, "write", mine, rooms[version % 2], notif=b"%d" % version
+                    )
+                )
                 for conn, rooms in peers.items()
             ]
             # The next step changes the weights, so they must have been read by then.
@@ -97,14 +105,18 @@ def train(pipes):
                 moved += endpoint.transfer_bytes(transfer)
             waiting = set(peers)
             while waiting:
-                for conn, payload in endpoint.wait_notifs(timeout=60) or sys.exit("nobody says what it uses"):
+                for conn, payload in endpoint.wait_notifs(timeout=60) or sys.exit(
+                    "nobody says what it uses"
+                ):
                     if int(payload) == version:
                         waiting.discard(conn)
         took = time.perf_counter() - began
         path = endpoint.connection(next(iter(peers)))["path"]
         endpoint.deregister_memory(mine)
-    print(f"{VERSIONS} versions to {len(pipes)} processes: {moved / 1e6:.1f} MB in {took:.2f} s over {path},",
-          f"on {DEVICE} with {xp.__name__}")
+    print(
+        f"{VERSIONS} versions to {len(pipes)} processes: {moved / 1e6:.1f} MB in {took:.2f} s over {path},",
+        f"on {DEVICE} with {xp.__name__}",
+    )
     return said
 
 
@@ -126,7 +138,9 @@ def main():
             for version, answers in said.items():
                 if answers != {tuple(expected[version])}:
                     raise SystemExit(f"process {number} had no whole version {version}")
-            print(f"process {number} was asked between all updates and met {len(said)} versions, each whole")
+            print(
+                f"process {number} was asked between all updates and met {len(said)} versions, each whole"
+            )
     except EOFError:
         raise SystemExit("a process has ended")
     for process in processes:

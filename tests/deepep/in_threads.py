@@ -37,7 +37,9 @@ RANK = threading.local()
 class WithoutGpus(TorchFunctionMode):
     """Makes tensors on the CPU when a suite asks for a GPU."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
@@ -113,7 +115,9 @@ class World:
         for to, given in zip(everyone, self._group.allgather(mine.clone())):
             to.copy_(given)
 
-    def all_gather_into_tensor(self, everyone: torch.Tensor, mine: torch.Tensor, group: Any = None) -> None:
+    def all_gather_into_tensor(
+        self, everyone: torch.Tensor, mine: torch.Tensor, group: Any = None
+    ) -> None:
         """Copies the tensors of all ranks to ``everyone``, one behind the other."""
         everyone.copy_(torch.stack(self._group.allgather(mine.clone())).view(everyone.shape))
 
@@ -121,7 +125,14 @@ class World:
         """Replaces ``mine`` by the sum of the tensors of all ranks."""
         mine.copy_(torch.stack(self._group.allgather(mine.clone())).sum(0))
 
-    def all_to_all_single(self, to: torch.Tensor, mine: torch.Tensor, _: Any = None, parts: Any = None, group: Any = None) -> None:
+    def all_to_all_single(
+        self,
+        to: torch.Tensor,
+        mine: torch.Tensor,
+        _: Any = None,
+        parts: Any = None,
+        group: Any = None,
+    ) -> None:
         """Copies the parts that all ranks have for this rank to ``to``, one behind the other."""
         given = mine.clone().view(torch.uint8) if mine.element_size() == 1 else mine.clone()
         everyone = self._group.allgather(given.split(parts or [1] * self.get_world_size()))
@@ -178,7 +189,12 @@ def settled(method: Callable[..., Any], settle: Callable[[], None]) -> Callable[
         answer = method(*args, **keywords)
         settle()
         if isinstance(answer, tuple):
-            return tuple(settled(part, settle) if isinstance(part, FunctionType) or hasattr(part, "__func__") else part for part in answer)
+            return tuple(
+                settled(part, settle)
+                if isinstance(part, FunctionType) or hasattr(part, "__func__")
+                else part
+                for part in answer
+            )
         return answer
 
     return call
@@ -197,7 +213,14 @@ def emulate(folder: str) -> Callable[[], None]:
         emulated.current_stream().synchronize()
 
     for kind in (deep_ep.Buffer, deep_ep.ElasticBuffer):
-        for name in ("get_dispatch_layout", "dispatch", "combine", "low_latency_dispatch", "low_latency_combine", "low_latency_query_mask_buffer"):
+        for name in (
+            "get_dispatch_layout",
+            "dispatch",
+            "combine",
+            "low_latency_dispatch",
+            "low_latency_combine",
+            "low_latency_query_mask_buffer",
+        ):
             if hasattr(kind, name):
                 setattr(kind, name, settled(getattr(kind, name), settle))
     return settle

@@ -104,10 +104,23 @@ def run(mode: Mode, ranks: int, options: argparse.Namespace, folder: Path) -> tu
         return f"not run: needs {mode.least} ranks", ""
     script = options.checkout / "tests" / mode.suite
     sizes = SMALL[mode.suite] if options.on != "cuda" else ""
-    arguments = [*sizes.split(), *mode.arguments.split(), *options.more.split(), "--num-processes", str(ranks)]
+    arguments = [
+        *sizes.split(),
+        *mode.arguments.split(),
+        *options.more.split(),
+        "--num-processes",
+        str(ranks),
+    ]
     in_threads = [] if options.on == "cuda" else [str(HERE / "in_threads.py"), options.on]
     # The suite runs in its own folder, so relative paths are made absolute.
-    paths = [str(folder), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    paths = [
+        str(folder),
+        *(
+            os.path.abspath(path)
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path
+        ),
+    ]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -123,43 +136,70 @@ def run(mode: Mode, ranks: int, options: argparse.Namespace, folder: Path) -> tu
     command = [sys.executable, *in_threads, str(script), *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, cwd=script.parent, text=True, timeout=options.limit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            cwd=script.parent,
+            text=True,
+            timeout=options.limit,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
     except subprocess.TimeoutExpired as late:
         told = late.stdout or ""
-        return f"failed: not over after {options.limit} s", told if isinstance(told, str) else told.decode(errors="replace")
+        return f"failed: not over after {options.limit} s", told if isinstance(
+            told, str
+        ) else told.decode(errors="replace")
     return "passed" if done.returncode == 0 else f"failed: {done.returncode}", done.stdout
 
 
 def main() -> int:
     """Runs the modes that the command line selects."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkout", type=lambda path: Path(path).resolve())
     parser.add_argument("--ranks", default="2", help="how many, with commas between them")
     parser.add_argument("--on", choices=["cuda", "emulated", "cpu"], default="cuda")
-    parser.add_argument("--only", default="", help="words, with commas between them: modes whose names have one of them")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="words, with commas between them: modes whose names have one of them",
+    )
     parser.add_argument("--without", default="", help="the same, of modes that are left out")
     parser.add_argument("--more", default="", help="more arguments for each suite")
-    parser.add_argument("--timeout", type=float, default=15, help="seconds that a call waits for its peers")
+    parser.add_argument(
+        "--timeout", type=float, default=15, help="seconds that a call waits for its peers"
+    )
     parser.add_argument("--limit", type=float, default=240, help="seconds that a mode may take")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds behind which no mode is begun")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds behind which no mode is begun"
+    )
     parser.add_argument("--compiled", action="store_true", help="with torch.compile")
     options = parser.parse_args()
-    words, others = ([word for word in text.split(",") if word] for text in (options.only, options.without))
+    words, others = (
+        [word for word in text.split(",") if word] for text in (options.only, options.without)
+    )
     failed, started = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         overlay(options.checkout, folder)
         for ranks in map(int, options.ranks.split(",")):
             for mode in MODES:
-                if words and not any(word in mode.name for word in words) or any(word in mode.name for word in others):
+                if (
+                    words
+                    and not any(word in mode.name for word in words)
+                    or any(word in mode.name for word in others)
+                ):
                     continue
                 begun = time.monotonic()
                 if begun - started > options.budget:
                     said, printed = "not run: no time is left", ""
                 else:
                     said, printed = run(mode, ranks, options, folder)
-                print(f"{ranks} ranks, {mode.name}: {said} ({time.monotonic() - begun:.0f} s)", flush=True)
+                print(
+                    f"{ranks} ranks, {mode.name}: {said} ({time.monotonic() - begun:.0f} s)",
+                    flush=True,
+                )
                 if said.startswith("failed"):
                     failed += 1
                     print("    " + "\n    ".join(printed.splitlines()[-LINES:]), flush=True)

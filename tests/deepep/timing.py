@@ -24,7 +24,10 @@ def bench_kineto(
 ) -> Any:
     """The seconds of a whole call, repeated for each name of a kernel and each launch in a call."""
     fn()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(min(num_tests, REPEATS))]
+    events = [
+        [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        for _ in range(min(num_tests, REPEATS))
+    ]
     for first, last in events:
         flush_l2_cache()
         if barrier is not None:
@@ -34,5 +37,9 @@ def bench_kineto(
         last.record()
     torch.cuda.synchronize()
     seconds = sorted(first.elapsed_time(last) / 1e3 for first, last in events)[len(events) // 2]
-    one = seconds if num_kernels_per_period == 1 else [seconds / num_kernels_per_period] * num_kernels_per_period
+    one = (
+        seconds
+        if num_kernels_per_period == 1
+        else [seconds / num_kernels_per_period] * num_kernels_per_period
+    )
     return one if isinstance(kernel_names, str) else tuple(one for _ in kernel_names)

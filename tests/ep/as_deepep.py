@@ -30,7 +30,9 @@ class Suite:
 
     def drawn(self, seed: int) -> list[torch.Generator]:
         """Generators, one for each rank."""
-        return [torch.Generator().manual_seed(100 * seed + number) for number in range(self.shape.ranks)]
+        return [
+            torch.Generator().manual_seed(100 * seed + number) for number in range(self.shape.ranks)
+        ]
 
     def choices(self, seed: int, masked: float = 0.0) -> list[torch.Tensor]:
         """The choices of each rank's tokens; a share ``masked`` of them is -1."""
@@ -78,12 +80,22 @@ class Few(Suite):
         super().__init__(rank, device)
         # All ranks have the same number of tokens.
         self.counts = [TOKENS] * rank.size()
-        room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, self.shape.ranks, self.shape.experts)
+        room = Buffer.get_low_latency_rdma_size_hint(
+            TOKENS, HIDDEN, self.shape.ranks, self.shape.experts
+        )
         self.buffer = Buffer(
-            None, num_rdma_bytes=room, low_latency_mode=True, comm=rank, device=device, explicitly_destroy=True, **keywords
+            None,
+            num_rdma_bytes=room,
+            low_latency_mode=True,
+            comm=rank,
+            device=device,
+            explicitly_destroy=True,
+            **keywords,
         )
         self.chosen = self.choices(1, 0.1)
-        self.xs = [torch.randn(TOKENS, HIDDEN, generator=draw).bfloat16() * 0.1 for draw in self.drawn(2)]
+        self.xs = [
+            torch.randn(TOKENS, HIDDEN, generator=draw).bfloat16() * 0.1 for draw in self.drawn(2)
+        ]
         self.weights = torch.rand(TOKENS, TOP_K, generator=self.drawn(3)[self.me])
         self.lost: set[int] = set()
 
@@ -107,7 +119,10 @@ class Few(Suite):
         self.settle()
         src_info, layout_range = handle[0], handle[1]
         # Masked ranks send nothing.
-        sent = [chosen if source not in self.lost else chosen[:0] for source, chosen in enumerate(self.chosen)]
+        sent = [
+            chosen if source not in self.lost else chosen[:0]
+            for source, chosen in enumerate(self.chosen)
+        ]
         wanted = low_latency.dispatch(self.xs, sent, self.shape, self.me, form)
         made = torch.zeros((LOCAL, self.shape.ranks * TOKENS, HIDDEN), dtype=torch.bfloat16)
         for expert, arrived in enumerate(wanted):
@@ -124,11 +139,21 @@ class Few(Suite):
             if form.use_fp8:
                 scales = packed[1][expert, :m].contiguous()
                 assert torch.equal(scales, arrived.scales)
-                values = low_latency.decoded(values.view(torch.uint8), scales, form.use_ue8m0).bfloat16()
+                values = low_latency.decoded(
+                    values.view(torch.uint8), scales, form.use_ue8m0
+                ).bfloat16()
             made[expert, :m] = values
         return made, handle
 
-    def combine(self, made: torch.Tensor, handle: Any, form: Format, hook: bool, zero_copy: bool, logfmt: bool) -> None:
+    def combine(
+        self,
+        made: torch.Tensor,
+        handle: Any,
+        form: Format,
+        hook: bool,
+        zero_copy: bool,
+        logfmt: bool,
+    ) -> None:
         """Sends the rows back unchanged, and compares the result with a token times its sum of
         weights."""
         rows, chosen = self.there(made), self.chosen[self.me]
@@ -155,7 +180,9 @@ class Few(Suite):
         is_there = (chosen >= 0) & here[chosen.clamp(min=0) // LOCAL]
         wanted = self.xs[self.me].float() * (self.weights * is_there).sum(1, keepdim=True)
         assert combined is out and not out.isnan().any()
-        assert form.round_scale or difference(wanted, combined.float()) < (9e-4 if form.use_fp8 else 1e-5)
+        assert form.round_scale or difference(wanted, combined.float()) < (
+            9e-4 if form.use_fp8 else 1e-5
+        )
         # Other ranks read rows from this rank's buffer.
         self.rank.allgather(b"")
 
@@ -223,7 +250,10 @@ def many_tokens(rank: Rank, device: str) -> None:
     buffer = suite.buffer = Buffer(None, 1 << 22, comm=rank, device=device, explicitly_destroy=True)
     ranks, me, experts = suite.shape.ranks, suite.me, suite.shape.experts
     every = suite.choices(4)
-    goes = [torch.stack([(chosen // LOCAL == owner).any(1) for owner in range(ranks)], 1) for chosen in every]
+    goes = [
+        torch.stack([(chosen // LOCAL == owner).any(1) for owner in range(ranks)], 1)
+        for chosen in every
+    ]
     chosen, mine, count = every[me], goes[me], suite.counts[me]
     per_expert = [torch.bincount(one.flatten(), minlength=experts) for one in every]
     here = slice(me * LOCAL, me * LOCAL + LOCAL)
@@ -232,14 +262,28 @@ def many_tokens(rank: Rank, device: str) -> None:
     listed("tokens by rank", laid_out[0], mine.sum(0).tolist())
     listed("tokens by expert", laid_out[2], per_expert[me].tolist())
     assert torch.equal(laid_out[3], mine)
-    xs = [torch.randn(n, HIDDEN, generator=draw).bfloat16() for draw, n in zip(suite.drawn(5), suite.counts)]
-    arrived = [(source, token) for source in range(ranks) for token in range(suite.counts[source]) if goes[source][token, me]]
+    xs = [
+        torch.randn(n, HIDDEN, generator=draw).bfloat16()
+        for draw, n in zip(suite.drawn(5), suite.counts)
+    ]
+    arrived = [
+        (source, token)
+        for source in range(ranks)
+        for token in range(suite.counts[source])
+        if goes[source][token, me]
+    ]
     ends = [sum(source <= last for source, _ in arrived) for last in range(ranks)]
     config, weights = Config(4, 8, 256), torch.rand(count, TOP_K, generator=suite.drawn(6)[me])
-    all_weights = [torch.rand(n, TOP_K, generator=draw) for draw, n in zip(suite.drawn(6), suite.counts)]
+    all_weights = [
+        torch.rand(n, TOP_K, generator=draw) for draw, n in zip(suite.drawn(6), suite.counts)
+    ]
     for number in range(8):
         previous, is_async, is_fp8 = bool(number & 1), bool(number & 2), bool(number & 4)
-        sent = [low_latency.quantised(x, FORMATS[1]) for x in xs] if is_fp8 else [(x, None) for x in xs]
+        sent = (
+            [low_latency.quantised(x, FORMATS[1]) for x in xs]
+            if is_fp8
+            else [(x, None) for x in xs]
+        )
         rows, scales = sent[me]
         x: Any = suite.there(rows)
         if is_fp8:
@@ -275,7 +319,9 @@ def many_tokens(rank: Rank, device: str) -> None:
             assert (got[0] if is_fp8 else got).shape[0] == len(arrived)
             rows_are_right(got)
             if with_choices:
-                local = torch.stack([every[source][token] - me * LOCAL for source, token in arrived])
+                local = torch.stack(
+                    [every[source][token] - me * LOCAL for source, token in arrived]
+                )
                 is_here = (local >= 0) & (local < LOCAL)
                 assert torch.equal(idx, torch.where(is_here, local, -1))
                 given = torch.stack([all_weights[source][token] for source, token in arrived])
@@ -292,7 +338,10 @@ def many_tokens(rank: Rank, device: str) -> None:
                 rows_are_right(again)
             values = torch.stack([xs[source][token] for source, token in arrived])
             back, back_weights, event = buffer.combine(
-                suite.there(values), handle, topk_weights=suite.there(got_weights) if with_choices else None, **base
+                suite.there(values),
+                handle,
+                topk_weights=suite.there(got_weights) if with_choices else None,
+                **base,
             )
             event.current_stream_wait() if is_async else None
             suite.settle()
@@ -322,7 +371,9 @@ class Second(Suite):
 
         super().__init__(rank, device)
         self.sync, self.multiple = sync, multiple
-        room = ElasticBuffer.get_buffer_size_hint(rank, TOKENS, HIDDEN, TOP_K, allow_hybrid_mode=False)
+        room = ElasticBuffer.get_buffer_size_hint(
+            rank, TOKENS, HIDDEN, TOP_K, allow_hybrid_mode=False
+        )
         self.buffer = ElasticBuffer(
             None,
             room,
@@ -336,8 +387,13 @@ class Second(Suite):
             device=device,
         )
         self.chosen = self.choices(7, masked)
-        self.xs = [torch.randn(n, HIDDEN, generator=draw).bfloat16() for draw, n in zip(self.drawn(8), self.counts)]
-        self.weights = [torch.rand(n, TOP_K, generator=draw) for draw, n in zip(self.drawn(9), self.counts)]
+        self.xs = [
+            torch.randn(n, HIDDEN, generator=draw).bfloat16()
+            for draw, n in zip(self.drawn(8), self.counts)
+        ]
+        self.weights = [
+            torch.rand(n, TOP_K, generator=draw) for draw, n in zip(self.drawn(9), self.counts)
+        ]
         for chosen, weights in zip(self.chosen, self.weights):
             weights[chosen < 0] = 0
 
@@ -354,7 +410,11 @@ class Second(Suite):
         if previous:
             keywords["previous_event"] = self.buffer.capture()
         returned = getattr(self.buffer, name)(
-            num_sms=4, num_qps=4, async_with_compute_stream=is_async, allocate_on_comm_stream=allocates, **keywords
+            num_sms=4,
+            num_qps=4,
+            async_with_compute_stream=is_async,
+            allocate_on_comm_stream=allocates,
+            **keywords,
         )
         returned[-1].current_stream_wait() if is_async else None
         self.settle()
@@ -364,12 +424,19 @@ class Second(Suite):
         """Dispatches by token and by expert, repeats both with their handles, and combines."""
         copies, alignment, is_fp8, num_biases, *_ = way
         me, shape, top_k = self.me, self.shape, TOP_K
-        sent = [low_latency.quantised(x, FORMATS[1]) for x in self.xs] if is_fp8 else [(x, None) for x in self.xs]
+        sent = (
+            [low_latency.quantised(x, FORMATS[1]) for x in self.xs]
+            if is_fp8
+            else [(x, None) for x in self.xs]
+        )
         rows, scales = sent[me]
         x: Any = self.there(rows)
         if is_fp8:
             x = x.view(torch.float8_e4m3fn), self.there(scales)
-        topk_idx, stats = self.there(self.chosen[me]), self.there(torch.zeros(LOCAL, dtype=torch.int32))
+        topk_idx, stats = (
+            self.there(self.chosen[me]),
+            self.there(torch.zeros(LOCAL, dtype=torch.int32)),
+        )
         asked = {
             "topk_idx": topk_idx,
             "topk_weights": self.there(self.weights[me]),
@@ -381,10 +448,18 @@ class Second(Suite):
         }
         got, idx, weights, handle, _ = self.call("dispatch", way, x=x, **asked)
         by_expert = {"do_expand": True, "use_tma_aligned_col_major_sf": True}
-        wide, no_idx, wide_weights, wide_handle, _ = self.call("dispatch", way, x=x, **asked, **by_expert)
+        wide, no_idx, wide_weights, wide_handle, _ = self.call(
+            "dispatch", way, x=x, **asked, **by_expert
+        )
         again, again_idx, _, same_handle, _ = self.call("dispatch", way, x=x, handle=handle)
         padded, _, padded_weights, _, _ = self.call(
-            "dispatch", way, x=x, handle=wide_handle, topk_weights=asked["topk_weights"], do_zero_padding=True, **by_expert
+            "dispatch",
+            way,
+            x=x,
+            handle=wide_handle,
+            topk_weights=asked["topk_weights"],
+            do_zero_padding=True,
+            **by_expert,
         )
         self.call("dispatch", way, x=x, **asked, cumulative_local_expert_recv_stats=stats)
         arrived = elastic.dispatch(self.chosen, shape, me, TOKENS, alignment)
@@ -395,16 +470,27 @@ class Second(Suite):
         for told in (handle, wide_handle):
             assert told.psum_num_recv_tokens_per_scaleup_rank[-1] == m
             assert told.num_recv_tokens_per_expert_list == (arrived.aligned if self.sync else [])
-            listed("sources", told.recv_src_metadata[:m, 0], [source * TOKENS + token for source, token in arrived.tokens])
+            listed(
+                "sources",
+                told.recv_src_metadata[:m, 0],
+                [source * TOKENS + token for source, token in arrived.tokens],
+            )
             assert torch.equal(told.dst_buffer_slot_idx, handle.dst_buffer_slot_idx)
         listed("ends", handle.psum_num_recv_tokens_per_expert, arrived.psum_per_expert(False))
-        listed("ends by expert", wide_handle.psum_num_recv_tokens_per_expert, arrived.psum_per_expert(True))
+        listed(
+            "ends by expert",
+            wide_handle.psum_num_recv_tokens_per_expert,
+            arrived.psum_per_expert(True),
+        )
         listed("choices", idx[:m], arrived.choices)
         assert torch.equal(idx, again_idx)
         places = wide_handle.recv_src_metadata[:m, 2:]
         listed("rows", places, [row[1:] for row in arrived.metadata])
         for part in range(1 + is_fp8):
-            wanted = low_latency.stacked([bits(sent[source][part][token]) for source, token in arrived.tokens], bits(sent[me][part]))
+            wanted = low_latency.stacked(
+                [bits(sent[source][part][token]) for source, token in arrived.tokens],
+                bits(sent[me][part]),
+            )
             narrow, once_more, expanded, with_zeros = (
                 bits(one[part] if is_fp8 else one) for one in (got, again, wide, padded)
             )
@@ -418,17 +504,33 @@ class Second(Suite):
                 assert token is not None or not with_zeros[row].any(), f"gap {row} of {alignment}"
         for row, token in enumerate(arrived.expanded):
             assert token is not None or padded_weights[row] == 0
-        self.back(way, (handle, len(got[0] if is_fp8 else got), weights), (wide_handle, len(wide_weights), wide_weights), arrived)
+        self.back(
+            way,
+            (handle, len(got[0] if is_fp8 else got), weights),
+            (wide_handle, len(wide_weights), wide_weights),
+            arrived,
+        )
 
-    def back(self, way: tuple[int, ...], narrow: tuple[Any, ...], wide: tuple[Any, ...], arrived: elastic.Arrived) -> None:
+    def back(
+        self,
+        way: tuple[int, ...],
+        narrow: tuple[Any, ...],
+        wide: tuple[Any, ...],
+        arrived: elastic.Arrived,
+    ) -> None:
         """Combines the experts' results: the sums of each token, and the rows by expert."""
         me, num_biases, count = self.me, way[3], self.counts[self.me]
-        biases = [torch.randn(count, HIDDEN, generator=self.drawn(20 + n)[me]).bfloat16() for n in range(num_biases)]
+        biases = [
+            torch.randn(count, HIDDEN, generator=self.drawn(20 + n)[me]).bfloat16()
+            for n in range(num_biases)
+        ]
         added = [self.there(bias) for bias in biases]
         bias: Any = None if not added else added[0] if len(added) == 1 else tuple(added)
         for (handle, length, weights), is_wide in ((narrow, False), (wide, True)):
             made = torch.zeros((length, HIDDEN), dtype=torch.bfloat16)
-            for (source, token), places, local in zip(arrived.tokens, arrived.metadata, arrived.choices):
+            for (source, token), places, local in zip(
+                arrived.tokens, arrived.metadata, arrived.choices
+            ):
                 answers = self.answers(source, token)
                 if is_wide:
                     for k, row in enumerate(places[1:]):
@@ -436,16 +538,24 @@ class Second(Suite):
                             made[row] = answers[k]
                 else:
                     row = arrived.tokens.index((source, token))
-                    made[row] = sum(answers[k].float() for k, expert in enumerate(local) if expert >= 0).bfloat16()
+                    made[row] = sum(
+                        answers[k].float() for k, expert in enumerate(local) if expert >= 0
+                    ).bfloat16()
             takes_weights = self.multiple or not is_wide
             given = {"topk_weights": weights} if takes_weights else {}
-            out, out_weights, _ = self.call("combine", way, x=self.there(made), handle=handle, bias=bias, **given)
+            out, out_weights, _ = self.call(
+                "combine", way, x=self.there(made), handle=handle, bias=bias, **given
+            )
             # The rows of one rank are summed first, unless each row is sent back by itself.
             rounding = Rounding.of(self.multiple or not is_wide, 1)
 
             def parts(token: int, is_wide: bool = is_wide) -> list[elastic.Part]:
                 answers, chosen = self.answers(me, token), self.chosen[me][token].tolist()
-                return [(k, self.shape.owner(expert), answers[k].float()) for k, expert in enumerate(chosen) if expert >= 0]
+                return [
+                    (k, self.shape.owner(expert), answers[k].float())
+                    for k, expert in enumerate(chosen)
+                    if expert >= 0
+                ]
 
             same("sums", out, elastic.combine(parts, biases, self.shape, rounding, (count, HIDDEN)))
             assert not takes_weights or torch.equal(out_weights, self.weights[me])
@@ -461,4 +571,10 @@ def second(rank: Rank, device: str, sync: bool, masked: float, multiple: bool) -
 
 #: Settings of the second interface's suite: whether the host waits for counts, the share of choices
 #: that are -1, and whether the rows of a rank are summed before they are sent back.
-SETTINGS = [(True, 0.0, True), (False, 0.0, True), (True, 0.4, True), (False, 0.4, False), (True, 0.0, False)]
+SETTINGS = [
+    (True, 0.0, True),
+    (False, 0.0, True),
+    (True, 0.4, True),
+    (False, 0.4, False),
+    (True, 0.0, False),
+]

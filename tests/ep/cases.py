@@ -75,7 +75,9 @@ class Draw(random.Random):
         ``names_again`` a token may name an expert twice."""
         ranks = range(sizes.shape.ranks)
         tokens = [self.choice([0, sizes.most, self.randint(0, sizes.most)]) for _ in ranks]
-        style = self.choice(["any", "any", "some", "one expert", "one rank", "none"] + ["again"] * 2 * names_again)
+        style = self.choice(
+            ["any", "any", "some", "one expert", "one rank", "none"] + ["again"] * 2 * names_again
+        )
         return Call(
             [self.rows(count, sizes.hidden) for count in tokens],
             [torch.randn(count, sizes.hidden, generator=self.torch).bfloat16() for count in tokens],

@@ -31,7 +31,9 @@ def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
     store = torch.distributed.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=LIMIT))
     size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, RANKS, EXPERTS)
     made = {"enable_shrink": options["masks"], "timeout": options["timeout"]}
-    buffer = Buffer(None, 0, size, low_latency_mode=True, store=store, rank=rank, num_ranks=RANKS, **made)
+    buffer = Buffer(
+        None, 0, size, low_latency_mode=True, store=store, rank=rank, num_ranks=RANKS, **made
+    )
     while True:
         function, args = pipe.recv()
         try:
@@ -51,7 +53,9 @@ class Comers:
         # A server that has imported torch once, and forks.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["torch"])
-        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = torch.distributed.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )
         self._ranks: dict[int, tuple[Any, Any]] = {}
         self._stopped: list[Any] = []
 
@@ -141,7 +145,9 @@ def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
     bits = []
     for nth in range(seed, seed + count):
         x, experts, weights = inputs(buffer.rank, nth)
-        (rows, scales), counts, handle, _, _ = buffer.low_latency_dispatch(x, experts, TOKENS, EXPERTS)
+        (rows, scales), counts, handle, _, _ = buffer.low_latency_dispatch(
+            x, experts, TOKENS, EXPERTS
+        )
         made = torch.zeros(*rows.shape, dtype=torch.bfloat16)
         for expert, valid in enumerate(counts.tolist()):
             scale = scales[expert, :valid].repeat_interleave(128, dim=1)
@@ -167,7 +173,9 @@ def dies(buffer: Any, when: str) -> None:
         while True:
             calls(buffer, seed := seed + 1)
     x, experts, weights = inputs(buffer.rank, 1)
-    _, _, handle, _, hook = buffer.low_latency_dispatch(x, experts, TOKENS, EXPERTS, return_recv_hook=True)
+    _, _, handle, _, hook = buffer.low_latency_dispatch(
+        x, experts, TOKENS, EXPERTS, return_recv_hook=True
+    )
     if when == "in dispatch":
         end()
     hook()

@@ -26,7 +26,14 @@ class Elastic(OnDevice):
         self.expand = self.draw.random() < 0.5
         self.alignment = self.draw.choice([1, 1, 8, 128])
         allow_hybrid = self.draw.random() < 0.7
-        sizes = self.sizes.most, self.sizes.hidden, self.sizes.top_k, False, allow_hybrid, self.multiple
+        sizes = (
+            self.sizes.most,
+            self.sizes.hidden,
+            self.sizes.top_k,
+            False,
+            allow_hybrid,
+            self.multiple,
+        )
         self.buffer = ElasticBuffer(
             None if self.shares_context else group,
             ElasticBuffer.get_buffer_size_hint(group, *sizes),
@@ -160,7 +167,9 @@ class Elastic(OnDevice):
             self.here(handle.psum_num_recv_tokens_per_expert),
             arrived.psum_per_expert(self.expand),
         )
-        listed("real tokens", self.here(handle.num_unaligned_recv_tokens_per_expert), arrived.counts)
+        listed(
+            "real tokens", self.here(handle.num_unaligned_recv_tokens_per_expert), arrived.counts
+        )
         m = len(arrived.tokens)
         if sync:
             assert handle.num_recv_tokens == m
@@ -173,7 +182,10 @@ class Elastic(OnDevice):
         self.settle()
         seen = self.here(handle.recv_src_metadata)[:m]
         if not self.expand:
-            here = [[row if choice >= 0 else -1 for choice in choices] for row, choices in enumerate(arrived.choices)]
+            here = [
+                [row if choice >= 0 else -1 for choice in choices]
+                for row, choices in enumerate(arrived.choices)
+            ]
             wanted = [[*told[:2], *rows] for told, rows in zip(wanted, here)]
         self.check_slots(call, handle)
         if self.shape.nodes > 1:

@@ -104,7 +104,17 @@ def compiled(folder: Path) -> tuple[Path, Path]:
     )
     here = CRATES / "uccl-ep/tests/emulator"
     subprocess.run(
-        ["c++", "-x", "c++", "-std=c++17", *flags, "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-I", here]
+        [
+            "c++",
+            "-x",
+            "c++",
+            "-std=c++17",
+            *flags,
+            "-ffp-contract=off",
+            "-U_FORTIFY_SOURCE",
+            "-I",
+            here,
+        ]
         + [here / "emulator.cpp", "-o", emulator],
         check=True,
     )

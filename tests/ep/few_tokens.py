@@ -36,10 +36,14 @@ class FewTokens(OnDevice):
                 low_latency.Format(use_fp8=True),
                 low_latency.Format(use_fp8=True, round_scale=True),
                 low_latency.Format(use_fp8=True, round_scale=True, use_ue8m0=True),
-                low_latency.Format(global_scale=self.draw.choice([1.0, 672.0, self.draw.uniform(0.001, 9999)])),
+                low_latency.Format(
+                    global_scale=self.draw.choice([1.0, 672.0, self.draw.uniform(0.001, 9999)])
+                ),
             ]
         )
-        self.sizes = sizes or self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
+        self.sizes = sizes or self.draw.sizes(
+            group.size(), multiple_of=512 if self.form.use_fp8 else 128
+        )
         self.shape = self.sizes.shape
         room = Buffer.get_low_latency_rdma_size_hint(
             self.sizes.most, self.sizes.hidden, group.size(), self.shape.experts
@@ -97,9 +101,18 @@ class FewTokens(OnDevice):
                 assert length == 0 or word >> 32 == begin, (
                     f"begin {begin} of rank {source}: {word:#x}"
                 )
-            same(f"rows of expert {expert}", bits(values[expert, :m].contiguous()), bits(arrived.rows))
+            same(
+                f"rows of expert {expert}",
+                bits(values[expert, :m].contiguous()),
+                bits(arrived.rows),
+            )
             if is_narrow:
-                in_tiles(f"scales of expert {expert}", self.here(scales[..., expert]), arrived.scales, room)
+                in_tiles(
+                    f"scales of expert {expert}",
+                    self.here(scales[..., expert]),
+                    arrived.scales,
+                    room,
+                )
             elif scales is not None:
                 assert strides[2] == room or scales.shape[2] == 1, f"strides {strides}"
                 seen = self.here(scales[expert, :m].contiguous())
@@ -189,7 +202,9 @@ class FewTokens(OnDevice):
             for number in order:
                 call = calls[number]
                 options = self.options(call)
-                combined, _, hook = self.combine(call, returned[number][2], arrived[number], **options)
+                combined, _, hook = self.combine(
+                    call, returned[number][2], arrived[number], **options
+                )
                 ended.append((call, combined, hook, options))
             for call, combined, hook, options in ended:
                 if options["return_recv_hook"]:
@@ -197,7 +212,9 @@ class FewTokens(OnDevice):
                 assert "out" not in options or combined is options["out"]
                 same("sums", self.here(combined), self.wanted(call, options["use_logfmt"]))
 
-    def without(self, outs: Collection[int], call: Call, before_combine: Callable[[], Any] | None = None) -> None:
+    def without(
+        self, outs: Collection[int], call: Call, before_combine: Callable[[], Any] | None = None
+    ) -> None:
         """A dispatch that masks ranks, and its combine. ``before_combine`` may change the masks."""
         returned = self.dispatch(call, False)
         nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
@@ -212,7 +229,11 @@ class FewTokens(OnDevice):
         status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.buffer.device)
         self.buffer.low_latency_query_mask_buffer(status)
         masked = outs if before_combine is None else ()
-        listed("masked", self.here(status) != 0, [number in masked for number in range(self.shape.ranks)])
+        listed(
+            "masked",
+            self.here(status) != 0,
+            [number in masked for number in range(self.shape.ranks)],
+        )
 
     def lets_in(self, out: int, counts: Iterable[int]) -> None:
         """A rank and the others mask each other for some calls, and then make more calls together

@@ -81,7 +81,10 @@ def half_of_a_gpu() -> torch.cuda.Stream:
 
     device = torch.cuda.current_device()
     every, part, rest = (ctypes.create_string_buffer(room) for _ in range(3))
-    count, half = ctypes.c_uint(1), torch.cuda.get_device_properties(device).multi_processor_count // 2
+    count, half = (
+        ctypes.c_uint(1),
+        torch.cuda.get_device_properties(device).multi_processor_count // 2,
+    )
     description, green, stream = (ctypes.c_void_p() for _ in range(3))
     # 1: multiprocessors; 1: a stream that waits for no other.
     call("cuDeviceGetDevResource", device, every, 1)

@@ -16,7 +16,7 @@ import torch
 from cases import answers
 from elastic_calls import elastic_calls
 from few_tokens import FewTokens
-from many_tokens import ManyTokens, many_tokens
+from many_tokens import many_tokens
 from thread_ranks import LIMIT, Rank, Ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +29,9 @@ def buffer_of(rank: Rank, timeout: float = 20, **keywords: Any) -> Any:
     from uccl.ep import Buffer
 
     room = 2 * Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
-    return Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=timeout, **keywords)
+    return Buffer(
+        None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=timeout, **keywords
+    )
 
 
 class Exact:
@@ -43,7 +45,9 @@ class Exact:
         self.owners = [set(row) for row in (self.choices // (EXPERTS // rank.size())).tolist()]
         self.copies = torch.tensor([[len(ranks)] for ranks in self.owners])
         self.weights = torch.tensor([0.5, 0.25, 1.0]).repeat(TOKENS, 1)
-        self.given = tuple(tensor.to(buffer.device) for tensor in (self.x, self.choices, self.weights))
+        self.given = tuple(
+            tensor.to(buffer.device) for tensor in (self.x, self.choices, self.weights)
+        )
 
     def dispatch(self, **keywords: Any) -> tuple[Any, ...]:
         """A dispatch of the first interface's normal mode."""
@@ -68,7 +72,9 @@ class Exact:
     def few(self) -> torch.Tensor:
         """Dispatches and combines in low latency mode."""
         x, choices, weights = self.given
-        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
+        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(
+            x, choices, TOKENS, EXPERTS, use_fp8=False
+        )
         out, _, _ = self.buffer.low_latency_combine(rows, choices, weights, handle)
         return out
 
@@ -104,7 +110,9 @@ def by_the_host(rank: Rank) -> None:
     exact = Exact(rank, buffers[2])
     # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
-    exact.check([exact.normal(), exact.normal(num_worst_tokens=worst, zero_copy=True)], [exact.few()])
+    exact.check(
+        [exact.normal(), exact.normal(num_worst_tokens=worst, zero_copy=True)], [exact.few()]
+    )
 
 
 def nodes_of(rank: Rank) -> list[tuple[int, int]]:
@@ -114,7 +122,11 @@ def nodes_of(rank: Rank) -> list[tuple[int, int]]:
     buffer = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda")
     flat = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda", allow_hybrid_mode=False)
     assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == buffer.get_physical_domain_size()
-    return [buffer.get_physical_domain_size(), buffer.get_logical_domain_size(), flat.get_logical_domain_size()]
+    return [
+        buffer.get_physical_domain_size(),
+        buffer.get_logical_domain_size(),
+        flat.get_logical_domain_size(),
+    ]
 
 
 def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
@@ -143,23 +155,38 @@ def too_many(rank: Rank, worst: int, by_host: bool) -> None:
     x, choices, _ = exact.given
     way = {"allow_nvlink_for_low_latency_mode": not by_host}
     small = Buffer(None, 1 << 14, comm=rank, device="cuda", timeout=LIMIT, **way)
-    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=8, comm=rank, device="cuda", num_gpu_timeout_secs=LIMIT)
+    elastic = ElasticBuffer(
+        None,
+        1 << 22,
+        num_max_tokens_per_rank=8,
+        comm=rank,
+        device="cuda",
+        num_gpu_timeout_secs=LIMIT,
+    )
     few = slice(None) if rank.rank() == 0 else slice(8)
     mine = choices[few].contiguous()
     _, _, per_expert, _, _ = small.get_dispatch_layout(mine, EXPERTS)
 
     def of_buffer() -> None:
-        small.dispatch(x[few], topk_idx=mine, num_tokens_per_expert=per_expert, num_worst_tokens=worst)
+        small.dispatch(
+            x[few], topk_idx=mine, num_tokens_per_expert=per_expert, num_worst_tokens=worst
+        )
 
     def of_elastic() -> None:
         elastic.dispatch(x[few], mine, num_experts=EXPERTS, do_cpu_sync=not worst)
 
-    for call, buffer, setting in ((of_buffer, small, "UCCL_EP_TOKENS_AT_ONCE"), (of_elastic, elastic, "num_max_tokens_per_rank")):
+    for call, buffer, setting in (
+        (of_buffer, small, "UCCL_EP_TOKENS_AT_ONCE"),
+        (of_elastic, elastic, "num_max_tokens_per_rank"),
+    ):
         if rank.rank() == 0:
             with pytest.raises(ValueError, match=f"this rank has {TOKENS} tokens, and .*{setting}"):
                 call()
         else:
-            with pytest.raises(RuntimeError, match="rank 0 has more tokens than the buffer has room for.*UCCL_EP_TOKENS_AT_ONCE"):
+            with pytest.raises(
+                RuntimeError,
+                match="rank 0 has more tokens than the buffer has room for.*UCCL_EP_TOKENS_AT_ONCE",
+            ):
                 call()
                 torch.cuda.current_stream().synchronize()
                 buffer.check()
@@ -175,7 +202,14 @@ def room_of_the_hint(rank: Rank) -> None:
 
     size = Config().get_nvl_buffer_size_hint(2 * HIDDEN, rank.size())
     buffer = Buffer(None, size, comm=rank, device="cuda")
-    sizes = {"payload": 2 * HIDDEN, "scales": 0, "hidden": HIDDEN, "top_k": 8, "local_experts": 128, "stays": True}
+    sizes = {
+        "payload": 2 * HIDDEN,
+        "scales": 0,
+        "hidden": HIDDEN,
+        "top_k": 8,
+        "local_experts": 128,
+        "stays": True,
+    }
     assert _core.ep_cuda_room_for(buffer._native, 4096, **sizes) >= 4096
     rank.allgather(b"")
 
@@ -184,12 +218,15 @@ def two_combines(rank: Rank) -> None:
     """Several combines of one dispatch are in flight."""
     exact = Exact(rank, buffer_of(rank))
     x, choices, weights = exact.given
-    rows, _, handle, _, _ = exact.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
+    rows, _, handle, _, _ = exact.buffer.low_latency_dispatch(
+        x, choices, TOKENS, EXPERTS, use_fp8=False
+    )
     torch.cuda.current_stream().synchronize()
     factors = [1, 2, 4]
     made = [rows * factor for factor in factors]
     back = [
-        exact.buffer.low_latency_combine(each, choices, weights, handle, return_recv_hook=True) for each in made
+        exact.buffer.low_latency_combine(each, choices, weights, handle, return_recv_hook=True)
+        for each in made
     ]
     for _, _, hook in back:
         hook()
@@ -209,7 +246,9 @@ def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
     for _ in range(3):
         rows, *_, handle, event = exact.dispatch(async_finish=True)
         with torch.cuda.stream(other):
-            out, _, combined = exact.buffer.combine(rows, handle, previous_event=event, async_finish=True)
+            out, _, combined = exact.buffer.combine(
+                rows, handle, previous_event=event, async_finish=True
+            )
         again, *_, after = exact.buffer.dispatch(
             exact.given[0], handle=handle, previous_event=combined, async_finish=True
         )
@@ -244,11 +283,17 @@ def of_another_buffer(rank: Rank) -> None:
     again = after.buffer.dispatch(after.given[0], handle=worst)[0]
     torch.cuda.current_stream().synchronize()
     before.buffer.destroy()
-    outs += [after.normal(), after.buffer.combine(again, worst)[0], after.buffer.combine(kept, worst)[0]]
+    outs += [
+        after.normal(),
+        after.buffer.combine(again, worst)[0],
+        after.buffer.combine(kept, worst)[0],
+    ]
     after.check(outs, [])
     on_cpu = Buffer(None, 1 << 20, comm=rank)
     on_cpu._normal = None
-    with pytest.raises(RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"):
+    with pytest.raises(
+        RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"
+    ):
         on_cpu.combine(rows, handle)
     rank.allgather(b"")
 
@@ -265,7 +310,11 @@ def laid_out(rank: Rank) -> None:
 
     def begin(goes: Any, per_expert: Any = per_expert) -> tuple[Any, Any]:
         rows, *_, handle, _ = buffer.dispatch(
-            x, is_token_in_rank=goes, num_tokens_per_expert=per_expert, topk_idx=choices, topk_weights=weights
+            x,
+            is_token_in_rank=goes,
+            num_tokens_per_expert=per_expert,
+            topk_idx=choices,
+            topk_weights=weights,
         )
         return rows, handle
 
@@ -275,7 +324,9 @@ def laid_out(rank: Rank) -> None:
         return outs
 
     def copies(choices: torch.Tensor, experts: int = EXPERTS) -> torch.Tensor:
-        return torch.tensor([[len(set(row))] for row in (choices // (experts // rank.size())).tolist()])
+        return torch.tensor(
+            [[len(set(row))] for row in (choices // (experts // rank.size())).tolist()]
+        )
 
     torch.cuda.current_stream().synchronize()
     # torch does not notice writes to ``data``, and a layout of these choices would fail. The caller
@@ -312,7 +363,9 @@ def rows_stay(rank: Rank) -> None:
 
     def of_buffer(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
         exact.given = sent, choices, weights
-        x, idx, weights_of, _, handle, _ = exact.dispatch(num_worst_tokens=TOKENS * rank.size(), zero_copy=zero_copy)
+        x, idx, weights_of, _, handle, _ = exact.dispatch(
+            num_worst_tokens=TOKENS * rank.size(), zero_copy=zero_copy
+        )
         return x, idx, weights_of, handle
 
     def of_elastic(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
@@ -353,7 +406,9 @@ def rows_stay(rank: Rank) -> None:
     # Without choices a caller could not tell the rows without a token, so all rows are copied.
     _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     by_rank = {"is_token_in_rank": goes, "num_tokens_per_expert": per_expert}
-    rows, *_ = exact.buffer.dispatch(x, num_worst_tokens=TOKENS * rank.size(), zero_copy=True, **by_rank)
+    rows, *_ = exact.buffer.dispatch(
+        x, num_worst_tokens=TOKENS * rank.size(), zero_copy=True, **by_rank
+    )
     torch.cuda.current_stream().synchronize()
     assert rows.is_contiguous() and rows.shape[0] == TOKENS * rank.size()
     rank.allgather(b"")
@@ -424,7 +479,9 @@ def memory_ahead(rank: Rank) -> None:
     assert ready().ready[0] is left
     # A call without a layout needs more scratch.
     _, _, per_expert, _, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
-    *_, handle, _ = exact.buffer.dispatch(x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert)
+    *_, handle, _ = exact.buffer.dispatch(
+        x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert
+    )
     torch.cuda.current_stream().synchronize()
     assert handle.native.small is not left
     left = ready().ready[0]
@@ -473,7 +530,9 @@ def few_blocks(rank: Rank) -> None:
         exact.buffer._normal.dispatches.kinds.clear()
         elastic._normal.dispatches.kinds.clear()
         with mock.patch.object(_core, "EpCudaNormalKind") as kind:
-            begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(side_effect=ValueError)
+            begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(
+                side_effect=ValueError
+            )
             for call in (
                 lambda: exact.dispatch(config=config),
                 exact.dispatch,
@@ -525,7 +584,9 @@ def let_in(rank: Rank, is_few: bool, counts: Iterable[int]) -> None:
         # An odd count adds a dispatch without a combine.
         if count % 2:
             exact.dispatch(num_worst_tokens=TOKENS * rank.size())
-        exact.check([exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(count // 2)], [])
+        exact.check(
+            [exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(count // 2)], []
+        )
         exact.buffer.clean_mask_buffer()
         exact.copies = torch.tensor([[len(ranks)] for ranks in every])
         outs = [exact.normal(num_worst_tokens=TOKENS * rank.size()) for _ in range(5)]
@@ -554,7 +615,9 @@ def names_the_late(run: Callable[..., list[Any]]) -> None:
     for worst in (0, 2 * TOKENS):
         started = time.monotonic()
         said = run(2, lambda rank: late(rank, worst))[0]
-        assert "dispatch on rank 0" in said and "rank 1: data of call 1 round 0 expected" in said, said
+        assert "dispatch on rank 0" in said and "rank 1: data of call 1 round 0 expected" in said, (
+            said
+        )
         assert time.monotonic() - started < 20
 
 
@@ -578,7 +641,9 @@ def refusals(rank: Rank) -> list[str]:
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices[:, :0], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, is_token_in_rank=goes.int(), num_tokens_per_expert=per_expert),
-        lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True),
+        lambda: elastic.dispatch(
+            x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True
+        ),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
         lambda: buffer.connect_ranks([0]),
@@ -658,9 +723,13 @@ class Varying:
         choices = torch.rand((tokens, EXPERTS), generator=generator).topk(TOP_K).indices
         owners = choices // (EXPERTS // self.rank.size())
         goes = (owners[:, :, None] == torch.arange(self.rank.size())).any(1)
-        return Given(rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), goes)
+        return Given(
+            rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), goes
+        )
 
-    def call(self, tokens: list[int], num_sms: int, is_worst: bool = False, is_again: bool = False) -> None:
+    def call(
+        self, tokens: list[int], num_sms: int, is_worst: bool = False, is_again: bool = False
+    ) -> None:
         """Dispatches, repeats the dispatch with the handle if ``is_again``, and combines, with
         launches of ``num_sms`` blocks. ``tokens`` has the number of each rank."""
         from uccl.ep import Config
@@ -671,7 +740,8 @@ class Varying:
         # A copy must not queue behind a kernel that waits for another rank.
         torch.cuda.current_stream().synchronize()
         x, choices, weights, bias, other = (
-            tensor.to(buffer.device) for tensor in (mine.x, mine.choices, mine.weights, mine.bias, -mine.x)
+            tensor.to(buffer.device)
+            for tensor in (mine.x, mine.choices, mine.weights, mine.bias, -mine.x)
         )
         per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
         rows, idx, got_weights, _, handle, _ = buffer.dispatch(
@@ -685,7 +755,9 @@ class Varying:
             config=config,
         )
         again = buffer.dispatch(other, handle=handle, config=config)[0] if is_again else None
-        out, out_weights, _ = buffer.combine(rows, handle, topk_weights=got_weights, bias=bias, config=config)
+        out, out_weights, _ = buffer.combine(
+            rows, handle, topk_weights=got_weights, bias=bias, config=config
+        )
         plain = None if again is None else buffer.combine(again, handle, config=config)[0]
         torch.cuda.current_stream().synchronize()
         buffer.check()
@@ -696,11 +768,14 @@ class Varying:
         if plain is not None:
             assert torch.equal(plain.cpu().float(), -copies)
 
-    def check_rows(self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> None:
+    def check_rows(
+        self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor
+    ) -> None:
         """Compares the received rows, which are in order of rank and token."""
         me, local = self.rank.rank(), EXPERTS // self.rank.size()
         wanted, choices, of_choices = (
-            torch.cat([getattr(one, name)[one.goes[:, me]] for one in given]) for name in ("x", "choices", "weights")
+            torch.cat([getattr(one, name)[one.goes[:, me]] for one in given])
+            for name in ("x", "choices", "weights")
         )
         count, is_here = len(wanted), choices // local == me
         assert torch.equal(rows.cpu()[:count], wanted)
@@ -725,7 +800,10 @@ def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -
     """Calls on one buffer, of changing kinds and numbers of tokens."""
     varying, draw = Varying(rank, hidden, max(sizes)), random.Random(seed)
     for _ in range(turns):
-        tokens = [draw.choice([0, 1, size, draw.randint(0, size)]) for size in draw.choices(sizes, k=rank.size())]
+        tokens = [
+            draw.choice([0, 1, size, draw.randint(0, size)])
+            for size in draw.choices(sizes, k=rank.size())
+        ]
         varying.call(tokens, draw.choice([1, 2, 3, 24]), draw.random() < 0.5, draw.random() < 0.5)
     varying.end()
 
@@ -766,7 +844,11 @@ def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     (other_x, other_scales), _, other_weights, other_handle, _ = other
     ends, starts = handle.psum_num_recv_tokens_per_expert.tolist(), [0]
     starts += [-(-end // ALIGNMENT) * ALIGNMENT for end in ends]
-    pairs = [(x.view(torch.uint8), other_x.view(torch.uint8)), (scales, other_scales), (weights, other_weights)]
+    pairs = [
+        (x.view(torch.uint8), other_x.view(torch.uint8)),
+        (scales, other_scales),
+        (weights, other_weights),
+    ]
     for tensor, wanted in pairs:
         assert tensor.shape == wanted.shape and tensor.stride() == wanted.stride()
         for start, end in zip(starts, ends):
@@ -781,7 +863,9 @@ def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
         "recv_src_metadata",
     ):
         found, wanted = getattr(handle, name), getattr(other_handle, name)
-        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted, name
+        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted, (
+            name
+        )
 
 
 #: The alignment of an expert's rows.
@@ -845,7 +929,19 @@ class Asked(TorchDispatchMode):
 
 
 #: Operations that make tensors or views of them, and the copy of the choices for a handle.
-MAKES = {"empty", "empty_strided", "as_strided", "view", "set_", "slice", "select", "unsqueeze", "detach", "alias", "clone"}
+MAKES = {
+    "empty",
+    "empty_strided",
+    "as_strided",
+    "view",
+    "set_",
+    "slice",
+    "select",
+    "unsqueeze",
+    "detach",
+    "alias",
+    "clone",
+}
 
 
 def computes_nothing(rank: Rank) -> None:
@@ -898,7 +994,10 @@ def stops(prepare: Callable[[], None]) -> None:
     prepare()
     exact = Exact(Rank(ranks, 0), buffer_of(Rank(ranks, 0), timeout=LIMIT))
     thread.join()
-    before, timer = signal.signal(signal.SIGUSR1, raises), threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    before, timer = (
+        signal.signal(signal.SIGUSR1, raises),
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)),
+    )
     try:
         timer.start()
         started = time.monotonic()

@@ -17,7 +17,12 @@ LOST = RANKS - 1
 #: noticed at once.
 SOON = 40
 #: The moment of the kill, and the phase in which the others then miss the rank.
-PHASES = {"before": "dispatch", "in dispatch": "combine", "between": "combine", "in combine": "dispatch"}
+PHASES = {
+    "before": "dispatch",
+    "in dispatch": "combine",
+    "between": "combine",
+    "in combine": "dispatch",
+}
 
 
 def dies(few: FewTokens, call: Call, when: str) -> None:

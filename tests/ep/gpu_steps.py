@@ -97,12 +97,20 @@ class Steps:
         is_plain, is_packed = form == FORMS[0], self.kinds.random() < 0.3
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
         rows, _, handle, _, hook = self.buffer.low_latency_dispatch(
-            x, choices, TOKENS, EXPERTS, return_recv_hook=has_hook, dispatch_wait_recv_cost_stats=self.waits, **form
+            x,
+            choices,
+            TOKENS,
+            EXPERTS,
+            return_recv_hook=has_hook,
+            dispatch_wait_recv_cost_stats=self.waits,
+            **form,
         )
         if hook is not None:
             hook()
         if not is_plain:
-            rows = self.ones(EXPERTS // self.buffer.group_size, TOKENS * self.buffer.group_size, HIDDEN)
+            rows = self.ones(
+                EXPERTS // self.buffer.group_size, TOKENS * self.buffer.group_size, HIDDEN
+            )
         out, _, hook = self.buffer.low_latency_combine(
             rows, choices, weights, handle, use_logfmt=is_packed, return_recv_hook=has_hook
         )

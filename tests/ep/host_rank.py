@@ -42,8 +42,13 @@ def main(folder: str, rank: int, size: int) -> None:
     from uccl.ep import Buffer
 
     torch.set_num_threads(1)
-    buffer = Buffer(None, 0, 1 << 20, low_latency_mode=True, comm=Folder(folder, rank, size), timeout=3)
-    x, experts = torch.full((4, 512), 3.0).bfloat16(), torch.tensor([[0, 2], [1, 3], [3, 0], [2, 1]])
+    buffer = Buffer(
+        None, 0, 1 << 20, low_latency_mode=True, comm=Folder(folder, rank, size), timeout=3
+    )
+    x, experts = (
+        torch.full((4, 512), 3.0).bfloat16(),
+        torch.tensor([[0, 2], [1, 3], [3, 0], [2, 1]]),
+    )
     calls = 0
     while True:
         try:

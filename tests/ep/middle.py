@@ -23,7 +23,9 @@ MAGIC, PORT_AT, NODE, ADDRESS = 0x55434502, 20, slice(48, 92), slice(96, 112)
 class Flow:
     """One direction of a stream."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, draw: random.Random, left: float) -> None:
+    def __init__(
+        self, source: socket.socket, target: socket.socket, draw: random.Random, left: float
+    ) -> None:
         self.source, self.target, self.draw, self.left = source, target, draw, left
         self.most = draw.choice([700, 8000, 1 << 16])
         self.slowest = draw.choice([0.0, 0.0001, 0.001])

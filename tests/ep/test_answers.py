@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_devices import Alone, gpus as gpus
+from test_devices import Alone
+from test_devices import gpus as gpus  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
@@ -90,7 +91,7 @@ def test_handles_have_deepeps_names():
     assert handle.recv_src_metadata.shape == (2, 4)
 
 
-def test_names_that_are_not_here_are_not_there(gpus):
+def test_names_that_are_not_here_are_not_there(gpus):  # noqa: F811
     from uccl.ep import Buffer, ElasticBuffer
 
     buffer = ElasticBuffer(None, 1 << 20, comm=Alone(), device="cpu")
@@ -98,7 +99,10 @@ def test_names_that_are_not_here_are_not_there(gpus):
         assert not hasattr(buffer, name)
     with pytest.raises(NotImplementedError, match="pp_send is experimental"):
         buffer.pp_send(None, 0)
-    for on_gpu in (Buffer(None, 1 << 20, comm=Alone(), device=0), ElasticBuffer(None, 1 << 20, comm=Alone(), device=0)):
+    for on_gpu in (
+        Buffer(None, 1 << 20, comm=Alone(), device=0),
+        ElasticBuffer(None, 1 << 20, comm=Alone(), device=0),
+    ):
         on_gpu._gpu = SimpleNamespace()
         assert getattr(on_gpu, "runtime", None) is None
         with pytest.raises(NotImplementedError, match="on the CPU only so far"):

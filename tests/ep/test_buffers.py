@@ -32,7 +32,9 @@ def sizes(group) -> None:
         torch.manual_seed(group.rank())
         x = torch.randn(tokens, hidden).bfloat16()
         experts = torch.rand(tokens, num_experts).topk(top_k).indices
-        got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, tokens, num_experts, use_fp8=False)
+        got, _, handle, _, _ = buffer.low_latency_dispatch(
+            x, experts, tokens, num_experts, use_fp8=False
+        )
         ones = torch.ones(tokens, top_k) / top_k
         out, _, _ = buffer.low_latency_combine(got, experts, ones, handle)
         torch.testing.assert_close(out, x, rtol=2e-2, atol=2e-2)
@@ -48,12 +50,16 @@ def in_place(group, with_hook: bool) -> None:
     from uccl.ep import Buffer
 
     hidden, tokens, num_experts, ranks = 512, 9, 4 * group.size(), group.size()
-    buffer = Buffer(group, 0, Buffer.get_low_latency_rdma_size_hint(tokens, hidden, ranks, num_experts))
+    buffer = Buffer(
+        group, 0, Buffer.get_low_latency_rdma_size_hint(tokens, hidden, ranks, num_experts)
+    )
     torch.manual_seed(group.rank())
     for call in range(12):
         x = torch.randint(-4, 5, (tokens, hidden)).bfloat16()
         experts = torch.rand(tokens, num_experts).topk(2).indices
-        got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, tokens, num_experts, use_fp8=False)
+        got, _, handle, _, _ = buffer.low_latency_dispatch(
+            x, experts, tokens, num_experts, use_fp8=False
+        )
         made = buffer.get_next_low_latency_combine_buffer(handle)
         made.copy_(got * (call + 1))
         out, _, hook = buffer.low_latency_combine(
@@ -107,8 +113,12 @@ def refusals(group) -> list[str]:
         lambda: Buffer(group, 1 << 20, 0, use_magic=True),
         lambda: buffer.low_latency_dispatch(x, experts, 3, 4),
         lambda: buffer.low_latency_dispatch(x, experts + 9, 4, 4),
-        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.ones(2)),
-        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.tensor(0.0)),
+        lambda: buffer.low_latency_dispatch(
+            x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.ones(2)
+        ),
+        lambda: buffer.low_latency_dispatch(
+            x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.tensor(0.0)
+        ),
         lambda: buffer.low_latency_dispatch(x, experts, 4, 4, x_global_scale=torch.tensor(1.0)),
         lambda: buffer.low_latency_dispatch(x.float(), experts, 4, 4),
         lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_ue8m0=True),
@@ -161,7 +171,9 @@ def test_a_rank_that_does_not_come_is_named(world, nodes):
     texts = world.run(3, late, nodes=nodes)
     for rank in (0, 2):
         assert texts[rank].startswith(f"dispatch on rank {rank}"), texts
-    assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), texts
+    assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), (
+        texts
+    )
 
 
 #: The sleep of rank 1 before each of its calls, in seconds.
@@ -182,7 +194,9 @@ def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
         """Rank 1 makes its call after the others have begun theirs, and after a sleep; they wait
         meanwhile."""
         if rank == 1:
-            while not all(Path(folder, f"{number}.{peer}").exists() for peer in range(ranks) if peer != 1):
+            while not all(
+                Path(folder, f"{number}.{peer}").exists() for peer in range(ranks) if peer != 1
+            ):
                 time.sleep(0.001)
             time.sleep(SLEEP)
         else:
@@ -194,7 +208,13 @@ def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
 
     def dispatch():
         return buffer.low_latency_dispatch(
-            x, experts, 2, 6, use_fp8=False, dispatch_wait_recv_cost_stats=of_dispatch, return_recv_hook=with_hook
+            x,
+            experts,
+            2,
+            6,
+            use_fp8=False,
+            dispatch_wait_recv_cost_stats=of_dispatch,
+            return_recv_hook=with_hook,
         )
 
     seen = []
@@ -205,7 +225,12 @@ def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
     def combine():
         weights = torch.ones(2, 2)
         return buffer.low_latency_combine(
-            rows, experts, weights, handle, return_recv_hook=with_hook, combine_wait_recv_cost_stats=of_combine
+            rows,
+            experts,
+            weights,
+            handle,
+            return_recv_hook=with_hook,
+            combine_wait_recv_cost_stats=of_combine,
         )
 
     out, _ = called(2, combine)
@@ -262,7 +287,10 @@ def different(group) -> str:
 @on_nodes
 def test_ranks_that_differ_are_told_in_what(world, nodes):
     texts = world.run(2, different, nodes=nodes)
-    words = ["rank 1 has bytes of payload 512, this rank 1024", "rank 0 has bytes of payload 1024, this rank 512"]
+    words = [
+        "rank 1 has bytes of payload 512, this rank 1024",
+        "rank 0 has bytes of payload 1024, this rank 512",
+    ]
     assert any(text.endswith(of) for text, of in zip(texts, words)), texts
     assert all(text.endswith(of) or "gave up" in text for text, of in zip(texts, words)), texts
 
@@ -275,7 +303,9 @@ def killed(group) -> str:
     x, experts = torch.zeros(2, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int64)
     if group.rank() == 1:
         # If the hook were dropped, the rank would give up on the call.
-        *_, hook = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False, return_recv_hook=True)
+        *_, hook = buffer.low_latency_dispatch(
+            x, experts, 2, 6, use_fp8=False, return_recv_hook=True
+        )
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False)
@@ -307,7 +337,10 @@ def stopped(group, timeout: float, pause: float) -> list[str]:
     from uccl.ep import Buffer
 
     buffer = Buffer(group, 0, 1 << 20, timeout=timeout)
-    x, experts = torch.full((4, 512), 3.0).bfloat16(), torch.tensor([[0, 2], [1, 4], [3, 5], [2, 3]])
+    x, experts = (
+        torch.full((4, 512), 3.0).bfloat16(),
+        torch.tensor([[0, 2], [1, 4], [3, 5], [2, 3]]),
+    )
     pids = [0] * group.size()
     torch.distributed.all_gather_object(pids, os.getpid(), group)
     ends = []
@@ -321,7 +354,9 @@ def stopped(group, timeout: float, pause: float) -> list[str]:
         try:
             for _ in range(20):
                 got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 4, 6, use_fp8=False)
-                out, _, _ = buffer.low_latency_combine(got, experts, torch.full((4, 2), 0.5), handle)
+                out, _, _ = buffer.low_latency_combine(
+                    got, experts, torch.full((4, 2), 0.5), handle
+                )
                 assert torch.equal(out, x), out
         except (TimeoutError, RuntimeError) as e:
             ends.append(str(e))
@@ -501,12 +536,18 @@ def test_plans_of_several_nodes_are_no_larger_than_deepeps(monkeypatch):
     # Bytes that DeepEP 2.1 reserves in hybrid mode for bf16, H = 7168, K = 8: 14464 and 14400 for a
     # token.
     for nodes, ranks in [(2, 2), (2, 8), (8, 2), (4, 8)]:
-        monkeypatch.setattr(_elastic, "get_physical_domain_size", lambda group, spread=(nodes, ranks): spread)
+        monkeypatch.setattr(
+            _elastic, "get_physical_domain_size", lambda group, spread=(nodes, ranks): spread
+        )
         for tokens in (1, 128, 4096, 8192):
             dispatch = (nodes * ranks * tokens + tokens + nodes * (tokens + 1280)) * 14464
             rows = min(ranks, 8) * nodes * tokens + min(nodes, 8) * tokens + nodes * (tokens + 1280)
             theirs = -(-max(dispatch, rows * 14400) // (2 << 20)) * (2 << 20)
-            assert ElasticBuffer.get_buffer_size_hint(None, tokens, 7168, 8) <= theirs, (nodes, ranks, tokens)
+            assert ElasticBuffer.get_buffer_size_hint(None, tokens, 7168, 8) <= theirs, (
+                nodes,
+                ranks,
+                tokens,
+            )
 
 
 def test_plans_are_no_larger_than_deepeps():
@@ -527,7 +568,10 @@ def test_plans_are_no_larger_than_deepeps():
     assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) < 0.6 * 1_908_410_496
     # The additional bytes for relays, with DeepEP's nodes of eight.
     config = Buffer.get_dispatch_config(16)
-    both = [config.get_nvl_buffer_size_hint(2 * 7168, 16), config.get_rdma_buffer_size_hint(2 * 7168, 16)]
+    both = [
+        config.get_nvl_buffer_size_hint(2 * 7168, 16),
+        config.get_rdma_buffer_size_hint(2 * 7168, 16),
+    ]
     assert 0 < both[1] < both[0] / 15
     assert config.get_rdma_buffer_size_hint(2 * 7168, 8) == 0
 
@@ -544,7 +588,9 @@ def test_a_hint_has_room_for_as_many_tokens_as_the_environment_says(monkeypatch)
     # The default is 2048. On GPUs a buffer of this size has room for twice as many in one call.
     assert Config().get_nvl_buffer_size_hint(2 * 7168, 8) == hints[0]
     monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", "many")
-    with pytest.raises(ValueError, match="UCCL_EP_TOKENS_AT_ONCE is a number of tokens, more than 0, not 'many'"):
+    with pytest.raises(
+        ValueError, match="UCCL_EP_TOKENS_AT_ONCE is a number of tokens, more than 0, not 'many'"
+    ):
         Config().get_nvl_buffer_size_hint(2 * 7168, 8)
 
 
@@ -559,7 +605,9 @@ def test_a_buffer_for_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for make in (Buffer, ElasticBuffer):
-        with pytest.raises(RuntimeError, match="the buffer's device is cuda:1, and torch finds no GPU"):
+        with pytest.raises(
+            RuntimeError, match="the buffer's device is cuda:1, and torch finds no GPU"
+        ):
             make(None, 1 << 20, comm=Alone(), device=1)
         with pytest.raises(ValueError, match="a GPU of CUDA or the CPU, not meta"):
             make(None, 1 << 20, comm=Alone(), device="meta")

@@ -40,7 +40,10 @@ def vllm_low_latency(group) -> None:
     ranks = group.size()
     assert deep_ep.Buffer and deep_ep.EventOverlap and deep_ep.ElasticBuffer and deep_ep.Config
     num_rdma_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank=MOST, hidden=HIDDEN, num_ranks=ranks, num_experts=num_experts
+        num_max_dispatch_tokens_per_rank=MOST,
+        hidden=HIDDEN,
+        num_ranks=ranks,
+        num_experts=num_experts,
     )
     buffer = deep_ep.Buffer(
         group=group,
@@ -124,7 +127,14 @@ def nvfp4_low_latency(group) -> None:
     packed, scales = expert_x[0].permute(2, 0, 1), expert_x[1]
     assert packed.dtype == torch.uint8 and packed.shape == (local, ranks * most, HIDDEN // 2)
     tile_rows = ranks * most // 128
-    assert scales.dtype == torch.float8_e4m3fn and scales.shape == (32, 4, tile_rows, 4, HIDDEN // 64, local)
+    assert scales.dtype == torch.float8_e4m3fn and scales.shape == (
+        32,
+        4,
+        tile_rows,
+        4,
+        HIDDEN // 64,
+        local,
+    )
     # The transposition follows the format, not the order of memory: rows of experts, scale by
     # scale.
     scales = scales.float().permute(5, 2, 1, 0, 4, 3).reshape(local, ranks * most, HIDDEN // 16)
@@ -133,7 +143,12 @@ def nvfp4_low_latency(group) -> None:
     for expert, count in enumerate(expert_num_tokens.tolist()):
         rows[expert, count:] = float("nan")
     output, _, hook = buffer.low_latency_combine(
-        x=rows, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False, return_recv_hook=True
+        x=rows,
+        topk_idx=ids,
+        topk_weights=weights,
+        handle=handle,
+        async_finish=False,
+        return_recv_hook=True,
     )
     hook()
     # The two largest E2M1 values differ by a third of the largest.
@@ -260,7 +275,11 @@ def sglang(group) -> None:
     for _ in range(2):
         previous = Buffer.capture()
         layout = buffer.get_dispatch_layout(
-            ids, num_experts, previous_event=previous, async_finish=True, allocate_on_comm_stream=True
+            ids,
+            num_experts,
+            previous_event=previous,
+            async_finish=True,
+            allocate_on_comm_stream=True,
         )
         per_rank, per_node, per_expert, goes, previous = layout
         got, got_ids, got_weights, counts, handle, event = buffer.dispatch(
@@ -280,7 +299,12 @@ def sglang(group) -> None:
         event.current_stream_wait()
         assert all(count % 128 == 0 for count in counts)
         out, _, event = buffer.combine(
-            got, handle, async_finish=True, previous_event=Buffer.capture(), allocate_on_comm_stream=True, config=config
+            got,
+            handle,
+            async_finish=True,
+            previous_event=Buffer.capture(),
+            allocate_on_comm_stream=True,
+            config=config,
         )
         event.current_stream_wait()
         assert torch.equal(out.float(), x.float() * copies(ids, ranks, num_experts))
@@ -342,7 +366,9 @@ def sglang_elastic(group) -> None:
             do_expand=decode,
         )
         arrived = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
-        assert arrived > 0 and handle.psum_num_recv_tokens_per_expert.shape == (num_experts // group.size(),)
+        assert arrived > 0 and handle.psum_num_recv_tokens_per_expert.shape == (
+            num_experts // group.size(),
+        )
         assert not decode or scales.stride(0) == 1
         assert bool(handle.num_recv_tokens_per_expert_list) != decode
         out, _, _ = buffer.combine(got, handle=handle, topk_weights=None, num_sms=sms, num_qps=qps)
@@ -380,12 +406,18 @@ def megatron(group) -> None:
         async_finish=False,
         allocate_on_comm_stream=False,
     )
-    grad, grad_weights, _ = buffer.combine(got, handle, topk_weights=got_weights.float(), previous_event=previous)
+    grad, grad_weights, _ = buffer.combine(
+        got, handle, topk_weights=got_weights.float(), previous_event=previous
+    )
     assert torch.equal(grad.float(), x.float() * copies(ids, ranks, num_experts))
     # One rank has each weight, and the others have 0.
     assert torch.equal(grad_weights, weights)
     again, *nothing, handle_again, after = buffer.dispatch(
-        grad, handle=handle, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
+        grad,
+        handle=handle,
+        previous_event=previous,
+        async_finish=False,
+        allocate_on_comm_stream=False,
     )
     assert nothing == [None, None, None] and len(again) == len(got)
 
@@ -405,7 +437,14 @@ def uccl_program(group) -> None:
         x, ids, MOST, num_experts, use_fp8=False, async_finish=True, return_recv_hook=False
     )
     out, event, hook = buffer.low_latency_combine(
-        got, ids, weights, handle, use_logfmt=False, async_finish=True, zero_copy=True, return_recv_hook=False
+        got,
+        ids,
+        weights,
+        handle,
+        use_logfmt=False,
+        async_finish=True,
+        zero_copy=True,
+        return_recv_hook=False,
     )
     assert torch.equal(out, x * 2)
     buffer.destroy()
@@ -434,7 +473,15 @@ def names(group) -> list[str]:
     import deep_ep
     import deep_ep.utils.event
 
-    wanted = ["Buffer", "Config", "EventOverlap", "EventHandle", "ElasticBuffer", "EPHandle", "topk_idx_t"]
+    wanted = [
+        "Buffer",
+        "Config",
+        "EventOverlap",
+        "EventHandle",
+        "ElasticBuffer",
+        "EPHandle",
+        "topk_idx_t",
+    ]
     wanted += ["get_physical_domain_size", "get_logical_domain_size", "__version__"]
     assert deep_ep.__version__ >= "2.1" and not hasattr(deep_ep, "HybridEPBuffer")
     assert deep_ep.get_physical_domain_size(group) == (1, group.size())
@@ -462,5 +509,7 @@ def test_modules_of_deepeps_are_there_when_it_is_imported():
     here = Path(__file__).parents[2] / "python" / "deep_ep"
     program = f"import sys; sys.path.append({str(here)!r}); import deep_ep\n"
     program += "".join(f"assert {line}, {line!r}\n" for line in WRITTEN)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

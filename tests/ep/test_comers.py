@@ -71,7 +71,9 @@ def test_a_rank_is_killed_and_the_others_go_on_and_it_comes_again(world, when, n
 
 
 @on_nodes
-def test_without_masks_every_rank_names_who_is_missing_and_all_go_on_when_it_comes_again(world, nodes):
+def test_without_masks_every_rank_names_who_is_missing_and_all_go_on_when_it_comes_again(
+    world, nodes
+):
     group = world(nodes=nodes, timeout=4)
     before = joined(group)
     group.tell(1, dies, "between")
@@ -112,7 +114,9 @@ def refused(buffer: Any, ranks: list[int]) -> list[str]:
     """The errors for handles of dispatches before ranks connected anew, in combines and in a
     dispatch with the handle."""
     x, experts, weights = comers.inputs(buffer.rank, 1)
-    rows, _, few, _, _ = buffer.low_latency_dispatch(x, experts, comers.TOKENS, comers.EXPERTS, use_fp8=False)
+    rows, _, few, _, _ = buffer.low_latency_dispatch(
+        x, experts, comers.TOKENS, comers.EXPERTS, use_fp8=False
+    )
     per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(experts, comers.EXPERTS)
     *_, many, _ = buffer.dispatch(x, None, per_rank, None, goes, per_expert, experts, weights)
     # Handles stay valid when masks change.
@@ -199,7 +203,11 @@ def test_what_cannot_be_is_refused(world):
 def grew(then: dict[str, int], now: dict[str, int]) -> list[str]:
     """The resources that have increased. Pages vary by some MiB with allocators and torch."""
     kept = {"pages": 4096}
-    return [f"{name}: {now[name]}, before {then[name]}" for name in then if now[name] > then[name] + kept.get(name, 0)]
+    return [
+        f"{name}: {now[name]}, before {then[name]}"
+        for name in then
+        if now[name] > then[name] + kept.get(name, 0)
+    ]
 
 
 @on_nodes

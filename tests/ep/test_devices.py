@@ -50,7 +50,9 @@ def gpus(monkeypatch):
     class Group:
         """A stand-in for a group on a GPU."""
 
-        def __init__(self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, by_host: bool) -> None:
+        def __init__(
+            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, by_host: bool
+        ) -> None:
             made.append(device)
             self.native, self.timeout = SimpleNamespace(nodes=(1, ranks.size)), timeout
 
@@ -84,7 +86,9 @@ def shim(monkeypatch):
     import sys
     from pathlib import Path
 
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2] / "python" / "deep_ep")])
+    monkeypatch.setattr(
+        sys, "path", [*sys.path, str(Path(__file__).parents[2] / "python" / "deep_ep")]
+    )
 
 
 def test_a_buffer_of_deepeps_name_is_on_the_current_gpu(gpus, monkeypatch):
@@ -108,7 +112,12 @@ def test_a_group_of_nccl_or_a_process_that_uses_cuda_is_on_the_current_gpu(gpus,
     for make in both("uccl.ep"):
         assert make(None, 1 << 20, comm=Alone()).device == GPU
         # This buffer meets the other ranks later, by a store; buffers on GPUs cannot.
-        assert make(None, 1 << 20, store=torch.distributed.HashStore(), rank=0, num_ranks=2).device.type == "cpu"
+        assert (
+            make(
+                None, 1 << 20, store=torch.distributed.HashStore(), rank=0, num_ranks=2
+            ).device.type
+            == "cpu"
+        )
 
 
 def test_a_group_that_torchs_world_does_not_know_is_none_of_nccl():
@@ -125,7 +134,10 @@ def test_the_first_tensor_says_where_a_buffer_is(gpus):
     from uccl.ep import Buffer, ElasticBuffer
 
     on_gpu = SimpleNamespace(device=GPU)
-    for buffer in (Buffer(None, 1 << 20, comm=Alone(), timeout=3), ElasticBuffer(None, 1 << 20, comm=Alone())):
+    for buffer in (
+        Buffer(None, 1 << 20, comm=Alone(), timeout=3),
+        ElasticBuffer(None, 1 << 20, comm=Alone()),
+    ):
         assert buffer.device.type == "cpu" and not gpus
         buffer._begin(on_gpu)
         assert buffer.device == GPU and gpus == [GPU]
@@ -146,9 +158,14 @@ def test_a_tensor_that_is_elsewhere_is_answered_with_the_setting(gpus):
 
     buffer = Buffer(None, 1 << 20, comm=Alone(), device="cpu")
     elsewhere = torch.zeros((2, 64), device="meta")
-    with pytest.raises(ValueError, match="x is on meta, .* on cpu: make it with device='meta', or set UCCL_EP_DEVICE=meta"):
+    with pytest.raises(
+        ValueError,
+        match="x is on meta, .* on cpu: make it with device='meta', or set UCCL_EP_DEVICE=meta",
+    ):
         buffer.low_latency_dispatch(elsewhere.bfloat16(), None, 2, 4)
-    with pytest.raises(ValueError, match="on cuda:1, .* on cuda:0: a buffer is on the GPU that was the current one"):
+    with pytest.raises(
+        ValueError, match="on cuda:1, .* on cuda:0: a buffer is on the GPU that was the current one"
+    ):
         on_device("x", SimpleNamespace(device=torch.device("cuda:1")), GPU)
 
 
@@ -165,7 +182,9 @@ def spread(places: list[str]) -> list[str]:
 
     def answer(number: int) -> str:
         try:
-            return str(_device.place_of(Meeting(None, Rank(ranks, number)), places[number] or None, False))
+            return str(
+                _device.place_of(Meeting(None, Rank(ranks, number)), places[number] or None, False)
+            )
         except (RuntimeError, ValueError) as why:
             return str(why)
 
@@ -174,11 +193,22 @@ def spread(places: list[str]) -> list[str]:
 
 
 def test_all_ranks_are_on_gpus_or_none_is(gpus):
-    on_cpu, on_gpu, either = "Place(gpu=None, may_move=False)", f"Place(gpu={GPU!r}, may_move=False)", "Place(gpu=None, may_move=True)"
+    on_cpu, on_gpu, either = (
+        "Place(gpu=None, may_move=False)",
+        f"Place(gpu={GPU!r}, may_move=False)",
+        "Place(gpu=None, may_move=True)",
+    )
     assert spread(["", ""]) == [either] * 2
     assert spread(["cuda", ""]) == [on_gpu] * 2
     assert spread(["", "cpu", ""]) == [on_cpu] * 3
     for said in spread(["cuda", "cpu", ""]):
-        assert "buffers of ranks [0] are on GPUs, and those of ranks [1] on the CPU" in said and "UCCL_EP_DEVICE" in said
+        assert (
+            "buffers of ranks [0] are on GPUs, and those of ranks [1] on the CPU" in said
+            and "UCCL_EP_DEVICE" in said
+        )
     own, other = spread(["meta", ""])
-    assert "not meta" in own and other.startswith("rank 0 made no buffer: a buffer's device is") and "not meta" in other
+    assert (
+        "not meta" in own
+        and other.startswith("rank 0 made no buffer: a buffer's device is")
+        and "not meta" in other
+    )

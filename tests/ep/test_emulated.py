@@ -22,11 +22,16 @@ from thread_ranks import Rank, threads
 pytestmark = [
     pytest.mark.xdist_group("emulated"),
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="lacks a C++ compiler"),
+    pytest.mark.skipif(
+        not (shutil.which("cc") and shutil.which("c++")), reason="lacks a C++ compiler"
+    ),
 ]
 
 #: The first seed of the random cases, and the number of cases of each mode.
-SEED, CASES = (int(os.environ.get(f"UCCL_EP_EMULATED_{name}", default)) for name, default in [("SEED", "0"), ("CASES", "3")])
+SEED, CASES = (
+    int(os.environ.get(f"UCCL_EP_EMULATED_{name}", default))
+    for name, default in [("SEED", "0"), ("CASES", "3")]
+)
 
 
 def serve(folder: str, pipe: Any) -> None:
@@ -79,14 +84,25 @@ def in_threads(size: int, function: Callable[[Rank], Any], *args: Any) -> list[A
     return threads(size, lambda rank: function(rank, *args), prepared)
 
 
-@pytest.mark.parametrize("function", [gpu_cases.random_normal, gpu_cases.random_elastic, gpu_cases.few_tokens])
+@pytest.mark.parametrize(
+    "function", [gpu_cases.random_normal, gpu_cases.random_elastic, gpu_cases.few_tokens]
+)
 @pytest.mark.parametrize("seed", range(SEED, SEED + CASES))
-def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[..., None], seed: int) -> None:
+def test_random_calls_return_what_the_oracle_says(
+    run: Any, function: Callable[..., None], seed: int
+) -> None:
     run(in_threads, 1 + (seed + 1) % 3, function, seed)
 
 
 @pytest.mark.parametrize(
-    "function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines, gpu_cases.laid_out, gpu_cases.of_another_buffer],
+    "function",
+    [
+        gpu_cases.both_modes,
+        gpu_cases.by_ranks,
+        gpu_cases.two_combines,
+        gpu_cases.laid_out,
+        gpu_cases.of_another_buffer,
+    ],
 )
 def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
     run(in_threads, 2, function)
@@ -105,14 +121,18 @@ def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
 
 
 @pytest.mark.parametrize("case", [gpu_cases.memory_ahead, gpu_cases.returned_to_autograd])
-def test_memory_made_ahead_is_as_if_made_for_its_call(run: Any, case: Callable[[Rank], None]) -> None:
+def test_memory_made_ahead_is_as_if_made_for_its_call(
+    run: Any, case: Callable[[Rank], None]
+) -> None:
     run(in_threads, 2, case)
 
 
 def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
     """Barriers of all ranks; then one rank is missing, and the others wait for it once."""
     for by_host in ways:
-        buffer = gpu_cases.buffer_of(rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not by_host)
+        buffer = gpu_cases.buffer_of(
+            rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not by_host
+        )
         status = torch.zeros(rank.size(), dtype=torch.int32, device=buffer.device)
         for _ in range(12):
             buffer.clean_low_latency_buffer(8, 512, 4)
@@ -148,7 +168,9 @@ def test_rows_may_stay_in_the_buffer(run: Any, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
-def test_a_guess_of_how_much_arrives_changes_nothing(run: Any, case: Callable[[Rank], None], size: int) -> None:
+def test_a_guess_of_how_much_arrives_changes_nothing(
+    run: Any, case: Callable[[Rank], None], size: int
+) -> None:
     run(in_threads, size, case)
 
 
@@ -179,7 +201,9 @@ def test_normal_mode_as_deepeps_suite_has_it(run: Any) -> None:
 
 
 @pytest.mark.parametrize(("sync", "masked", "multiple"), as_deepep.SETTINGS)
-def test_second_interface_as_deepeps_suite_has_it(run: Any, sync: bool, masked: float, multiple: bool) -> None:
+def test_second_interface_as_deepeps_suite_has_it(
+    run: Any, sync: bool, masked: float, multiple: bool
+) -> None:
     run(in_threads, 2, as_deepep.second, "cuda", sync, masked, multiple)
 
 

@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="lacks a GPU"),
 ]
 
+
 def in_thread(rank: Rank, seed: int) -> None:
     few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=20)
     few.two_at_a_time()
@@ -49,7 +50,9 @@ def left_out(rank: Rank, seed: int, is_late: bool) -> None:
     rank.allgather(b"")
 
 
-@pytest.mark.parametrize(("seed", "is_late"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("seed", "is_late"), [(0, False), (1, False), (2, False), (3, True), (4, True)]
+)
 def test_calls_go_on_without_a_rank_that_is_masked_or_late(seed: int, is_late: bool) -> None:
     threads(2 + seed % 2, lambda rank: left_out(rank, 200 + seed, is_late))
 
@@ -69,7 +72,9 @@ def test_a_rank_that_was_masked_takes_part_again(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "nodes"), [(2, 1), (4, 1), (4, 2)])
-def test_a_rank_of_another_process_that_was_masked_takes_part_again(world: Any, size: int, nodes: int) -> None:
+def test_a_rank_of_another_process_that_was_masked_takes_part_again(
+    world: Any, size: int, nodes: int
+) -> None:
     world.run(size, let_in, 510 + size, nodes=nodes)
 
 
@@ -84,7 +89,9 @@ def in_process(group: Any, seed: int, sizes: Sizes | None = None) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, size: int, seed: int) -> None:
+def test_ranks_in_processes_reach_the_windows_of_each_other(
+    world: Any, size: int, seed: int
+) -> None:
     world.run(size, in_process, 100 + seed)
 
 
@@ -234,7 +241,9 @@ def waits_of(rank: Rank, tokens: int) -> list[list[int]]:
     if rank.rank() == 1:
         torch.cuda.current_stream().synchronize()
         time.sleep(0.2)
-    buffer.low_latency_combine(rows, choices, weights, handle, combine_wait_recv_cost_stats=waits[1])
+    buffer.low_latency_combine(
+        rows, choices, weights, handle, combine_wait_recv_cost_stats=waits[1]
+    )
     said = waits.cpu().tolist()
     rank.allgather(b"")
     return said
@@ -276,21 +285,31 @@ def test_a_rank_that_does_not_come_is_named_by_the_next_call() -> None:
 
 @pytest.mark.parametrize("when", gpu_lost.PHASES)
 @pytest.mark.parametrize("masks", [False, True])
-def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(when: str, masks: bool) -> None:
+def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(
+    when: str, masks: bool
+) -> None:
     ranks = World(gpu_lost.RANKS)
     try:
-        texts = ranks.run(gpu_lost.RANKS, gpu_lost.loses, when, masks, lost=(gpu_lost.LOST,))[: gpu_lost.LOST]
+        texts = ranks.run(gpu_lost.RANKS, gpu_lost.loses, when, masks, lost=(gpu_lost.LOST,))[
+            : gpu_lost.LOST
+        ]
     finally:
         ranks.end()
     if not masks:
-        assert all(text.startswith(f"{gpu_lost.PHASES[when]} on rank {rank}") for rank, text in enumerate(texts)), texts
+        assert all(
+            text.startswith(f"{gpu_lost.PHASES[when]} on rank {rank}")
+            for rank, text in enumerate(texts)
+        ), texts
         # The first rank to fail notifies the other.
         assert any(f"rank {gpu_lost.LOST} has ended" in text for text in texts), texts
 
 
 def test_nothing_grows_with_random_calls() -> None:
     before, after = threads(2, gpu_steps.steps)[0]
-    assert {name: after[name] for name in before if after[name] > before[name]} == {}, (before, after)
+    assert {name: after[name] for name in before if after[name] > before[name]} == {}, (
+        before,
+        after,
+    )
 
 
 def with_pool(rank: Rank) -> None:

@@ -22,7 +22,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_many_tokens_of_ranks_in_threads_arrive_and_are_summed_as_the_oracle_says(seed: int) -> None:
+def test_many_tokens_of_ranks_in_threads_arrive_and_are_summed_as_the_oracle_says(
+    seed: int,
+) -> None:
     threads(1 + seed % 3, lambda rank: gpu_cases.random_normal(rank, 300 + seed))
 
 
@@ -38,12 +40,27 @@ def in_process(group: Any, function: Callable[..., None], seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("function", [many_tokens, elastic_calls])
-def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None], size: int, seed: int) -> None:
+def test_ranks_in_processes_do_as_well(
+    world: Any, function: Callable[..., None], size: int, seed: int
+) -> None:
     world.run(size, in_process, function, 500 + seed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.by_the_host, gpu_cases.two_combines, gpu_cases.laid_out, gpu_cases.of_another_buffer, gpu_cases.rows_stay, gpu_cases.memory_ahead, gpu_cases.returned_to_autograd])
+@pytest.mark.parametrize(
+    "case",
+    [
+        gpu_cases.both_modes,
+        gpu_cases.by_ranks,
+        gpu_cases.by_the_host,
+        gpu_cases.two_combines,
+        gpu_cases.laid_out,
+        gpu_cases.of_another_buffer,
+        gpu_cases.rows_stay,
+        gpu_cases.memory_ahead,
+        gpu_cases.returned_to_autograd,
+    ],
+)
 def test_calls_of_one_buffer_go_well(case: Callable[[Rank], None], size: int) -> None:
     threads(size, case)
 
@@ -70,12 +87,19 @@ def test_ranks_without_tokens_take_those_of_others(tokens: list[int], num_sms: i
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_calls_of_changing_kinds_and_sizes_follow_each_other(size: int) -> None:
-    threads(size, lambda rank: gpu_cases.changing(rank, 600 + size, [8, 128, 1500, 4000], turns=50, hidden=256))
+    threads(
+        size,
+        lambda rank: gpu_cases.changing(
+            rank, 600 + size, [8, 128, 1500, 4000], turns=50, hidden=256
+        ),
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
-def test_a_guess_of_how_much_arrives_changes_nothing(case: Callable[[Rank], None], size: int) -> None:
+def test_a_guess_of_how_much_arrives_changes_nothing(
+    case: Callable[[Rank], None], size: int
+) -> None:
     threads(size, case)
 
 

@@ -30,7 +30,17 @@ class Pair:
         for rank, name in enumerate(hosts.names):
             # Namespaces share their machine's memory, unlike hosts.
             environment = {**os.environ, "UCCL_EP_NODE": str(rank), "UCCL_P2P_TRANSPORT": "tcp"}
-            command = ["ip", "netns", "exec", name, sys.executable, script, str(folder), str(rank), "2"]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                script,
+                str(folder),
+                str(rank),
+                "2",
+            ]
             ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             self.ranks.append(subprocess.Popen(command, env=environment, **ends))
 

@@ -24,7 +24,9 @@ class Few:
         self.buffer, self.experts = buffer, experts
 
     def dispatch(self, x, chosen, weights):
-        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(x, chosen, TOKENS, self.experts, use_fp8=False)
+        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(
+            x, chosen, TOKENS, self.experts, use_fp8=False
+        )
         return rows, handle
 
     def combine(self, sent, chosen, weights):
@@ -37,7 +39,9 @@ class Many(Few):
 
     def dispatch(self, x, chosen, weights):
         per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(chosen, self.experts)
-        rows, _, got, _, handle, _ = self.buffer.dispatch(x, None, per_rank, None, goes, per_expert, chosen, weights)
+        rows, _, got, _, handle, _ = self.buffer.dispatch(
+            x, None, per_rank, None, goes, per_expert, chosen, weights
+        )
         return rows, handle
 
     def combine(self, sent, chosen, weights):
@@ -51,7 +55,11 @@ def back_again(group, kind: type[Few]) -> None:
 
     me, ranks = group.rank(), group.size()
     experts, last = 4 * ranks, ranks - 1
-    size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, experts) if kind is Few else ranks * 8192
+    size = (
+        Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, experts)
+        if kind is Few
+        else ranks * 8192
+    )
     buffer = Buffer(group, size, 0, low_latency_mode=True)
     calls = kind(buffer, experts)
     others = [rank for rank in range(ranks) if rank != me and (me == last or rank == last)]
@@ -105,7 +113,9 @@ def back_again(group, kind: type[Few]) -> None:
 @on_nodes
 @pytest.mark.parametrize("kind", [Few, Many])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_a_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out(world, ranks, kind, nodes):
+def test_a_rank_that_is_let_in_gives_and_gets_as_if_it_was_never_left_out(
+    world, ranks, kind, nodes
+):
     world.run(ranks, back_again, kind, nodes=nodes)
 
 
@@ -174,7 +184,17 @@ def worst(group) -> tuple[str, str]:
     per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(chosen, ranks)
 
     def dispatch():
-        buffer.dispatch(x, None, per_rank, None, goes, per_expert, chosen, torch.ones(64, 1), num_worst_tokens=16)
+        buffer.dispatch(
+            x,
+            None,
+            per_rank,
+            None,
+            goes,
+            per_expert,
+            chosen,
+            torch.ones(64, 1),
+            num_worst_tokens=16,
+        )
 
     (first,) = answers([dispatch])
     torch.distributed.barrier(group)
@@ -193,7 +213,11 @@ def hints(group) -> tuple[int, int]:
     from uccl.ep import ElasticBuffer
 
     first = ElasticBuffer.get_buffer_size_hint(group, 8, 512, 2)
-    again = [ElasticBuffer.get_buffer_size_hint(group, 8, 512, 2) for _ in range(3)] if group.rank() == 0 else []
+    again = (
+        [ElasticBuffer.get_buffer_size_hint(group, 8, 512, 2) for _ in range(3)]
+        if group.rank() == 0
+        else []
+    )
     torch.distributed.barrier(group)
     return first, len(set([first, *again]))
 
@@ -207,7 +231,10 @@ def test_only_the_first_hint_of_a_group_is_collective(world, nodes):
 def sms(group) -> list[int]:
     from uccl.ep import ElasticBuffer
 
-    made = [ElasticBuffer(group, num_bytes=1 << 20, prefer_overlap_with_compute=overlaps) for overlaps in (True, False)]
+    made = [
+        ElasticBuffer(group, num_bytes=1 << 20, prefer_overlap_with_compute=overlaps)
+        for overlaps in (True, False)
+    ]
     return [buffer.get_theoretical_num_sms(256, 8) for buffer in made]
 
 

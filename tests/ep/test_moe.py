@@ -25,7 +25,9 @@ def trained(group):
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)])
-def test_a_model_learns_the_same_with_its_experts_on_several_ranks(world, ranks: int, nodes: int) -> None:
+def test_a_model_learns_the_same_with_its_experts_on_several_ranks(
+    world, ranks: int, nodes: int
+) -> None:
     for losses, is_same, off, tolerance in world.run(ranks, trained, nodes=nodes):
         for step, (spread, whole) in enumerate(losses):
             assert abs(spread - whole) <= tolerance, f"step {step}: {losses}"
@@ -57,11 +59,15 @@ def passed(group, tokens: list[int], most: int):
     spread.keep(group.rank() * local, local)
     many = parallel.ManyTokens(group, model.HIDDEN, model.EXPERTS, "cpu")
     pairs = zip(results(many, spread), results(alone.ManyTokens(group.size(), 1), whole))
-    return [torch.equal(*pair) for pair in pairs], [float(weights.grad.abs().sum()) for weights in spread.parameters()]
+    return [torch.equal(*pair) for pair in pairs], [
+        float(weights.grad.abs().sum()) for weights in spread.parameters()
+    ]
 
 
 @pytest.mark.parametrize(("tokens", "most"), [([5, 0], 8), ([5, 3], 4), ([0, 0], 8)])
-def test_gradients_pass_where_a_rank_has_no_token_or_gets_none(world, tokens: list[int], most: int) -> None:
+def test_gradients_pass_where_a_rank_has_no_token_or_gets_none(
+    world, tokens: list[int], most: int
+) -> None:
     for rank, (are_equal, gradients) in enumerate(world.run(2, passed, tokens, most)):
         assert all(are_equal), (rank, are_equal)
         gets_some = sum(tokens) > 0 and (rank == 0 or most > 4)

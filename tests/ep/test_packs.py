@@ -108,13 +108,17 @@ def packs(group: Any, form: Any, do_expand: bool, is_col_major: bool) -> None:
                 continue
             source, number = token
             wanted_rows, wanted_sf = sent[source]
-            assert torch.equal(rows[row].view(torch.uint8), wanted_rows[number].view(torch.uint8)), token
+            assert torch.equal(
+                rows[row].view(torch.uint8), wanted_rows[number].view(torch.uint8)
+            ), token
             assert torch.equal(sf[row], wanted_sf[number]), token
             ys[row] = form.unpack(rows[row : row + 1], sf[row : row + 1])[0]
         out, _, _ = buffer.combine(ys, handle)
         owners = torch.where(choices[rank] < 0, -1, choices[rank] // (EXPERTS // RANKS)).tolist()
         counted = [[who for who in row if who >= 0] for row in owners]
-        copies = torch.tensor([[len(row if do_expand else set(row))] for row in counted]).view(-1, 1)
+        copies = torch.tensor([[len(row if do_expand else set(row))] for row in counted]).view(
+            -1, 1
+        )
         assert torch.equal(out.float(), form.unpack(*sent[rank]).float() * copies)
     buffer.destroy()
 

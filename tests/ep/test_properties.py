@@ -117,7 +117,9 @@ def rounded_once(group: Any) -> float:
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, choices, 1, 3, use_fp8=False)
     rows[:, 0] = answers[:, None].bfloat16()
     combined, _, _ = buffer.low_latency_combine(rows, choices, weights, handle)
-    wanted = low_latency.combine(lambda token, expert: rows[expert, 0], choices, weights, lambda expert: 0, 128)
+    wanted = low_latency.combine(
+        lambda token, expert: rows[expert, 0], choices, weights, lambda expert: 0, 128
+    )
     same("sum", combined, wanted)
     return combined[0, 0].item()
 

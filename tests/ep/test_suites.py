@@ -62,12 +62,29 @@ def test_a_suite_runs_on_threads_with_deepeps_helpers_beside_our_modules(tmp_pat
     (utils / "math.py").write_text("def twice(x):\n    return 2 * x\n")
     # Our `event.py` stays, and DeepEP's `testing.py` is replaced.
     (utils / "event.py").write_text("raise ImportError\n")
-    (utils / "testing.py").write_text("def flush_l2_cache(): ...\ndef bench(): ...\ndef bench_kineto(): ...\n")
+    (utils / "testing.py").write_text(
+        "def flush_l2_cache(): ...\ndef bench(): ...\ndef bench_kineto(): ...\n"
+    )
     (suites / "legacy" / "test_intranode.py").write_text(SUITE)
-    (suites / "elastic" / "test_barrier.py").write_text("raise AssertionError('as it was told to')\n")
-    command = [sys.executable, str(PROGRAM), str(tmp_path), "--on", "cpu", "--ranks", "2", "--only", "intranode,shrink,barrier"]
+    (suites / "elastic" / "test_barrier.py").write_text(
+        "raise AssertionError('as it was told to')\n"
+    )
+    command = [
+        sys.executable,
+        str(PROGRAM),
+        str(tmp_path),
+        "--on",
+        "cpu",
+        "--ranks",
+        "2",
+        "--only",
+        "intranode,shrink,barrier",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert "2 ranks, intranode: passed" in done.stdout, done.stdout + done.stderr
     assert "2 ranks, low latency shrink: not run: needs 6 ranks" in done.stdout
-    assert "2 ranks, barrier: failed: 1" in done.stdout and "AssertionError: as it was told to" in done.stdout
+    assert (
+        "2 ranks, barrier: failed: 1" in done.stdout
+        and "AssertionError: as it was told to" in done.stdout
+    )
     assert done.returncode == 1

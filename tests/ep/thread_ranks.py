@@ -83,7 +83,9 @@ def wait_until_freed() -> None:
         time.sleep(0.001)
 
 
-def threads(size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve) -> list[Any]:
+def threads(
+    size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve
+) -> list[Any]:
     """Runs a function on ranks in threads, each with a stream of its own; ``prepare`` is called
     first on each stream."""
     ranks = Ranks(size)

@@ -38,7 +38,9 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=most)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=most
+    )
     groups = {size: dist.new_group(list(range(size))) for size in range(1, most + 1)}
     while True:
         task = pipe.recv()
@@ -82,7 +84,9 @@ class World:
         self._ranks = []
         for rank in range(most):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, most, self._folder.name, theirs), daemon=True)
+            process = context.Process(
+                target=serve, args=(rank, most, self._folder.name, theirs), daemon=True
+            )
             process.start()
             self._ranks.append((process, ours))
 
@@ -113,7 +117,9 @@ class World:
         failed = [f"rank {rank}:\n{text}" for rank, (well, text) in enumerate(answers) if not well]
         if failed:
             raise AssertionError("\n".join(failed))
-        return [None if rank in lost else answer for rank, (_, answer) in enumerate(answers[:ranks])]
+        return [
+            None if rank in lost else answer for rank, (_, answer) in enumerate(answers[:ranks])
+        ]
 
     def end(self) -> None:
         """Ends the processes."""
@@ -129,5 +135,3 @@ class World:
                 process.kill()
                 process.join()
         self._folder.cleanup()
-
-

@@ -42,9 +42,10 @@ import sys
 import tempfile
 import time
 
-from kernels import prepare
 from machine import Guest
 from shell import FAILED, GuestError
+
+from kernels import prepare
 
 HANGS_AFTER_S = 180
 """A guest enforces the time limit itself. After these seconds beyond the limit it counts as

@@ -70,7 +70,13 @@ class Agent:
     """A handle of an agent in a helper process; it is usable once ``opened`` has returned."""
 
     def __init__(
-        self, peer: Peer, name: str, backend: str = BACKEND, *, progress_thread: bool = True, **params: str
+        self,
+        peer: Peer,
+        name: str,
+        backend: str = BACKEND,
+        *,
+        progress_thread: bool = True,
+        **params: str,
     ) -> None:
         self.peer, self.name, self.backend = peer, name, backend
         self._made = 0
@@ -114,7 +120,13 @@ class Agent:
         return self.nixl("add_remote_agent", other.nixl("get_agent_metadata"))
 
     def transfer(
-        self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b"", seconds: float = 30
+        self,
+        op: str,
+        local: Memory,
+        remote: Buffer | Pieces,
+        *,
+        notif: bytes = b"",
+        seconds: float = 30,
     ) -> str:
         """Runs one transfer to its end: DONE, ERR, or PROC if it has not ended after
         ``seconds``."""
@@ -130,12 +142,16 @@ class Agent:
     def read(self, local: Memory, remote: Buffer | Pieces, **options: Any) -> str:
         return self.transfer("READ", local, remote, **options)
 
-    def prepare(self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b"") -> int:
+    def prepare(
+        self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b""
+    ) -> int:
         """Makes a transfer without starting it; returns a number for it."""
         owner = remote.owner.name
         return self.call("prepare", op, local.descs, remote.descs, owner, notif)
 
-    def prepare_prepped(self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b"") -> int:
+    def prepare_prepped(
+        self, op: str, local: Memory, remote: Buffer | Pieces, *, notif: bytes = b""
+    ) -> int:
         """Like ``prepare``, with prepared descriptor lists."""
         owner = remote.owner.name
         return self.call("prepare_prepped", op, local.descs, remote.descs, owner, notif)
@@ -221,7 +237,9 @@ class Pair:
     def __init__(self, a: Agent, b: Agent) -> None:
         self.a, self.b = a, b
 
-    def bufs(self, size: int, *, seed_a: int | None = None, seed_b: int | None = None) -> tuple[Buffer, Buffer]:
+    def bufs(
+        self, size: int, *, seed_a: int | None = None, seed_b: int | None = None
+    ) -> tuple[Buffer, Buffer]:
         """Registers memory of a size on both sides and exchanges metadata."""
         mine, theirs = self.a.buf(size, seed=seed_a), self.b.buf(size, seed=seed_b)
         self.meet()
@@ -273,7 +291,9 @@ class AgentSide(Side):
         self.passive = [other for other in self.passive if other is not agent]
         for key in [key for key, (owner, _) in self.transfers.items() if owner is agent]:
             self.release(name, key)
-        self.registered = {b: found for b, found in self.registered.items() if found[0] is not agent}
+        self.registered = {
+            b: found for b, found in self.registered.items() if found[0] is not agent
+        }
         del agent
         gc.collect()
 
@@ -366,7 +386,9 @@ class AgentSide(Side):
         for prepared in self.lists.pop(key, ()):
             agent.release_dlist_handle(prepared)
 
-    def write_from_threads(self, name: str, here: int, there: int, owner: str, count: int, size: int) -> list[str]:
+    def write_from_threads(
+        self, name: str, here: int, there: int, owner: str, count: int, size: int
+    ) -> list[str]:
         """``count`` threads write one part each, at the same time. Returns their states."""
 
         def write(i: int) -> str:
@@ -377,7 +399,9 @@ class AgentSide(Side):
         with ThreadPoolExecutor(count) as threads:
             return list(threads.map(write, range(count)))
 
-    def refuse(self, name: str, local: list[Desc], remote: list[Desc], owner: str, count: int) -> int:
+    def refuse(
+        self, name: str, local: list[Desc], remote: list[Desc], owner: str, count: int
+    ) -> int:
         """Prepares an invalid transfer ``count`` times; returns the number of refusals."""
         refused = 0
         for _ in range(count):

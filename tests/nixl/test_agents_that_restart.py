@@ -63,7 +63,9 @@ def test_an_agent_that_restarts(agent: Callable[..., Agent], link: str, pause: f
         before = before or here.peer.call("usage")
 
 
-def test_transfers_to_an_agent_that_was_forgotten_leave_nothing(agent: Callable[..., Agent], link: str) -> None:
+def test_transfers_to_an_agent_that_was_forgotten_leave_nothing(
+    agent: Callable[..., Agent], link: str
+) -> None:
     """Posting a transfer to a forgotten agent leaves no open connection."""
     here, there = agent("here", link=link), agent("there", link=link)
     mine, theirs = here.buf(SIZE, seed=1), there.buf(SIZE)

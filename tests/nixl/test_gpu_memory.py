@@ -35,7 +35,9 @@ ALL = COUNT * STRIDE
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize("there", PLACES)
 @pytest.mark.parametrize("here", PLACES[:2])
-def test_every_byte_arrives(connect: Callable[..., Pair], link: str, op: str, here: str, there: str) -> None:
+def test_every_byte_arrives(
+    connect: Callable[..., Pair], link: str, op: str, here: str, there: str
+) -> None:
     pair = connect(link=link)
     mine, theirs = make(pair.a, "mine", [here], 1), make(pair.b, "theirs", [there], 2)
     pair.meet()
@@ -96,7 +98,9 @@ def content(agent: Agent, name: str, index: int) -> bytes:
 # Functions of the helper processes.
 
 
-def make_there(side: Any, agent: str, name: str, places: list[str], seed: int) -> tuple[str, list[Desc]]:
+def make_there(
+    side: Any, agent: str, name: str, places: list[str], seed: int
+) -> tuple[str, list[Desc]]:
     import torch
 
     kind = "VRAM" if places[0].startswith("cuda") else "DRAM"
@@ -116,7 +120,9 @@ def make_there(side: Any, agent: str, name: str, places: list[str], seed: int) -
     return kind, descs
 
 
-def run_there(side: Any, agent: str, op: str, mine: Any, theirs: Any, owner: str, notif: bytes) -> str:
+def run_there(
+    side: Any, agent: str, op: str, mine: Any, theirs: Any, owner: str, notif: bytes
+) -> str:
     nixl = side.agents[agent]
     try:
         lists = [nixl.get_xfer_descs(descs, kind) for kind, descs in (mine, theirs)]

@@ -76,7 +76,9 @@ class TestTransfers:
     def test_transfers_from_several_threads(self, any_pair: Pair) -> None:
         """An agent with a lock (sync_mode) calls the backend from any number of threads."""
         mine, theirs = any_pair.bufs(16 * 65_536, seed_a=1)
-        states = any_pair.a.call("write_from_threads", mine.address, theirs.address, any_pair.b.name, 16, 65_536)
+        states = any_pair.a.call(
+            "write_from_threads", mine.address, theirs.address, any_pair.b.name, 16, 65_536
+        )
         assert states == ["DONE"] * 16
         assert theirs.get() == pattern(16 * 65_536, 1).tobytes()
 
@@ -168,7 +170,9 @@ class TestMemory:
         list."""
         a, b = any_pair.a, any_pair.b
         mine, theirs = a.buf(4096, seed=1), b.buf(4096)
-        empty = [agent.call("register_again", buf.name, 0) for agent, buf in ((a, mine), (b, theirs))]
+        empty = [
+            agent.call("register_again", buf.name, 0) for agent, buf in ((a, mine), (b, theirs))
+        ]
         any_pair.meet()
         local, remote = mine.piece(0, 0), theirs.piece(0, 0)
         local.descs = [(mine.address, 0, 0), (mine.address, 4096, 0)]
@@ -194,7 +198,11 @@ class TestMemory:
         for _ in range(10):
             with suppress(PeerError):
                 pair.a.write(mine, theirs)
-        said = [line for line in capfd.readouterr().err.splitlines() if "revoked" in line or "no region" in line]
+        said = [
+            line
+            for line in capfd.readouterr().err.splitlines()
+            if "revoked" in line or "no region" in line
+        ]
         lines = [line for line in said if "Xfer: " in line]
         assert len(lines) == (1 if level == "WARN" else 0), said
 
@@ -288,7 +296,9 @@ class TestFaults:
         assert not any(theirs.get())
         assert pair.a.write(mine.piece(0, MIB), theirs.piece(0, MIB)) == "DONE"
 
-    def test_metadata_of_an_agent_that_is_gone(self, agent: Callable[..., Agent], link: str) -> None:
+    def test_metadata_of_an_agent_that_is_gone(
+        self, agent: Callable[..., Agent], link: str
+    ) -> None:
         """Loading the metadata does not wait for the agent, and other agents continue."""
         a, gone, here = (agent(name, link=link) for name in ("a", "gone", "here"))
         metadata = gone.nixl("get_agent_metadata")
@@ -302,7 +312,9 @@ class TestFaults:
         assert a.write(mine, theirs) == "DONE"
 
     @ours
-    @pytest.mark.parametrize("broken", [b"", b"uccl/1", b"uccl/1 nowhere 1", b"10.0.0.1:80?0000:00:00.0"])
+    @pytest.mark.parametrize(
+        "broken", [b"", b"uccl/1", b"uccl/1 nowhere 1", b"10.0.0.1:80?0000:00:00.0"]
+    )
     def test_connection_info_of_others_is_refused(self, pair: Pair, broken: bytes) -> None:
         metadata = pair.b.nixl("get_agent_metadata")
         start = metadata.index(b"uccl/1 ")
@@ -468,7 +480,9 @@ class TestNothingIsLeft:
         pair.meet()
         refused = pair.a.call("refuse", mine.descs * 1000, theirs.descs * 999 + gone.descs, "b", 20)
         before = pair.a.peer.call("usage")
-        refused += pair.a.call("refuse", mine.descs * 1000, theirs.descs * 999 + gone.descs, "b", 300)
+        refused += pair.a.call(
+            "refuse", mine.descs * 1000, theirs.descs * 999 + gone.descs, "b", 300
+        )
         assert refused == 320
         no_growth(pair.a, before)
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{deny, ep, kernels, libfabric, nixl, python};
+use crate::{deny, ep, kernels, libfabric, lint, nixl, python};
 
 /// Downloads the packages, in the order in which they are needed.
 pub(crate) fn run() -> Result<()> {
@@ -11,9 +11,15 @@ pub(crate) fn run() -> Result<()> {
         return Ok(());
     }
     // A package that cannot be had does not keep the others from being downloaded.
-    for fetch in
-        [deny::fetch, kernels::fetch, python::fetch, nixl::fetch, ep::fetch, libfabric::fetch]
-    {
+    for fetch in [
+        deny::fetch,
+        kernels::fetch,
+        python::fetch,
+        lint::fetch,
+        nixl::fetch,
+        ep::fetch,
+        libfabric::fetch,
+    ] {
         if let Err(error) = fetch() {
             println!("{error:#}");
         }

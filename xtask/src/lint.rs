@@ -1,8 +1,17 @@
 //! Formatting, clippy and documentation: each without a word of complaint.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
-use crate::shell::Program;
+use crate::{
+    done::Done,
+    python::{self, Wanted},
+    shell::Program,
+};
+
+/// The linter and formatter of Python.
+const RUFF: &str = "ruff==0.14.5";
 
 pub(crate) fn fmt() -> Result<()> {
     Program::cargo(&["fmt", "--all", "--check"]).run()
@@ -33,4 +42,28 @@ pub(crate) fn doc() -> Result<()> {
     Program::cargo(&["doc", "--locked", "--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", format!("{flags} -D warnings").trim())
         .run()
+}
+
+/// Formatting, the order of imports, and unused and undefined names of Python, as pyproject.toml asks for.
+pub(crate) fn ruff() -> Result<Done> {
+    if let Some(reason) = python::lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let folder = match ruff_environment()? {
+        Ok(folder) => folder,
+        Err(reason) => return Ok(Done::skipped(format!("lacks {RUFF}: {reason}"))),
+    };
+    let ruff = folder.join("bin/ruff");
+    Program::new(&ruff).args(["check", "--quiet"]).run()?;
+    Program::new(&ruff).args(["format", "--check", "--quiet"]).run()?;
+    Ok(Done::default())
+}
+
+/// Makes the linter's environment, unless it is there.
+pub(crate) fn fetch() -> Result<()> {
+    ruff_environment().map(drop)
+}
+
+fn ruff_environment() -> Result<Result<PathBuf, String>> {
+    python::environment_of("ruff", &Wanted::alone(&[RUFF]))
 }

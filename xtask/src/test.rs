@@ -209,6 +209,12 @@ const STEPS: &[Step] = &[
         run: |_| python::wheel(),
     },
     Step {
+        name: "ruff",
+        group: Group::Python,
+        about: "formatting and imports of Python, unused and undefined names",
+        run: |_| lint::ruff(),
+    },
+    Step {
         name: "pytest",
         group: Group::Python,
         about: "tests across processes, hosts and faults",

@@ -32,7 +32,11 @@ class _Runs(Peer):
             return reason
         try:
             # The shortest run reports missing requirements.
-            self._run(["--device", "gpu", "--op", "write", "--size", "64", "--duration", "1ms"], context, 60)
+            self._run(
+                ["--device", "gpu", "--op", "write", "--size", "64", "--duration", "1ms"],
+                context,
+                60,
+            )
         except Failed as failed:
             return str(failed)
         return None
@@ -45,7 +49,12 @@ class _Runs(Peer):
         key = (context.round, *arguments, *sizes)
         if key not in self._kept:
             words = [
-                *("--size", ",".join(map(str, sizes)), "--duration", f"{round(context.seconds * 1000)}ms"),
+                *(
+                    "--size",
+                    ",".join(map(str, sizes)),
+                    "--duration",
+                    f"{round(context.seconds * 1000)}ms",
+                ),
                 *("--gpu", str(context.gpus[0]), "--peer-gpu", str(context.gpus[1]), *arguments),
             ]
             limit_s = 60 + len(sizes) * (8 * context.seconds + 5)
@@ -128,7 +137,9 @@ class Limits(_Runs):
 
     def _one(self, case: Case, context: GpuContext) -> Sample:
         arguments = ["--limits", "--device", "gpu", "--peer-device", case.memory]
-        row = _of_size(self.rows(arguments, _SIZES[("gpu", case.memory)], context), case, self.op[case.op])
+        row = _of_size(
+            self.rows(arguments, _SIZES[("gpu", case.memory)], context), case, self.op[case.op]
+        )
         us = (row.get("latency_us") or {}).get("p50") or case.bytes / row["gb_per_s"] / 1e3
         detail = {"command": "uccl bench " + " ".join(arguments), "row": row["op"]}
         return Sample(case, us if case.unit == "us" else row["gb_per_s"], detail)

@@ -78,7 +78,9 @@ class Pair(Peer):
             "in_flight": "1",
             **{name: answer[name] for name in ("transfers", *VALUES.values()) if name in answer},
             "verified": answer["verified"],
-            "command": " ".join([*(f"{k}={v}" for k, v in self.env.items()), f"bench/workers/{self.script}"]),
+            "command": " ".join(
+                [*(f"{k}={v}" for k, v in self.env.items()), f"bench/workers/{self.script}"]
+            ),
         }
         return Sample(case, answer[VALUES[case.unit]], detail)
 
@@ -87,7 +89,9 @@ class Pair(Peer):
         return {name: getattr(case, name) for name in ("op", "size", "iovs", "memory")}
 
     def _start(self, context: GpuContext) -> None:
-        talk = Conversation([context.python, BENCH / "workers" / self.script], env=self._environment(context))
+        talk = Conversation(
+            [context.python, BENCH / "workers" / self.script], env=self._environment(context)
+        )
         hello = {"gpus": context.gpus, "room": _ROOM, "host_room": _HOST_ROOM, **self.settings}
         answer = talk.ask(hello, _START_S)
         if "error" in answer:

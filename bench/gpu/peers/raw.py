@@ -46,7 +46,9 @@ class Raw(Peer):
         for case in cases:
             key = (context.round, case.memory)
             if key not in self._kept:
-                self._kept[key] = self._run(case.memory, _SIZES[case.memory], context.seconds, context)
+                self._kept[key] = self._run(
+                    case.memory, _SIZES[case.memory], context.seconds, context
+                )
             us, gb_s = self._kept[key][(self.op[case.op], case.size)]
             detail = {"command": f"raw_gpu {case.memory}", "row": self.op[case.op]}
             samples.append(Sample(case, gb_s if case.unit == "GB/s" else us, detail))

@@ -5,9 +5,6 @@ GPU where there is one, because DeepEP's programs have no argument for it; ``UCC
 keeps them on the CPU.
 """
 
-from deep_ep import buffer, buffers, utils
-from deep_ep.buffers.elastic import ElasticBuffer
-from deep_ep.buffers.legacy import Buffer
 from uccl.ep import (
     Config,
     EPHandle,
@@ -19,6 +16,10 @@ from uccl.ep import (
     initialize_uccl,
     topk_idx_t,
 )
+
+from deep_ep import buffer, buffers, utils
+from deep_ep.buffers.elastic import ElasticBuffer
+from deep_ep.buffers.legacy import Buffer
 
 __all__ = [
     "Buffer",

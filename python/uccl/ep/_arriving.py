@@ -25,7 +25,11 @@ class Format:
 
     @staticmethod
     def of(
-        use_fp8: bool, round_scale: bool, use_ue8m0: bool, use_nvfp4: bool, x_global_scale: torch.Tensor | float | None
+        use_fp8: bool,
+        round_scale: bool,
+        use_ue8m0: bool,
+        use_nvfp4: bool,
+        x_global_scale: torch.Tensor | float | None,
     ) -> Format:
         """The format that callers' arguments ask for. NVFP4 takes precedence, as FP8 is the
         callers' default."""
@@ -48,7 +52,9 @@ class Format:
         if not isinstance(scale, torch.Tensor):
             return float(scale), 0
         if scale.numel() != 1:
-            raise ValueError(f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element")
+            raise ValueError(
+                f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element"
+            )
         if scale.device == CPU:
             return float(scale.item()), 0
         check("x_global_scale", scale.view(1), (1,), torch.float32, device=device)

@@ -176,7 +176,9 @@ class Buffer(Joined):
         ranks = Ranks(group, comm, store, rank, num_ranks)
         # Both modes share one group, and so the path between its ranks.
         by_host = not allow_nvlink_for_low_latency_mode
-        made = Made(num_nvl_bytes + num_rdma_bytes, timeout, timeout, bool(enable_shrink), by_host=by_host)
+        made = Made(
+            num_nvl_bytes + num_rdma_bytes, timeout, timeout, bool(enable_shrink), by_host=by_host
+        )
         super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -307,7 +309,14 @@ class Buffer(Joined):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
         zero_copy: bool = False,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None, EventOverlap]:
+    ) -> tuple[
+        Any,
+        torch.Tensor | None,
+        torch.Tensor | None,
+        list[int] | None,
+        NormalHandle | None,
+        EventOverlap,
+    ]:
         """Sends each token once to each rank that has one of its experts.
 
         With ``zero_copy``, ``recv_x`` (and scales) may be a view of the buffer: its rows are some
@@ -361,14 +370,24 @@ class Buffer(Joined):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
         if handle is None and topk_idx is not None and num_tokens_per_expert is None:
             raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
-        if handle is None and topk_idx is None and (is_token_in_rank is None or num_tokens_per_expert is None):
-            raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
+        if (
+            handle is None
+            and topk_idx is None
+            and (is_token_in_rank is None or num_tokens_per_expert is None)
+        ):
+            raise ValueError(
+                "without topk_idx, is_token_in_rank and num_tokens_per_expert are needed"
+            )
         if zero_copy and handle is None and not num_worst_tokens:
-            raise ValueError("zero_copy needs num_worst_tokens: rows that stay in the buffer are not counted on the host")
+            raise ValueError(
+                "zero_copy needs num_worst_tokens: rows that stay in the buffer are not counted on the host"
+            )
         if self._normal is not None:
             routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
             sizes = (expert_alignment, num_worst_tokens, self._blocks(config))
-            returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes, zero_copy)
+            returned = self._dispatch_on_gpu(
+                self._normal, (rows, scales), topk_weights, routed, sizes, zero_copy
+            )
             return *returned, self._done(async_finish, rows, returned[0])
         check("x", rows, (None, None))
         if handle is not None:
@@ -399,7 +418,11 @@ class Buffer(Joined):
             arrived, top_k = sum(counts), routing.top_k
             have = num_worst_tokens or arrived
             recv = self._memory.empty((have, rows.shape[1]), rows.dtype)
-            recv_scales = None if scales is None else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
+            recv_scales = (
+                None
+                if scales is None
+                else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
+            )
             idx = weights = None
             if handle is None and topk_idx is not None:
                 idx = torch.empty((have, top_k), dtype=topk_idx.dtype)
@@ -437,10 +460,14 @@ class Buffer(Joined):
         mode: NormalMode,
         x: tuple[torch.Tensor, torch.Tensor | None],
         weights: torch.Tensor | None,
-        by: tuple[NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+        by: tuple[
+            NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
+        ],
         sizes: tuple[int, int, int],
         zero_copy: bool,
-    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
+    ) -> tuple[
+        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None
+    ]:
         """Dispatches on a GPU.
 
         ``by`` are a handle, choices, the ranks of tokens, and counts by expert; ``sizes`` are the
@@ -780,7 +807,9 @@ class Buffer(Joined):
             x, handle.to_combine = handle.to_combine, None
         if self._low_latency is not None:
             to = out, combine_wait_recv_cost_stats
-            back = self._low_latency.combine(x, (topk_idx, topk_weights), handle.native, to, bool(use_logfmt))
+            back = self._low_latency.combine(
+                x, (topk_idx, topk_weights), handle.native, to, bool(use_logfmt)
+            )
             if return_recv_hook:
                 back.begin()
             else:
@@ -792,7 +821,9 @@ class Buffer(Joined):
 
             return back.out, event, end if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
-            raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
+            raise ValueError(
+                "with zero_copy, x is what get_next_low_latency_combine_buffer returned"
+            )
         routing = handle.native.routing
         shape = (routing.tokens, routing.top_k)
         check("topk_idx", topk_idx, shape, torch.int64, torch.int32)
@@ -827,7 +858,9 @@ class Buffer(Joined):
             receive()
         return out, self._done(async_finish, x, out), receive if return_recv_hook else None
 
-    def _low_latency_handle(self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]) -> LowLatencyHandle:
+    def _low_latency_handle(
+        self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]
+    ) -> LowLatencyHandle:
         handle = LowLatencyHandle(told)
         handle.native, handle.owner, handle.to_combine = None, self, None
         return handle

@@ -56,8 +56,10 @@ def check_alike(told: dict[int, bytes]) -> None:
     """Raises, on all ranks, if some are on GPUs and others are not."""
     for rank, one in told.items():
         if one.startswith(NOWHERE):
-            raise RuntimeError(f"rank {rank} made no buffer: {one[len(NOWHERE):].decode()}")
-    on_cpu, on_gpu = ([rank for rank, one in told.items() if one == where] for where in (ON_CPU, ON_GPU))
+            raise RuntimeError(f"rank {rank} made no buffer: {one[len(NOWHERE) :].decode()}")
+    on_cpu, on_gpu = (
+        [rank for rank, one in told.items() if one == where] for where in (ON_CPU, ON_GPU)
+    )
     if on_cpu and on_gpu:
         raise ValueError(
             f"buffers of ranks {on_gpu} are on GPUs, and those of ranks {on_cpu} on the CPU: give all of them a device= of the same kind, or set "

@@ -12,8 +12,8 @@ import torch
 from uccl import _core
 from uccl.ep._buffer import combined_tensors, source_metadata
 from uccl.ep._device import place_of
-from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._elastic_handle import EPHandle
+from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu_elastic import Asked, again, first
 from uccl.ep._gpu_routed import Rows, rows_of_choices
 from uccl.ep._group import (
@@ -102,7 +102,9 @@ class ElasticBuffer(Joined):
         ranks = Ranks(group, comm, store, rank, num_ranks)
         if num_bytes is None:
             if group is None or not num_max_tokens_per_rank or not hidden:
-                raise ValueError("give num_bytes, or a group, num_max_tokens_per_rank, hidden and num_topk")
+                raise ValueError(
+                    "give num_bytes, or a group, num_max_tokens_per_rank, hidden and num_topk"
+                )
             num_bytes = self.get_buffer_size_hint(
                 group,
                 num_max_tokens_per_rank,
@@ -115,7 +117,12 @@ class ElasticBuffer(Joined):
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         # Callers write 0 and 1 too.
         self.allow_hybrid_mode = bool(allow_hybrid_mode)
-        made = Made(num_bytes, num_cpu_timeout_secs, num_gpu_timeout_secs, count_timeout=num_cpu_timeout_secs)
+        made = Made(
+            num_bytes,
+            num_cpu_timeout_secs,
+            num_gpu_timeout_secs,
+            count_timeout=num_cpu_timeout_secs,
+        )
         super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
@@ -132,7 +139,9 @@ class ElasticBuffer(Joined):
 
     def _look_at_nodes(self) -> None:
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
+            self.rank_idx, self.num_scaleup_ranks
+        )
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
 
     def _regroup(self, ranks: set[int], store: Any) -> None:
@@ -232,7 +241,9 @@ class ElasticBuffer(Joined):
         if ranks == 1:
             # No data goes over a link: all SMs copy.
             return most or 4
-        missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(num_experts, num_topk)
+        missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(
+            num_experts, num_topk
+        )
         copies = ranks * (1 - missed)
         rate = gbs / (1 - 1 / ranks)
         sms = math.ceil(1.25 * max(rate / copies / sm_read_gbs, rate / sm_write_gbs))
@@ -332,7 +343,9 @@ class ElasticBuffer(Joined):
             raise ValueError(f"rows of x are a multiple of 32 bytes, not {row_bytes}")
         if handle is not None:
             if topk_idx is not None or cumulative_local_expert_recv_stats is not None:
-                raise ValueError("with a handle, topk_idx and cumulative_local_expert_recv_stats are None")
+                raise ValueError(
+                    "with a handle, topk_idx and cumulative_local_expert_recv_stats are None"
+                )
             self._check_owner(handle)
             num_experts, do_expand = handle.num_experts, handle.do_expand
             expert_alignment = handle.expert_alignment
@@ -342,13 +355,26 @@ class ElasticBuffer(Joined):
             if topk_idx is None or num_experts is None:
                 raise ValueError("topk_idx and num_experts are needed, or a handle")
             do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
-        most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        most = (
+            self.num_max_tokens_per_rank
+            if num_max_tokens_per_rank is None
+            else num_max_tokens_per_rank
+        )
         if zero_copy and (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf):
-            raise ValueError("zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay as they arrive")
+            raise ValueError(
+                "zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay as they arrive"
+            )
         if self._normal is not None:
             asked = Asked(
-                num_experts, most, expert_alignment or 1, num_sms, bool(do_cpu_sync), bool(do_expand), bool(do_zero_padding),
-                bool(use_tma_aligned_col_major_sf), bool(zero_copy),
+                num_experts,
+                most,
+                expert_alignment or 1,
+                num_sms,
+                bool(do_cpu_sync),
+                bool(do_expand),
+                bool(do_zero_padding),
+                bool(use_tma_aligned_col_major_sf),
+                bool(zero_copy),
             )
             if handle is not None:
                 got, made = again(self._normal, (rows, scales), topk_weights, asked, handle), handle
@@ -357,7 +383,9 @@ class ElasticBuffer(Joined):
                 got, made = first(self._normal, (rows, scales), topk_weights, asked, chosen)
                 made.owner = self
                 if cumulative_local_expert_recv_stats is not None:
-                    cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
+                    cumulative_local_expert_recv_stats.add_(
+                        made.num_unaligned_recv_tokens_per_expert
+                    )
             recv_x = got.rows if got.scales is None else (got.rows, got.scales)
             event = self._done(async_with_compute_stream, rows, got.rows)
             return recv_x, got.choices, got.weights, made, event
@@ -404,7 +432,9 @@ class ElasticBuffer(Joined):
                 idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
                 idx[arrived:] = -1
             if topk_weights is not None:
-                weights = torch.empty((out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32)
+                weights = torch.empty(
+                    (out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32
+                )
             got = native.receive(
                 len=out_rows,
                 rows=address(recv),
@@ -505,7 +535,9 @@ class ElasticBuffer(Joined):
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if isinstance(handle.native, Rows):
             blocks = num_sms or handle.num_sms
-            out, out_weights = self._normal.combine(x, handle.native, topk_weights, bias, "choice", sends, blocks)
+            out, out_weights = self._normal.combine(
+                x, handle.native, topk_weights, bias, "choice", sends, blocks
+            )
             return out, out_weights, self._done(async_with_compute_stream, x, out)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
@@ -525,7 +557,9 @@ class ElasticBuffer(Joined):
             stays=True,
             relays="choice" if self.allow_multiple_reduction else None,
         )
-        combine.finish(rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights))
+        combine.finish(
+            rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights)
+        )
         return out, out_weights, self._done(async_with_compute_stream, x, out)
 
     def __getattr__(self, name: str) -> Any:
@@ -542,7 +576,9 @@ def ends_of(starts: list[int], counts: list[int]) -> torch.Tensor:
     return torch.tensor([start + count for start, count in zip(starts, counts)], dtype=torch.int32)
 
 
-def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None) -> torch.Tensor:
+def sources_of(
+    native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None
+) -> torch.Tensor:
     """The sources of received tokens, and the rows of their choices. Where rows are by token,
     ``choices`` give the latter."""
     table = source_metadata(native, arrived, most, top_k)
@@ -553,7 +589,11 @@ def sources_of(native: Any, arrived: int, most: int, top_k: int, choices: torch.
 
 def sms_of(device: torch.device) -> int:
     """Multiprocessors of a GPU; 0 for the CPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 0
+    )
 
 
 #: DeepEP's experimental functions, which no framework calls.

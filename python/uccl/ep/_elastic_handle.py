@@ -63,8 +63,12 @@ class EPHandle:
     def dst_buffer_slot_idx(self) -> torch.Tensor:
         """``[n, K]`` i32 of this rank's tokens: ``rank * T + place`` at the last choice of each
         rank, else -1. The place is the number of earlier tokens for the same rank."""
-        places = places_by_choice(self.topk_idx, self.num_experts // self.owner.num_ranks, self.owner.num_ranks)
-        return torch.where(places >= 0, self.owner.rank_idx * self.num_max_tokens_per_rank + places, -1).int()
+        places = places_by_choice(
+            self.topk_idx, self.num_experts // self.owner.num_ranks, self.owner.num_ranks
+        )
+        return torch.where(
+            places >= 0, self.owner.rank_idx * self.num_max_tokens_per_rank + places, -1
+        ).int()
 
 
 def places_by_choice(topk_idx: torch.Tensor, local_experts: int, ranks: int) -> torch.Tensor:

@@ -93,13 +93,21 @@ class LowLatency:
         (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
         check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=self.device)
         if stats is not None:
-            check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
+            check(
+                "cumulative_local_expert_recv_stats",
+                stats,
+                (local,),
+                torch.int32,
+                device=self.device,
+            )
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
         # One piece of memory for all small parts: scratch of the first combine and of this
         # dispatch, records, `src_info` and counts.
         spare = _core.ep_cuda_combine_scratch_len()
-        records = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
+        records = (
+            spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)
+        ) // 4
         first = records + _core.ep_cuda_records_len(most, self.ranks, top_k) // 4
         told = empty((first + local * rows + local,), torch.int32)
         src_info = told.as_strided((local, rows), (rows, 1), first)

@@ -93,7 +93,19 @@ class Sizes(NamedTuple):
 #: the handle of an earlier dispatch; the most tokens of any rank, and the most blocks; scratch; the
 #: stream.
 Sending = tuple[
-    int, "tuple[int, int, int, int] | None", int, int, bool, "tuple[int, int] | None", int, Any, Any, int, int, int, int
+    int,
+    "tuple[int, int, int, int] | None",
+    int,
+    int,
+    bool,
+    "tuple[int, int] | None",
+    int,
+    Any,
+    Any,
+    int,
+    int,
+    int,
+    int,
 ]
 #: Arguments for the engine about output memory: rows and their address; scales, with strides by row
 #: and by word; whether both stay in the buffer; tokens; the small parts.
@@ -115,11 +127,12 @@ class Kind:
         self.ready: tuple[Small, int] | None = None
 
     def learn(self, last: Placed, slots: int) -> None:
-        """Makes the next guess from the received sizes, where each rank has up to ``slots`` tokens.
-        """
+        """Makes the next guess from the received sizes, where each rank has up to ``slots`` tokens."""
         sizes, ranks = self.sizes, self._ranks
         if sizes.may_guess:
-            most = Placed.at_most(ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks)
+            most = Placed.at_most(
+                ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks
+            )
             self.guess = last.and_more(most)
 
 
@@ -129,13 +142,19 @@ def cut_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | 
     and the parts for rows of this layout, if there is one."""
     if placed is None:
         return Parts(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).cut()
-    tokens, local, by_expert = placed.tokens, sizes.num_experts // ranks, placed.alignment is not None
+    tokens, local, by_expert = (
+        placed.tokens,
+        sizes.num_experts // ranks,
+        placed.alignment is not None,
+    )
     told = (1 + ranks, local, tokens, tokens) if sizes.tells else (0, 0, 0, 0)
     of_experts = (local, (2 + sizes.top_k) * tokens) if sizes.tells and by_expert else (0, 0)
     choices = tokens * sizes.top_k * sizes.choice_words
     weights = placed.length() if by_expert else tokens * sizes.top_k
     scales = 0 if sizes.is_col_major or placed.stays else placed.length() * sizes.scales
-    return Parts(*scratch, *told, *of_experts, choices, weights if sizes.has_weights else 0, scales).cut()
+    return Parts(
+        *scratch, *told, *of_experts, choices, weights if sizes.has_weights else 0, scales
+    ).cut()
 
 
 @dataclass
@@ -232,7 +251,9 @@ class Dispatch:
             own = self._small(self._scratch, placed)
             to = self._outputs(placed, own)
             limit = None if wanted.placed else self._of.limit
-            handle, left, counts = kind.native.dispatch(group, self._sending(own), self._receiving(to), limit)
+            handle, left, counts = kind.native.dispatch(
+                group, self._sending(own), self._receiving(to), limit
+            )
         if counts is not None:
             placed = Placed.of(counts, wanted.alignment)
         if left is not None:
@@ -268,12 +289,13 @@ class Dispatch:
                 self._kind.most = self._room()
             except ValueError as why:
                 self._tell_too_many()
-                raise ValueError(f"{why}; programs that ask for its size set {TOKENS} to half of the tokens of a rank, on all ranks") from None
+                raise ValueError(
+                    f"{why}; programs that ask for its size set {TOKENS} to half of the tokens of a rank, on all ranks"
+                ) from None
         return self._kind.most
 
     def _room(self) -> int:
-        """The tokens of each rank that the pool has room for, if they are enough for this rank's.
-        """
+        """The tokens of each rank that the pool has room for, if they are enough for this rank's."""
         routed, sizes = self._routed, self._sizes
         return _core.ep_cuda_room_for(
             self._gpu.native,
@@ -299,7 +321,9 @@ class Dispatch:
         if laid_out is not None:
             self._gpu.keep_for(self._stream, laid_out.stream, (laid_out.memory,))
             return COMBINE_SCRATCH_WORDS, COMBINE_SCRATCH_WORDS
-        length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, self._gpu.ranks)
+        length = _core.ep_cuda_scratch_len(
+            routed.tokens, routed.top_k, routed.num_experts, self._gpu.ranks
+        )
         return COMBINE_SCRATCH_WORDS, words(length)
 
     def _small(self, scratch: tuple[int, int], placed: Placed | None) -> Small:
@@ -314,8 +338,7 @@ class Dispatch:
         return Small(memory, memory.data_ptr(), cut)
 
     def _outputs(self, placed: Placed, small: Small | None, stay: Any = None) -> Outputs:
-        """Memory for rows of this layout, or for the small parts of rows that stay in the buffer.
-        """
+        """Memory for rows of this layout, or for the small parts of rows that stay in the buffer."""
         if stay is not None:
             placed = Placed(stay[0], stays=True)
             return Outputs(placed, None, None, self._small(NO_SCRATCH, placed), stay)
@@ -350,14 +373,30 @@ class Dispatch:
             scales = address(to.scales), *to.scales.stride()
         elif words_of and to.stay is None:
             scales = small.start + 4 * small.cut.at.scales, words_of, 1
-        return placed.length(), address(to.rows), scales, to.stay is not None, placed.tokens, small.start, small.cut.native
+        return (
+            placed.length(),
+            address(to.rows),
+            scales,
+            to.stay is not None,
+            placed.tokens,
+            small.start,
+            small.cut.native,
+        )
 
     def _arrived(self, to: Outputs) -> Arrived:
         """The caller's tensors, with the rows of the layout."""
-        sizes, small, tokens, have, scales = self._sizes, to.small, to.placed.tokens, to.placed.length(), self._scales
+        sizes, small, tokens, have, scales = (
+            self._sizes,
+            to.small,
+            to.placed.tokens,
+            to.placed.length(),
+            self._scales,
+        )
         choices = weights = None
         if self._wanted.choices is not None:
-            choices = small.tensor(small.cut.at.choices, (tokens, sizes.top_k), self._wanted.choices)
+            choices = small.tensor(
+                small.cut.at.choices, (tokens, sizes.top_k), self._wanted.choices
+            )
         if sizes.has_weights:
             shape = (tokens, sizes.top_k) if to.placed.alignment is None else (have,)
             weights = small.tensor(small.cut.at.weights, shape, torch.float32)
@@ -367,15 +406,25 @@ class Dispatch:
             to.rows.resize_((have, sizes.hidden))
         if scales is not None:
             shape = (have, *scales.shape[1:])
-            scales = to.scales if sizes.is_col_major else small.tensor(small.cut.at.scales, shape, scales.dtype)
+            scales = (
+                to.scales
+                if sizes.is_col_major
+                else small.tensor(small.cut.at.scales, shape, scales.dtype)
+            )
         return Arrived(to.rows, scales, choices, weights)
 
     def _staying(self, stay: tuple[int, int, int, int]) -> Sent:
         """Rows in the buffer, and their scales."""
-        (have, rows_at, stride, scales_at), view, scales = stay, self._gpu.rows_in_pool, self._scales
+        (have, rows_at, stride, scales_at), view, scales = (
+            stay,
+            self._gpu.rows_in_pool,
+            self._scales,
+        )
         return (
             view(rows_at, stride, (have, self._sizes.hidden), self._rows.dtype),
-            None if scales is None else view(scales_at, stride, (have, *scales.shape[1:]), scales.dtype),
+            None
+            if scales is None
+            else view(scales_at, stride, (have, *scales.shape[1:]), scales.dtype),
         )
 
     def _rows_of(self, native: Any, to: Outputs, own: Small) -> Rows:

@@ -58,10 +58,16 @@ def first(
     """Dispatches by choices. The handle has no owner yet."""
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
-    routed, local, placed = mode.by_choices(topk_idx, asked.num_experts), asked.num_experts // mode.ranks, None
+    routed, local, placed = (
+        mode.by_choices(topk_idx, asked.num_experts),
+        asked.num_experts // mode.ranks,
+        None,
+    )
     if not asked.do_cpu_sync:
         placed = Placed.at_most(mode.ranks * asked.most, asked.of_experts(), routed.top_k, local)
-    got, rows, counts = mode.dispatch(in_columns(x), weights, routed, asked.wanted(placed, topk_idx.dtype))
+    got, rows, counts = mode.dispatch(
+        in_columns(x), weights, routed, asked.wanted(placed, topk_idx.dtype)
+    )
     counts, have = align_all(counts, asked.alignment), rows.layout.tokens
     expanded = sum(counts)
     if not asked.do_cpu_sync:
@@ -78,7 +84,9 @@ def first(
         num_recv_tokens_per_expert_list=counts,
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
         num_unaligned_recv_tokens_per_expert=rows.per_expert(),
-        tell_ends=rows.ends_of_experts if asked.do_expand else lambda: aligned_sums(rows.per_expert(), asked.alignment),
+        tell_ends=rows.ends_of_experts
+        if asked.do_expand
+        else lambda: aligned_sums(rows.per_expert(), asked.alignment),
         tell_sources=rows.metadata if asked.do_expand else lambda: rows.metadata_of(got.choices),
         native=rows,
         owner=None,

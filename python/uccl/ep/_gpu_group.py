@@ -134,8 +134,7 @@ class GpuGroup:
 
 
 def number_of_stream(device: int) -> int:
-    """The number of a GPU's current stream, without a new object where torch has a function for it.
-    """
+    """The number of a GPU's current stream, without a new object where torch has a function for it."""
     number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return number(device) if number is not None else torch.cuda.current_stream(device).cuda_stream
 

@@ -29,7 +29,9 @@ class NormalMode:
         #: keys, as they are compared value by value.
         self._laid_out: dict[int, LaidOut] = {}
 
-    def layout(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def layout(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts tokens: by rank ``[R]`` i32, by expert ``[E]`` i32, and ``[n, R]`` bool."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
@@ -56,11 +58,15 @@ class NormalMode:
             stream=stream,
         )
         is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
-        self._laid_out[id(goes)] = LaidOut(native, topk_idx, version, num_experts, whole, stream, is_captured)
+        self._laid_out[id(goes)] = LaidOut(
+            native, topk_idx, version, num_experts, whole, stream, is_captured
+        )
         weakref.finalize(goes, self._laid_out.pop, id(goes), None).atexit = False
         return per_rank, per_expert, goes
 
-    def by_choices(self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None) -> Routed:
+    def by_choices(
+        self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None
+    ) -> Routed:
         """Tokens go to the ranks of their experts. With ``goes`` from ``layout`` they need not be
         counted again."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
@@ -109,7 +115,9 @@ class NormalMode:
             shape = (have, routed.top_k) if sends == "row" else (have,)
             check("topk_weights", weights, shape, torch.float32, device=gpu.device)
         out = empty((routed.tokens, hidden), torch.bfloat16)
-        out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
+        out_weights = (
+            None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
+        )
         bias = biases(bias, out)
         stream = gpu.stream()
         gpu.keep_for(stream, rows.stream, rows.kept())

@@ -126,9 +126,18 @@ class Small(NamedTuple):
     cut: Cut
 
     def tensor(
-        self, part: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, strides: tuple[int, ...] | None = None
+        self,
+        part: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.int32,
+        strides: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """A part as a tensor that is no view for torch: autograd then allows writes in place,
         regardless of when the memory was made."""
         made = torch.empty(0, dtype=dtype, device=self.memory.device)
-        return made.set_(self.memory.untyped_storage(), 4 * part // dtype.itemsize, shape, strides or (*shape[1:], 1))
+        return made.set_(
+            self.memory.untyped_storage(),
+            4 * part // dtype.itemsize,
+            shape,
+            strides or (*shape[1:], 1),
+        )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: As in the kernels: a token's origin is its rank times this, plus an index.
 ORIGIN_RANK = 64
 
+
 @dataclass
 class LaidOut:
     """A layout that a caller has asked for, which a dispatch of the same choices may use."""
@@ -57,7 +58,9 @@ def metadata_by_token(
     numbers = torch.arange(top_k, dtype=torch.int32, device=choices.device)
     last = torch.where(choices >= 0, numbers, -1).amax(1)
     token = ranks * slots + source_tokens
-    return torch.cat([token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1)
+    return torch.cat(
+        [token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1
+    )
 
 
 def rows_of_choices(choices: torch.Tensor) -> torch.Tensor:
@@ -121,9 +124,10 @@ class Rows:
         return self.small.tensor(self.small.cut.at.starts + 1, (self.gpu.ranks,))
 
     def prefixes(self) -> torch.Tensor:
-        """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it has.
-        """
-        return self.small.tensor(self.small.cut.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0))
+        """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it has."""
+        return self.small.tensor(
+            self.small.cut.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0)
+        )
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: tokens of each expert."""
@@ -140,7 +144,9 @@ class Rows:
     def metadata(self) -> torch.Tensor:
         """``[m, K + 2]`` i32, where rows are by expert: ``rank * T + token``, ``rank * K + last
         choice``, and the row of each choice, or -1."""
-        return self.small.tensor(self.small.cut.at.metadata, (self.layout.tokens, 2 + self.routed.top_k))
+        return self.small.tensor(
+            self.small.cut.at.metadata, (self.layout.tokens, 2 + self.routed.top_k)
+        )
 
     def metadata_of(self, choices: torch.Tensor) -> torch.Tensor:
         """The same table where rows are by token, from the received choices."""

@@ -109,7 +109,9 @@ def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
     """Accepts keywords of other libraries if they are None or False, and raises for others."""
     if not keywords:
         return
-    asked = sorted(name for name, value in keywords.items() if value is not None and value is not False)
+    asked = sorted(
+        name for name, value in keywords.items() if value is not None and value is not False
+    )
     if asked:
         raise NotImplementedError(f"{where} does not have {', '.join(asked)}")
 
@@ -153,8 +155,12 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
         return
     why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
     if tensor.device.type == device.type:
-        raise ValueError(f"{why}: a buffer is on the GPU that was the current one when it was made, unless device= or {DEVICE} says another")
-    raise ValueError(f"{why}: make it with device={tensor.device.type!r}, or set {DEVICE}={tensor.device.type} on all ranks")
+        raise ValueError(
+            f"{why}: a buffer is on the GPU that was the current one when it was made, unless device= or {DEVICE} says another"
+        )
+    raise ValueError(
+        f"{why}: make it with device={tensor.device.type!r}, or set {DEVICE}={tensor.device.type} on all ranks"
+    )
 
 
 def fits(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
@@ -182,7 +188,9 @@ def check(
         want = ", ".join("any" if length is None else str(length) for length in shape)
         raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and should have ({want})")
     if dtypes and tensor.dtype not in dtypes:
-        raise ValueError(f"{name} is of {tensor.dtype}, and should be of {' or '.join(map(str, dtypes))}")
+        raise ValueError(
+            f"{name} is of {tensor.dtype}, and should be of {' or '.join(map(str, dtypes))}"
+        )
     if not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous")
     return tensor

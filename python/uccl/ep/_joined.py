@@ -69,7 +69,9 @@ class Joined:
         if gpu is None:
             self._native = self._ranks.join(made.pool, timeout, made.masks_late)
         else:
-            self._gpu = GpuGroup(self._ranks, made.pool, timeout, made.masks_late, gpu, made.by_host)
+            self._gpu = GpuGroup(
+                self._ranks, made.pool, timeout, made.masks_late, gpu, made.by_host
+            )
             self._native = self._gpu.native
             self._low_latency = LowLatency(self._gpu)
             self._normal = NormalMode(self._gpu, made.count_timeout or 2 * self._timeout)
@@ -92,7 +94,9 @@ class Joined:
         return self._native
 
     def _not_on_gpus(self) -> NotHere:
-        return NotHere(f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far")
+        return NotHere(
+            f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far"
+        )
 
     def check(self) -> None:
         """Raises the failure of a call on a GPU that has ended. It waits for no call. On the CPU
@@ -125,14 +129,16 @@ class Joined:
             event.current_stream_wait(self.get_comm_stream())
 
     def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
-        """The event that a call returns: of its stream if the call is asynchronous, or else empty.
-        """
-        return EventOverlap(EventHandle(self.get_comm_stream()), tensors) if is_async else EventOverlap()
+        """The event that a call returns: of its stream if the call is asynchronous, or else empty."""
+        return (
+            EventOverlap(EventHandle(self.get_comm_stream()), tensors)
+            if is_async
+            else EventOverlap()
+        )
 
     @property
     def generation(self) -> int:
-        """The number of meetings of the ranks so far. A handle of an earlier generation is refused.
-        """
+        """The number of meetings of the ranks so far. A handle of an earlier generation is refused."""
         return self.runtime.generation
 
     def connect_ranks(self, ranks: Iterable[int], activate: bool = True, store: Any = None) -> None:
@@ -198,8 +204,7 @@ class Joined:
             self._gpu.mask(let_in=1 << rank_to_mask)
 
     def query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes to ``mask_status``, ``[R]`` i32, a 1 for each rank that is masked or gone, else 0.
-        """
+        """Writes to ``mask_status``, ``[R]`` i32, a 1 for each rank that is masked or gone, else 0."""
         check("mask_status", mask_status, (self._ranks.size,), torch.int32, device=self.device)
         if self._gpu is not None:
             self._gpu.mask(status=mask_status)
@@ -216,7 +221,9 @@ class Joined:
                 self.runtime.mask(rank, False)
 
     def _active(self) -> set[int]:
-        return {rank for rank, is_masked in enumerate(self.runtime.masks()) if not is_masked} | {self._ranks.rank}
+        return {rank for rank, is_masked in enumerate(self.runtime.masks()) if not is_masked} | {
+            self._ranks.rank
+        }
 
     def _checked(self, ranks: Iterable[int]) -> set[int]:
         given, size = set(ranks), self._ranks.size
@@ -251,7 +258,9 @@ class Joined:
         all_of_them, store = sorted(ranks), store or self._ranks.store
         if store is None:
             if not self._ranks.is_whole(all_of_them):
-                raise ValueError(f"ranks {all_of_them} of {self._ranks.size} need a store to meet by")
+                raise ValueError(
+                    f"ranks {all_of_them} of {self._ranks.size} need a store to meet by"
+                )
             return meet(self._ranks.exchange)
         meeting = Meeting(store, self._ranks.rank, all_of_them, self._ranks.size, self._timeout)
         met = meet(meeting.exchange)

@@ -76,7 +76,9 @@ class Meeting:
             self._store.delete_key(asked[self._me])
             raise
 
-    def _wait(self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None) -> dict[int, bytes]:
+    def _wait(
+        self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None
+    ) -> dict[int, bytes]:
         """The values at the ranks' keys, once all are there. A timeout names the ranks that have
         not written theirs, or have not ``asked``."""
         nap = FIRST_NAP
@@ -89,7 +91,9 @@ class Meeting:
             nap = min(2 * nap, LAST_NAP)
             if time.monotonic() >= deadline:
                 others = [(rank, key) for rank, key in (asked or keys).items() if rank != self._me]
-                absent = [rank for rank, key in others if not self._store.check([key])] or list(keys)
+                absent = [rank for rank, key in others if not self._store.check([key])] or list(
+                    keys
+                )
                 named = ", ".join(map(str, absent))
                 raise TimeoutError(
                     f"join on rank {self._me} is not over after {self._timeout} s: of ranks {self._ranks}, {named} "

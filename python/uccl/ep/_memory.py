@@ -26,7 +26,9 @@ class Block:
 
     def __init__(self, size: int, native: Any = None) -> None:
         self.size, self.native = size, native
-        self._owner = torch.empty(size, dtype=torch.uint8) if native is None else _core.EpBlock(native, size)
+        self._owner = (
+            torch.empty(size, dtype=torch.uint8) if native is None else _core.EpBlock(native, size)
+        )
 
     @property
     def address(self) -> int:
@@ -56,7 +58,9 @@ class Memory:
 
     def _lend(self, shape: tuple[int, ...], dtype: torch.dtype, native: Any) -> torch.Tensor:
         size = prod(shape) * dtype.itemsize
-        block = self._take(lambda free: free.size == size and free.native is native and free.is_free())
+        block = self._take(
+            lambda free: free.size == size and free.native is native and free.is_free()
+        )
         block = block or Block(max(size, 1), native)
         lent = (ctypes.c_ubyte * size).from_address(block.address)
         # The tensor and all its views keep `lent`; when the last of them goes, the block is free.

@@ -53,8 +53,7 @@ def _chosen() -> str:
 
 
 def _cuda_major() -> int | None:
-    """The CUDA version that releases of ``nixl`` with such a check find; None for other releases.
-    """
+    """The CUDA version that releases of ``nixl`` with such a check find; None for other releases."""
     if not importlib.util.find_spec("nixl_meta_utils"):
         return None
     try:

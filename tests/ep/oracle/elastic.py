@@ -68,7 +68,9 @@ def dispatch(
     for (source, token), row in zip(tokens, local):
         rows = [
             # A choice that names an expert a second time has no row.
-            -1 if expert < 0 or expert in row[:k] else sum(aligned[:expert]) + by_expert[expert].index((source, token))
+            -1
+            if expert < 0 or expert in row[:k]
+            else sum(aligned[:expert]) + by_expert[expert].index((source, token))
             for k, expert in enumerate(row)
         ]
         metadata.append([source * most + token, *rows])

@@ -151,7 +151,9 @@ def nearest_of_24_bits(x: torch.Tensor) -> torch.Tensor:
     tiny = 2.0**-141
     cut = (exact / tiny).trunc() * tiny
     nearest = ((exact.abs() / spacing + 0.5).floor() * spacing).copysign(exact)
-    return torch.where(exact.isfinite(), torch.where(exact.abs() < 2.0**-126, cut, nearest), exact).float()
+    return torch.where(
+        exact.isfinite(), torch.where(exact.abs() < 2.0**-126, cut, nearest), exact
+    ).float()
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

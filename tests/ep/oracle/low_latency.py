@@ -113,7 +113,10 @@ def combine(
         for k, expert in enumerate(row):
             if expert < 0 or left_out(expert):
                 continue
-            weight, part = weights[token, k].expand(hidden), parts.get(owner(expert), torch.zeros(hidden))
+            weight, part = (
+                weights[token, k].expand(hidden),
+                parts.get(owner(expert), torch.zeros(hidden)),
+            )
             parts[owner(expert)] = formats.fma(weight, answer(token, expert).float(), part)
         total = torch.zeros(hidden)
         for part in parts.values():

@@ -1,6 +1,7 @@
 """Names that callers import from here."""
 
-from deep_ep.utils import event
 from uccl.ep import EventHandle, EventOverlap
+
+from deep_ep.utils import event
 
 __all__ = ["EventHandle", "EventOverlap", "event"]
