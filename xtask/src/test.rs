@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(
             chosen(&["python"]),
-            ["tools", "wheel", "pytest", "nixl", "ep", "examples", "rails"]
+            ["tools", "wheel", "ruff", "pytest", "nixl", "ep", "examples", "rails"]
         );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
