@@ -129,6 +129,13 @@ pub(super) struct Ends {
 }
 
 impl Ends {
+    pub(super) fn of(&self, role: Role) -> &End {
+        match role {
+            Role::Connector => &self.a,
+            Role::Acceptor => &self.b,
+        }
+    }
+
     pub(super) fn joined() -> Self {
         Self::over(&[RailFaults::default()])
     }

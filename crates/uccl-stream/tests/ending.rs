@@ -44,6 +44,18 @@ fn answers(stage: &mut Stage) -> Vec<(u64, Status)> {
     headers.map(|header| (header.op, header.status())).collect()
 }
 
+/// The answers that the lane sends next, as it makes progress.
+fn next_answers(stage: &mut Stage) -> Vec<(u64, Status)> {
+    for _ in 0..10_000 {
+        let answers = answers(stage);
+        if !answers.is_empty() {
+            return answers;
+        }
+        stage.side.progress().expect("alive");
+    }
+    panic!("the lane does not answer");
+}
+
 /// A write is checked for each stretch that comes, also where its bytes go straight from the pipe
 /// to the memory.
 #[test]
@@ -119,17 +131,7 @@ fn a_fence_waits_for_copies() {
     stage.say(&Header::bare(Kind::Fence, 7, 0).encode());
     stage.side.progress().expect("alive");
     assert!(dest.now() == dest.before, "the copy is late");
-    let mut looks = 0;
-    let answered = loop {
-        let answers = answers(&mut stage);
-        if !answers.is_empty() {
-            break answers;
-        }
-        looks += 1;
-        assert!(looks < 10_000, "the fence is not answered");
-        stage.side.progress().expect("alive");
-    };
-    assert_eq!(answered, [(7, Status::Cut)]);
+    assert_eq!(next_answers(&mut stage), [(7, Status::Cut)]);
     let fenced = dest.now();
     for _ in 0..2000 {
         stage.side.progress().expect("alive");
@@ -151,17 +153,7 @@ fn a_write_is_answered_when_what_a_gpu_copies_of_it_has_landed() {
     stage.say(&trailer());
     stage.side.progress().expect("alive");
     assert!(dest.now() == dest.before, "the copy is late");
-    let mut looks = 0;
-    let answered = loop {
-        let answers = answers(&mut stage);
-        if !answers.is_empty() {
-            break answers;
-        }
-        looks += 1;
-        assert!(looks < 10_000, "the write is not answered");
-        stage.side.progress().expect("alive");
-    };
-    assert_eq!(answered, [(7, Status::Ok)]);
+    assert_eq!(next_answers(&mut stage), [(7, Status::Ok)]);
     assert!(dest.pieces_of(&dest.now()).iter().all(|byte| *byte == 0xAB), "all landed before");
 }
 

@@ -26,6 +26,33 @@ static void serve(int to) {
   for (;;) pause();
 }
 
+/* An endpoint, and its connection with a peer, which is a process of its own. */
+struct scene {
+  pid_t peer;
+  struct offer offer;
+  uccl_endpoint_t *endpoint;
+  uint64_t conn, mr;
+};
+
+static struct scene begin(void) {
+  struct scene s;
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  s.peer = fork();
+  CHECK(s.peer >= 0);
+  if (s.peer == 0) {
+    alarm(120);
+    serve(ends[1]);
+  }
+  CHECK(read(ends[0], &s.offer, sizeof s.offer) == (ssize_t)sizeof s.offer);
+  close(ends[0]);
+  close(ends[1]);
+  CHECK(uccl_endpoint_create(NULL, &s.endpoint) == 0);
+  CHECK(uccl_connect(s.endpoint, s.offer.address, UCCL_TIMEOUT_DEFAULT, &s.conn) == 0);
+  CHECK(uccl_register(s.endpoint, memory, sizeof memory, &s.mr) == 0);
+  return s;
+}
+
 /* Has the peer killed soon, while this process waits for something. Ends with the peer. */
 static pid_t soon(pid_t peer) {
   pid_t child = fork();
@@ -59,18 +86,11 @@ static void lost(uccl_status_t status) {
 
 /* Each call that waits ends with the connection that it waits for. */
 static void waits_end(int which) {
-  int ends[2], seen = 0;
-  struct offer offer;
-  uccl_endpoint_t *endpoint;
-  uint64_t conn, mr, transfer, *word = (uint64_t *)memory;
-  CHECK(pipe(ends) == 0);
-  pid_t peer = fork();
-  CHECK(peer >= 0);
-  if (peer == 0) serve(ends[1]);
-  CHECK(read(ends[0], &offer, sizeof offer) == (ssize_t)sizeof offer);
-  CHECK(uccl_endpoint_create(NULL, &endpoint) == 0);
-  CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == 0);
-  CHECK(uccl_register(endpoint, memory, sizeof memory, &mr) == 0);
+  struct scene s = begin();
+  pid_t peer = s.peer;
+  uccl_endpoint_t *endpoint = s.endpoint;
+  uint64_t conn = s.conn, mr = s.mr, transfer, *word = (uint64_t *)memory;
+  int seen = 0;
   uccl_iov_t iov = {mr, memory, sizeof memory};
   if (which < 2) stop(peer);
   pid_t killer = soon(peer);
@@ -100,28 +120,21 @@ static void waits_end(int which) {
   gone(killer);
   gone(peer);
   CHECK(uccl_endpoint_destroy(endpoint) == UCCL_OK);
-  close(ends[0]);
-  close(ends[1]);
 }
 
 int main(void) {
-  int ends[2], status;
-  struct offer offer;
-  uccl_endpoint_t *endpoint;
-  uint64_t conn, mr, transfer;
+  int status;
+  uint64_t transfer;
   setenv("UCCL_P2P_BIND", "127.0.0.1", 1);
   /* Any port, which nobody else takes when it is free again. */
   setenv("UCCL_P2P_BASE_PORT", "0", 1);
   setenv("UCCL_P2P_TIMEOUT_MS", "3000", 1);
-  CHECK(pipe(ends) == 0);
-  pid_t child = fork();
-  CHECK(child >= 0);
   alarm(120);
-  if (child == 0) serve(ends[1]);
-  CHECK(read(ends[0], &offer, sizeof offer) == (ssize_t)sizeof offer);
-  CHECK(uccl_endpoint_create(NULL, &endpoint) == 0);
-  CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == 0);
-  CHECK(uccl_register(endpoint, memory, sizeof memory, &mr) == 0);
+  struct scene s = begin();
+  pid_t child = s.peer;
+  uccl_endpoint_t *endpoint = s.endpoint;
+  struct offer offer = s.offer;
+  uint64_t conn = s.conn, mr = s.mr;
   uccl_iov_t iov = {mr, memory, sizeof memory};
   CHECK(uccl_write(endpoint, conn, &iov, &offer.advert, 1) == UCCL_OK);
 

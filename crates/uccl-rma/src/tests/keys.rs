@@ -268,10 +268,7 @@ fn a_region_is_not_released_while_a_chunk_is_on_its_way_there() {
         let region = ends.b.register(&theirs);
         let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
         let write = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
-        let copying = match refusing {
-            Role::Connector => &ends.a,
-            Role::Acceptor => &ends.b,
-        };
+        let copying = ends.of(refusing);
         ends.until("a copy", || copying.lane.state.lock().copies.are_under_way());
         // Delivers the queued notes first.
         while let Some(note) = ends.b.lane.take_note() {
@@ -457,10 +454,7 @@ fn chunks_stay_while_a_channel_that_may_reach_them_does_not_end() {
         let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
         let write = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
         ends.until("the write", || write.result().is_some());
-        let end = match refusing {
-            Role::Connector => &ends.a,
-            Role::Acceptor => &ends.b,
-        };
+        let end = ends.of(refusing);
         end.rail().hold_ends(true);
         end.lane.kill();
         let kept = end.lane.state.lock().left.as_ref().map(|left| left.areas.len());
