@@ -47,6 +47,8 @@ pub(crate) fn python() -> Result<Done> {
             program.limit(Duration::from_secs(60)).run()?;
         }
     }
+    // The picture is of the table in README.md.
+    Program::new(&interpreter).args(["bench/speed_picture.py", "--check"]).run()?;
     for program in PROGRAMS {
         let file = tree::root().join("examples/python").join(program).with_extension("py");
         let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
