@@ -32,18 +32,18 @@ impl Shape {
 const TOKENS: usize = 24;
 
 /// A meeting point of ranks, which do not wait for one that has failed.
-struct Meeting {
+pub(super) struct Meeting {
     ranks: usize,
     come: Mutex<usize>,
     changed: Condvar,
 }
 
 impl Meeting {
-    fn new(ranks: usize) -> Self {
+    pub(super) fn new(ranks: usize) -> Self {
         Self { ranks, come: Mutex::new(0), changed: Condvar::new() }
     }
 
-    fn wait(&self) {
+    pub(super) fn wait(&self) {
         let mut come = self.come.lock().unwrap();
         *come += 1;
         self.changed.notify_all();
