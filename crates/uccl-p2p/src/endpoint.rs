@@ -324,8 +324,9 @@ impl Endpoint {
 
     /// Checks a connection as [`check_connection`](Self::check_connection) does, after a look at
     /// its sockets, which shows whether the peer has died or left. Data that such a peer sent
-    /// before its end is taken in first, which may take a moment. The loss of a peer's whole host
-    /// shows only when something is sent to that peer.
+    /// before its end is taken in first, which may take a moment. Over TCP the end shows once the
+    /// kernel has delivered it. The loss of a peer's whole host shows only when something is sent
+    /// to that peer.
     ///
     /// Ask this before a connection is used again that was made some time ago.
     pub fn check_peer(&self, conn: ConnId, interrupt: &mut dyn Interrupt) -> Result<()> {
