@@ -243,7 +243,11 @@ class Endpoint:
         self, conn_id: int, ptr: _Pointer, size: int | None = None
     ) -> tuple[bool, bytes]: ...
     def advertisev_ipc(
-        self, conn_id: int, ptr_v: _Pointers, size_v: _Sizes | None = None
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
     ) -> tuple[bool, list[bytes]]: ...
     def send(
         self,

@@ -5,7 +5,7 @@ use uccl_p2p::{ConnId, MrId, Op};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
-    args::{self, Args, Named, Positional, Signature},
+    args::{self, Args, Named, Positional},
     buffer::{self, BufferView},
     call::Table,
     column::{packed_length, same_length},
@@ -14,17 +14,7 @@ use crate::{
     memory::Memory,
     params::Param,
     reuse::region_of,
-};
-
-static ADVERTISE: Signature<5> = Signature {
-    function: "advertise",
-    params: [Param::Conn, Param::Mr, Param::Ptr, Param::Size, Param::OutBuf],
-    positional: 5,
-};
-static ADVERTISEV: Signature<6> = Signature {
-    function: "advertisev",
-    params: [Param::Conn, Param::MrV, Param::PtrV, Param::SizeV, Param::OutBufV, Param::NumIovs],
-    positional: 6,
+    signatures,
 };
 
 /// `advertise([conn_id,] mr_id, ptr, size [, out_buf])`.
@@ -34,7 +24,8 @@ pub(crate) fn advertise<'py>(
     args: Positional<'_, 'py>,
     kwargs: Named<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let a = ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
+    let a =
+        signatures::ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
     let out = a.get(Param::OutBuf).map(Out::of).transpose()?;
     let memory = Memory::of(a.need(Param::Ptr)?)?;
     let ask = Ask {
@@ -68,7 +59,7 @@ pub(crate) fn advertisev<'py>(
         Some(first) => args::integer(first).is_some(),
         None => true,
     };
-    let a = ADVERTISEV.bind_from(usize::from(!has_conn), args, kwargs)?;
+    let a = signatures::ADVERTISEV.bind_from(usize::from(!has_conn), args, kwargs)?;
     // The fifth positional is the number of iovs in both releases; in the README it is the buffers.
     let (outs, count) = match a.get(Param::OutBufV) {
         Some(n) if args::integer(n).is_some() => (None, Some(n)),

@@ -11,7 +11,7 @@ use uccl_p2p::{ConnId, Error, MrId, Op};
 
 use crate::{
     advertised::{Entry, Key, Life},
-    args::{Named, Positional, Signature},
+    args::{Named, Positional},
     call::Spans,
     endpoint::PyEndpoint,
     error::{Stop, settle},
@@ -19,6 +19,7 @@ use crate::{
     memory::Owner,
     params::Param,
     registration::deregister,
+    signatures,
 };
 
 /// The most views of views that are followed.
@@ -30,24 +31,13 @@ const MOST_PATIENCE: Duration = Duration::from_secs(600);
 /// holds the memory.
 const NAP: Duration = Duration::from_millis(10);
 
-static ADVERTISE: Signature<3> = Signature {
-    function: "advertise_ipc",
-    params: [Param::Conn, Param::Ptr, Param::Size],
-    positional: 3,
-};
-static ADVERTISEV: Signature<4> = Signature {
-    function: "advertisev_ipc",
-    params: [Param::Conn, Param::PtrV, Param::SizeV, Param::NumIovs],
-    positional: 4,
-};
-
 /// `advertise_ipc(conn_id, ptr, size)`.
 pub(crate) fn advertise(
     ep: &Bound<'_, PyEndpoint>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<u8>>> {
-    let a = ADVERTISE.bind(args, kwargs)?;
+    let a = signatures::ADVERTISE_IPC.bind(args, kwargs)?;
     let conn = ConnId(a.id(Param::Conn)?);
     let piece = settle(piece(Op::Recv, a.need(Param::Ptr)?, a.size(Param::Size)?).map(Some), None)?;
     let Some(piece) = piece else { return Ok(None) };
@@ -60,7 +50,7 @@ pub(crate) fn advertisev(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<Vec<u8>>>> {
-    let a = ADVERTISEV.bind(args, kwargs)?;
+    let a = signatures::ADVERTISEV_IPC.bind(args, kwargs)?;
     let conn = ConnId(a.id(Param::Conn)?);
     let spans = Spans::of(&a)?;
     let pieces = count(&a, &spans).and_then(|count| pieces(Op::Recv, &spans, count));

@@ -20,121 +20,6 @@ use crate::{
     signal, stream,
 };
 
-/// `send` and `recv`.
-pub(crate) const fn two_sided(function: &'static str) -> Signature<7> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::Mr,
-            Param::Ptr,
-            Param::Size,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 4,
-    }
-}
-
-/// `read`.
-pub(crate) const fn one_sided(function: &'static str) -> Signature<8> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::Mr,
-            Param::Ptr,
-            Param::Size,
-            Param::Meta,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 5,
-    }
-}
-
-/// `write`.
-pub(crate) const fn write(function: &'static str) -> Signature<11> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::Mr,
-            Param::Ptr,
-            Param::Size,
-            Param::Meta,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-            Param::Signal,
-            Param::Strong,
-            Param::Context,
-        ],
-        positional: 5,
-    }
-}
-
-/// `sendv` and `recvv`.
-pub(crate) const fn two_sided_v(function: &'static str) -> Signature<8> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::MrV,
-            Param::PtrV,
-            Param::SizeV,
-            Param::NumIovs,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 5,
-    }
-}
-
-/// `readv`.
-pub(crate) const fn one_sided_v(function: &'static str) -> Signature<9> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::MrV,
-            Param::PtrV,
-            Param::SizeV,
-            Param::MetaV,
-            Param::NumIovs,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 6,
-    }
-}
-
-/// `writev`.
-pub(crate) const fn write_v(function: &'static str) -> Signature<12> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::MrV,
-            Param::PtrV,
-            Param::SizeV,
-            Param::MetaV,
-            Param::NumIovs,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-            Param::Signal,
-            Param::Strong,
-            Param::Context,
-        ],
-        positional: 6,
-    }
-}
-
 /// One piece without a heap allocation, or many.
 pub(crate) enum Pieces<T> {
     One(T),
@@ -198,32 +83,35 @@ impl Extras {
     }
 }
 
-impl PyEndpoint {
-    /// Runs a transfer to its end.
-    pub(crate) fn run(&self, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<bool> {
-        let ran = call.and_then(|call| {
-            let request = call.request();
-            waiting(py, &self.core, |core, interrupt| core.run(&request, interrupt))??;
-            Ok(true)
-        });
-        settle(ran, false)
-    }
+/// Runs a transfer to its end.
+pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<bool> {
+    let ran = call.and_then(|call| {
+        let request = call.request();
+        waiting(py, &ep.core, |core, interrupt| core.run(&request, interrupt))??;
+        Ok(true)
+    });
+    settle(ran, false)
+}
 
-    pub(crate) fn post(&self, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<(bool, u64)> {
-        let core = &self.core;
-        let posted = call.and_then(|call| {
-            let request = call.request();
-            Ok((true, py.detach(|| core.post(&request))?.0))
-        });
-        settle(posted, (false, 0))
-    }
+/// Starts a transfer: `(ok, transfer_id)`.
+pub(crate) fn post(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    call: Result<Call, Stop>,
+) -> PyResult<(bool, u64)> {
+    let core = &ep.core;
+    let posted = call.and_then(|call| {
+        let request = call.request();
+        Ok((true, py.detach(|| core.post(&request))?.0))
+    });
+    settle(posted, (false, 0))
 }
 
 /// `send(conn_id, mr_id, ptr, size)`, `recv(...)`.
-pub(crate) fn scalar_two_sided(
+pub(crate) fn scalar_two_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<7>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
@@ -251,10 +139,10 @@ pub(crate) fn scalar_one_sided<const N: usize>(
 }
 
 /// `sendv(conn_id, mr_id_v, ptr_v, size_v, num_iovs)`, `recvv(...)`.
-pub(crate) fn vector_two_sided(
+pub(crate) fn vector_two_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<8>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {

@@ -10,37 +10,15 @@ use pyo3::{
 use uccl_p2p::{Checksum, Config, Transport};
 
 use crate::{
-    args::{Named, Positional, Signature},
+    args::{Named, Positional},
     buffer, error,
     params::Param,
-};
-
-static NEW: Signature<16> = Signature {
-    function: "Endpoint",
-    params: [
-        Param::GpuIndex,
-        Param::NumCpus,
-        Param::Psk,
-        Param::Bind,
-        Param::Port,
-        Param::BasePort,
-        Param::Timeout,
-        Param::TransferTimeout,
-        Param::Transport,
-        Param::TcpStreams,
-        Param::TcpCongestion,
-        Param::Checksum,
-        Param::Cma,
-        Param::Ipc,
-        Param::SpinUs,
-        Param::NumaAffinity,
-    ],
-    positional: 2,
+    signatures,
 };
 
 /// The environment's settings, changed by the caller's keywords.
 pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResult<Config> {
-    let a = NEW.bind(args, kwargs)?;
+    let a = signatures::NEW.bind(args, kwargs)?;
     let mut config = Config::from_env().map_err(|e| error::exception(&e))?;
     for notice in uccl_p2p::take_notices() {
         let text = CString::new(notice).unwrap_or_default();

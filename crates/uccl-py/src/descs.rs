@@ -5,7 +5,7 @@ use uccl_p2p::{ConnId, Iov, Op};
 use uccl_wire::descs::{self, XferDesc};
 
 use crate::{
-    args::{self, Named, Positional, Signature},
+    args::{self, Named, Positional},
     call::{Call, Extras, Pieces},
     endpoint::PyEndpoint,
     error::Stop,
@@ -13,24 +13,11 @@ use crate::{
     params::Param,
     registration,
     reuse::region_of,
+    signatures,
 };
 
 /// The `mr_id` of a descriptor without a region in this process.
 const NO_REGION: u64 = u64::MAX;
-
-static TRANSFER: Signature<7> = Signature {
-    function: "transfer",
-    params: [
-        Param::Conn,
-        Param::OpName,
-        Param::LocalDescs,
-        Param::RemoteDescs,
-        Param::Notif,
-        Param::Timeout,
-        Param::Stream,
-    ],
-    positional: 4,
-};
 
 /// A registered tensor: its own process knows it by `mr_id`, others by `rkeys`.
 #[pyclass(name = "XferDesc", module = "uccl.p2p")]
@@ -233,7 +220,7 @@ pub(crate) fn transfer(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
-    let a = TRANSFER.bind(args, kwargs)?;
+    let a = signatures::TRANSFER.bind(args, kwargs)?;
     let clone = |desc: &Bound<'_, PyAny>| Ok(desc.cast::<PyXferDesc>()?.borrow().clone());
     let (local, remote) = (a.list(Param::LocalDescs, clone)?, a.list(Param::RemoteDescs, clone)?);
     if local.len() != remote.len() {

@@ -11,6 +11,7 @@ use crate::{
     advertised::Advertised, implicit::Implicit, peers::Peers, regions::Regions, reuse::Reuse,
 };
 
+#[doc = signature!(NEW)]
 /// One process's engine for one GPU (or none).
 ///
 /// Calls of UCCL's API return `False`, or a tuple that starts with it, when they fail;

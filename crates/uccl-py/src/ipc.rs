@@ -23,50 +23,6 @@ use crate::{
     registration::deregister,
 };
 
-/// `send_ipc` and `recv_ipc`.
-pub(crate) const fn two_sided(function: &'static str) -> Signature<6> {
-    Signature {
-        function,
-        params: [Param::Conn, Param::Ptr, Param::Size, Param::Notif, Param::Timeout, Param::Stream],
-        positional: 3,
-    }
-}
-
-/// `read_ipc` and `write_ipc`.
-pub(crate) const fn one_sided(function: &'static str) -> Signature<7> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::Ptr,
-            Param::Size,
-            Param::Info,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 4,
-    }
-}
-
-/// `readv_ipc` and `writev_ipc`.
-pub(crate) const fn one_sided_v(function: &'static str) -> Signature<8> {
-    Signature {
-        function,
-        params: [
-            Param::Conn,
-            Param::PtrV,
-            Param::SizeV,
-            Param::InfoV,
-            Param::NumIovs,
-            Param::Notif,
-            Param::Timeout,
-            Param::Stream,
-        ],
-        positional: 5,
-    }
-}
-
 /// A piece of local memory without a region yet.
 pub(crate) struct Local {
     pub(crate) iov: Iov,
@@ -136,10 +92,10 @@ pub(crate) struct IpcCall {
 }
 
 /// `send_ipc(conn_id, ptr, size)`, `recv_ipc(...)`.
-pub(crate) fn scalar_two_sided(
+pub(crate) fn scalar_two_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<6>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
@@ -156,10 +112,10 @@ pub(crate) fn scalar_two_sided(
 }
 
 /// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
-pub(crate) fn scalar_one_sided(
+pub(crate) fn scalar_one_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<7>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
@@ -171,10 +127,10 @@ pub(crate) fn scalar_one_sided(
 }
 
 /// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
-pub(crate) fn vector_one_sided(
+pub(crate) fn vector_one_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<8>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
@@ -194,7 +150,7 @@ pub(crate) fn vector_one_sided(
 pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) -> PyResult<bool> {
     let mut temporary = Temporary { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
-    let ran = ep.run(py, call);
+    let ran = call::run(ep, py, call);
     let ended = temporary.end(py);
     Ok(ran? && error::ok(ended))
 }
@@ -207,7 +163,7 @@ pub(crate) fn post(
     sweep(ep, py);
     let mut temporary = Temporary { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
-    let posted = ep.post(py, call);
+    let posted = call::post(ep, py, call);
     let Ok((true, transfer)) = posted else {
         let ended = temporary.end(py);
         return posted.map(|_| error::or_refuse(ended.map(|()| (false, 0)), (false, 0)));

@@ -3,6 +3,12 @@
 //! It translates arguments and results. `uccl-p2p` and `uccl-ep` implement the calls, and
 //! `uccl-wire` the layout of bytes.
 
+// Their macros are used below.
+#[macro_use]
+mod params;
+#[macro_use]
+mod signatures;
+
 mod advertise;
 mod advertise_ipc;
 mod advertised;
@@ -23,7 +29,6 @@ mod memory;
 mod meta;
 mod methods;
 mod nixl;
-mod params;
 mod peers;
 mod regions;
 mod registration;

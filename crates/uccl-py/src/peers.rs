@@ -13,21 +13,11 @@ use uccl_p2p::{Accepted, Config, ConnId, Endpoint, Error};
 use uccl_wire::metadata::Metadata;
 
 use crate::{
-    args::{Named, Positional, Signature},
+    args::{Named, Positional},
     error::Stop,
     interrupt::waiting,
     params::Param,
-};
-
-static CONNECT: Signature<4> = Signature {
-    function: "connect",
-    params: [Param::RemoteIp, Param::RemoteGpu, Param::RemotePort, Param::Timeout],
-    positional: 3,
-};
-static CONNECT_LOCAL: Signature<2> = Signature {
-    function: "connect_local",
-    params: [Param::RemoteGpu, Param::Timeout],
-    positional: 1,
+    signatures,
 };
 
 /// The state of this module about peers.
@@ -50,7 +40,7 @@ pub(crate) fn connect(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<u64, Stop> {
-    let a = CONNECT.bind(args, kwargs)?;
+    let a = signatures::CONNECT.bind(args, kwargs)?;
     let host: String = a.req(Param::RemoteIp)?;
     let gpu = a.get(Param::RemoteGpu).map(gpu_index).transpose()?;
     let port = a.opt::<i64>(Param::RemotePort)?.filter(|port| *port != -1);
@@ -81,7 +71,7 @@ pub(crate) fn connect_local(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<u64, Stop> {
-    let a = CONNECT_LOCAL.bind(args, kwargs)?;
+    let a = signatures::CONNECT_LOCAL.bind(args, kwargs)?;
     let config = core.config();
     let port = config.well_known_port(gpu_index(a.need(Param::RemoteGpu)?)?)?;
     // An endpoint that listens on one address cannot be reached on another.

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use uccl_p2p::{Error, MrId};
 
 use crate::{
-    args::{Named, Positional, Signature},
+    args::{Named, Positional},
     column::same_length,
     endpoint::PyEndpoint,
     error::Stop,
@@ -12,15 +12,8 @@ use crate::{
     params::Param,
     regions::register,
     reuse::{Ending, Leaving, region_of},
+    signatures,
 };
-
-static REG: Signature<3> = Signature {
-    function: "reg",
-    params: [Param::Ptr, Param::Size, Param::FloatType],
-    positional: 3,
-};
-static REGV: Signature<2> =
-    Signature { function: "regv", params: [Param::PtrV, Param::SizeV], positional: 2 };
 
 /// Registers memory and keeps its owner.
 fn add(ep: &PyEndpoint, py: Python<'_>, memory: Memory, len: usize) -> Result<MrId, Stop> {
@@ -38,7 +31,7 @@ pub(crate) fn reg(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<u64, Stop> {
-    let a = REG.bind(args, kwargs)?;
+    let a = signatures::REG.bind(args, kwargs)?;
     let memory = Memory::of(a.need(Param::Ptr)?)?;
     let len = memory.sized(a.opt(Param::Size)?)?;
     Ok(add(ep, py, memory, len)?.0)
@@ -51,10 +44,10 @@ pub(crate) fn regv(
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Vec<u64>, Stop> {
-    let a = REGV.bind(args, kwargs)?;
-    let memories = a.list(Param::PtrV, Memory::of)?;
-    let sizes = match a.get(Param::SizeV) {
-        Some(_) => a.list(Param::SizeV, |size| size.extract())?,
+    let a = signatures::REGV.bind(args, kwargs)?;
+    let memories = a.list(Param::Ptrs, Memory::of)?;
+    let sizes = match a.get(Param::Sizes) {
+        Some(_) => a.list(Param::Sizes, |size| size.extract())?,
         None => vec![None; memories.len()],
     };
     same_length("regv", memories.len(), sizes.len())?;
