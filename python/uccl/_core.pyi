@@ -1,6 +1,7 @@
+# Made by `cargo xtask stubs` from crates/uccl-py.
 from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
 
 from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
@@ -27,6 +28,7 @@ __all__ = [
     "XferDesc",
     "XferHandle",
     "__version__",
+    "_nixl_plugin_dir",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
     "ep_cuda_records_len",
@@ -78,46 +80,82 @@ _Sizes: TypeAlias = Union[Iterable[Union[int, None]], Buffer]
 # advertise_ipc.
 _Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 
-def get_oob_ip(local_gpu_idx: int | None = None) -> str: ...
-def last_error() -> str | None: ...
-def _nixl_plugin_dir(ours: str, theirs: str) -> Path: ...
-@final
-class SharedMemory:
-    @property
-    def ptr(self) -> int: ...
-    @property
-    def size(self) -> int: ...
+# Values of the settings.
+_Transport: TypeAlias = Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
+_Checksum: TypeAlias = Union[bool, Literal["auto", "on", "off"]]
 
-@final
-class XferDesc:
-    addr: int
-    size: int
-    mr_id: int
-    lkeys: list[int]
-    rkeys: list[int]
-    def __new__(
-        cls,
-        addr: int = 0,
-        size: int = 0,
-        mr_id: int = ...,
-        lkeys: Sequence[int] = ...,
-        rkeys: Sequence[int] = ...,
-    ) -> Self: ...
+class _Alike(Protocol):
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def choice_words(self) -> int: ...
+    @property
+    def has_weights(self) -> bool: ...
+    @property
+    def zeroes_foreign(self) -> bool: ...
+    @property
+    def zeroes_gaps(self) -> bool: ...
+    @property
+    def tells(self) -> bool: ...
+    @property
+    def alignment(self) -> int | None: ...
 
-@final
-class XferHandle:
+class _Parts(Protocol):
     @property
-    def conn_id(self) -> int: ...
+    def starts(self) -> int: ...
     @property
-    def op_name(self) -> str: ...
+    def per_expert(self) -> int: ...
     @property
-    def transfer_id(self) -> int: ...
-    def __new__(cls, conn_id: int, op_name: str, transfer_id: int) -> Self: ...
+    def src_info(self) -> int: ...
+    @property
+    def origin(self) -> int: ...
+    @property
+    def ends(self) -> int: ...
+    @property
+    def metadata(self) -> int: ...
+    @property
+    def choices(self) -> int: ...
+    @property
+    def weights(self) -> int: ...
 
-# Parameters have further names, those of UCCL's other releases, for callers that use them; the ones
-# here are the positional order's.
+_Receiving: TypeAlias = tuple[
+    int,
+    int,
+    tuple[int, int, int] | None,
+    bool,
+    int,
+    int,
+    EpCudaParts,
+]
+
+_Sending: TypeAlias = tuple[
+    int,
+    tuple[int, int, int, int] | None,
+    int,
+    int,
+    bool,
+    tuple[int, int] | None,
+    int,
+    EpCudaLaidOut | None,
+    EpCudaNormalHandle | None,
+    int,
+    int,
+    int,
+    int,
+]
+
 @disjoint_base
 class Endpoint:
+    """One process's engine for one GPU (or none).
+
+    Calls of UCCL's API return `False`, or a tuple that starts with it, when they fail;
+    `last_error()` then returns the reason.
+    """
+
     def __new__(
         cls,
         local_gpu_idx: int | None = None,
@@ -129,11 +167,10 @@ class Endpoint:
         base_port: int | None = None,
         timeout: float | None = None,
         transfer_timeout: float | None = None,
-        transport: Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
-        | None = None,
+        transport: _Transport | None = None,
         tcp_streams: int | None = None,
         tcp_congestion: str | None = None,
-        checksum: bool | Literal["auto", "on", "off"] | None = None,
+        checksum: _Checksum | None = None,
         cma: bool | None = None,
         ipc: bool | None = None,
         spin_us: int | None = None,
@@ -147,7 +184,14 @@ class Endpoint:
         remote_port: int | None = None,
         *,
         timeout: float | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Connects to the endpoint that listens at an address: `(ok, conn_id)`.
+
+        The addresses of a name are tried in order, all within `timeout`. Without a port, the
+        call uses the GPU's well-known port, and waits within `timeout` for an endpoint that does
+        not listen yet. At a given port an endpoint must listen already.
+        """
+
     @overload
     def connect(
         self,
@@ -160,46 +204,132 @@ class Endpoint:
     @overload
     def connect_local(
         self, remote_gpu_idx: int | str, *, timeout: float | None = None
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Connects to the endpoint of a GPU of this host, and waits within `timeout` until it
+        listens: `(ok, conn_id)`.
+        """
+
     @overload
     def connect_local(
         self, *, remote_gpu_bdf: str, timeout: float | None = None
     ) -> tuple[bool, int]: ...
-    def accept(self, *, timeout: float | None = None) -> tuple[bool, str, int, int]: ...
-    def accept_local(self, *, timeout: float | None = None) -> tuple[bool, int, int]: ...
-    def start_passive_accept(self) -> bool: ...
-    def add_remote_endpoint(self, metadata_bytes: Buffer) -> tuple[bool, int]: ...
-    def remove_remote_endpoint(self, conn_id: int) -> bool: ...
-    def get_metadata(self) -> bytes: ...
+    def accept(self, *, timeout: float | None = None) -> tuple[bool, str, int, int]:
+        """Waits for a peer to connect: `(ok, ip, gpu_idx, conn_id)`."""
+
+    def accept_local(self, *, timeout: float | None = None) -> tuple[bool, int, int]:
+        """Waits for a peer of this host to connect: `(ok, gpu_idx, conn_id)`."""
+
+    def start_passive_accept(self) -> bool:
+        """Accepts connections in the background from now on; accept will not return them."""
+
+    def add_remote_endpoint(self, metadata_bytes: Buffer) -> tuple[bool, int]:
+        """Connects to the peer with this metadata, once: `(ok, conn_id)`. A lost connection is
+        replaced by one to the endpoint that listens there now.
+        """
+
+    def remove_remote_endpoint(self, conn_id: int) -> bool:
+        """Closes a connection; its unfinished transfers fail."""
+
+    def get_metadata(self) -> bytes:
+        """The address of this endpoint, for `add_remote_endpoint` of its peers."""
+
     @staticmethod
-    def parse_metadata(metadata: Buffer) -> tuple[str, int, int | str]: ...
+    def parse_metadata(metadata: Buffer) -> tuple[str, int, int | str]:
+        """`(ip, port, gpu)` of metadata; the GPU is an index or a PCI address, as in the
+        metadata.
+        """
+
+    def connection(self, conn_id: int) -> dict[str, Any] | None:
+        """Information on a connection; None if there is no such connection."""
+
+    def path(self, conn_id: int, meta: Buffer, mr_id: int | None = None) -> str | None:
+        """The path of one-sided transfers with this metadata: 'mapped', 'cma', 'cuda_ipc', 'shm',
+        'verbs', 'libfabric', 'tcp' or 'fifo'; with a region of ours also 'owner', if the peer makes
+        long copies.
+        """
+
+    def close(self) -> bool:
+        """Fails unfinished transfers, ends all regions, closes all connections and stops the
+        endpoint.
+
+        True when no byte lands in this endpoint's memory any more. If a peer may still touch
+        some of it, the result is False, `last_error()` names the regions, their buffers are kept
+        allocated, and the same call waits once more.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None:
+        """Closes the endpoint. A `RuntimeError` names the regions that a peer may still touch. If
+        the block has raised an exception, that is raised instead, and `last_error()` names the
+        regions.
+        """
+
+    @staticmethod
+    def last_error() -> str | None:
+        """The reason of the last failed call on this thread; None if none has failed."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the endpoint was made."""
+
+    def worker_cpus(self) -> list[int] | None:
+        """The CPUs of the worker threads, near the GPU; None if they may run on all CPUs of the
+        process.
+        """
+
+    def conn_id_of_rank(self, rank: int) -> int:
+        """Always 2**64 - 1: no connection belongs to a rank."""
+
     @overload
-    def reg(
-        self, ptr: SupportsIndex, size: int, floatType: int | None = None
-    ) -> tuple[bool, int]: ...
+    def reg(self, ptr: SupportsIndex, size: int, floatType: int | None = None) -> tuple[bool, int]:
+        """Registers memory: `(ok, mr_id)`.
+
+        Memory given by its address must stay allocated until `dereg`; an object is kept until
+        then.
+        """
+
     @overload
     def reg(
         self, ptr: _Memory, size: int | None = None, floatType: int | None = None
     ) -> tuple[bool, int]: ...
-    def regv(self, ptrs: _Pointers, sizes: _Sizes | None = None) -> tuple[bool, list[int]]: ...
-    def dereg(self, mr_id: int) -> bool: ...
-    def register_memory(self, tensor_list: Iterable[_Memory]) -> list[XferDesc]: ...
-    def deregister_memory(self, desc_list: Iterable[XferDesc]) -> None: ...
-    def get_serialized_descs(self, desc_list: Iterable[XferDesc]) -> bytes: ...
-    def deserialize_descs(self, serialized_bytes: Buffer) -> list[XferDesc]: ...
-    def transfer(
-        self,
-        conn_id: int,
-        op_name: Literal["read", "write"],
-        local_desc_list: Iterable[XferDesc],
-        remote_desc_list: Iterable[XferDesc],
-        *,
-        notif: Buffer | None = None,
-        timeout: float | None = None,
-        stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    def regv(self, ptrs: _Pointers, sizes: _Sizes | None = None) -> tuple[bool, list[int]]:
+        """Registers many pieces of memory, all or none: `(ok, [mr_id])`."""
+
+    def dereg(self, mr_id: int) -> bool:
+        """Ends a region: no access of a peer lands in it any more. If a peer may still touch it,
+        this fails, the memory has to stay allocated, and the same call waits once more. A region
+        that several tensors of `register_memory` share ends with the last of their `mr_id`s.
+        """
+
+    def region_info(self, mr_id: int) -> dict[str, Any] | None:
+        """Information on a region: `addr`, `len`, `kind` ('host', 'pinned', 'cuda:0', ...),
+        `numa_node` and the nearest `nic`, if they are known; None if there is no such region.
+        """
+
+    def _alloc(self, size: int) -> SharedMemory:
+        """Allocates memory that peers on this host can map; `uccl.p2p` makes it a buffer."""
+
+    def register_memory(self, tensor_list: Iterable[_Memory]) -> list[XferDesc]:
+        """Registers tensors, all or none, and describes them.
+
+        A tensor that lies in an earlier one shares its region: the keys are equal, each has an
+        `mr_id` of its own, and each needs a `deregister_memory`.
+        """
+
+    def deregister_memory(self, desc_list: Iterable[XferDesc]) -> None:
+        """Ends the regions of descriptors, each with the last descriptor that shares it."""
+
+    def get_serialized_descs(self, desc_list: Iterable[XferDesc]) -> bytes:
+        """The bytes of descriptors, for a peer's `deserialize_descs`."""
+
+    def deserialize_descs(self, serialized_bytes: Buffer) -> list[XferDesc]:
+        """The descriptors in a peer's `get_serialized_descs`."""
+
     @overload
-    def advertise(self, mr_id: int, ptr: SupportsIndex, size: int) -> tuple[bool, bytes]: ...
+    def advertise(self, mr_id: int, ptr: SupportsIndex, size: int) -> tuple[bool, bytes]:
+        """Makes an advert, with which a peer can read and write memory of a region: `(ok, bytes)`,
+        or `ok` with `out_buf`.
+        """
+
     @overload
     def advertise(
         self, mr_id: int, ptr: _Memory, size: int | None = None
@@ -219,7 +349,12 @@ class Endpoint:
         ptr_v: _Pointers,
         size_v: _Sizes | None = None,
         num_iovs: int | None = None,
-    ) -> tuple[bool, list[bytes]]: ...
+    ) -> tuple[bool, list[bytes]]:
+        """Makes adverts, with which a peer can read and write many pieces of memory: `(ok,
+        [bytes])`, or `ok` with `out_buf_list`: a buffer for each, or one of 64 bytes times the
+        number of pieces.
+        """
+
     @overload
     def advertisev(
         self,
@@ -241,14 +376,70 @@ class Endpoint:
     ) -> bool: ...
     def advertise_ipc(
         self, conn_id: int, ptr: _Pointer, size: int | None = None
-    ) -> tuple[bool, bytes]: ...
+    ) -> tuple[bool, bytes]:
+        """Makes the info with which a peer of this host can read and write memory: `(ok, info)`.
+
+        An object is advertised until its end, or until the end of the object that it is a view
+        of. An object without weak references, such as a `bytearray`, is kept until the connection
+        is removed, or until the first advertisement after the connection was lost. Memory given by
+        its address must stay allocated for the same time.
+        """
+
     def advertisev_ipc(
         self,
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None = None,
         num_iovs: int | None = None,
-    ) -> tuple[bool, list[bytes]]: ...
+    ) -> tuple[bool, list[bytes]]:
+        """Makes infos with which a peer of this host can access many pieces of memory: `(ok,
+        [info])`.
+        """
+
+    def wait_signal(
+        self,
+        ptr: _Pointer,
+        value: int,
+        mr_id: int | None = None,
+        *,
+        equals: bool = False,
+        timeout: float | None = None,
+        conn_id: int | None = None,
+    ) -> tuple[bool, int]:
+        """Waits until a word of eight bytes, which peers' signals change, is `value` or more, or
+        with `equals` is `value`: `(ok, value)`. `ok` is `False` if `timeout` seconds pass before,
+        the connection `conn_id` is lost before, or there is no such word.
+        """
+
+    def stream_wait_signal(
+        self,
+        stream: _Stream,
+        ptr: _Pointer,
+        value: int,
+        mr_id: int | None = None,
+        *,
+        conn_id: int | None = None,
+    ) -> bool:
+        """Has later work on a CUDA stream wait until a word of eight bytes, in a GPU's memory or in
+        pinned host memory, has reached `value`: `True`, or `False` with `last_error()`. With
+        `conn_id` the stream also goes on when that connection is lost or the time is over: read the
+        word to know.
+        """
+
+    def send_notif(self, conn_id: int, payload: Buffer, *, timeout: float | None = None) -> bool:
+        """Sends a message to the peer and waits until it is delivered."""
+
+    def send_notif_async(
+        self, conn_id: int, payload: Buffer, *, timeout: float | None = None
+    ) -> tuple[bool, int]:
+        """Sends a message to the peer: `(ok, transfer_id)`."""
+
+    def get_notifs(self) -> list[tuple[int, bytes]]:
+        """Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection."""
+
+    def wait_notifs(self, timeout: float | None = None) -> list[tuple[int, bytes]]:
+        """Waits until messages are there or `timeout` seconds have passed, and takes them."""
+
     def send(
         self,
         conn_id: int,
@@ -259,7 +450,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Sends memory to the peer's matching receive."""
+
     def send_async(
         self,
         conn_id: int,
@@ -270,7 +463,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Sends memory to the peer's matching receive, without waiting: `(ok, transfer_id)`."""
+
     def recv(
         self,
         conn_id: int,
@@ -280,7 +475,9 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Receives at most `size` bytes from the peer's matching send."""
+
     def recv_async(
         self,
         conn_id: int,
@@ -290,7 +487,11 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Receives at most `size` bytes from the peer's matching send, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def sendv(
         self,
         conn_id: int,
@@ -302,7 +503,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Sends many pieces of memory as one message."""
+
     def sendv_async(
         self,
         conn_id: int,
@@ -314,7 +517,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Sends many pieces of memory as one message, without waiting: `(ok, transfer_id)`."""
+
     def recvv(
         self,
         conn_id: int,
@@ -325,7 +530,9 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Receives one message of many pieces."""
+
     def recvv_async(
         self,
         conn_id: int,
@@ -336,7 +543,9 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Receives one message of many pieces, without waiting: `(ok, transfer_id)`."""
+
     def read(
         self,
         conn_id: int,
@@ -348,7 +557,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Reads the peer's advertised memory into local memory."""
+
     def read_async(
         self,
         conn_id: int,
@@ -360,7 +571,11 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Reads the peer's advertised memory into local memory, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def write(
         self,
         conn_id: int,
@@ -375,7 +590,9 @@ class Endpoint:
         signal: _Signal | None = None,
         strong: bool = False,
         context: int = 0,
-    ) -> bool: ...
+    ) -> bool:
+        """Writes local memory to the peer's advertised memory."""
+
     def write_async(
         self,
         conn_id: int,
@@ -390,7 +607,11 @@ class Endpoint:
         signal: _Signal | None = None,
         strong: bool = False,
         context: int = 0,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Writes local memory to the peer's advertised memory, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def readv(
         self,
         conn_id: int,
@@ -403,7 +624,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Reads many pieces as one transfer."""
+
     def readv_async(
         self,
         conn_id: int,
@@ -416,7 +639,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Reads many pieces as one transfer, without waiting: `(ok, transfer_id)`."""
+
     def writev(
         self,
         conn_id: int,
@@ -432,7 +657,9 @@ class Endpoint:
         signal: _Signal | None = None,
         strong: bool = False,
         context: int = 0,
-    ) -> bool: ...
+    ) -> bool:
+        """Writes many pieces as one transfer."""
+
     def writev_async(
         self,
         conn_id: int,
@@ -448,7 +675,9 @@ class Endpoint:
         signal: _Signal | None = None,
         strong: bool = False,
         context: int = 0,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Writes many pieces as one transfer, without waiting: `(ok, transfer_id)`."""
+
     def send_ipc(
         self,
         conn_id: int,
@@ -458,7 +687,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Sends memory, registered or not, to the peer's matching receive."""
+
     def send_ipc_async(
         self,
         conn_id: int,
@@ -468,7 +699,11 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Sends memory, registered or not, to the peer's matching receive, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def recv_ipc(
         self,
         conn_id: int,
@@ -477,7 +712,9 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Receives at most `size` bytes into memory, registered or not."""
+
     def recv_ipc_async(
         self,
         conn_id: int,
@@ -486,7 +723,11 @@ class Endpoint:
         *,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Receives at most `size` bytes into memory, registered or not, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def read_ipc(
         self,
         conn_id: int,
@@ -497,7 +738,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Reads memory that `advertise_ipc` of the peer named."""
+
     def read_ipc_async(
         self,
         conn_id: int,
@@ -508,7 +751,11 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Reads memory that `advertise_ipc` of the peer named, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def write_ipc(
         self,
         conn_id: int,
@@ -519,7 +766,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Writes memory that `advertise_ipc` of the peer named."""
+
     def write_ipc_async(
         self,
         conn_id: int,
@@ -530,7 +779,11 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Writes memory that `advertise_ipc` of the peer named, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def readv_ipc(
         self,
         conn_id: int,
@@ -542,7 +795,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Reads many pieces that `advertisev_ipc` of the peer named."""
+
     def readv_ipc_async(
         self,
         conn_id: int,
@@ -554,7 +809,11 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
+    ) -> tuple[bool, int]:
+        """Reads many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok,
+        transfer_id)`.
+        """
+
     def writev_ipc(
         self,
         conn_id: int,
@@ -566,7 +825,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Writes many pieces that `advertisev_ipc` of the peer named."""
+
     def writev_ipc_async(
         self,
         conn_id: int,
@@ -578,61 +839,128 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[bool, int]: ...
-    def poll_async(self, transfer_id: int) -> tuple[bool, bool]: ...
-    def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]: ...
-    def stream_wait(self, transfer_id: int, stream: _Stream) -> bool: ...
-    def wait_signal(
-        self,
-        ptr: _Pointer,
-        value: int,
-        mr_id: int | None = None,
-        *,
-        equals: bool = False,
-        timeout: float | None = None,
-        conn_id: int | None = None,
-    ) -> tuple[bool, int]: ...
-    def stream_wait_signal(
-        self,
-        stream: _Stream,
-        ptr: _Pointer,
-        value: int,
-        mr_id: int | None = None,
-        *,
-        conn_id: int | None = None,
-    ) -> bool: ...
-    def cancel(self, transfer_id: int) -> bool: ...
-    def transfer_error(self, transfer_id: int) -> str | None: ...
-    def transfer_bytes(self, transfer_id: int) -> int | None: ...
-    @staticmethod
-    def last_error() -> str | None: ...
-    def send_notif(
-        self, conn_id: int, payload: Buffer, *, timeout: float | None = None
-    ) -> bool: ...
-    def send_notif_async(
-        self, conn_id: int, payload: Buffer, *, timeout: float | None = None
-    ) -> tuple[bool, int]: ...
-    def get_notifs(self) -> list[tuple[int, bytes]]: ...
-    def wait_notifs(self, timeout: float | None = None) -> list[tuple[int, bytes]]: ...
-    def stats(self) -> dict[str, int]: ...
-    def path(self, conn_id: int, meta: Buffer, mr_id: int | None = None) -> str | None: ...
-    def connection(self, conn_id: int) -> dict[str, Any] | None: ...
-    def region_info(self, mr_id: int) -> dict[str, Any] | None: ...
-    def worker_cpus(self) -> list[int] | None: ...
-    def conn_id_of_rank(self, rank: int) -> int: ...
-    def close(self) -> bool: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None: ...
-    def _alloc(self, size: int) -> SharedMemory: ...
+    ) -> tuple[bool, int]:
+        """Writes many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok,
+        transfer_id)`.
+        """
 
-class EpGroup:
-    def __init__(
+    def transfer(
         self,
+        conn_id: int,
+        op_name: Literal["read", "write"],
+        local_desc_list: Iterable[XferDesc],
+        remote_desc_list: Iterable[XferDesc],
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+        stream: _Stream | None = None,
+    ) -> tuple[bool, int]:
+        """Starts a `"read"` or `"write"` between descriptors: `(ok, transfer_id)`."""
+
+    def poll_async(self, transfer_id: int) -> tuple[bool, bool]:
+        """The state of a transfer: `(True, False)` in flight, `(True, True)` done, `(False, True)`
+        failed.
+        """
+
+    def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]:
+        """Waits for a transfer's end: the result of `poll_async`, or `(True, False)` if `timeout`
+        seconds pass first.
+        """
+
+    def stream_wait(self, transfer_id: int, stream: _Stream) -> bool:
+        """Has later work on a CUDA stream wait until the transfer has ended, without a wait of the
+        caller: `True`, or `False` with `last_error()`. If `CUDA_DEVICE_MAX_CONNECTIONS` is below 8,
+        the call itself waits for a transfer that is staged through host memory.
+        """
+
+    def cancel(self, transfer_id: int) -> bool:
+        """Ends a transfer. When this returns True, no byte of it lands in either side's memory any
+        more; `transfer_error` tells whether it had finished before.
+        """
+
+    def transfer_error(self, transfer_id: int) -> str | None:
+        """The reason why a transfer failed; None if it has not."""
+
+    def transfer_bytes(self, transfer_id: int) -> int | None:
+        """The number of bytes that a finished transfer moved (for a receive: received); None unless
+        it has succeeded.
+        """
+
+@final
+class XferDesc:
+    """A registered tensor: its own process knows it by `mr_id`, others by `rkeys`."""
+
+    def __new__(
+        cls,
+        addr: int = 0,
+        size: int = 0,
+        mr_id: int = ...,
+        lkeys: Sequence[int] = ...,
+        rkeys: Sequence[int] = ...,
+    ) -> Self: ...
+    @property
+    def mr_id(self) -> int:
+        """The tensor's number in the process that registered it; 2**64 - 1 elsewhere."""
+
+    @mr_id.setter
+    def mr_id(self, mr_id: int) -> None: ...
+    @property
+    def addr(self) -> int:
+        """Address in the owner's process."""
+
+    @addr.setter
+    def addr(self, addr: int) -> None: ...
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+
+    @size.setter
+    def size(self, size: int) -> None: ...
+    @property
+    def lkeys(self) -> list[int]:
+        """Keys for the owner's own use."""
+
+    @lkeys.setter
+    def lkeys(self, lkeys: Sequence[int]) -> None: ...
+    @property
+    def rkeys(self) -> list[int]:
+        """Keys for its peers."""
+
+    @rkeys.setter
+    def rkeys(self, rkeys: Sequence[int]) -> None: ...
+
+@final
+class XferHandle:
+    """A transfer that `transfer` started."""
+
+    def __new__(cls, conn_id: int, op_name: str, transfer_id: int) -> Self: ...
+    @property
+    def conn_id(self) -> int: ...
+    @property
+    def op_name(self) -> str: ...
+    @property
+    def transfer_id(self) -> int: ...
+
+@final
+class SharedMemory:
+    """The memory of a `uccl.p2p.SharedBuffer`; freed when the last region and buffer over it are
+    gone.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The start address."""
+
+    @property
+    def size(self) -> int:
+        """The length in bytes."""
+
+@final
+class EpGroup:
+    """One rank's end of a group."""
+
+    def __new__(
+        cls,
         *,
         rank: int,
         ranks: int,
@@ -641,62 +969,118 @@ class EpGroup:
         masks_late: bool,
         node: int | None,
         exchange: Callable[[bytes], list[bytes | None]],
-    ) -> None: ...
-    def regroup(self, exchange: Callable[[bytes], list[bytes | None]]) -> EpGroup: ...
-    def barrier(self) -> None: ...
-    @property
-    def generation(self) -> int: ...
-    def there(self) -> list[bool]: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def nodes(self) -> tuple[int, int]: ...
-    @property
-    def pool(self) -> int: ...
-    @property
-    def pool_len(self) -> int: ...
-    def has_block(self, address: int, len: int) -> bool: ...
-    def mask(self, rank: int, is_masked: bool) -> None: ...
-    def masks(self) -> list[bool]: ...
+    ) -> Self:
+        """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank; None for a
+        missing rank.
+        """
 
-class EpBlock:
-    def __init__(self, group: EpGroup, len: int) -> None: ...
-    @property
-    def address(self) -> int: ...
-    def is_read(self) -> bool: ...
+    def regroup(self, exchange: Callable[[bytes], list[bytes | None]]) -> Self:
+        """The group with the ranks that are present now: those that take part in `exchange`."""
 
+    def barrier(self) -> None:
+        """Waits until every rank that takes part has called this too."""
+
+    @property
+    def generation(self) -> int:
+        """The number of times that the ranks have met."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The number of nodes, and of ranks of each. It is one node, unless all have the same
+        number of consecutive ranks.
+        """
+
+    @property
+    def pool(self) -> int:
+        """The address of the pool."""
+
+    @property
+    def pool_len(self) -> int:
+        """Bytes of the pool."""
+
+    def has_block(self, address: int, len: int) -> bool:
+        """Whether memory lies in a block of this rank."""
+
+    def there(self) -> list[bool]:
+        """By rank, whether it is present, masked or not."""
+
+    def mask(self, rank: int, is_masked: bool) -> None:
+        """Masks a rank in later calls, or unmasks it."""
+
+    def masks(self) -> list[bool]:
+        """By rank, whether it is masked."""
+
+@final
 class EpRouting:
+    """The receivers of a rank's tokens."""
+
     @staticmethod
     def by_choices(
         *, experts: int, is_64: bool, tokens: int, top_k: int, num_experts: int, ranks: int
-    ) -> EpRouting: ...
+    ) -> EpRouting:
+        """Routes tokens by the experts that they chose: `tokens * top_k` integers at `experts`."""
+
     @staticmethod
-    def by_rank(*, goes: int, tokens: int, per_expert: list[int], ranks: int) -> EpRouting: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def local_experts(self) -> int: ...
-    def per_rank(self) -> list[int]: ...
-    def per_expert(self) -> list[int]: ...
-    def fill_goes(self, out: int) -> None: ...
+    def by_rank(*, goes: int, tokens: int, per_expert: Sequence[int], ranks: int) -> EpRouting:
+        """Routes tokens by ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert`
+        counts the tokens of each expert.
+        """
 
-class EpHandle:
     @property
-    def routing(self) -> EpRouting: ...
-    @property
-    def relays(self) -> int: ...
-    def fill_low_latency(self, src_info: int, layout_range: int, slots: int) -> None: ...
-    def fill_source_metadata(self, out: int, most: int) -> None: ...
-    def check_is_last(self) -> None: ...
-    def counts(self) -> list[int]: ...
+    def tokens(self) -> int:
+        """The number of tokens."""
 
+    @property
+    def top_k(self) -> int:
+        """The number of choices of a token."""
+
+    @property
+    def local_experts(self) -> int:
+        """The number of experts of each rank."""
+
+    def per_rank(self) -> list[int]:
+        """By rank, the number of tokens that are sent to it."""
+
+    def per_expert(self) -> list[int]:
+        """By expert, the number of tokens that chose it."""
+
+    def fill_goes(self, out: int) -> None:
+        """Fills `tokens * ranks` bytes: by token and rank, 1 if the token is sent to the rank, else
+        0.
+        """
+
+@final
+class EpBlock:
+    """Memory that peers read in place. It lives as long as this object, and as peers may read
+    it.
+    """
+
+    def __new__(cls, group: EpGroup, len: int) -> Self:
+        """Makes a block of `len` bytes."""
+
+    @property
+    def address(self) -> int:
+        """The block's address."""
+
+    def is_read(self) -> bool:
+        """Whether no peer reads it any more."""
+
+@final
 class EpDispatch:
-    def __init__(
-        self,
+    """A dispatch in flight. At the end of its context, peers are notified that this rank gave up on
+    it, unless it has ended.
+    """
+
+    def __new__(
+        cls,
         group: EpGroup,
         routing: EpRouting,
         *,
@@ -711,11 +1095,24 @@ class EpDispatch:
         room: int = 0,
         relays: bool = False,
         stays: bool = False,
-    ) -> None: ...
-    def __enter__(self) -> EpDispatch: ...
-    def __exit__(self, *_raised: object) -> None: ...
-    def counts(self) -> tuple[list[int], list[int]]: ...
-    def waited(self) -> list[int]: ...
+    ) -> Self:
+        """Starts to send tokens; with `relays`, once to each other node, if the group can. `slots`
+        is the limit of each rank's tokens; without it the call takes `room` bytes. With `stays` the
+        rows do not change until the call has ended.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_raised: object) -> None:
+        """Ends the dispatch, unless it has ended."""
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """The received numbers, once every rank has sent them: tokens by rank, and rows by local
+        expert.
+        """
+
+    def waited(self) -> list[int]:
+        """By rank, the nanoseconds that `counts` waited for it."""
+
     def receive(
         self,
         *,
@@ -728,12 +1125,46 @@ class EpDispatch:
         is_64: bool = False,
         weights: int = 0,
         zeroes_foreign: bool = False,
-        starts: list[int] | None = None,
-    ) -> EpHandle: ...
+        starts: Sequence[int] | None = None,
+    ) -> EpHandle:
+        """Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
+        `tiles` for scales are their address, and the number of their rows for each expert.
+        """
 
+@final
+class EpHandle:
+    """The state of a dispatch that its combine needs."""
+
+    @property
+    def routing(self) -> EpRouting:
+        """The routing of this rank's own tokens."""
+
+    @property
+    def relays(self) -> int:
+        """The number of nodes over which tokens were relayed; 1 if they were not."""
+
+    def fill_low_latency(self, src_info: int, layout_range: int, slots: int) -> None:
+        """Fills the tables of low latency mode, for `slots` rows of each local expert: the token of
+        each row (i32), and, by expert and rank, the first row and the number of rows (i64).
+        """
+
+    def fill_source_metadata(self, out: int, most: int) -> None:
+        """Fills `[m, K + 2]` i32 for the received tokens: `rank * most + token`, `rank * K + k`
+        with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
+        """
+
+    def check_is_last(self) -> None:
+        """Raises if ranks have connected or left since the dispatch."""
+
+    def counts(self) -> list[int]:
+        """By rank, the number of tokens received from it."""
+
+@final
 class EpCombine:
-    def __init__(
-        self,
+    """A combine in flight."""
+
+    def __new__(
+        cls,
         handle: EpHandle,
         *,
         rows: int,
@@ -746,22 +1177,34 @@ class EpCombine:
         stays: bool = False,
         leaves: bool = False,
         relays: str | None = None,
-    ) -> None: ...
+    ) -> Self:
+        """Starts to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or
+        "choice", is the order in which relays sum them; without it every row is sent all the way.
+        `leaves` leaves rows in a block, where their receivers read them.
+        """
+
     def finish(
         self,
         *,
         rows: int,
         sums: str,
         choice_weights: int = 0,
-        bias: tuple[int, int] = (0, 0),
+        bias: tuple[int, int] = ...,
         weights: int = 0,
         experts: int = 0,
         is_64: bool = False,
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of
+        choices. Rows of experts are left out if their choice is negative in `experts`, if that is
+        given. Returns, by rank, the nanoseconds that this waited for it.
+        """
 
+@final
 class EpCudaGroup:
-    def __init__(
-        self,
+    """One rank's end of a group of ranks with GPUs."""
+
+    def __new__(
+        cls,
         *,
         rank: int,
         ranks: int,
@@ -774,26 +1217,56 @@ class EpCudaGroup:
         node: int | None,
         by_host: bool,
         exchange: Callable[[bytes], list[bytes | None]],
-    ) -> None: ...
-    @property
-    def pool(self) -> int: ...
-    @property
-    def is_by_host(self) -> bool: ...
-    @property
-    def has_whole_calls(self) -> bool: ...
-    @property
-    def nodes(self) -> tuple[int, int]: ...
-    @property
-    def unreached(self) -> str | None: ...
-    @property
-    def pool_len(self) -> int: ...
-    def check(self) -> None: ...
-    def tell_too_many(self, stream: int) -> None: ...
-    def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None: ...
+    ) -> Self:
+        """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
+        `blocks` blocks. With `by_host` no rank accesses the memory of another's GPU.
+        """
 
+    @property
+    def pool(self) -> int:
+        """The address of the pool on the GPU."""
+
+    @property
+    def is_by_host(self) -> bool:
+        """Whether ranks reach each other through the host's memory."""
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether one launch may do a whole call of normal mode."""
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The number of nodes, and of ranks of each. It is one node, unless all have the same
+        number of consecutive ranks.
+        """
+
+    @property
+    def unreached(self) -> str | None:
+        """The reason why ranks of one node do not reach each other's GPU memory, or None."""
+
+    @property
+    def pool_len(self) -> int:
+        """Bytes of the pool."""
+
+    def check(self) -> None:
+        """Raises the error of a call that has failed. Waits for no call."""
+
+    def tell_too_many(self, stream: int) -> None:
+        """Enqueues a notice to peers that this rank has more tokens than a call has room for, and
+        so makes no call.
+        """
+
+    def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None:
+        """Enqueues masks: each bit is a rank that is left out, or let in. Unless `status` is 0,
+        writes an i32 by rank there: whether it is left out then.
+        """
+
+@final
 class EpCudaDispatch:
-    def __init__(
-        self,
+    """A dispatch."""
+
+    def __new__(
+        cls,
         group: EpCudaGroup,
         *,
         rows: int,
@@ -809,8 +1282,14 @@ class EpCudaDispatch:
         slots: int,
         scratch: int,
         stream: int,
-    ) -> None: ...
-    def begin(self) -> None: ...
+    ) -> Self:
+        """Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or
+        lies at an address that is not 0.
+        """
+
+    def begin(self) -> None:
+        """Enqueues the sends."""
+
     def receive(
         self,
         *,
@@ -822,13 +1301,22 @@ class EpCudaDispatch:
         table: tuple[int, int, int],
         scales: tuple[int, int, int, int] | None = None,
         tiles: tuple[int, int] | None = None,
-    ) -> EpCudaHandle: ...
+    ) -> EpCudaHandle:
+        """Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address,
+        and strides in words by row, expert and word; `tiles` an address, and the number of tile
+        rows of each expert.
+        """
 
-class EpCudaHandle: ...
+@final
+class EpCudaHandle:
+    """The state of a dispatch that its combine needs."""
 
+@final
 class EpCudaCombine:
-    def __init__(
-        self,
+    """A combine."""
+
+    def __new__(
+        cls,
         group: EpCudaGroup,
         handle: EpCudaHandle,
         *,
@@ -838,56 +1326,72 @@ class EpCudaCombine:
         is_packed: bool,
         scratch: int,
         stream: int,
-    ) -> None: ...
-    def begin(self) -> None: ...
-    def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
+    ) -> Self:
+        """Makes a combine, without enqueuing it. It sends rows back to the ranks of their tokens,
+        as LogFMT-10 if `is_packed`.
+        """
 
-class EpCudaLaidOut: ...
+    def begin(self) -> None:
+        """Enqueues the sends."""
 
+    def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None:
+        """Enqueues the sums, and the sends unless they were enqueued."""
+
+@final
+class EpCudaLaidOut:
+    """The layout of tokens, for dispatches of the same tokens."""
+
+@final
 class EpCudaNormalDispatch:
-    def counts(self, limit: float) -> tuple[list[int], list[int]]: ...
-    def in_place(self) -> tuple[int, int, int, int] | None: ...
+    """A dispatch that has begun."""
 
-class EpCudaNormalHandle: ...
+    def counts(self, limit: float) -> tuple[list[int], list[int]]:
+        """The received counts, once every rank has sent them: tokens by rank, and tokens that chose
+        each local expert. Waits at most `limit` seconds.
+        """
 
+    def in_place(self) -> tuple[int, int, int, int] | None:
+        """The place where rows can stay, or None: the number of rows, the offset of the first in
+        the pool, their distance in bytes, and the offset of the first scale.
+        """
+
+@final
+class EpCudaNormalHandle:
+    """The state of a dispatch that a combine, or a dispatch to the same rows, needs."""
+
+@final
 class EpCudaNormalKind:
-    def __init__(self, alike: Any) -> None: ...
-    def begin(self, group: EpCudaGroup, sending: _Sending) -> EpCudaNormalDispatch: ...
-    def receive(
-        self, dispatch: EpCudaNormalDispatch, receiving: _Receiving
-    ) -> EpCudaNormalHandle: ...
+    """Dispatches of a kind."""
+
+    def __new__(cls, alike: _Alike) -> Self: ...
+    def begin(self, group: EpCudaGroup, sending: _Sending) -> EpCudaNormalDispatch:
+        """Enqueues the sends of tokens."""
+
+    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _Receiving) -> EpCudaNormalHandle:
+        """Enqueues the receipt, behind the sends."""
+
     def dispatch(
         self, group: EpCudaGroup, sending: _Sending, receiving: _Receiving, limit: float | None
     ) -> tuple[
         EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None
-    ]: ...
+    ]:
+        """Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a
+        guess: the call waits for counts while rows are in flight. If the rows do not fit, a later
+        `receive` takes them.
+        """
 
+@final
 class EpCudaParts:
-    def __init__(self, parts: Any) -> None: ...
+    """Starts of parts, which are read once for all dispatches with this layout of memory."""
 
-#: The types of these names in `uccl.ep._gpu_dispatch`.
-_Sending: TypeAlias = tuple[
-    int,
-    Union[tuple[int, int, int, int], None],
-    int,
-    int,
-    bool,
-    Union[tuple[int, int], None],
-    int,
-    Union[EpCudaLaidOut, None],
-    Union[EpCudaNormalHandle, None],
-    int,
-    int,
-    int,
-    int,
-]
-_Receiving: TypeAlias = tuple[
-    int, int, Union[tuple[int, int, int], None], bool, int, int, EpCudaParts
-]
+    def __new__(cls, parts: _Parts) -> Self: ...
 
+@final
 class EpCudaNormalCombine:
-    def __init__(
-        self,
+    """A combine that has begun."""
+
+    def __new__(
+        cls,
         group: EpCudaGroup,
         handle: EpCudaNormalHandle,
         *,
@@ -899,10 +1403,66 @@ class EpCudaNormalCombine:
         blocks: int,
         scratch: int,
         stream: int,
-    ) -> None: ...
-    def finish(self, *, rows: int, sums: str, bias: tuple[int, int], weights: int) -> None: ...
+    ) -> Self:
+        """Enqueues the sends of rows back to the ranks of their tokens. `sends` is "row", or, for
+        rows by expert, "sum" or "each".
+        """
 
-def ep_cuda_combine_scratch_len() -> int: ...
+    def finish(self, *, rows: int, sums: str, bias: tuple[int, int], weights: int) -> None:
+        """Enqueues the sums. `sums` is "rank" or "choice"."""
+
+def ep_dispatch_len(
+    payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]
+) -> int:
+    """Bytes of a dispatch's place with `slots` slots for tokens of each rank. `spread` is the
+    number of nodes, and of ranks of each: with several nodes tokens are relayed.
+    """
+
+def ep_row_place_len(values: int, weights: int, slots: int, tokens: int) -> int:
+    """Bytes of a combine's place."""
+
+def ep_row_slots(top_k: int, spread: tuple[int, int]) -> int:
+    """The number of rows of a token in a combine's place if each rank sends one. `spread` as for a
+    dispatch.
+    """
+
+def ep_node(node: int | None) -> bytes:
+    """Bytes that identify the node of this process: the one of this number, or of the processes
+    that can see it.
+    """
+
+def ep_nodes(of_ranks: Sequence[bytes]) -> tuple[int, int]:
+    """The number of nodes, and of ranks of each, from the `ep_node` of all ranks. It is one node,
+    unless all have the same number of consecutive ranks.
+    """
+
+def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int:
+    """Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
+    `slots` tokens of each rank.
+    """
+
+def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int:
+    """Bytes of memory that a dispatch needs on the GPU until its combine has ended."""
+
+def ep_cuda_combine_scratch_len() -> int:
+    """Bytes of memory that a combine needs on the GPU until it has ended."""
+
+def ep_cuda_room_for(
+    group: EpCudaGroup,
+    tokens: int,
+    *,
+    payload: int,
+    scales: int,
+    hidden: int,
+    top_k: int,
+    local_experts: int,
+    stays: bool,
+) -> int:
+    """The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
+    `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
+    Raises if this rank has more.
+    """
+
 def ep_cuda_layout(
     group: EpCudaGroup,
     *,
@@ -916,24 +1476,18 @@ def ep_cuda_layout(
     goes: int,
     scratch: int,
     stream: int,
-) -> EpCudaLaidOut: ...
-def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int: ...
-def ep_cuda_room_for(
-    group: EpCudaGroup,
-    tokens: int,
-    *,
-    payload: int,
-    scales: int,
-    hidden: int,
-    top_k: int,
-    local_experts: int,
-    stays: bool,
-) -> int: ...
-def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int: ...
-def ep_dispatch_len(
-    payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]
-) -> int: ...
-def ep_row_place_len(values: int, weights: int, slots: int, tokens: int) -> int: ...
-def ep_row_slots(top_k: int, spread: tuple[int, int]) -> int: ...
-def ep_node(node: int | None) -> bytes: ...
-def ep_nodes(of_ranks: list[bytes]) -> tuple[int, int]: ...
+) -> EpCudaLaidOut:
+    """Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
+    Dispatches with the returned layout use the scratch memory.
+    """
+
+def last_error() -> str | None:
+    """The reason of the last failed call on this thread; None if none has failed."""
+
+def get_oob_ip(local_gpu_idx: int | None = None) -> str:
+    """The address of this host that an endpoint for this GPU advertises to its peers."""
+
+def _nixl_plugin_dir(ours: str | PathLike[str], theirs: str | PathLike[str]) -> Path:
+    """The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin and those in NIXL's own
+    folder.
+    """

@@ -31,6 +31,7 @@ mod semver;
 mod settings;
 mod shell;
 mod storm;
+mod stubs;
 mod test;
 mod tools;
 mod tree;
@@ -73,6 +74,7 @@ enum Command {
     /// Compare the interface of the crates with the last release's
     Semver,
     Storm(storm::StormArgs),
+    Stubs(stubs::StubsArgs),
     Test(test::TestArgs),
     /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of
     /// the folders named
@@ -111,6 +113,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Sanitize(args) => sanitize::run(&args)?,
         Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,
+        Command::Stubs(args) => stubs::run(&args)?,
         Command::Test(args) => return test::run(&args),
         Command::Words { folders } => words::print(&folders)?,
     }

@@ -17,7 +17,7 @@ use crate::{
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
-    storm, tools, tree, words,
+    storm, stubs, tools, tree, words,
 };
 
 /// Install the tools of the tests, run all tests, and name the skipped ones
@@ -113,6 +113,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "whether comments name things, and no folder has fewer that do",
         run: |_| words::check().map(Done::with),
+    },
+    Step {
+        name: "stubs",
+        group: Group::Lint,
+        about: "the types of the extension module, python/uccl/_core.pyi",
+        run: |_| stubs::run(&stubs::StubsArgs { check: true }).map(Done::from),
     },
     Step {
         name: "mutants",
