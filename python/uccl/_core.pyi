@@ -24,6 +24,7 @@ __all__ = [
     "EpGroup",
     "EpHandle",
     "EpRouting",
+    "EpSettings",
     "SharedMemory",
     "XferDesc",
     "XferHandle",
@@ -39,6 +40,7 @@ __all__ = [
     "ep_nodes",
     "ep_row_place_len",
     "ep_row_slots",
+    "ep_settings",
     "get_oob_ip",
     "last_error",
 ]
@@ -1410,6 +1412,35 @@ class EpCudaNormalCombine:
 
     def finish(self, *, rows: int, sums: str, bias: tuple[int, int], weights: int) -> None:
         """Enqueues the sums. `sums` is "rank" or "choice"."""
+
+@final
+class EpSettings:
+    """The settings of a buffer of expert parallelism."""
+
+    @property
+    def device(self) -> str | None:
+        """The device: "cpu", "cuda" or "cuda:1"; None if the environment names none."""
+
+    @property
+    def node(self) -> int | None:
+        """The number of this rank's node; None if the environment has none."""
+
+    @property
+    def reserved_sms(self) -> int:
+        """Multiprocessors that launches leave to other kernels."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call waits for its peers."""
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of each rank for which a size hint has room."""
+
+def ep_settings() -> EpSettings:
+    """The settings that the environment has now. A ValueError says the variable that is not
+    understood, its value, and the allowed values.
+    """
 
 def ep_dispatch_len(
     payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]

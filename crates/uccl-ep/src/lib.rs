@@ -26,6 +26,7 @@ pub mod protocol;
 pub mod record;
 pub mod routing;
 mod scratch;
+pub mod settings;
 mod streaming;
 mod view;
 mod waits;

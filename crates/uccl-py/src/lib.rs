@@ -20,6 +20,7 @@ mod config;
 mod descs;
 mod endpoint;
 mod ep;
+mod ep_settings;
 mod error;
 mod implicit;
 mod interrupt;
@@ -74,6 +75,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyNormalKind>()?;
     m.add_class::<ep::PyParts>()?;
     m.add_class::<ep::PyNormalCombine>()?;
+    m.add_class::<ep_settings::PySettings>()?;
+    m.add_function(wrap_pyfunction!(ep_settings::ep_settings, m)?)?;
     m.add_function(wrap_pyfunction!(ep::dispatch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_slots, m)?)?;
