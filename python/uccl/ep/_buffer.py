@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from uccl.ep._gpu_placed import Placed
 from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import (
     CPU,
-    TOKENS,
     Hook,
     Ranks,
     address,
@@ -33,9 +31,6 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 from uccl.ep._memory import Memory
 
-#: Tokens of each rank in a typical call of training, or of serving in one piece. On GPUs twice as
-#: many go at once.
-DEFAULT_TOKENS = 2048
 #: Ranks of a node in DeepEP's first interface.
 RANKS_OF_NODE = 8
 
@@ -90,10 +85,7 @@ class Config:
 
 def tokens_at_once() -> int:
     """Tokens of each rank that size hints have room for: the environment's number, or 2048."""
-    text = os.environ.get(TOKENS, str(DEFAULT_TOKENS))
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{TOKENS} is a number of tokens, more than 0, not {text!r}")
-    return int(text)
+    return _core.ep_settings().tokens_at_once
 
 
 class NormalHandle(tuple):

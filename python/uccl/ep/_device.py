@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 
+from uccl import _core
 from uccl.ep._group import DEVICE, Ranks
 
 
@@ -32,12 +32,12 @@ def place_of(ranks: Ranks, device: Any, prefers_gpu: bool) -> Place:
     there is one and the caller ``prefers_gpu``, or the group has NCCL, or the process has begun to
     use CUDA. If none of these holds, the first tensor decides.
     """
-    asked = device if device is not None else os.environ.get(DEVICE) or None
-    # A rank with only a store is alone here, and ranks that come later are on the CPU.
-    is_open = asked is None and ranks.has_peers() and torch.cuda.is_available()
-    if is_open and (prefers_gpu or has_nccl(ranks.group) or torch.cuda.is_initialized()):
-        asked, is_open = "cuda", False
     try:
+        asked = device if device is not None else _core.ep_settings().device
+        # A rank with only a store is alone here, and ranks that come later are on the CPU.
+        is_open = asked is None and ranks.has_peers() and torch.cuda.is_available()
+        if is_open and (prefers_gpu or has_nccl(ranks.group) or torch.cuda.is_initialized()):
+            asked, is_open = "cuda", False
         mine = None if asked is None else found_on(asked)
     except (RuntimeError, ValueError) as why:
         ranks.exchange(NOWHERE + str(why).encode())

@@ -6,7 +6,6 @@ too, so torch reuses their memory only for work behind the call's.
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any, Protocol
 
@@ -14,9 +13,6 @@ import torch
 
 from uccl import _core
 from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
-
-#: Multiprocessors that launches leave to other kernels.
-RESERVED = "UCCL_EP_RESERVED_SMS"
 
 
 class HasSpare(Protocol):
@@ -145,7 +141,5 @@ def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
     other kernels, which may wait for other GPUs too."""
     facts = torch.cuda.get_device_properties(device)
     sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
-    every, reserved = facts.multi_processor_count, os.environ.get(RESERVED) or "3"
-    if not reserved.isdigit():
-        raise ValueError(f"{RESERVED} is a number of multiprocessors, not {reserved!r}")
-    return max(1, (every - min(int(reserved), every // 2)) // sharing), sharing == 1
+    every, reserved = facts.multi_processor_count, _core.ep_settings().reserved_sms
+    return max(1, (every - min(reserved, every // 2)) // sharing), sharing == 1

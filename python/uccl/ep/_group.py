@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any, Callable
 
 import torch
 
 from uccl import _core
 
-#: Seconds that a call waits for its peers, if the caller gives no number.
-TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
-DEFAULT_TIMEOUT = 100.0
-#: Ranks of one host with different numbers here reach each other over the network, as if they were
-#: on several hosts.
-NODE = "UCCL_EP_NODE"
 #: The device of tensors, for callers that cannot pass ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
 #: Tokens of each rank that normal mode's hint has room for, in each of two calls; more go in
@@ -27,7 +20,7 @@ CPU = torch.device("cpu")
 def timeout_of(seconds: float | None) -> float:
     """The caller's seconds, or the environment's, or a hundred."""
     if seconds is None:
-        seconds = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
+        seconds = _core.ep_settings().timeout
     if seconds <= 0:
         raise ValueError(f"a timeout is more than 0 seconds, not {seconds}")
     return seconds
@@ -35,12 +28,7 @@ def timeout_of(seconds: float | None) -> float:
 
 def node_of_environment() -> int | None:
     """The environment's node number, if there is one."""
-    text = os.environ.get(NODE, "")
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) >= 1 << 64:
-        raise ValueError(f"{NODE} is a number from 0 to 2^64 - 1, not {text!r}")
-    return int(text)
+    return _core.ep_settings().node
 
 
 class Ranks:
