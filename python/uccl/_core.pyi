@@ -345,6 +345,8 @@ class Endpoint:
         self, conn_id: int, mr_id: int, ptr: _Pointer, size: int | None, out_buf: Buffer
     ) -> bool: ...
     @overload
+    def advertise(self, mr_id: int, ptr: _Pointer, size: int | None, out_buf: Buffer) -> bool: ...
+    @overload
     def advertisev(
         self,
         mr_id_v: _Ids,
@@ -375,6 +377,16 @@ class Endpoint:
         size_v: _Sizes | None,
         out_buf_list: _Blobs,
         num_iovs: int | None = None,
+    ) -> bool: ...
+    @overload
+    def advertisev(
+        self,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+        *,
+        out_buf_list: _Blobs,
     ) -> bool: ...
     def advertise_ipc(
         self, conn_id: int, ptr: _Pointer, size: int | None = None

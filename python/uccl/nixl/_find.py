@@ -59,7 +59,8 @@ def _cuda_major() -> int | None:
     try:
         import nixl_meta_utils
 
-        return nixl_meta_utils.detect_cuda_major()
+        found: int | None = nixl_meta_utils.detect_cuda_major()
+        return found
     except Exception:
         # A problem with CUDA's packages is for import nixl to report.
         return None
