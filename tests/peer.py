@@ -155,7 +155,7 @@ class Side:
         """Drops all state. Returns whether no thread remains."""
         if self.ep is not None:
             self.ep.close()
-        self.__init__()
+        self.__init__()  # type: ignore[misc]
         gc.collect()
         return threading.active_count() == 1
 

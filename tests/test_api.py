@@ -44,7 +44,7 @@ class Two:
 
 @pytest.fixture
 def two(transport: str) -> Iterator[Two]:
-    settings = {"port": 0, "bind": "127.0.0.1", "transport": transport}
+    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", "transport": transport}
     with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
         yield Two(a, b)
 
@@ -80,13 +80,13 @@ class TestModule:
         assert (desc.addr, desc.size, desc.mr_id) == (1 << 40, 1 << 33, 7)
         assert (desc.lkeys, desc.rkeys) == ([1, 2], [3, 4])
         with pytest.raises(TypeError):
-            desc["addr"]
+            desc["addr"]  # type: ignore[index]
 
     def test_handle(self) -> None:
         handle = p2p.XferHandle(1, "read", 2)
         assert (handle.conn_id, handle.op_name, handle.transfer_id) == (1, "read", 2)
         with pytest.raises(AttributeError):
-            handle.conn_id = 3
+            handle.conn_id = 3  # type: ignore[misc]
 
     def test_oob_ip_is_an_address(self) -> None:
         socket.getaddrinfo(p2p.get_oob_ip(), 1, flags=socket.AI_NUMERICHOST)
@@ -240,13 +240,13 @@ class TestPlaces:
                 assert cpus is None
             assert cpus is None or (cpus == sorted(cpus) and set(cpus) <= may)
         with pytest.raises(TypeError):
-            p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity="near")
+            p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity="near")  # type: ignore[arg-type]
 
 
 class TestEndpoint:
     def test_forms(self, base_port: int) -> None:
-        common = {"bind": "127.0.0.1", "base_port": base_port}
-        for args, kwargs in [
+        common: dict[str, Any] = {"bind": "127.0.0.1", "base_port": base_port}
+        forms: list[tuple[tuple[int, ...], dict[str, Any]]] = [
             ((), {}),
             ((0,), {}),
             ((0, 4), {}),
@@ -256,8 +256,10 @@ class TestEndpoint:
                 (0,),
                 {"psk": b"secret", "tcp_streams": 2, "checksum": True, "cma": False, "spin_us": 10},
             ),
-        ]:
-            with p2p.Endpoint(*args, **kwargs, **common) as endpoint:
+        ]
+        for args, kwargs in forms:
+            make: Any = p2p.Endpoint
+            with make(*args, **kwargs, **common) as endpoint:
                 assert repr(endpoint) == "<UCCL P2P Endpoint>"
 
     def test_well_known_port(self, base_port: int) -> None:
@@ -288,7 +290,7 @@ class TestEndpoint:
 
     def test_too_many_positionals(self) -> None:
         with pytest.raises(TypeError, match="at most 2"):
-            p2p.Endpoint(0, 4, 5)
+            p2p.Endpoint(0, 4, 5)  # type: ignore[arg-type, misc]
 
     def test_a_taken_port(self, ep: p2p.Endpoint) -> None:
         port = ep.parse_metadata(ep.get_metadata())[1]
@@ -359,7 +361,7 @@ class TestConnect:
         ["remote_gpu_idx", "remote_gpu_bdf", "positional", "string", "bdf", "no port", "-1"],
     )
     def test_forms(self, base_port: int, names: str) -> None:
-        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        settings: dict[str, Any] = {"bind": "127.0.0.1", "base_port": base_port}
         gpu = 0 if names in ("remote_gpu_bdf", "bdf") else 2
         with p2p.Endpoint(gpu, **settings) as server, p2p.Endpoint(5, **settings) as client:
             ip, port, _ = p2p.Endpoint.parse_metadata(server.get_metadata())
@@ -378,7 +380,7 @@ class TestConnect:
             assert client.connection(conn)["gpu_index"] == gpu
 
     def test_local(self, base_port: int) -> None:
-        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        settings: dict[str, Any] = {"bind": "127.0.0.1", "base_port": base_port}
         with p2p.Endpoint(1, **settings) as server, p2p.Endpoint(2, **settings) as client:
             ok, conn = client.connect_local(1)
             assert ok, p2p.last_error()
@@ -389,7 +391,7 @@ class TestConnect:
     @pytest.mark.parametrize("how", ["connect", "connect_local"])
     def test_a_peer_that_starts_later(self, base_port: int, how: str) -> None:
         """Processes that start at the same time meet at well-known ports, in any order."""
-        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        settings: dict[str, Any] = {"bind": "127.0.0.1", "base_port": base_port}
         met: list[tuple[bool, int]] = []
         with p2p.Endpoint(2, **settings) as client:
             call = (
@@ -501,7 +503,7 @@ class TestMemory:
 
     def test_an_address_needs_a_size(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match="size"):
-            ep.reg(4096)
+            ep.reg(4096)  # type: ignore[call-overload]
 
     def test_more_than_the_object_has(self, ep: p2p.Endpoint) -> None:
         assert ep.reg(bytearray(64), 65) == (False, 0)
@@ -602,16 +604,18 @@ class TestTransfers:
             ((conn,), {"mr_id": mr, "ptr": ptr, "size": 256}),
         ]:
             assert b.advertise(*args, **kwargs) == (True, expected), (args, kwargs)
-        for args, kwargs in [
+        into: list[tuple[Any, dict[str, Any]]] = [
             ((conn, mr, ptr, 256, bytearray(64)), {}),
             ((conn, mr, ptr, 256), {"out_buf": bytearray(64)}),
             ((mr, ptr, 256, bytearray(64)), {}),
             ((mr, ptr, 256), {"out_buf": bytearray(100)}),
             ((conn, mr, ptr, 256, np.zeros(64, np.uint8)), {}),
-        ]:
+        ]
+        for args, kwargs in into:
             assert b.advertise(*args, **kwargs) is True, (args, kwargs)
             assert bytes(kwargs.get("out_buf", args[-1]))[:64] == expected
         assert b.advertise(conn, mr, ptr, 256, bytearray(63)) is False
+        refused: Any
         for refused in ("x" * 64, bytes(64)):
             with pytest.raises(TypeError):
                 b.advertise(conn, mr, ptr, 256, refused)
@@ -626,7 +630,12 @@ class TestTransfers:
         outs = [bytearray(64), bytearray(64)]
         assert b.advertisev(conn, mrs, ptrs, sizes, outs, 2) is True
         assert outs == expected
-        named = {"mr_id_list": mrs, "addr_list": ptrs, "len_list": sizes, "num_iovs": 2}
+        named: dict[str, Any] = {
+            "mr_id_list": mrs,
+            "addr_list": ptrs,
+            "len_list": sizes,
+            "num_iovs": 2,
+        }
         outs = [bytearray(64), bytearray(64)]
         assert b.advertisev(conn_id=conn, out_buf_list=outs, **named) is True
         assert outs == expected
@@ -899,8 +908,10 @@ class TestTransfers:
         r = ([self.mr_dst] * 2, [self.dst_ptr, self.dst_ptr + 100], cuts)
         today, seed = ("mr_id_v", "data_ptr_v", "size_v"), ("mr_id_list", "ptr_list", "size_list")
         for names in (today, seed):
-            posted = b.recvv_async(self.two.conn_b, **dict(zip(names, r)), num_iovs=2)
-            assert a.sendv(self.two.conn_a, **dict(zip(names, s)), num_iovs=2) is True
+            received: dict[str, Any] = dict(zip(names, r))
+            sent: dict[str, Any] = dict(zip(names, s))
+            posted = b.recvv_async(self.two.conn_b, **received, num_iovs=2)
+            assert a.sendv(self.two.conn_a, **sent, num_iovs=2) is True
             assert ended(b, posted) == (True, True) and self.arrived()
         posted = a.sendv_async(self.two.conn_a, *s, 2)
         assert b.recvv(self.two.conn_b, *r, 2) is True
@@ -1030,18 +1041,18 @@ class TestTransfers:
         with pytest.raises(RuntimeError):
             a.transfer(conn, "write", [mine], [])
         with pytest.raises(RuntimeError, match="op_name"):
-            a.transfer(conn, "push", [mine], [theirs])
+            a.transfer(conn, "push", [mine], [theirs])  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="conn_id"):
             a.transfer(U64, "write", [mine], [theirs])
         with pytest.raises(RuntimeError):
             a.transfer(conn, "write", [theirs], [mine])
         with pytest.raises(TypeError):
-            a.transfer(conn, "write", [{"addr": 1}], [theirs])
+            a.transfer(conn, "write", [{"addr": 1}], [theirs])  # type: ignore[list-item]
         theirs.rkeys = [1, 2, 3]
         assert a.transfer(conn, "write", [mine], [theirs]) == (False, 0)
         for nonsense in (1, object(), "text"):
             with pytest.raises(RuntimeError, match="index 1"):
-                a.register_memory([self.src, nonsense])
+                a.register_memory([self.src, nonsense])  # type: ignore[list-item]
         assert a.deserialize_descs(b"") == []
         for bad in (b"\1", b"\xff" * 64, struct.pack("<Q", 1 << 40) + bytes(100)):
             with pytest.raises(RuntimeError):
@@ -1222,7 +1233,7 @@ class TestTransfers:
             got += b.wait_notifs(10)
         assert got == [(self.two.conn_b, body) for body in (b"one", b"two", b"three")]
         with pytest.raises(TypeError):
-            a.send_notif(self.two.conn_a, "text")
+            a.send_notif(self.two.conn_a, "text")  # type: ignore[arg-type]
 
     def test_long_notifications_share_bytes_and_let_go_of_them(self) -> None:
         a, b = self.two.a, self.two.b
@@ -1259,23 +1270,23 @@ class TestArguments:
 
     def test_unknown_name(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'sise'"):
-            ep.send(1, 2, 3, sise=4)
+            ep.send(1, 2, 3, sise=4)  # type: ignore[call-arg]
 
     def test_twice(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match="multiple values for argument 'ptr'"):
-            ep.send(1, 2, 3, 4, src=5)
+            ep.send(1, 2, 3, 4, src=5)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="multiple values"):
-            ep.write(1, 2, ptr=3, src=3, size=4, meta=bytes(64))
+            ep.write(1, 2, ptr=3, src=3, size=4, meta=bytes(64))  # type: ignore[call-arg]
 
     def test_missing(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match="missing required argument 'meta'"):
-            ep.read(1, 2, 3, 4)
+            ep.read(1, 2, 3, 4)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="remote_gpu_idx"):
             ep.connect("127.0.0.1")
 
     def test_too_many(self, ep: p2p.Endpoint) -> None:
         with pytest.raises(TypeError, match="at most 4"):
-            ep.send(1, 2, 3, 4, 5)
+            ep.send(1, 2, 3, 4, 5)  # type: ignore[arg-type, misc]
 
     @pytest.mark.parametrize("bad", ["1", 1.0, None, [1]])
     def test_types(self, ep: p2p.Endpoint, bad: Any) -> None:

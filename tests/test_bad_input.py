@@ -269,7 +269,8 @@ class TestLengths:
 
     def test_no_pieces(self, made: Pair) -> None:
         """An empty vector succeeds or fails with a reason, and moves nothing."""
-        for name, args in (("sendv", []), ("writev", [[]]), ("readv", [[]])):
+        metas: list[tuple[str, list[Any]]] = [("sendv", []), ("writev", [[]]), ("readv", [[]])]
+        for name, args in metas:
             value, why = made.a.call("method", name, made.conn_a, [], [], [], *args, 0)
             assert value in (True, False) and (value or why)
             if value and name == "sendv":
@@ -330,7 +331,7 @@ def bad_vector(side: Any, kind: str, bad: str, conn: int, advert: bytes) -> tupl
 
 def unequal_lists(side: Any, conn: int) -> list[str]:
     """The calls that did not raise RuntimeError."""
-    lists: dict[str, list[Any]] = {
+    lists: dict[Any, list[Any]] = {
         "mrs": [side.mrs["m"]],
         "ptrs": [address(side, "m")],
         "sizes": [8],

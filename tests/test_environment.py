@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 from uccl import p2p
@@ -50,7 +51,7 @@ def test_ours_comes_before_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rdma_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Missing devices fail a connection that needs them, and the reason names the variable."""
     monkeypatch.setenv(name, "no-such")
-    settings = {"port": 0, "bind": "127.0.0.1", "transport": "verbs"}
+    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", "transport": "verbs"}
     with p2p.Endpoint(**settings) as here, p2p.Endpoint(**settings) as there:
         there.start_passive_accept()
         assert here.add_remote_endpoint(there.get_metadata()) == (False, 0)
@@ -60,6 +61,7 @@ def test_rdma_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_links_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    link: Any
     for link in ("tcpx", "nccl"):
         monkeypatch.setenv("UCCL_P2P_TRANSPORT", link)
         with pytest.raises(ValueError, match="UCCL_P2P_TRANSPORT.*set tcp"):
@@ -81,9 +83,10 @@ def test_what_has_no_effect_is_named_once() -> None:
         [sys.executable, "-W", "error", "-c", MADE],
         env=environment,
         capture_output=True,
+        text=True,
         timeout=60,
     )
-    assert ran.returncode == 1 and b"UCCL_PORT_ENTROPY" in ran.stderr
+    assert ran.returncode == 1 and "UCCL_PORT_ENTROPY" in ran.stderr
 
 
 def test_nothing_is_said_where_nothing_is_set() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from uccl import _core
 
 NAMES = ("DEVICE", "NODE", "RESERVED_SMS", "TIMEOUT_SECS", "TOKENS_AT_ONCE")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 from uccl import p2p
@@ -24,7 +24,7 @@ class Pair:
     """Two endpoints of this process, connected."""
 
     def __init__(self, transport: str) -> None:
-        settings = {"bind": "127.0.0.1", "port": 0, "transport": transport}
+        settings: dict[str, Any] = {"bind": "127.0.0.1", "port": 0, "transport": transport}
         self.a, self.b = p2p.Endpoint(**settings), p2p.Endpoint(**settings)
         ok, self.conn = self.a.add_remote_endpoint(self.b.get_metadata())
         assert ok, p2p.last_error()

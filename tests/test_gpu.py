@@ -201,7 +201,8 @@ class TestTwoProcesses:
         pair = connect(**link)
         wheres = ["cuda:0", SECOND, "pinned", "pageable", "alloc"]
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
-        names, size = [], 100_003
+        names: list[str] = []
+        size = 100_003
         for ours in wheres:
             for theirs in wheres:
                 # With one GPU, several pairs are alike.
@@ -559,8 +560,8 @@ def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatc
     with two_endpoints(link, monkeypatch) as (a, b, conn):
         here = torch.zeros(100_000, dtype=torch.uint8, device="cuda:0")
         there = torch.zeros(100_000, dtype=torch.uint8, device=SECOND)
-        at = {"pin_memory": True} if home == "pinned" else {"device": home}
-        words = torch.zeros(4, dtype=torch.int64, **at)  # type: ignore
+        at: dict[str, Any] = {"pin_memory": True} if home == "pinned" else {"device": home}
+        words = torch.zeros(4, dtype=torch.int64, **at)
         torch.cuda.synchronize("cuda:0")
         torch.cuda.synchronize(SECOND)
         (_, mr), (_, remote), (_, of_words) = a.reg(here), b.reg(there), b.reg(words)
@@ -599,8 +600,8 @@ def test_a_stream_that_waits_for_a_lost_peers_signal(
     from uccl import p2p
 
     with joined(link, monkeypatch) as (a, b, conn, back):
-        at = {"pin_memory": True} if home == "pinned" else {"device": home}
-        words = torch.zeros(4, dtype=torch.int64, **at)  # type: ignore
+        at: dict[str, Any] = {"pin_memory": True} if home == "pinned" else {"device": home}
+        words = torch.zeros(4, dtype=torch.int64, **at)
         torch.cuda.synchronize("cuda:0")
         _, mr = a.reg(words)
         _, word = a.advertise(mr, words[2:3])

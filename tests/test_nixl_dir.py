@@ -141,7 +141,7 @@ def test_many_processes_at_once(site: Site) -> None:
     command = [
         *PYTHON,
         PRINT + "print(*__import__('os').listdir(uccl.nixl_plugin_dir()))",
-        site.plugin,
+        str(site.plugin),
     ]
     started = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(12)

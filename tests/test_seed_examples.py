@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 from peer import Peer, can_make_namespaces
@@ -138,7 +138,7 @@ def test_vectors_without_torch(spawn: Callable[..., Peer], place: Place) -> None
     assert server.result() == [True, True]
 
 
-def numpy_as_torch(side: object) -> None:
+def numpy_as_torch(side: Any) -> None:
     """Adds a stand-in named ``torch`` to the example's names."""
     import types
 

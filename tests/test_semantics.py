@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 # Sizes around every limit that an implementation could have: packets, pages, frames, chunks. Rails
 # run only a few.
-SIZES = [1, 64, 4095, 4096, 65_536, 65_537, MIB - 1, MIB + 1]
+SIZES: list[Any] = [1, 64, 4095, 4096, 65_536, 65_537, MIB - 1, MIB + 1]
 SIZES += [pytest.param(size, marks=pytest.mark.rails) for size in (7, 4097, 8 * MIB + 3)]
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.gpu.peers.pairs import Python
 from bench.lib.bars import OURS
@@ -110,7 +111,7 @@ class Calls(Python):
         super().__init__()
         self.env = {**LINKS[OURS][link], "PYTHONPATH": str(folder)}
 
-    def available(self, context: NixlContext) -> str | None:
+    def available(self, context: Any) -> str | None:
         try:
             run(
                 [context.python, "-c", "import numpy; from uccl import p2p"],

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.before.peers import Build, Command, FromNixl, FromPython
 from bench.gpu import cases as gpu_cases
+from bench.gpu import rounds as gpu_rounds
 from bench.lib import bars, summary, wheels
 from bench.lib.cases import KIB, MIB, Case
 from bench.lib.paths import PYTHON, ROOT, WORK
@@ -194,7 +195,7 @@ def nixl() -> list[Case]:
 def bar(case: Case) -> bars.Bar:
     limit = {"at_least": KEPT} if case.unit == "GB/s" else {"at_most": 1 / KEPT}
     what = f"{case.title()} {bars.human(case.size)}"
-    return bars.Bar("before", what, ((bars.OURS, case),), ((BEFORE, case),), **limit)
+    return bars.Bar("before", what, ((bars.OURS, case),), ((BEFORE, case),), **limit)  # type: ignore[arg-type]
 
 
 def main() -> int:
@@ -207,7 +208,7 @@ def main() -> int:
     context = NixlContext(
         seconds=options.seconds,
         uccl_bin=options.uccl_bin,
-        gpus=tuple(int(gpu) for gpu in options.gpus.split(",")),
+        gpus=gpu_rounds.gpus(options),
         python=options.python,
     )
     running, said = present(builds, [build.name for build in builds], context)

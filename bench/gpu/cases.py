@@ -89,7 +89,7 @@ def _gpu_bars() -> list[Bar]:
                     f"GPU to GPU {op} {human(size)} / {words}",
                     _ours(case),
                     raw(case),
-                    **limit,
+                    **limit,  # type: ignore[arg-type]
                 )
             )
     return bars

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -51,9 +52,10 @@ def parse(made: argparse.ArgumentParser, cases: ModuleType, known: list[str]) ->
     return options
 
 
-def gpus(options: argparse.Namespace) -> tuple[int, ...]:
+def gpus(options: argparse.Namespace) -> tuple[int, int]:
     """The GPU of the side that measures, and of the other."""
-    return tuple(int(number) for number in options.gpus.split(","))
+    ours, theirs = options.gpus.split(",")
+    return int(ours), int(theirs)
 
 
 def unpacked(options: argparse.Namespace) -> dict[str, Path]:
@@ -66,7 +68,9 @@ def unpacked(options: argparse.Namespace) -> dict[str, Path]:
     return folders
 
 
-def run(options: argparse.Namespace, context: Context, every: list[Peer], cases: ModuleType) -> int:
+def run(
+    options: argparse.Namespace, context: Context, every: Sequence[Peer], cases: ModuleType
+) -> int:
     """Measures, prints and keeps everything; the exit status."""
     running, said = present(every, options.peers, context)
     # One case at a time, so that all peers measure it within a few seconds.

@@ -1,6 +1,7 @@
 """Cases and samples. A case is one thing that every peer is asked to do; a sample is one answer."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -66,7 +67,7 @@ class Sample:
     case: Case
     value: float
     #: The conditions, such as transfers in flight and the congestion control in force.
-    detail: dict[str, object] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 def human(size: int) -> str:

@@ -10,8 +10,10 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,11 +61,15 @@ def why_not(
     return lines[-1] if lines else f"exit status {done.returncode}"
 
 
+#: A program and its arguments.
+Command = Sequence["str | int | Path"]
+
+
 class Process:
     """A child in a process group of its own; leaving the `with` block ends the whole group."""
 
     def __init__(
-        self, command: list[str], env: dict[str, str] | None = None, stdin: str | None = None
+        self, command: Command, env: dict[str, str] | None = None, stdin: str | None = None
     ):
         self.command = [str(word) for word in command]
         self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
@@ -124,7 +130,7 @@ class Process:
 class Conversation:
     """A child in a process group of its own that answers lines of JSON; ended with its whole group."""
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None):
+    def __init__(self, command: Command, env: dict[str, str] | None = None):
         self._errors = tempfile.TemporaryFile("w+", errors="replace")
         self._child = subprocess.Popen(
             [str(word) for word in command],
@@ -140,7 +146,7 @@ class Conversation:
         self._heard: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, message: object, limit_s: float) -> object:
+    def ask(self, message: object, limit_s: float) -> Any:
         """The answer to a message; past `limit_s` seconds, or if it ends first, it is killed and `Failed` raised."""
         try:
             self._child.stdin.write(json.dumps(message) + "\n")
@@ -177,7 +183,7 @@ class Conversation:
 
 
 def run(
-    command: list[str],
+    command: Command,
     *,
     limit_s: float,
     env: dict[str, str] | None = None,

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from bench.lib import report
@@ -30,7 +31,7 @@ def say(text: str) -> None:
 
 
 def present(
-    every: list[Peer], wanted: list[str], context: Context
+    every: Sequence[Peer], wanted: list[str], context: Context
 ) -> tuple[list[Peer], dict[str, dict[str, str]]]:
     """The peers that can run here, and of every peer its version or the reason for its absence."""
     running, said = [], {}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.lib.cases import Case, Sample
 from bench.lib.proc import Failed
@@ -31,18 +32,21 @@ class Context:
 
 
 class Peer:
-    """Something that moves bytes and can be asked how fast."""
+    """Something that moves bytes and can be asked how fast.
+
+    Each folder of benches has a context of its own.
+    """
 
     #: The name in the tables.
     name: str = ""
     #: The Python package to install, for the list of versions.
     distribution: str = ""
 
-    def available(self, context: Context) -> str | None:
+    def available(self, context: Any) -> str | None:
         """None when it can run here, else why not."""
         raise NotImplementedError
 
-    def version(self, context: Context) -> str:
+    def version(self, context: Any) -> str:
         """Its version as it calls itself."""
         raise NotImplementedError
 
@@ -50,7 +54,7 @@ class Peer:
         """Whether it supports the case."""
         raise NotImplementedError
 
-    def measure(self, cases: list[Case], context: Context) -> list[Sample]:
+    def measure(self, cases: list[Case], context: Any) -> list[Sample]:
         """Measures cases of one group, one sample each; raises `Failed` with the reason."""
         raise NotImplementedError
 

@@ -55,7 +55,7 @@ class Ucx(Peer):
             env = {**self._env(self._transports(case)), **pin.env}
             port = free_port()
             binary = self._home() / "bin" / "ucx_perftest"
-            arguments = [
+            arguments: list[str | int] = [
                 "-t",
                 test,
                 "-s",

@@ -24,7 +24,7 @@ from uccl import p2p
 PATIENCE_S = 60
 
 
-def endpoint(link: str) -> p2p.Endpoint:
+def endpoint(link: Any) -> p2p.Endpoint:
     return p2p.Endpoint(transport=link, bind="127.0.0.1", port=0)
 
 

@@ -70,7 +70,7 @@ def measure(
     torch.cuda.set_device(gpus[0])
     memory = torch.zeros(64, dtype=torch.int64, device="cuda")
     seen = torch.zeros(2, dtype=torch.int64, device="cuda")
-    watch = torch.cuda._compile_kernel(KERNEL, "watch")  # type: ignore
+    watch = torch.cuda._compile_kernel(KERNEL, "watch")
     clock_khz = torch.cuda.get_device_properties(gpus[0]).clock_rate
     found = []
     with p2p.Endpoint(gpus[0], bind="127.0.0.1") as endpoint:

@@ -25,11 +25,11 @@ import random
 import socket
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Callable
+from typing import Any, Callable, Literal
 
 import numpy as np
 
-LINK = "tcp"
+LINK: Literal["tcp"] = "tcp"
 SIZE = 64
 PATIENCE_S = 30
 WAITS = ("call", "poll", "sleep")
@@ -129,7 +129,7 @@ class Ours:
             # No call receives a write: workers place the bytes.
             last = self.number % 255 + 1 if self.answers else self.number
             rest = 0 if self.wait == "poll" else 5e-6
-            self.until(lambda: self.come[SIZE - 1] == last or bool(time.sleep(rest)))
+            self.until(lambda: self.come[SIZE - 1] == last or slept(rest))
 
     def ended(self, transfer: int) -> bool:
         ok, done = self.ep.poll_async(transfer)
@@ -171,6 +171,12 @@ def serve(pipe: Connection, op: str, wait: str, count: int, pauses: bool) -> Non
     pipe.send("ready")
     back_and_forth(side, False, count, pauses, 2)
     pipe.recv()
+
+
+def slept(seconds: float) -> bool:
+    """Sleeps, and is false."""
+    time.sleep(seconds)
+    return False
 
 
 def endpoint(wait: str) -> Any:

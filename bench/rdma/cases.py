@@ -68,7 +68,7 @@ def _kv(iovs: int) -> Case:
 
 
 def _beside(section: str, words: str, case: Case, peer: str, **limit: float) -> Bar:
-    return Bar(section, words, ((OURS, case),), ((peer, case),), **limit)
+    return Bar(section, words, ((OURS, case),), ((peer, case),), **limit)  # type: ignore[arg-type]
 
 
 def _second_rail(results: Results) -> Bar:

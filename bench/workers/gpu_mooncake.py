@@ -1,5 +1,7 @@
 """Two Mooncake transfer engines with its NVLink path within a host, synchronous calls, no metadata server."""
 
+from typing import Any
+
 import gpu_pair
 import torch  # noqa: F401  (brings CUDA's runtime, which the engine is linked to)
 from mooncake.engine import TransferEngine
@@ -42,13 +44,13 @@ class Initiator(gpu_pair.Initiator):
         super().__init__(hello)
         self.engine = engine(self.gpu)
 
-    def connect(self, introduction: object) -> None:
+    def connect(self, introduction: Any) -> None:
         self.name = introduction
 
     def made(self, kind: str, memory: gpu_pair.Memory) -> None:
         register(self, memory)
 
-    def prepare(self, case: dict, offer: object):
+    def prepare(self, case: dict, offer: Any):
         memory, size, count = self.local(case), case["size"], case["iovs"]
         me = self.engine
         if count == 1:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import gpu_pair
 import torch
@@ -54,7 +55,7 @@ class Target(gpu_pair.Target):
 
 
 class Initiator(gpu_pair.Initiator):
-    def connect(self, introduction: object) -> None:
+    def connect(self, introduction: Any) -> None:
         import socket
 
         with socket.socket() as probe:
@@ -64,7 +65,7 @@ class Initiator(gpu_pair.Initiator):
         join(self.gpu, 0, port)
         self.heard()
 
-    def prepare(self, case: dict, offer: object):
+    def prepare(self, case: dict, offer: Any):
         self.parts = pieces(self.local(case), case)
 
         def transfer() -> None:

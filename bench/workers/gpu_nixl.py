@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gpu_pair
 from nixl._api import nixl_agent, nixl_agent_config
@@ -59,7 +60,7 @@ class Initiator(gpu_pair.Initiator):
     def made(self, kind: str, memory: gpu_pair.Memory) -> None:
         register(self, kind, memory)
 
-    def prepare(self, case: dict, offer: object):
+    def prepare(self, case: dict, offer: Any):
         if offer["agent"] not in self.known:
             self.name = self.agent.add_remote_agent(base64.b64decode(offer["agent"]))
             self.known.add(offer["agent"])
@@ -95,7 +96,7 @@ class Initiator(gpu_pair.Initiator):
         if not cost:
             return super().timed(transfer, case)
         clock = time.perf_counter_ns
-        took = []
+        took: list[int] = []
         end = clock() + case["seconds"] * 1e9
         while clock() < end or len(took) < 3:
             start = clock()

@@ -12,6 +12,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pair
 
@@ -165,7 +167,7 @@ class Target(Side):
         threading.Thread(target=read, daemon=True).start()
         while line := self._next(lines):
             told = json.loads(line)
-            pair.answer(attempt(lambda told=told: getattr(self, "do_" + told["do"])(told)))
+            pair.answer(attempt(partial(getattr(self, "do_" + told["do"]), told)))
 
     def _next(self, lines: "queue.Queue[str]") -> str:
         while self.busy and self.progress is not None:
@@ -193,10 +195,10 @@ class Initiator(Side):
         self.other = pair.Target(hello)
         self._seed = 0
 
-    def connect(self, introduction: object) -> None:
+    def connect(self, introduction: Any) -> None:
         """Meets the target."""
 
-    def prepare(self, case: dict, offer: object) -> Callable[[], object]:
+    def prepare(self, case: dict, offer: Any) -> Callable[[], object]:
         """One transfer of a case, as a call that returns when it is done and raises when it failed."""
         raise NotImplementedError
 
@@ -206,12 +208,12 @@ class Initiator(Side):
     def timed(self, transfer: Callable[[], object], case: dict) -> dict:
         return pair.measure(transfer, case, case["seconds"])
 
-    def ask(self, do: str, **told: object) -> object:
+    def ask(self, do: str, **told: object) -> Any:
         """The target's answer to a request."""
         self.other.say({"do": do, **told})
         return self.heard()
 
-    def heard(self) -> object:
+    def heard(self) -> Any:
         said = self.other.hear()
         if "error" in said:
             raise RuntimeError(f"the target: {said['error']}")
@@ -243,7 +245,7 @@ class Initiator(Side):
         pair.answer(attempt(lambda: self.connect(self.heard())))
         for line in sys.stdin:
             case = json.loads(line)
-            answer = attempt(lambda case=case: self.measure(case))
+            answer = attempt(partial(self.measure, case))
             pair.answer(answer.get("value") or answer)
 
 

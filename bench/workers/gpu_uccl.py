@@ -3,6 +3,7 @@ time."""
 
 import base64
 from collections.abc import Callable
+from typing import Any
 
 import gpu_pair
 from uccl import p2p
@@ -51,7 +52,7 @@ def registered(endpoint: p2p.Endpoint, memory: gpu_pair.Memory) -> int:
 
 
 class Initiator(gpu_pair.Initiator):
-    def connect(self, introduction: object) -> None:
+    def connect(self, introduction: Any) -> None:
         self.regions: dict[str, int] = {}
         self.endpoint = p2p.Endpoint(self.gpu, port=0, bind="127.0.0.1")
         ip, port, gpu = self.endpoint.parse_metadata(base64.b64decode(introduction))
@@ -64,17 +65,19 @@ class Initiator(gpu_pair.Initiator):
     def made(self, kind: str, memory: gpu_pair.Memory) -> None:
         self.regions[kind] = registered(self.endpoint, memory)
 
-    def prepare(self, case: dict, offer: object):
+    def prepare(self, case: dict, offer: Any):
         memory, size, count = self.local(case), case["size"], case["iovs"]
         adverts = [base64.b64decode(advert) for advert in offer]
         region = self.regions[memory.kind]
+        call: Callable[..., bool]
+        arguments: tuple[Any, ...]
         if case["op"] == "send":
             call, arguments = self.endpoint.send, (self.conn, region, memory.address, size)
         elif count == 1:
-            call = {"write": self.endpoint.write, "read": self.endpoint.read}[case["op"]]
+            call = self.endpoint.write if case["op"] == "write" else self.endpoint.read
             arguments = (self.conn, region, memory.address, size, adverts[0])
         else:
-            call = {"write": self.endpoint.writev, "read": self.endpoint.readv}[case["op"]]
+            call = self.endpoint.writev if case["op"] == "write" else self.endpoint.readv
             places = gpu_pair.addresses(memory.address, case)
             arguments = (self.conn, [region] * count, places, [size] * count, adverts, count)
 

@@ -1,6 +1,8 @@
 """UCCL's own wheel: its calls between two processes of one host, blocking, one GPU a process."""
 
 import base64
+from collections.abc import Callable
+from typing import Any
 
 import gpu_pair
 import torch
@@ -45,7 +47,7 @@ class Target(gpu_pair.Target):
 
 
 class Initiator(gpu_pair.Initiator):
-    def connect(self, introduction: object) -> None:
+    def connect(self, introduction: Any) -> None:
         self.endpoint = endpoint(self.gpu)
         memory = self.memory("gpu")
         self.endpoint.reg(memory.address, memory.array.nbytes)
@@ -56,10 +58,12 @@ class Initiator(gpu_pair.Initiator):
         if not ok:
             raise RuntimeError("connect_local failed")
 
-    def prepare(self, case: dict, offer: object):
+    def prepare(self, case: dict, offer: Any):
         size, count = case["size"], case["iovs"]
         infos = [base64.b64decode(info) for info in offer]
         places = gpu_pair.addresses(self.memory("gpu").address, case)
+        call: Callable[..., bool]
+        arguments: tuple[Any, ...]
         if count == 1:
             call = {"write": self.endpoint.write_ipc, "read": self.endpoint.read_ipc}[case["op"]]
             arguments = (self.conn, places[0], size, infos[0])

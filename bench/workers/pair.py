@@ -78,7 +78,7 @@ def measure(transfer, case: dict, seconds: float, exactly: int | None = None) ->
     """
     transfer()
     clock = time.perf_counter
-    took = []
+    took: list[float] = []
     start = now = clock()
     while len(took) < exactly if exactly else now - start < seconds or len(took) < 3:
         transfer()

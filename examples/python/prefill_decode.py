@@ -195,7 +195,7 @@ def decoding(pipe, prompts):
                 for layer, mr in enumerate(regions)
             ]
             pipe.send((prompt, adverts))
-            arrived = []
+            arrived: list[bytes] = []
             while len(arrived) < LAYERS:
                 arrived += [payload for _, payload in endpoint.wait_notifs(timeout=60)]
             if sorted(arrived) != [b"layer %d" % layer for layer in range(LAYERS)]:
@@ -229,7 +229,8 @@ def main():
     ]
     for process in processes:
         process.start()
-    theirs.close(), others.close()
+    theirs.close()
+    others.close()
     try:
         to_decode.send(to_prefill.recv())
         for prompt, expected in zip(prompts, alone(prompts)):

@@ -59,7 +59,8 @@ def infer(pipe):
         pipe.send(
             (endpoint.get_metadata(), [endpoint.get_serialized_descs(room) for room in descs])
         )
-        version, said = 0, {}
+        version = 0
+        said: dict[int, set[tuple[int, ...]]] = {}
         while version < VERSIONS:
             # Answers a request with the weights of one version, though another may be arriving.
             said.setdefault(version, set()).add(tuple(answer(rooms[version % 2])))

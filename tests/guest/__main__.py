@@ -45,7 +45,7 @@ import time
 from machine import Guest
 from shell import FAILED, GuestError
 
-from kernels import prepare
+from kernels import prepare  # type: ignore[attr-defined]
 
 HANGS_AFTER_S = 180
 """A guest enforces the time limit itself. After these seconds beyond the limit it counts as

@@ -306,7 +306,7 @@ class AgentSide(Side):
 
     # Memory; ``get``, ``fill`` and ``guards`` are inherited from Side.
 
-    def buf(self, name: str, buffer: str, size: int, fill: int = 0, seed: int | None = None) -> int:  # type: ignore[override]
+    def buf(self, name: str, buffer: str, size: int, fill: int = 0, seed: int | None = None) -> int:
         """Makes and registers memory; returns its address."""
         import numpy as np
 
@@ -392,8 +392,8 @@ class AgentSide(Side):
         """``count`` threads write one part each, at the same time. Returns their states."""
 
         def write(i: int) -> str:
-            piece = [[(base + i * size, size, 0)] for base in (here, there)]
-            key = self.prepare(name, "WRITE", *piece, owner, b"")
+            mine, theirs = ([(base + i * size, size, 0)] for base in (here, there))
+            key = self.prepare(name, "WRITE", mine, theirs, owner, b"")
             return self.run_transfer(name, key, 30)
 
         with ThreadPoolExecutor(count) as threads:
@@ -425,7 +425,7 @@ class AgentSide(Side):
 
     # Notifications.
 
-    def notifs(self, name: str, count: int, seconds: float) -> dict[str, list[bytes]]:  # type: ignore[override]
+    def notifs(self, name: str, count: int, seconds: float) -> dict[str, list[bytes]]:
         agent = self.agents[name]
         end = time.monotonic() + seconds
         while True:
