@@ -2,16 +2,21 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::{
     done::Done,
     python::{self, Wanted},
     shell::Program,
+    tree,
 };
 
 /// The linter and formatter of Python.
 const RUFF: &str = "ruff==0.14.5";
+/// The checker of types in Python, and the package whose types tests use.
+const MYPY: &[&str] = &["mypy==1.18.2", "pytest==8.4.2"];
+/// Code for the oldest Python. `bench` needs a newer one.
+const TYPED: &[&str] = &["python/uccl", "python/build", "tests", "examples/python", "examples/moe"];
 
 pub(crate) fn fmt() -> Result<()> {
     Program::cargo(&["fmt", "--all", "--check"]).run()
@@ -59,11 +64,60 @@ pub(crate) fn ruff() -> Result<Done> {
     Ok(Done::default())
 }
 
-/// Makes the linter's environment, unless it is there.
+/// Types of Python, as pyproject.toml asks for.
+pub(crate) fn mypy() -> Result<Done> {
+    if let Some(reason) = python::lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let folder = match mypy_environment()? {
+        Ok(folder) => folder,
+        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+    };
+    let cache = tree::scratch().join("mypy-cache");
+    let mypy = |options: &[&str], files: &[&str]| {
+        let program = Program::new(folder.join("bin/mypy")).args(["--no-error-summary"]);
+        let program = program.args(["--cache-dir".as_ref(), cache.as_os_str()]);
+        program.args(options).args(files).run()
+    };
+    mypy(&[], TYPED)?;
+    mypy(&["--python-version", "3.11"], &["bench"])?;
+    Ok(Done::default())
+}
+
+/// Compares the types of the extension module with the module in the wheel.
+pub(crate) fn stubtest() -> Result<Done> {
+    if let Some(reason) = python::lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let folder = match mypy_environment()? {
+        Ok(folder) => folder,
+        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+    };
+    let allowed = tree::root().join("crates/uccl-py/stubs/allowed.txt");
+    let (well, packages) = Program::new(python::with_wheel()?).args(["-c", SITE]).ask()?;
+    ensure!(well, "the folder of the wheel: {packages}");
+    // In a folder without sources, so that it finds only the wheel's.
+    let test = Program::new(folder.join("bin/stubtest")).args(["uccl._core", "--allowlist"]);
+    let test = test.args([allowed.as_os_str()]).env("PYTHONPATH", packages.trim());
+    let test = test.env("MYPYPATH", packages.trim()).in_folder(&folder);
+    let (well, said) = test.ask()?;
+    ensure!(well, "{said}");
+    Ok(Done::default())
+}
+
+/// Prints the folder of the packages.
+const SITE: &str = "import sysconfig; print(sysconfig.get_path('platlib'))";
+
+/// Makes the linters' environments, unless they are there.
 pub(crate) fn fetch() -> Result<()> {
-    ruff_environment().map(drop)
+    ruff_environment().map(drop)?;
+    mypy_environment().map(drop)
 }
 
 fn ruff_environment() -> Result<Result<PathBuf, String>> {
     python::environment_of("ruff", &Wanted::alone(&[RUFF]))
+}
+
+fn mypy_environment() -> Result<Result<PathBuf, String>> {
+    python::environment_of("mypy", &Wanted { whole: MYPY, ..Wanted::default() })
 }

@@ -220,6 +220,13 @@ const STEPS: &[Step] = &[
         about: "formatting and imports of Python, unused and undefined names",
         run: |_| lint::ruff(),
     },
+    Step { name: "mypy", group: Group::Python, about: "types of Python", run: |_| lint::mypy() },
+    Step {
+        name: "stubtest",
+        group: Group::Python,
+        about: "whether the extension module has the types that it is said to have",
+        run: |_| lint::stubtest(),
+    },
     Step {
         name: "pytest",
         group: Group::Python,
@@ -400,7 +407,10 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(
             chosen(&["python"]),
-            ["tools", "wheel", "ruff", "pytest", "nixl", "ep", "examples", "rails"]
+            [
+                "tools", "wheel", "ruff", "mypy", "stubtest", "pytest", "nixl", "ep", "examples",
+                "rails"
+            ]
         );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
