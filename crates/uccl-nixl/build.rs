@@ -1,5 +1,5 @@
-//! Compiles the C++ side. Without a C++ compiler the crate builds without its entry points, and says so: NIXL then
-//! finds no plugin in the library, and everything else of the project works.
+//! Compiles the C++ side. Without a C++ compiler the crate builds without its entry points, and
+//! says so: NIXL then finds no plugin in the library, and everything else of the project works.
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(no_cxx)");

@@ -34,8 +34,8 @@ pub use self::{
 pub struct Faults {
     /// Most bytes under way: beyond it, a sender finds the pipe full. At least 1.
     pub capacity_bytes: usize,
-    /// Most bytes that one send or receive moves; each moves a random number of bytes up to this. At
-    /// least 1.
+    /// Most bytes that one send or receive moves; each moves a random number of bytes up to this.
+    /// At least 1.
     pub split_bytes: usize,
     /// The bytes of a send show after a random number of empty receives, at most this.
     pub delay_polls: u32,

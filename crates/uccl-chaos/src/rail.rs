@@ -45,8 +45,9 @@ pub struct RailFaults {
     pub break_permille: u32,
     /// Probability in per cent that memory is refused, unless it is pinned.
     pub refuse_memory_percent: u32,
-    /// Peers reach memory over a channel by a key that is made for that channel, is of use there only, and ends with it.
-    /// Libfabric calls that `FI_MR_ENDPOINT` (fi_mr(3)); its provider `cxi` demands it.
+    /// Peers reach memory over a channel by a key that is made for that channel, is of use there
+    /// only, and ends with it. Libfabric calls that `FI_MR_ENDPOINT` (fi_mr(3)); its provider `cxi`
+    /// demands it.
     pub keys_of_channels: bool,
 }
 
@@ -441,7 +442,8 @@ impl Network {
         Ok(())
     }
 
-    /// The address that a key and an address of this network name, if a peer may access it so over this end.
+    /// The address that a key and an address of this network name, if a peer may access it so over
+    /// this end.
     fn locate(&self, end: u64, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
         let Known { span, rights, peers } = self.memory.get(&key)?;
         match peers {

@@ -603,7 +603,8 @@ mod tests {
             addr in prop_oneof![0..1000u64, any::<u64>(), u64::MAX - 100..=u64::MAX],
             len in prop_oneof![0..1000u64, any::<u64>()],
         ) {
-            let (b, s, a, l) = (u128::from(base), u128::from(size), u128::from(addr), u128::from(len));
+            let (b, s) = (u128::from(base), u128::from(size));
+            let (a, l) = (u128::from(addr), u128::from(len));
             let inside = a >= b && a + l <= b + s;
             let expected = if inside { Ok(addr - base) } else { Err(AccessError::OutOfBounds) };
             prop_assert_eq!(offset_within(base, size, addr, len), expected);

@@ -1,5 +1,5 @@
-//! A channel: an endpoint with an address vector and a completion queue of its own, so that dropping the channel ends
-//! all its requests.
+//! A channel: an endpoint with an address vector and a completion queue of its own, so that
+//! dropping the channel ends all its requests.
 
 use std::{
     cell::UnsafeCell,
@@ -35,17 +35,19 @@ use super::{
 
 /// Longer requests are cut into parts of this many bytes.
 const CHUNK: u64 = 1 << 20;
-/// Most bytes in flight. Enough for a network of 400 Gbit/s with more latency than such networks have, and for the
-/// sockets of a host.
+/// Most bytes in flight. Enough for a network of 400 Gbit/s with more latency than such networks
+/// have, and for the sockets of a host.
 const WINDOW: u64 = 8 << 20;
 /// Slots for probes, in addition to those for requests.
 const PROBES: usize = 4;
-/// How many reads of [`READ_AT_ONCE`] completions one poll makes at most, so that other channels get their turn.
+/// How many reads of [`READ_AT_ONCE`] completions one poll makes at most, so that other channels
+/// get their turn.
 const READS: usize = 16;
 /// Most raw keys of a peer that are mapped at a time.
 const MAX_RAW_KEYS: usize = 1 << 16;
-/// How long a drop waits for requests to end, with providers that demand it. A killed lane over rails waits a little longer for its
-/// channels, so that the operations of a peer that stands still end with it too.
+/// How long a drop waits for requests to end, with providers that demand it. A killed lane over
+/// rails waits a little longer for its channels, so that the operations of a peer that stands still
+/// end with it too.
 const DRAIN: Duration = Duration::from_millis(700);
 /// How soon to look again when the provider had no room.
 const RETRY: Duration = Duration::from_millis(1);
@@ -81,8 +83,8 @@ pub(super) struct LibfabricChannel {
     domain: Arc<Domain>,
 }
 
-// SAFETY: one thread at a time calls a channel, and the library's objects are not tied to a thread. Its pointers point
-// to its own objects and memory.
+// SAFETY: one thread at a time calls a channel, and the library's objects are not tied to a thread.
+// Its pointers point to its own objects and memory.
 unsafe impl Send for LibfabricChannel {}
 
 /// The peer's end.
@@ -92,7 +94,8 @@ struct Peer {
     probe_key: u64,
 }
 
-/// Two words of registered memory. The peer's probes write to the first; our probes send the second.
+/// Two words of registered memory. The peer's probes write to the first; our probes send the
+/// second.
 struct Scratch {
     region: Region,
     words: Box<UnsafeCell<[u64; 2]>>,
@@ -177,8 +180,8 @@ impl LibfabricChannel {
         Ok(())
     }
 
-    /// Gives a request to the provider. If the provider has no room, drives it and tries once more. True unless there
-    /// is still no room.
+    /// Gives a request to the provider. If the provider has no room, drives it and tries once more.
+    /// True unless there is still no room.
     fn submit(&mut self, slot: u32, request: &Request, more: bool) -> Result<bool, RailError> {
         for more in [more, false] {
             let posting = Posting {
@@ -325,7 +328,8 @@ impl LibfabricChannel {
             if left == 0 || start.elapsed() >= DRAIN {
                 return left;
             }
-            // A failed request has freed its slot, and the channel keeps the error. The others may still end.
+            // A failed request has freed its slot, and the channel keeps the error. The others may
+            // still end.
             let _ = self.drive();
             std::thread::yield_now();
         }
@@ -349,8 +353,8 @@ impl LibfabricChannel {
         reads > 0
     }
 
-    /// Leaves endpoint, queue and all that they touch until the process ends. Nobody drives them any more: nothing
-    /// lands in the memory of their requests.
+    /// Leaves endpoint, queue and all that they touch until the process ends. Nobody drives them
+    /// any more: nothing lands in the memory of their requests.
     fn keep(&mut self) {
         self.endpoint.keep();
         self.queue.keep();
@@ -428,8 +432,8 @@ impl Channel for LibfabricChannel {
         self.limits
     }
 
-    /// Writes one word to a word that the peer's end keeps for this. Providers differ in how they treat writes of no
-    /// length, and a message would need a receiver.
+    /// Writes one word to a word that the peer's end keeps for this. Providers differ in how they
+    /// treat writes of no length, and a message would need a receiver.
     fn probe(&mut self, tag: u64) -> Result<(), RailError> {
         self.alive()?;
         self.peer()?;
@@ -453,7 +457,8 @@ impl Channel for LibfabricChannel {
                 self.accept(*request, at < last)?;
                 continue;
             }
-            // Providers differ in how they treat requests of no length, and there is nothing to move.
+            // Providers differ in how they treat requests of no length, and there is nothing to
+            // move.
             let result = if request.local.len == 0 {
                 Ok(())
             } else {
@@ -498,8 +503,9 @@ impl Channel for LibfabricChannel {
         }
     }
 
-    /// If the provider ties registrations to endpoints (`FI_MR_ENDPOINT`: `cxi`), a registration for this channel's
-    /// endpoint has to be made. It ends with `registration` or with the channel. That was never run.
+    /// If the provider ties registrations to endpoints (`FI_MR_ENDPOINT`: `cxi`), a registration
+    /// for this channel's endpoint has to be made. It ends with `registration` or with the channel.
+    /// That was never run.
     fn export(&mut self, registration: &dyn Registration) -> Export {
         let Some(borrower) = &self.borrower else {
             return Export::Known(registration.remote_key());
@@ -521,9 +527,10 @@ impl Channel for LibfabricChannel {
         self.queue.fd()
     }
 
-    /// If the provider gives no descriptor (`shm`, `cxi` in most versions), the channel is served only because a
-    /// sleeper wakes to look. While the channel is idle, that happens a thousand times a second, which costs about 1%
-    /// of a CPU and up to 1 ms of the peer's first request. While there are requests, it happens as often as it can.
+    /// If the provider gives no descriptor (`shm`, `cxi` in most versions), the channel is served
+    /// only because a sleeper wakes to look. While the channel is idle, that happens a thousand
+    /// times a second, which costs about 1% of a CPU and up to 1 ms of the peer's first request.
+    /// While there are requests, it happens as often as it can.
     fn wake_in(&self, now: Instant) -> Option<Duration> {
         let busy = self.slots.busy() > 0;
         let look = match self.queue.fd() {

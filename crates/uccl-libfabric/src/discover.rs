@@ -99,8 +99,8 @@ impl Offer {
     }
 }
 
-/// One-sided access in both directions, and nothing else: with messages, `cxi` keeps 36 MiB of locked memory for each
-/// endpoint.
+/// One-sided access in both directions, and nothing else: with messages, `cxi` keeps 36 MiB of
+/// locked memory for each endpoint.
 const CAPS_OF_A_RAIL: u64 =
     raw::FI_RMA | raw::FI_READ | raw::FI_WRITE | raw::FI_REMOTE_READ | raw::FI_REMOTE_WRITE;
 
@@ -155,8 +155,8 @@ pub(super) fn choose(
     chosen.into_iter().map(Info::to_list).collect()
 }
 
-/// Asks the library for offers that a rail can use. Hints for GPU memory and queue sizes, which a provider may not
-/// support, are left out one after another until there is an offer.
+/// Asks the library for offers that a rail can use. Hints for GPU memory and queue sizes, which a
+/// provider may not support, are left out one after another until there is an offer.
 fn query(
     library: &'static Library,
     settings: &LibfabricSettings,

@@ -80,7 +80,8 @@ impl Domain {
         })
     }
 
-    /// A lock to hold during each call into the provider. None if the provider itself is thread-safe.
+    /// A lock to hold during each call into the provider. None if the provider itself is
+    /// thread-safe.
     pub(super) fn serialize(&self) -> Option<MutexGuard<'_, ()>> {
         self.serial.as_ref().map(Mutex::lock)
     }

@@ -44,7 +44,8 @@ impl Endpoint {
         let open = open.ok_or_else(|| domain.error("fi_endpoint", libc::ENOSYS))?;
         let av = open_av(domain).map_err(fail("fi_av_open"))?;
         let (info, owner) = (domain.info.as_ptr(), domain.object().as_ptr());
-        // SAFETY: domain and info live on, and the call only reads the info; it makes an endpoint or fails.
+        // SAFETY: domain and info live on, and the call only reads the info; it makes an endpoint
+        // or fails.
         let ep =
             unsafe { Object::<raw::Ep>::made(|made| open(owner, info, made, ptr::null_mut())) };
         let ep = ep.map_err(fail("fi_endpoint"))?;
@@ -90,8 +91,8 @@ impl Endpoint {
         // SAFETY: no more than the buffer's length is copied, between different places.
         unsafe { ptr::copy_nonoverlapping(name.as_ptr(), first, bytes) };
         let (mut peer, none) = (raw::FI_ADDR_NOTAVAIL, ptr::null_mut());
-        // SAFETY: the vector is open, one name of the provider's own format and length lies there, and
-        // one answer has room.
+        // SAFETY: the vector is open, one name of the provider's own format and length lies there,
+        // and one answer has room.
         let count = unsafe { insert(self.av.as_ptr(), first.cast(), 1, &raw mut peer, 0, none) };
         match count {
             1 if peer != raw::FI_ADDR_NOTAVAIL => Ok(peer),
@@ -106,8 +107,9 @@ impl Endpoint {
     /// The negative error code that the call returned: -[`libc::EAGAIN`] if there is no room.
     ///
     /// # Safety
-    /// The local memory must stay valid and registered until the request has ended, and the descriptor must be that
-    /// memory's. The context must have room for the provider's notes for as long.
+    /// The local memory must stay valid and registered until the request has ended, and the
+    /// descriptor must be that memory's. The context must have room for the provider's notes for as
+    /// long.
     pub(super) unsafe fn post(
         &self,
         domain: &Domain,
@@ -208,9 +210,9 @@ fn forbid(ep: &Object<raw::Ep>, option: c_int) -> Result<(), i32> {
     checked(unsafe { set(ep.fid(), raw::FI_OPT_ENDPOINT, option, (&raw const off).cast(), len) })
 }
 
-/// Gives an endpoint, not enabled yet, a name that none has had, if the provider allows that. `shm` makes names from
-/// process ids, and leaves files of these names behind when a process is killed: the next process with that id could
-/// not enable an endpoint.
+/// Gives an endpoint, not enabled yet, a name that none has had, if the provider allows that. `shm`
+/// makes names from process ids, and leaves files of these names behind when a process is killed:
+/// the next process with that id could not enable an endpoint.
 fn rename(ep: &Object<raw::Ep>) -> Result<(), i32> {
     // SAFETY: an open endpoint's table is the provider's for as long.
     let set = unsafe { ep.get().cm.as_ref() }.and_then(|ops| ops.setname);
@@ -221,15 +223,17 @@ fn rename(ep: &Object<raw::Ep>) -> Result<(), i32> {
     let mut name = given;
     while name.pop_if(|end| *end == 0).is_some() {}
     name.extend(format!(":{random:016x}\0").bytes());
-    // SAFETY: the endpoint is open and not enabled; the name ends with a zero and is as long as is said.
+    // SAFETY: the endpoint is open and not enabled; the name ends with a zero and is as long as is
+    // said.
     match unsafe { set(ep.fid(), name.as_mut_ptr().cast(), name.len()) } {
         code if code < 0 && code != -libc::ENOSYS => Err(code),
         _ => Ok(()),
     }
 }
 
-/// Checks that bytes from a peer could be the name of an endpoint of the provider that named ours `own`. Providers do
-/// not check: they read as many bytes as their names have, or text up to its end.
+/// Checks that bytes from a peer could be the name of an endpoint of the provider that named ours
+/// `own`. Providers do not check: they read as many bytes as their names have, or text up to its
+/// end.
 fn check_name(format: u32, name: &[u8], own: &[u8]) -> Result<(), &'static str> {
     if format == raw::FI_ADDR_STR {
         return check_text_name(name, own);

@@ -29,8 +29,8 @@ pub(super) struct Report<'a> {
 /// `IBV_WC_LOC_PROT_ERR` and `IBV_WC_REM_ACCESS_ERR` of verbs.h.
 const VERBS_LOCAL_PROTECTION: i32 = 4;
 const VERBS_REMOTE_ACCESS: i32 = 10;
-/// The numbers of `C_RC_PTLTE_NOT_FOUND` to `C_RC_PERM_VIOLATION` in Slingshot's driver are not public. So `cxi`'s
-/// errors about keys and ranges are recognised by these words in the message.
+/// The numbers of `C_RC_PTLTE_NOT_FOUND` to `C_RC_PERM_VIOLATION` in Slingshot's driver are not
+/// public. So `cxi`'s errors about keys and ranges are recognised by these words in the message.
 const CXI_ACCESS: &[&str] = &["PTLTE", "ENTRY_NOT_FOUND", "NO_MATCH", "PERM", "BOUNDS", "TRUNC"];
 
 pub(super) fn judge(report: Report<'_>) -> Failure {

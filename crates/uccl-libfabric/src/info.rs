@@ -41,7 +41,8 @@ impl InfoList {
     }
 
     fn copy(library: &'static Library, info: *const raw::Info) -> Result<Self, RailError> {
-        // SAFETY: null, or an info of the library's that lives on; it is copied without its successors.
+        // SAFETY: null, or an info of the library's that lives on; it is copied without its
+        // successors.
         let first = unsafe { (library.dup_info)(info) };
         let first = NonNull::new(first).ok_or_else(|| RailError::os("fi_dupinfo", libc::ENOMEM))?;
         Ok(Self { library, first })
@@ -56,8 +57,8 @@ impl InfoList {
         let hints = hints.first.as_ptr();
         // The first query loads and initialises providers.
         let _signals = Signals::keep();
-        // SAFETY: no node and no service are named, the hints live on, and the last argument points to a live pointer,
-        // which is set to a list that is then ours.
+        // SAFETY: no node and no service are named, the hints live on, and the last argument points
+        // to a live pointer, which is set to a list that is then ours.
         let code = unsafe {
             (library.get_info)(library.api_version(), none, none, 0, hints, &raw mut first)
         };
@@ -93,8 +94,8 @@ impl InfoList {
         self.first.as_ptr()
     }
 
-    /// The parts of the first info, for changing. `None` if the library has not allocated all of them, which it
-    /// normally does.
+    /// The parts of the first info, for changing. `None` if the library has not allocated all of
+    /// them, which it normally does.
     pub(super) fn parts(&mut self) -> Option<Parts<'_>> {
         // SAFETY: the info is ours alone while we are borrowed, and its parts are parts of it.
         unsafe {
@@ -123,7 +124,8 @@ pub(super) struct Parts<'a> {
     pub(super) mode: &'a mut u64,
 }
 
-/// A copy of text, which the library frees with the info that it is put into. Null if the text contains a zero byte.
+/// A copy of text, which the library frees with the info that it is put into. Null if the text
+/// contains a zero byte.
 pub(super) fn owned_text(text: &str) -> *mut libc::c_char {
     // SAFETY: the string ends with 0; the copy is allocated as the library's own strings are.
     CString::new(text).map_or(ptr::null_mut(), |text| unsafe { libc::strdup(text.as_ptr()) })

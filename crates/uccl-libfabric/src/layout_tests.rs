@@ -1,7 +1,8 @@
 //! Checks that our structs are laid out like those in the installed headers.
 //!
-//! A small C program prints the offset of each field. Newer headers have more fields. Structs that we allocate must
-//! then be at least as long; structs that the library allocates are read only as far as we know them.
+//! A small C program prints the offset of each field. Newer headers have more fields. Structs that
+//! we allocate must then be at least as long; structs that the library allocates are read only as
+//! far as we know them.
 
 use std::{fs, mem::offset_of, path::Path, process::Command};
 

@@ -29,8 +29,8 @@ type GetInfo = unsafe extern "C" fn(
 type OpenFabric =
     unsafe extern "C" fn(*mut raw::FabricAttr, *mut *mut raw::Fabric, *mut c_void) -> c_int;
 
-/// The functions of a loaded library. If a function has several versions, the lookup gives the newest, which works with
-/// structs of any length.
+/// The functions of a loaded library. If a function has several versions, the lookup gives the
+/// newest, which works with structs of any length.
 pub(super) struct Library {
     pub(super) get_info: GetInfo,
     pub(super) free_info: unsafe extern "C" fn(*mut raw::Info),
@@ -58,7 +58,8 @@ fn asked_of(version: u32) -> u32 {
 }
 
 impl Library {
-    /// Loads the library from this file, from this folder, or from where the system finds it. It stays loaded.
+    /// Loads the library from this file, from this folder, or from where the system finds it. It
+    /// stays loaded.
     ///
     /// # Errors
     /// When there is none, it is not libfabric, or it is older than 1.15.
@@ -82,13 +83,14 @@ impl Library {
     fn open(path: &Path) -> Result<Self, RailError> {
         let name = path.display().to_string();
         let _signals = Signals::keep();
-        // SAFETY: this runs the initialisers of a library that the user has installed or named for this purpose.
+        // SAFETY: this runs the initialisers of a library that the user has installed or named for
+        // this purpose.
         let loaded = unsafe { Loaded::new(path) }.map_err(|e| {
             let reason = e.source().map_or_else(|| e.to_string(), ToString::to_string);
             RailError::Unavailable(format!(
                 "libfabric cannot be loaded: {reason}. Install it (Debian, Ubuntu: libfabric1; RHEL: \
-                 libfabric; with Slingshot and EFA it comes with their drivers), or name its file or \
-                 folder with UCCL_LIBFABRIC_SO"
+                 libfabric; with Slingshot and EFA it comes with their drivers), or name its file \
+                 or folder with UCCL_LIBFABRIC_SO"
             ))
         })?;
         let library = Self::find_all(&loaded, name)?;
@@ -155,8 +157,8 @@ impl Library {
         RailError::Provider { what: what.to_string(), why: self.words(errno) }
     }
 
-    /// The value of one of the library's own environment variables. `None` if it is not set or the library has no such
-    /// variable.
+    /// The value of one of the library's own environment variables. `None` if it is not set or the
+    /// library has no such variable.
     pub(super) fn setting(&self, name: &str) -> Option<String> {
         let (get, free) = (self.get_params?, self.free_params?);
         let (mut list, mut count) = (std::ptr::null_mut(), 0);
@@ -175,7 +177,8 @@ impl Library {
 }
 
 /// # Safety
-/// `F` must be the function pointer type of the function with this name. The library must never be unloaded.
+/// `F` must be the function pointer type of the function with this name. The library must never be
+/// unloaded.
 unsafe fn find<F: Copy>(loaded: &Loaded, symbol: &str, file: &str) -> Result<F, RailError> {
     // SAFETY: the caller's promise.
     let found = unsafe { loaded.get::<F>(symbol) };

@@ -23,7 +23,8 @@ use super::{domain::Domain, object::Object, raw};
 
 /// The largest number of keys to try when keys are taken already.
 const KEY_ATTEMPTS: usize = 16;
-/// Some providers use the keys below this themselves: `cxi` has its faster regions there, `tcp;ofi_rxm` its buffers.
+/// Some providers use the keys below this themselves: `cxi` has its faster regions there,
+/// `tcp;ofi_rxm` its buffers.
 const FIRST_KEY: u64 = 1 << 10;
 
 /// Memory that is registered with the provider.
@@ -33,7 +34,8 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Registers memory for the whole domain, or, if the provider ties regions to endpoints, for this endpoint only.
+    /// Registers memory for the whole domain, or, if the provider ties regions to endpoints, for
+    /// this endpoint only.
     pub(super) fn register(
         domain: &Domain,
         span: Span,
@@ -78,8 +80,9 @@ impl Region {
         loop {
             attr.requested_key = requested_key(domain)?;
             let attr: *const raw::MrAttr = attr;
-            // SAFETY: the domain is open, the attributes live on; the call makes a region or fails. It
-            // does not touch the memory, which its owner keeps valid until the registration's end.
+            // SAFETY: the domain is open, the attributes live on; the call makes a region or fails.
+            // It does not touch the memory, which its owner keeps valid until the registration's
+            // end.
             let made = unsafe {
                 Object::<raw::Mr>::made(|made| register(domain.object().fid(), attr, 0, made))
             };
@@ -111,7 +114,8 @@ impl Region {
             raw_key: bytes.as_mut_ptr(),
             key_size: &raw mut len,
         };
-        // SAFETY: the command takes such a struct; its pointers point to live variables of the lengths given in it.
+        // SAFETY: the command takes such a struct; its pointers point to live variables of the
+        // lengths given in it.
         unsafe { self.mr.control(raw::FI_GET_RAW_MR, (&raw mut attr).cast()) }
             .map_err(|code| domain.error("fi_mr_raw_attr", code))?;
         let bytes = bytes.get(..len).unwrap_or_default();
@@ -138,7 +142,8 @@ fn access(rights: Rights) -> u64 {
     raw::FI_READ | raw::FI_WRITE | remote
 }
 
-/// The libfabric interface for this kind of memory, and the device's number in the first bytes of the union.
+/// The libfabric interface for this kind of memory, and the device's number in the first bytes of
+/// the union.
 fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError> {
     let Some(device) = kind.device_only() else { return Ok((raw::FI_HMEM_SYSTEM, 0)) };
     if domain.info.first().caps() & raw::FI_HMEM == 0 {
@@ -154,7 +159,8 @@ fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError>
     Ok((raw::FI_HMEM_CUDA, u64::from_ne_bytes(union)))
 }
 
-/// The key to ask for: 0 if the provider chooses keys, else a random one as long as the provider's keys are.
+/// The key to ask for: 0 if the provider chooses keys, else a random one as long as the provider's
+/// keys are.
 fn requested_key(domain: &Domain) -> Result<u64, RailError> {
     if domain.has_mode(raw::FI_MR_PROV_KEY) {
         return Ok(0);
@@ -176,8 +182,8 @@ pub(super) struct LibfabricRegistration {
 enum Held {
     /// One region for all channels.
     Whole { region: Mutex<Region>, descriptor: u64, key: RemoteKey },
-    /// The provider ties regions to endpoints: each channel makes a region of its own when it exports this
-    /// registration, which it finds by this number.
+    /// The provider ties regions to endpoints: each channel makes a region of its own when it
+    /// exports this registration, which it finds by this number.
     PerChannel(u64),
 }
 
@@ -250,7 +256,8 @@ struct Lendable {
     making: usize,
 }
 
-/// The regions that are made for one channel. Any thread may make one, and none is made once the channel ends.
+/// The regions that are made for one channel. Any thread may make one, and none is made once the
+/// channel ends.
 pub(super) struct Borrower {
     domain: Arc<Domain>,
     lendings: Arc<Lendings>,
@@ -302,7 +309,8 @@ impl Borrower {
     }
 }
 
-/// A region for one channel. It ends with the channel or with the registration, whichever ends first.
+/// A region for one channel. It ends with the channel or with the registration, whichever ends
+/// first.
 struct Lent {
     region: Mutex<Option<Region>>,
     key: RemoteKey,
@@ -344,7 +352,8 @@ impl Lendings {
         self.0.lock().insert(id, lendable);
     }
 
-    /// Ends the registration and the regions that channels made of it. Channels make no more of them.
+    /// Ends the registration and the regions that channels made of it. Channels make no more of
+    /// them.
     fn end(&self, id: u64, domain: &Domain) -> Result<(), RailError> {
         let mut lendings = self.0.lock();
         let Some(lendable) = lendings.get(&id) else { return Ok(()) };
@@ -356,7 +365,8 @@ impl Lendings {
         Ok(())
     }
 
-    /// Makes a region of registered memory, for one endpoint. Other memory can be lent and ended meanwhile.
+    /// Makes a region of registered memory, for one endpoint. Other memory can be lent and ended
+    /// meanwhile.
     fn lend(&self, id: u64, domain: &Domain, ep: &Object<raw::Ep>) -> Result<Arc<Lent>, RailError> {
         let gone = || domain.error("fi_mr_regattr", libc::ENOENT);
         let (span, kind, rights) = {
@@ -386,7 +396,8 @@ pub(super) fn map_raw_key(domain: &Domain, base: u64, bytes: &[u8]) -> Result<u6
         key_size: bytes.len(),
         key: &raw mut key,
     };
-    // SAFETY: the command takes such a struct; its pointers point to live variables of the lengths given in it.
+    // SAFETY: the command takes such a struct; its pointers point to live variables of the lengths
+    // given in it.
     unsafe { domain.object().control(raw::FI_MAP_RAW_MR, (&raw mut attr).cast()) }
         .map_err(|code| domain.error("fi_mr_map_raw", code))?;
     Ok(key)
@@ -426,7 +437,8 @@ mod tests {
         Domain::open(library, chosen.remove(0), &settings)
     }
 
-    /// No provider here ties regions to endpoints. This one is taken for one that does, and then binds none.
+    /// No provider here ties regions to endpoints. This one is taken for one that does, and then
+    /// binds none.
     #[test]
     fn memory_that_no_channel_gets_is_let_go_of() {
         let mut domain = match domain() {

@@ -46,8 +46,8 @@ enum Fate {
     Lost(i32),
 }
 
-// SAFETY: the library's objects are not tied to a thread. Callers must see that calls on one object do not overlap
-// where the provider does not allow it.
+// SAFETY: the library's objects are not tied to a thread. Callers must see that calls on one object
+// do not overlap where the provider does not allow it.
 unsafe impl<T: Kind> Send for Object<T> {}
 // SAFETY: as above.
 unsafe impl<T: Kind> Sync for Object<T> {}
@@ -134,12 +134,12 @@ impl<T: Kind> Object<T> {
         unsafe { self.control(raw::FI_ENABLE, ptr::null_mut()) }
     }
 
-    /// Closes it; it must not be used after that. If something still uses it, closing is tried again, a bounded number
-    /// of times.
+    /// Closes it; it must not be used after that. If something still uses it, closing is tried
+    /// again, a bounded number of times.
     ///
     /// # Errors
-    /// The error code that the call returned. If it is `-EBUSY`, closing may be tried again later; after any other
-    /// error the object is lost.
+    /// The error code that the call returned. If it is `-EBUSY`, closing may be tried again later;
+    /// after any other error the object is lost.
     pub(super) fn close(&mut self) -> Result<(), i32> {
         match self.fate {
             Fate::Open => {}
@@ -148,7 +148,8 @@ impl<T: Kind> Object<T> {
         }
         let close = self.ops().and_then(|ops| ops.close).ok_or(-libc::ENOSYS)?;
         for _ in 0..CLOSE_ATTEMPTS {
-            // SAFETY: it is open, and we, its only owner, do not call this again once it is closed or lost.
+            // SAFETY: it is open, and we, its only owner, do not call this again once it is closed
+            // or lost.
             let code = unsafe { close(self.fid()) };
             if code != -libc::EBUSY && code != -libc::EAGAIN {
                 let closed = checked(code);

@@ -16,16 +16,17 @@ const ALL_MODES: i32 = raw::FI_MR_LOCAL
     | raw::FI_MR_ENDPOINT
     | raw::FI_MR_HMEM;
 
-/// Providers from best to worst, used when the settings name none. Providers in neither list, such as `psm3` and `opx`,
-/// which belong to particular NICs, come between the two.
+/// Providers from best to worst, used when the settings name none. Providers in neither list, such
+/// as `psm3` and `opx`, which belong to particular NICs, come between the two.
 const PREFERENCE: &[&str] = &["cxi", "efa"];
 const SOCKETS: &[&str] = &["tcp", "net", "tcp;ofi_rxm", "sockets"];
 
 /// The rank of a provider; less is better. `None`: it is used only if the settings name it.
 ///
-/// `shm` and similar providers stay within a host, for which this library has a link of its own; and as their peers
-/// access a process's memory themselves, ending a channel does not keep them out. `udp;ofi_rxd` is a demonstration.
-/// `verbs;ofi_rxm` makes demands (see [`demand`]), and there is a separate link for verbs.
+/// `shm` and similar providers stay within a host, for which this library has a link of its own;
+/// and as their peers access a process's memory themselves, ending a channel does not keep them
+/// out. `udp;ofi_rxd` is a demonstration. `verbs;ofi_rxm` makes demands (see [`demand`]), and there
+/// is a separate link for verbs.
 pub(super) fn rank(provider: &str) -> Option<usize> {
     let place = |list: &[&str]| list.iter().position(|name| *name == provider);
     let layers: Vec<&str> = provider.split(';').collect();
@@ -38,9 +39,10 @@ pub(super) fn rank(provider: &str) -> Option<usize> {
 
 /// The registration modes that we tell a provider we support.
 ///
-/// With `FI_MR_VIRT_ADDR` allowed, `shm` lets the initiator copy without a check of the key; without it, the owner of
-/// the memory copies and checks the key. With `FI_MR_PROV_KEY` allowed, `cxi` keeps regions reachable after they were
-/// closed (`FI_CXI_PROV_KEY_CACHE`); without it, keys are ours, random, and end with the region.
+/// With `FI_MR_VIRT_ADDR` allowed, `shm` lets the initiator copy without a check of the key;
+/// without it, the owner of the memory copies and checks the key. With `FI_MR_PROV_KEY` allowed,
+/// `cxi` keeps regions reachable after they were closed (`FI_CXI_PROV_KEY_CACHE`); without it, keys
+/// are ours, random, and end with the region.
 pub(super) fn modes(provider: &str) -> i32 {
     match provider {
         "shm" | "sm2" => ALL_MODES & !raw::FI_MR_VIRT_ADDR,
@@ -53,13 +55,13 @@ pub(super) fn modes(provider: &str) -> i32 {
 /// the value that the library has read in the process's environment. `None`: the provider can be
 /// trusted as it is.
 ///
-/// `net` before 1.18 crashes the process as `tcp` does (see [`ends_reads_twice`]). Its channels share one progress engine:
-/// another channel would drive one that was left open, and bytes would land in memory that was given back. So nothing
-/// makes it safe.
+/// `net` before 1.18 crashes the process as `tcp` does (see [`ends_reads_twice`]). Its channels
+/// share one progress engine: another channel would drive one that was left open, and bytes would
+/// land in memory that was given back. So nothing makes it safe.
 ///
-/// `verbs` caches registrations, up to `FI_MR_CACHE_MAX_COUNT` of them, in a way that neither hints nor calls prevent: it
-/// leaves memory registered with the device after a registration was closed, and gives two registrations the same key.
-/// (`efa` does not where it asks for `FI_MR_LOCAL`.)
+/// `verbs` caches registrations, up to `FI_MR_CACHE_MAX_COUNT` of them, in a way that neither hints
+/// nor calls prevent: it leaves memory registered with the device after a registration was closed,
+/// and gives two registrations the same key. (`efa` does not where it asks for `FI_MR_LOCAL`.)
 ///
 /// `ofi_rxm`, in the versions up to 2.4 at least, takes in arrived messages once more after it has
 /// closed a connection. Over `verbs` it then posts the buffer of such a message to the connection
@@ -113,15 +115,16 @@ pub(super) fn ends_reads_twice(provider: &str, version: (u32, u32)) -> bool {
     provider.split(';').next() == Some("tcp") && version < SOUND_READS
 }
 
-/// Whether the peer itself carries out our requests on our memory, so that the requests must have ended before a
-/// channel does.
+/// Whether the peer itself carries out our requests on our memory, so that the requests must have
+/// ended before a channel does.
 pub(super) fn peer_does_the_work(provider: &str) -> bool {
     matches!(provider, "shm" | "sm2" | "lnx")
 }
 
-/// Options of an endpoint that we switch off, each with a description. Between processes of one host, `efa` moves data
-/// through shared memory: the peer then accesses our memory by itself, without a check of keys. It also calls CUDA
-/// while it does that, and CUDA may wait for a thread that waits for us.
+/// Options of an endpoint that we switch off, each with a description. Between processes of one
+/// host, `efa` moves data through shared memory: the peer then accesses our memory by itself,
+/// without a check of keys. It also calls CUDA while it does that, and CUDA may wait for a thread
+/// that waits for us.
 pub(super) fn not_permitted(provider: &str) -> &'static [(c_int, &'static str)] {
     match provider {
         "efa" => &[

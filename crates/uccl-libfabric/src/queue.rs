@@ -80,9 +80,11 @@ impl Queue {
         self.fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Whether one may sleep on the descriptor, if there is one. False if there is something to read.
+    /// Whether one may sleep on the descriptor, if there is one. False if there is something to
+    /// read.
     pub(super) fn may_sleep(&self, domain: &Domain) -> bool {
-        // Without a descriptor, `fi_trywait` is not called: a provider may not check whether the queue has one.
+        // Without a descriptor, `fi_trywait` is not called: a provider may not check whether the
+        // queue has one.
         let Some(trywait) = self.fd.and_then(|_| trywait(domain)) else { return true };
         let mut fid = self.cq.fid();
         let _serial = domain.serialize();

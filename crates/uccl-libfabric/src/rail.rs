@@ -20,7 +20,8 @@ use super::{
     settings::LibfabricSettings,
 };
 
-/// A provider with one of these in its name moves bytes in software, even if there is a NIC behind it.
+/// A provider with one of these in its name moves bytes in software, even if there is a NIC behind
+/// it.
 const SOFTWARE: [&str; 5] = ["tcp", "sockets", "udp", "net", "shm"];
 
 /// A domain of one of libfabric's providers.
@@ -86,7 +87,8 @@ impl Rail for LibfabricRail {
         &self.info
     }
 
-    /// The kernel's state of the network interface of that name. Devices that are not interfaces count as up.
+    /// The kernel's state of the network interface of that name. Devices that are not interfaces
+    /// count as up.
     fn is_up(&self) -> bool {
         let name = Path::new(&self.info.name);
         if name.components().count() != 1 {

@@ -1,14 +1,14 @@
 //! libfabric's structs and constants, as its public headers have them (1.15 to 2.x).
 //!
-//! Newer versions add fields at the ends of structs. Structs that the library allocates are read only as far as they
-//! are declared here. Structs that we allocate are as long as in the newest version, with zeros in the new fields,
-//! which means that those are not used.
+//! Newer versions add fields at the ends of structs. Structs that the library allocates are read
+//! only as far as they are declared here. Structs that we allocate are as long as in the newest
+//! version, with zeros in the new fields, which means that those are not used.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The newest interface version that we ask for; an older library is asked for its own. Everything that we use is in
-/// 1.15, but providers hold features back from programs that ask for an old version: `efa`, for example, its RDMA and
-/// GPU memory.
+/// The newest interface version that we ask for; an older library is asked for its own. Everything
+/// that we use is in 1.15, but providers hold features back from programs that ask for an old
+/// version: `efa`, for example, its RDMA and GPU memory.
 pub(super) const API_VERSION: u32 = 1 << 16 | 22;
 
 pub(super) const FI_MSG: u64 = 1 << 1;
@@ -445,5 +445,6 @@ pub(super) struct RmaIov {
     pub(super) key: u64,
 }
 
-/// Space for a provider's notes on an operation: `fi_context2`, the longer of the two context types.
+/// Space for a provider's notes on an operation: `fi_context2`, the longer of the two context
+/// types.
 pub(super) type Context = [*mut c_void; 8];

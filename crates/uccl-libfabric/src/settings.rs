@@ -9,8 +9,8 @@ use uccl_fabric::rail::RailError;
 pub struct LibfabricSettings {
     /// The library's file, or the folder that it is in. None: the system's search path is used.
     pub library: Option<PathBuf>,
-    /// The provider, as `fi_info` writes it (`cxi`, `efa`, `tcp`, `tcp;ofi_rxm`). None: the best one that moves memory
-    /// between hosts.
+    /// The provider, as `fi_info` writes it (`cxi`, `efa`, `tcp`, `tcp;ofi_rxm`). None: the best
+    /// one that moves memory between hosts.
     pub provider: Option<String>,
     /// Which of the provider's domains become rails.
     pub devices: Devices,
@@ -26,8 +26,8 @@ pub struct LibfabricSettings {
     pub max_inflight: usize,
     /// Whether GPU memory is to be registered, where the provider can.
     pub gpu_memory: bool,
-    /// A channel dies when requests are in flight and none has ended for this long; zero: never. Some providers (`shm`,
-    /// `sockets`) never notice that a peer is gone.
+    /// A channel dies when requests are in flight and none has ended for this long; zero: never.
+    /// Some providers (`shm`, `sockets`) never notice that a peer is gone.
     pub silence: Duration,
 }
 
@@ -41,7 +41,8 @@ pub enum Devices {
     Named(Vec<String>),
     /// The one at this index, from 0, among those that [`All`](Devices::All) gives.
     Index(usize),
-    /// One for this GPU: the one at the GPU's index modulo the number of domains that [`All`](Devices::All) gives.
+    /// One for this GPU: the one at the GPU's index modulo the number of domains that
+    /// [`All`](Devices::All) gives.
     ForGpu(usize),
 }
 
@@ -85,9 +86,10 @@ impl LibfabricSettings {
         }
     }
 
-    /// Settings for AWS's adapters: provider `efa`, and short queues. For each endpoint `efa` allocates and registers one
-    /// packet of some 9 KB for each entry of both queues (`efa_rdm_ep_create_buffer_pools`). The device's own length is
-    /// thousands of entries, for each connection and device. Never run.
+    /// Settings for AWS's adapters: provider `efa`, and short queues. For each endpoint `efa`
+    /// allocates and registers one packet of some 9 KB for each entry of both queues
+    /// (`efa_rdm_ep_create_buffer_pools`). The device's own length is thousands of entries, for
+    /// each connection and device. Never run.
     pub fn efa() -> Self {
         Self {
             provider: Some("efa".into()),

@@ -24,7 +24,8 @@ impl Drop for Signals {
                 continue;
             }
             tracing::debug!(signal, "a provider of libfabric took a signal, and gives it back");
-            // SAFETY: the action is one that this signal had before, and the old one is not asked for.
+            // SAFETY: the action is one that this signal had before, and the old one is not asked
+            // for.
             unsafe { libc::sigaction(*signal, kept, ptr::null_mut()) };
         }
     }

@@ -1,4 +1,5 @@
-//! The requests in flight on a channel, each with the space that the provider needs for its own notes.
+//! The requests in flight on a channel, each with the space that the provider needs for its own
+//! notes.
 
 use std::{cell::UnsafeCell, collections::VecDeque, ffi::c_void, ptr};
 
@@ -10,8 +11,8 @@ use super::raw;
 pub(super) struct Slots {
     contexts: Box<[UnsafeCell<raw::Context>]>,
     taken: Box<[Option<Taken>]>,
-    /// Free slots; the one that was free for longest comes first. So a completion that comes twice does not at once hit
-    /// the next request.
+    /// Free slots; the one that was free for longest comes first. So a completion that comes twice
+    /// does not at once hit the next request.
     free: VecDeque<u32>,
 }
 
@@ -21,8 +22,8 @@ struct Taken {
     kind: OpKind,
 }
 
-// SAFETY: while a request is in flight, only the provider writes to its context, from any thread; nobody else ever
-// reads it.
+// SAFETY: while a request is in flight, only the provider writes to its context, from any thread;
+// nobody else ever reads it.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -51,13 +52,14 @@ impl Slots {
         Some(slot)
     }
 
-    /// The context that the provider returns with the completion. The provider may write there until then.
+    /// The context that the provider returns with the completion. The provider may write there
+    /// until then.
     pub(super) fn context(&self, slot: u32) -> *mut c_void {
         self.contexts.get(slot as usize).map_or(ptr::null_mut(), |context| context.get().cast())
     }
 
-    /// Frees the slot of the request that ended with this context, and returns its tag. `None` if no such request is in
-    /// flight.
+    /// Frees the slot of the request that ended with this context, and returns its tag. `None` if
+    /// no such request is in flight.
     pub(super) fn end(&mut self, context: *mut c_void) -> Option<u64> {
         let first = self.contexts.as_ptr() as usize;
         let offset = (context as usize).checked_sub(first)?;

@@ -46,7 +46,8 @@ impl Agent {
         ConnInfo { addr: self.endpoint.addr(), instance: self.endpoint.instance() }
     }
 
-    /// Makes another agent known. Loaded again, nothing changes, unless the agent has been started anew.
+    /// Makes another agent known. Loaded again, nothing changes, unless the agent has been started
+    /// anew.
     pub(crate) fn load_conn_info(&self, name: &[u8], info: ConnInfo) {
         let mut remotes = self.remotes.write();
         let known = remotes.get(name).is_some_and(|known| known.info == info);
@@ -92,7 +93,8 @@ impl Agent {
         self.regions.register(&self.endpoint, addr, len, vram)
     }
 
-    /// Ends a registration, and says whether it was the last of its memory: then nothing lands there any more.
+    /// Ends a registration, and says whether it was the last of its memory: then nothing lands
+    /// there any more.
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<bool> {
         self.regions.deregister(&self.endpoint, memory)
     }

@@ -1,7 +1,7 @@
 //! The NIXL backend `UCCL`, as a plugin that stock NIXL wheels load.
 //!
-//! `cpp/` is NIXL's C++ interface, declared from its binary layout; this crate is everything behind it. `host.rs` looks
-//! at the NIXL that loads the plugin before any of its objects is touched.
+//! `cpp/` is NIXL's C++ interface, declared from its binary layout; this crate is everything behind
+//! it. `host.rs` looks at the NIXL that loads the plugin before any of its objects is touched.
 
 // NIXL gives the library its name.
 #![allow(non_snake_case)]

@@ -1,4 +1,5 @@
-//! NIXL's interface has statuses and no text: reasons go to standard error, as `UCCL_LOG` says, or `NIXL_LOG_LEVEL`.
+//! NIXL's interface has statuses and no text: reasons go to standard error, as `UCCL_LOG` says, or
+//! `NIXL_LOG_LEVEL`.
 
 use std::{env, io::IsTerminal as _};
 
@@ -32,7 +33,8 @@ fn of_nixl(level: &str) -> &'static str {
     }
 }
 
-/// The kinds of failure that were logged of one connection: NIXL asks about a failed transfer as often as it likes.
+/// The kinds of failure that were logged of one connection: NIXL asks about a failed transfer as
+/// often as it likes.
 #[derive(Default)]
 pub(crate) struct Said(Mutex<Vec<Status>>);
 

@@ -18,7 +18,8 @@ pub(crate) enum Memory {
 pub(crate) struct Local {
     /// Which of the agent's regions it is; no two have the same number.
     pub(crate) number: u64,
-    /// The engine's region. `None` of memory without bytes, as an empty tensor has: its advert grants nothing.
+    /// The engine's region. `None` of memory without bytes, as an empty tensor has: its advert
+    /// grants nothing.
     pub(crate) mr: Option<MrId>,
     pub(crate) advert: Advert,
 }

@@ -1,4 +1,5 @@
-//! Backend parameters: the engine's settings under short names, `{"transport": "tcp"}` for `UCCL_P2P_TRANSPORT=tcp`.
+//! Backend parameters: the engine's settings under short names, `{"transport": "tcp"}` for
+//! `UCCL_P2P_TRANSPORT=tcp`.
 
 use uccl_p2p::Config;
 
@@ -9,8 +10,9 @@ const WORKERS: [&str; 2] = ["num_threads", "num_workers"];
 /// Set by programs for the plugin of other builds of NIXL; ignored here.
 const IGNORED: &str = "in_python";
 
-/// The environment's settings, changed by these. An empty value leaves a setting as it is. The port is any free one unless
-/// it is named: several agents share a host, and peers learn it from the metadata.
+/// The environment's settings, changed by these. An empty value leaves a setting as it is. The port
+/// is any free one unless it is named: several agents share a host, and peers learn it from the
+/// metadata.
 pub(crate) fn config<'a>(params: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Config> {
     let mut config = Config { port: Some(0), ..Config::from_env()? };
     for (name, value) in params.filter(|(_, value)| !value.is_empty()) {

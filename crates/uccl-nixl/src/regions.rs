@@ -1,7 +1,8 @@
 //! The agent's regions: memory that is registered twice is one region, counted.
 //!
-//! NIXL lists a region for each registration, and an agent that loads the list refuses it if two entries are of the same
-//! memory and have different metadata. So equal memory has one region, with one key.
+//! NIXL lists a region for each registration, and an agent that loads the list refuses it if two
+//! entries are of the same memory and have different metadata. So equal memory has one region, with
+//! one key.
 
 use std::{
     collections::HashMap,
@@ -100,9 +101,9 @@ impl Regions {
         Ok(Region { local, kind, registrations: 1 })
     }
 
-    /// Ends one registration, and says whether it was the last. With the last one the region ends, and first the transfers
-    /// that still use it: its memory may be freed next, whether NIXL's caller looks at the result or not. Nothing lands in it
-    /// any more.
+    /// Ends one registration, and says whether it was the last. With the last one the region ends,
+    /// and first the transfers that still use it: its memory may be freed next, whether NIXL's
+    /// caller looks at the result or not. Nothing lands in it any more.
     pub(crate) fn deregister(&self, endpoint: &Endpoint, memory: &Memory) -> Result<bool> {
         let &Memory::Local(local) = memory else {
             return Err(Error::Invalid(

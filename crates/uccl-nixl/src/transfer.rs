@@ -100,8 +100,8 @@ impl Transfer {
     /// Ends it: no byte of it lands in either side's memory any more.
     ///
     /// # Errors
-    /// Memory of this side may still be touched. NIXL calls again then, to let go of the transfer: that succeeds, because it
-    /// has been said.
+    /// Memory of this side may still be touched. NIXL calls again then, to let go of the transfer:
+    /// that succeeds, because it has been said.
     pub(crate) fn cancel(&self) -> Result<()> {
         let mut posted = self.posted.lock();
         let Posted::Under(transfer, _) = &*posted else { return Ok(()) };

@@ -46,8 +46,8 @@ impl<T> Default for Asked<T> {
 }
 
 impl<T: Clone> Asked<T> {
-    /// Notes an ask, before its regions are checked: a thread that deregisters a region revokes it first and then looks
-    /// here.
+    /// Notes an ask, before its regions are checked: a thread that deregisters a region revokes it
+    /// first and then looks here.
     pub(crate) fn note(&mut self, id: u64, pieces: &AskPieces<'_>) -> Result<(), Violation> {
         let count = pieces.iter().len();
         if self.open.len() >= MAX_ASKS || self.pieces + count > MAX_ASKED_PIECES {
@@ -86,7 +86,8 @@ impl<T: Clone> Asked<T> {
         self.find(id)?.handle.clone()
     }
 
-    /// Encodes the answer to a copy of which no data moves any more. Encodes nothing if the connection has ended.
+    /// Encodes the answer to a copy of which no data moves any more. Encodes nothing if the
+    /// connection has ended.
     pub fn ended(&mut self, id: u64, end: CopyEnd, out: &mut Vec<u8>) {
         let answer = match end {
             CopyEnd::Copied => Answer::Copied,
@@ -106,7 +107,8 @@ impl<T: Clone> Asked<T> {
         message::answer(id, answer, out);
     }
 
-    /// Notes that a region was revoked. Returns the copies that use it and have begun; `None` if no ask uses it at all.
+    /// Notes that a region was revoked. Returns the copies that use it and have begun; `None` if no
+    /// ask uses it at all.
     pub fn revoke(&mut self, slot: u32) -> Option<SmallVec<[T; 4]>> {
         let mut to_end = None;
         for copy in self.open.iter_mut().filter(|copy| copy.slots.contains(&slot)) {

@@ -70,7 +70,8 @@ impl<A> Asks<A> {
         self.open.iter_mut().any(|(_, ask)| is_it(&ask.handle))
     }
 
-    /// Encodes the withdrawal of one matching ask. The peer still answers the ask. False if there is none left.
+    /// Encodes the withdrawal of one matching ask. The peer still answers the ask. False if there
+    /// is none left.
     pub fn withdraw_one(&mut self, is_it: impl Fn(&A) -> bool, out: &mut Vec<u8>) -> bool {
         let mut open = self.open.iter_mut();
         let Some((id, ask)) = open.find(|(_, ask)| !ask.is_withdrawn && is_it(&ask.handle)) else {

@@ -39,7 +39,8 @@ impl Assembler {
     }
 }
 
-/// Cuts a message that is longer than a lane takes. Each item is a fragment's head and its part of the message.
+/// Cuts a message that is longer than a lane takes. Each item is a fragment's head and its part of
+/// the message.
 pub fn fragments(message: &[u8], max: usize) -> impl Iterator<Item = ([u8; PREFIX_LEN], &[u8])> {
     let (prefix, body) = message.split_at(PREFIX_LEN.min(message.len()));
     let chunks = body.chunks(max.saturating_sub(PREFIX_LEN).max(1));

@@ -1,5 +1,5 @@
-//! Sends that we receive: receives that wait for their sends, and sends that wait for their receives. They meet in
-//! order.
+//! Sends that we receive: receives that wait for their sends, and sends that wait for their
+//! receives. They meet in order.
 
 use std::collections::VecDeque;
 
@@ -82,7 +82,8 @@ impl<R> Default for Incoming<R> {
 }
 
 impl<R: Clone> Incoming<R> {
-    /// Starts a receive. Returns the oldest send that waits, which it meets; `None`: the receive waits.
+    /// Starts a receive. Returns the oldest send that waits, which it meets; `None`: the receive
+    /// waits.
     pub fn receive(&mut self, receive: R) -> Option<(R, Arrived)> {
         let Some(arrived) = self.next_arrived() else {
             self.posted.push_back(receive);

@@ -1,8 +1,10 @@
-//! Lanes that are lost while their connection lives: the other lanes take over their unfinished operations.
+//! Lanes that are lost while their connection lives: the other lanes take over their unfinished
+//! operations.
 //!
-//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on their way to the
-//! peer. So an operation is posted again only when nothing of the first attempt can land any more: our end is dead, and
-//! the peer has said that its end is dead, too. Until then the operations wait as orphans of their lane.
+//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on
+//! their way to the peer. So an operation is posted again only when nothing of the first attempt
+//! can land any more: our end is dead, and the peer has said that its end is dead, too. Until then
+//! the operations wait as orphans of their lane.
 
 use uccl_wire::message;
 
@@ -60,8 +62,8 @@ pub enum Orphan<O> {
 }
 
 impl<O> Lanes<O> {
-    /// Notes that our end of a lane is dead, and encodes that for the peer. If the peer's end is dead as well, returns
-    /// the operations to post again.
+    /// Notes that our end of a lane is dead, and encodes that for the peer. If the peer's end is
+    /// dead as well, returns the operations to post again.
     pub fn our_end_died(&mut self, lane: u16, now_ms: u64, out: &mut Vec<u8>) -> Option<Vec<O>> {
         message::lane_down(lane, out);
         let fate = self.fate(lane.into());
@@ -69,7 +71,8 @@ impl<O> Lanes<O> {
         fate.settle()
     }
 
-    /// Notes that the peer's end of a lane is dead. If our end is dead as well, returns the operations to post again.
+    /// Notes that the peer's end of a lane is dead. If our end is dead as well, returns the
+    /// operations to post again.
     pub(crate) fn peer_end_died(
         &mut self,
         lane: u16,

@@ -4,8 +4,8 @@
 pub const EAGER_MAX: usize = 32 << 10;
 /// Most iovs of a send with its data in the message.
 pub const EAGER_IOVS: usize = 1024;
-/// Most unanswered bytes that were sent inside messages. A sender counts sends and notifications together; a receiver
-/// allows as much for each of the two.
+/// Most unanswered bytes that were sent inside messages. A sender counts sends and notifications
+/// together; a receiver allows as much for each of the two.
 pub const EAGER_WINDOW: usize = 1 << 20;
 /// Most sends that may wait for their receives.
 pub const MAX_UNEXPECTED: usize = 65_536;

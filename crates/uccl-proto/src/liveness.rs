@@ -1,13 +1,13 @@
-//! Decides when to ask a silent lane for a sign of life, and when to give it up. Silence counts only while something
-//! waits for the lane.
+//! Decides when to ask a silent lane for a sign of life, and when to give it up. Silence counts
+//! only while something waits for the lane.
 
 use smallvec::SmallVec;
 
-/// How many looks must have gone by since the ping before a lane is given up. Time alone does not suffice: this process
-/// may have been stopped.
+/// How many looks must have gone by since the ping before a lane is given up. Time alone does not
+/// suffice: this process may have been stopped.
 const LOOKS: u32 = 5;
-/// Only looks count that are at least this part of the timeout apart: every thread that waits looks, and there may be
-/// many.
+/// Only looks count that are at least this part of the timeout apart: every thread that waits
+/// looks, and there may be many.
 const LOOKS_A_TIMEOUT: u64 = 20;
 
 /// The signs of life of each lane of a connection.
@@ -29,7 +29,8 @@ impl Liveness {
         self.watches[lane] = Watch::default();
     }
 
-    /// Looks at a lane that something waits for. It was last heard at `heard`. All times are in milliseconds.
+    /// Looks at a lane that something waits for. It was last heard at `heard`. All times are in
+    /// milliseconds.
     pub fn look(&mut self, lane: usize, now: u64, heard: u64, timeout_ms: u64) -> Look {
         self.watches[lane].look(now, heard, timeout_ms)
     }
@@ -87,7 +88,8 @@ mod tests {
 
     const TIMEOUT_MS: u64 = 1000;
 
-    /// Lets `threads` threads look every 10 ms, from when the peer was last heard. Returns when the peer is given up.
+    /// Lets `threads` threads look every 10 ms, from when the peer was last heard. Returns when the
+    /// peer is given up.
     fn given_up_at(watch: &mut Watch, from: u64, threads: u32) -> u64 {
         for now in (from..).step_by(10) {
             for _ in 0..threads {

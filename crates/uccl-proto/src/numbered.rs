@@ -1,4 +1,5 @@
-//! Items with consecutive numbers. They are taken out in any order, but mostly in the order in which they were added.
+//! Items with consecutive numbers. They are taken out in any order, but mostly in the order in
+//! which they were added.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! Our sends and notifications that the peer has not answered.
 //!
-//! Short ones carry their data in the message, as long as the peer's answers keep up. The peer fetches the data of the
-//! others, with keys made only for that.
+//! Short ones carry their data in the message, as long as the peer's answers keep up. The peer
+//! fetches the data of the others, with keys made only for that.
 
 use uccl_wire::message::{self, Source};
 
@@ -112,7 +112,8 @@ impl<H: Handles> Outgoing<H> {
         Ok(if self.has_room(len) { Way::Eager } else { Way::Rendezvous })
     }
 
-    /// Encodes the head of an eager notification of `len` bytes. The driver appends the payload. Returns its number.
+    /// Encodes the head of an eager notification of `len` bytes. The driver appends the payload.
+    /// Returns its number.
     pub fn eager_notif(&mut self, len: usize, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_head(id, out);

@@ -1,8 +1,8 @@
 //! Signals: words of one end's memory that the other end changes, each exactly once.
 //!
-//! A signal is sent when the data that it announces is visible at the owner. The owner answers it when it has changed
-//! the word. Both messages use the first lane, with which the connection ends. So a signal is never sent twice, and the
-//! owner refuses a number that is not the next one.
+//! A signal is sent when the data that it announces is visible at the owner. The owner answers it
+//! when it has changed the word. Both messages use the first lane, with which the connection ends.
+//! So a signal is never sent twice, and the owner refuses a number that is not the next one.
 
 use uccl_wire::{
     frame::Status,

@@ -7,14 +7,20 @@ use crate::{args::Signature, params::Param};
 
 /// The parameters of a signature, in order.
 macro_rules! params_of {
-    (($($pos:ident $(= $default:tt)?),+ $(, *, $($kw:ident = $value:tt),+)? $(; $($more:ident),+)?)) => {
+    ((
+        $($pos:ident $(= $default:tt)?),+
+        $(, *, $($kw:ident = $value:tt),+)? $(; $($more:ident),+)?
+    )) => {
         [$(Param::$pos,)+ $($(Param::$kw,)+)? $($(Param::$more,)+)?]
     };
 }
 
 /// The number of parameters that may be positional.
 macro_rules! positional_of {
-    (($($pos:ident $(= $default:tt)?),+ $(, *, $($kw:ident = $value:tt),+)? $(; $($more:ident),+)?)) => {
+    ((
+        $($pos:ident $(= $default:tt)?),+
+        $(, *, $($kw:ident = $value:tt),+)? $(; $($more:ident),+)?
+    )) => {
         [$(Param::$pos),+].len()
     };
 }

@@ -1,5 +1,5 @@
-//! Making, joining and ending a channel may take a device long, and so may locking memory. All run on threads of their own, so that the lane and
-//! the rest of the connection go on meanwhile.
+//! Making, joining and ending a channel may take a device long, and so may locking memory. All run
+//! on threads of their own, so that the lane and the rest of the connection go on meanwhile.
 
 use std::{
     sync::Arc,
@@ -20,8 +20,8 @@ pub(super) enum Made {
     Nothing(RailError),
 }
 
-/// A channel that is being made, or joined with the peer's end, or both. Over RoCE the kernel first looks up the peer's
-/// link-layer address, and waits a second for an answer.
+/// A channel that is being made, or joined with the peer's end, or both. Over RoCE the kernel first
+/// looks up the peer's link-layer address, and waits a second for an answer.
 pub(super) struct Making(Option<JoinHandle<Made>>);
 
 impl Making {
@@ -115,12 +115,13 @@ impl Drop for PortLook {
     }
 }
 
-/// A channel that is being ended. That may take long: Soft-RoCE waits for packets that wait for a neighbour's address,
-/// and NICs wait for their firmware.
+/// A channel that is being ended. That may take long: Soft-RoCE waits for packets that wait for a
+/// neighbour's address, and NICs wait for their firmware.
 pub(super) struct Ending(Option<JoinHandle<()>>);
 
 impl Ending {
-    /// Starts to end a channel. It has ended when this look at its port has, too, and the key that is being made for it.
+    /// Starts to end a channel. It has ended when this look at its port has, too, and the key that
+    /// is being made for it.
     pub(super) fn of(channel: Box<dyn Channel>, look: Option<PortLook>, exports: Exports) -> Self {
         exports.give_up();
         Self::by(move || {

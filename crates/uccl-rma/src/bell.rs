@@ -14,7 +14,8 @@ use rustix::{
     },
 };
 
-/// One descriptor, which is readable when any of the watched descriptors is or when a set time has come.
+/// One descriptor, which is readable when any of the watched descriptors is or when a set time has
+/// come.
 pub(super) struct Bell {
     epoll: OwnedFd,
     alarm: OwnedFd,
@@ -50,8 +51,9 @@ impl Bell {
         }
     }
 
-    /// Rings after this time, and stops a ring that has already started. An earlier time that is set and has not come
-    /// yet stays: a needless ring costs little, while changing the timer costs every time.
+    /// Rings after this time, and stops a ring that has already started. An earlier time that is
+    /// set and has not come yet stays: a needless ring costs little, while changing the timer costs
+    /// every time.
     pub(super) fn set(&mut self, now: Instant, after: Option<Duration>) {
         let (wanted, due) = (after.map(|after| now + after), self.due);
         match (due, wanted) {
@@ -65,7 +67,8 @@ impl Bell {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: after.as_secs() as _, tv_nsec: after.subsec_nanos() as _ };
         let time = Itimerspec { it_interval: zero, it_value: value };
-        // Setting the timer also clears a ring that nobody has read. It fails only for bad arguments.
+        // Setting the timer also clears a ring that nobody has read. It fails only for bad
+        // arguments.
         let _ = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &time);
     }
 

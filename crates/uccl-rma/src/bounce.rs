@@ -1,5 +1,5 @@
-//! Locked host memory, through which bytes pass where no rail takes the memory that they are in; and the copies between
-//! the two.
+//! Locked host memory, through which bytes pass where no rail takes the memory that they are in;
+//! and the copies between the two.
 
 use std::{
     sync::Arc,
@@ -19,8 +19,8 @@ use uccl_wire::rails::LANDING_CHUNK;
 
 use super::{aside::Ending, pinned::Pinned, rails::Rails};
 
-/// How many chunks an area has: enough for a link of 50 GB/s to stay busy while some chunks are copied, some are
-/// carried, some are reported to the other end, and some are copied there.
+/// How many chunks an area has: enough for a link of 50 GB/s to stay busy while some chunks are
+/// copied, some are carried, some are reported to the other end, and some are copied there.
 pub(super) const CHUNKS: usize = 16;
 
 const _: () = assert!(CHUNK == LANDING_CHUNK, "peers count in the same chunks");
@@ -69,8 +69,8 @@ impl Drop for Area {
     }
 }
 
-/// Where an area is, once there is one. A thread of its own makes it: to lock memory takes long, and to show it to
-/// devices takes longer.
+/// Where an area is, once there is one. A thread of its own makes it: to lock memory takes long,
+/// and to show it to devices takes longer.
 #[derive(Default)]
 pub(super) enum Site {
     #[default]
@@ -181,8 +181,9 @@ impl Copies {
     /// Starts a copy. [`Self::ended`] reports its end, and that it could not be started.
     ///
     /// # Safety
-    /// The memory must fit the chunk, and nobody else may use the chunk until the copy has ended. The memory must stay
-    /// valid until then; memory of the regions of `slots`, while they [may be touched](Self::may_touch).
+    /// The memory must fit the chunk, and nobody else may use the chunk until the copy has ended.
+    /// The memory must stay valid until then; memory of the regions of `slots`, while they [may be
+    /// touched](Self::may_touch).
     pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: Whose) {
         let Copy { area, chunk, memory, slots, direction } = copy;
         let Self([down, up]) = self;

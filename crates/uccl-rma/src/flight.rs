@@ -1,4 +1,5 @@
-//! Operations under way: how much of each is still to be requested, and how many of its requests are under way.
+//! Operations under way: how much of each is still to be requested, and how many of its requests
+//! are under way.
 
 use std::{sync::Arc, time::Instant};
 

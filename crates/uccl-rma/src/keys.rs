@@ -73,8 +73,8 @@ pub(super) enum Missing {
 }
 
 impl Granted {
-    /// How the region is reached over a channel, and the piece's address there. None if it is not reached over this
-    /// channel.
+    /// How the region is reached over a channel, and the piece's address there. None if it is not
+    /// reached over this channel.
     pub(super) fn over(&self, id: PathId, piece: &RemoteSpan) -> Option<(Reach, u64)> {
         let reach = self.paths.iter().find(|reach| reach.id == id)?;
         Some((*reach, reach.base.wrapping_add(piece.addr.wrapping_sub(self.addr))))
@@ -133,8 +133,8 @@ impl Keys {
         self.by_slot.get(&region.slot)?.iter().find(|known| known.key == region.key)
     }
 
-    /// Records that a region is asked about. False if there is no point in asking: an answer is still due, or no
-    /// channel has come up since the last question.
+    /// Records that a region is asked about. False if there is no point in asking: an answer is
+    /// still due, or no channel has come up since the last question.
     pub(super) fn ask(&mut self, region: RegionId, epoch: u64) -> bool {
         let slot = self.by_slot.entry(region.slot).or_default();
         match slot.iter_mut().find(|known| known.key == region.key) {

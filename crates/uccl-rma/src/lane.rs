@@ -53,7 +53,8 @@ pub struct Silence {
     pub probe: Option<Duration>,
 }
 
-/// A lane for one-sided operations, which uses every pair of rails that two endpoints have between them.
+/// A lane for one-sided operations, which uses every pair of rails that two endpoints have between
+/// them.
 ///
 /// [`uccl_wire::rails`] defines the notes that its two ends exchange.
 pub struct RmaLane {
@@ -62,7 +63,8 @@ pub struct RmaLane {
     pub(super) role: Role,
     pub(super) silence: Silence,
     pub(super) state: Mutex<State>,
-    /// Held by the caller of `progress`, and while the lane is killed, so that only one thread does either.
+    /// Held by the caller of `progress`, and while the lane is killed, so that only one thread does
+    /// either.
     turn: Mutex<()>,
     /// Copies of parts of the state, readable without its lock.
     up: AtomicUsize,
@@ -78,13 +80,16 @@ const TO_END: Duration = Duration::from_secs(1);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_millis(1);
 
-/// How long the requests of a cancelled operation may take to end by themselves. After that their paths are dropped.
+/// How long the requests of a cancelled operation may take to end by themselves. After that their
+/// paths are dropped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Most notes that may wait to be sent to the peer. Only a peer that asks without reading the answers causes more.
+/// Most notes that may wait to be sent to the peer. Only a peer that asks without reading the
+/// answers causes more.
 const MAX_NOTES: usize = 1 << 16;
 
-/// Most pieces of one operation. There need be no smaller limit: requests are made only as they are posted.
+/// Most pieces of one operation. There need be no smaller limit: requests are made only as they are
+/// posted.
 const MAX_PIECES: usize = 1 << 20;
 
 impl RmaLane {
@@ -119,12 +124,14 @@ impl RmaLane {
         Ok(this)
     }
 
-    /// Changes the state under its lock; then, without the lock, calls the completions of operations that ended.
+    /// Changes the state under its lock; then, without the lock, calls the completions of
+    /// operations that ended.
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         self.act(|state| (change(state), true))
     }
 
-    /// Like [`Self::with`], but `change` also says whether it changed anything. If not, no sleeper is woken.
+    /// Like [`Self::with`], but `change` also says whether it changed anything. If not, no sleeper
+    /// is woken.
     fn act<T>(&self, change: impl FnOnce(&mut State) -> (T, bool)) -> T {
         let mut state = self.state.lock();
         let (out, changed) = change(&mut state);
@@ -203,7 +210,8 @@ impl RmaLane {
         false
     }
 
-    /// Assigns the parts of lost paths to other paths. A part that has to wait does not hold up those behind it.
+    /// Assigns the parts of lost paths to other paths. A part that has to wait does not hold up
+    /// those behind it.
     fn pump_again(&self, state: &mut State) {
         let mut held = VecDeque::new();
         while let Some(part) = state.again.pop_front() {
@@ -227,8 +235,8 @@ impl RmaLane {
                 Err(Hold::Never(why)) => state.drop_part(&self.rails, &part, Some(why)),
             }
         }
-        // Keeps the old order. Parts that were not looked at, because every path is full, may belong to cancelled
-        // operations.
+        // Keeps the old order. Parts that were not looked at, because every path is full, may
+        // belong to cancelled operations.
         held.append(&mut state.again);
         state.again = held;
     }
@@ -372,7 +380,8 @@ impl Lane for RmaLane {
             }
             let (key, generation) = state.begin(op);
             self.pump(state);
-            // An operation that has already ended is reported by the return value, not by its completion.
+            // An operation that has already ended is reported by the return value, not by its
+            // completion.
             if state.flights.get(key).is_none_or(|flight| flight.generation != generation) {
                 own = state.take_ending(generation);
             }

@@ -1,4 +1,5 @@
-//! A path is a pair of rails and the channel over it. The channel is made, used, lost, and made again.
+//! A path is a pair of rails and the channel over it. The channel is made, used, lost, and made
+//! again.
 
 use std::{
     sync::Arc,
@@ -21,7 +22,8 @@ use super::{
     rails::Rails,
 };
 
-/// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to [`LAST_RETRY`].
+/// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to
+/// [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// How soon to look again at a port that is down.
@@ -30,7 +32,8 @@ const DOWN_LOOK: Duration = Duration::from_millis(100);
 const FULL_RETRY: Duration = Duration::from_millis(1);
 /// How soon to check again on work that other threads do, such as joining a channel or ending it.
 pub(super) const ASIDE_LOOK: Duration = Duration::from_millis(1);
-/// After this long without a completion, the port is checked: it may be down, and the device slow to report it.
+/// After this long without a completion, the port is checked: it may be down, and the device slow
+/// to report it.
 const SILENCE: Duration = Duration::from_millis(200);
 /// The clock is read once in this many looks that find nothing.
 const LOOKS_A_CLOCK: u32 = 1024;
@@ -43,15 +46,15 @@ const PROBE: u64 = u64::MAX;
 enum State {
     /// There is none. The connecting end makes one at this time; the accepting end waits.
     Idle { retry_at: Option<Instant> },
-    /// Our end is made. The connecting end waits for the address of the peer's end; the accepting end waits for
-    /// `Ready`.
+    /// Our end is made. The connecting end waits for the address of the peer's end; the accepting
+    /// end waits for `Ready`.
     Opening(Box<dyn Channel>),
     /// Our end is being made.
     Making(Making),
     /// Our end is being joined with the other. That of the accepting end is made first.
     Joining(Making),
-    /// Both ends are made. The connecting end has sent a probe to find out whether the channel works. It is given up at this
-    /// time, if the device itself does not report a failure earlier.
+    /// Both ends are made. The connecting end has sent a probe to find out whether the channel
+    /// works. It is given up at this time, if the device itself does not report a failure earlier.
     Probing(Box<dyn Channel>, Option<Instant>),
     /// It works.
     Up(Box<dyn Channel>),
@@ -74,7 +77,8 @@ pub(super) struct Path {
     /// Whether an attempt has ended, with or without success.
     pub(super) tried: bool,
     has_worked: bool,
-    /// How many attempts have failed since the last that did not; and whether the present one has not.
+    /// How many attempts have failed since the last that did not; and whether the present one has
+    /// not.
     failed: u32,
     works: bool,
     /// It has been logged that it does not work.
@@ -96,8 +100,8 @@ pub(super) struct Path {
     pub(super) peer_gone: bool,
     /// If set: once our end is gone, the peer is sent `Refused` with this reason.
     pub(super) refusal: Option<String>,
-    /// How many looks have found nothing since a request last ended; and the first time after that at which the clock
-    /// was read.
+    /// How many looks have found nothing since a request last ended; and the first time after that
+    /// at which the clock was read.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
     /// Whether the port is up, while that is being found out.
@@ -247,8 +251,9 @@ impl Path {
         if self.id == id { self.channel() } else { None }
     }
 
-    /// The key with which a peer that has these rights names memory over our channel. None if the channel does not work,
-    /// the device does not take the memory, or the key is not [made](Self::make_key).
+    /// The key with which a peer that has these rights names memory over our channel. None if the
+    /// channel does not work, the device does not take the memory, or the key is not
+    /// [made](Self::make_key).
     pub(super) fn key_of(&mut self, pinned: &Pinned, rights: Rights) -> Option<RemoteKey> {
         let State::Up(channel) = &mut self.state else { return None };
         let registration = pinned.for_peer(self.ours, rights)?;
@@ -258,7 +263,8 @@ impl Path {
         }
     }
 
-    /// Starts to make that key, if the device takes long over it. [`Self::is_making_key`] tells when that is done.
+    /// Starts to make that key, if the device takes long over it. [`Self::is_making_key`] tells
+    /// when that is done.
     pub(super) fn make_key(&mut self, pinned: &Arc<Pinned>, rights: Rights) {
         let State::Up(channel) = &mut self.state else { return };
         let Some(registration) = pinned.for_peer(self.ours, rights) else { return };
@@ -275,14 +281,15 @@ impl Path {
         self.exports.is_making(pinned.number)
     }
 
-    /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is done.
+    /// Starts to make our end of a channel, for the next attempt. [`Self::look`] tells when that is
+    /// done.
     pub(super) fn make(&mut self, rails: &Arc<Rails>) {
         self.id.attempt = self.id.attempt.wrapping_add(1);
         self.state = State::Making(Making::of(rails, self.ours, self.failed));
     }
 
-    /// The peer's end is made: starts to make ours, for this attempt, and to join it. [`Self::look`] tells when that is
-    /// done.
+    /// The peer's end is made: starts to make ours, for this attempt, and to join it.
+    /// [`Self::look`] tells when that is done.
     pub(super) fn make_joined(&mut self, attempt: u32, rails: &Arc<Rails>, address: &[u8]) {
         self.id.attempt = attempt;
         self.state = State::Joining(Making::joined(rails, self.ours, address.to_vec()));
@@ -291,7 +298,8 @@ impl Path {
     /// Our end has just been made: from now on it rings the bell.
     pub(super) fn watch(&mut self, bell: &Bell) {
         let State::Opening(channel) = &mut self.state else { return };
-        // Arm it, as a thread may already be asleep on the bell. If arming fails, the next look fails too.
+        // Arm it, as a thread may already be asleep on the bell. If arming fails, the next look
+        // fails too.
         let _ = channel.arm();
         if let Some(fd) = channel.fd()
             && let Err(e) = bell.watch(fd)
@@ -372,7 +380,8 @@ impl Path {
         }
     }
 
-    /// Nothing has ended for a while: finds out whether the port is up, as the device may be slow to report it.
+    /// Nothing has ended for a while: finds out whether the port is up, as the device may be slow
+    /// to report it.
     pub(super) fn look_at_port(&mut self, rail: &Arc<dyn Rail>) {
         if self.port.is_none() && self.looked_at_port.is_none_or(|at| at.elapsed() >= SILENCE) {
             self.looked_at_port = Some(Instant::now());
@@ -412,8 +421,8 @@ impl Path {
         matches!(self.state, State::Ending(_))
     }
 
-    /// Both ends are gone, or the peer never had one. Returns the parts that may be requested again. If our end is
-    /// still being dropped, this waits for it.
+    /// Both ends are gone, or the peer never had one. Returns the parts that may be requested
+    /// again. If our end is still being dropped, this waits for it.
     pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
         if !std::mem::take(&mut self.works) {
             self.failed = self.failed.wrapping_add(1);
@@ -549,7 +558,8 @@ impl Path {
         now.saturating_duration_since(*self.quiet_since.get_or_insert(now))
     }
 
-    /// Prepares for sleep. False if there is something to do. Also says after how long the path must be looked at.
+    /// Prepares for sleep. False if there is something to do. Also says after how long the path
+    /// must be looked at.
     pub(super) fn arm(
         &mut self,
         now: Instant,
@@ -615,7 +625,8 @@ impl Path {
         }
     }
 
-    /// Ends the path and forgets its parts. If our end is still being dropped, returns it with its parts.
+    /// Ends the path and forgets its parts. If our end is still being dropped, returns it with its
+    /// parts.
     pub(super) fn end(&mut self) -> Option<(Ending, Vec<Part>)> {
         let orphans = std::mem::take(&mut self.orphans);
         match std::mem::replace(&mut self.state, State::Idle { retry_at: None }) {

@@ -32,13 +32,14 @@ pub(super) struct Pinned {
     renewing: Mutex<Renewing>,
     /// How the memory moves, as far as our own devices decide that.
     moves: Moves,
-    /// Registrations of the same memory for peers with fewer rights: read only, and write only. Made when the first
-    /// such peer asks.
+    /// Registrations of the same memory for peers with fewer rights: read only, and write only.
+    /// Made when the first such peer asks.
     narrow: [Narrow; 2],
     is_retired: AtomicBool,
 }
 
-/// Whether the memory is being registered once more: with devices that were lost and opened again, or for channels.
+/// Whether the memory is being registered once more: with devices that were lost and opened again,
+/// or for channels.
 #[derive(Default)]
 struct Renewing {
     /// How many such registrations are being made.
@@ -80,8 +81,8 @@ impl Pinned {
         Self { number, span, kind, rights, by_rail, renewing, moves, narrow, is_retired }
     }
 
-    /// Registers the memory again with a device that was lost and has been opened again. One thread at a time does so
-    /// for a device.
+    /// Registers the memory again with a device that was lost and has been opened again. One thread
+    /// at a time does so for a device.
     pub(super) fn renew(
         self: &Arc<Self>,
         at: usize,
@@ -118,8 +119,8 @@ impl Pinned {
         if rights == self.rights { Some(whole) } else { self.narrow_of(rights)?.with(rail) }
     }
 
-    /// Starts to make, on another thread, the registrations that [`Self::for_peer`] will need and that are missing.
-    /// True while they are being made.
+    /// Starts to make, on another thread, the registrations that [`Self::for_peer`] will need and
+    /// that are missing. True while they are being made.
     pub(super) fn narrow(&self, rails: &[Arc<dyn Rail>], rights: Rights) -> bool {
         let Self { span, kind, .. } = *self;
         let takes = |rail| self.with(rail).is_some();
@@ -132,7 +133,8 @@ impl Pinned {
         self.narrow_of(rights).is_some_and(Narrow::is_making)
     }
 
-    /// Whether a registration is being made: for any peer, for a channel, or with a device that was lost.
+    /// Whether a registration is being made: for any peer, for a channel, or with a device that was
+    /// lost.
     pub(super) fn is_busy(&self) -> bool {
         self.renewing.lock().count > 0 || self.narrow.iter().any(Narrow::is_making)
     }
@@ -150,13 +152,14 @@ impl Pinned {
         covers(self.span, span)
     }
 
-    /// The address at which peers reach memory that this registration covers, when they use this key.
+    /// The address at which peers reach memory that this registration covers, when they use this
+    /// key.
     pub(super) fn base_of(&self, addr: usize, key: &RemoteKey) -> u64 {
         key.base.wrapping_add((addr - self.span.addr) as u64)
     }
 
-    /// Marks the registration as retired: no new request uses it, though earlier ones may be under way. True the first
-    /// time.
+    /// Marks the registration as retired: no new request uses it, though earlier ones may be under
+    /// way. True the first time.
     pub(super) fn retire(&self) -> bool {
         !self.is_retired.swap(true, AcqRel)
     }
@@ -201,14 +204,15 @@ pub(super) struct Book {
     regions: HashMap<u32, Arc<Pinned>>,
     /// How many regions do not move directly: the staged ones, and those that go over TCP.
     slow: [usize; 2],
-    /// All registrations by class of length, address and number. A lookup searches each class by itself, so long
-    /// regions do not make it walk through all the short ones.
+    /// All registrations by class of length, address and number. A lookup searches each class by
+    /// itself, so long regions do not make it walk through all the short ones.
     by_class: BTreeMap<(u32, usize, u64), Arc<Pinned>>,
     /// How many registrations each class has.
     in_class: BTreeMap<u32, usize>,
 }
 
-/// The class of a length: the number of its bits. Within a class, no length is twice another or more.
+/// The class of a length: the number of its bits. Within a class, no length is twice another or
+/// more.
 fn class_of(len: usize) -> u32 {
     usize::BITS - len.leading_zeros()
 }
@@ -294,7 +298,8 @@ impl Book {
         shortest.find_map(|shortest| shortest)
     }
 
-    /// The registrations of this class that begin near enough before an address to possibly reach it.
+    /// The registrations of this class that begin near enough before an address to possibly reach
+    /// it.
     fn near(&self, class: u32, addr: usize) -> impl Iterator<Item = &Arc<Pinned>> {
         let longest = usize::MAX.checked_shr(usize::BITS - class).unwrap_or(0);
         let first = addr.saturating_sub(longest);

@@ -22,11 +22,11 @@ use super::pinned::{Book, Pinned, ToPin};
 
 /// The devices that an endpoint has opened, and the endpoint's regions as registered with them.
 ///
-/// Each region is registered by itself, even where regions overlap. So the keys that a peer was given for a region end
-/// with that region.
+/// Each region is registered by itself, even where regions overlap. So the keys that a peer was
+/// given for a region end with that region.
 ///
-/// To open devices takes long, and to register much memory takes longer. A thread of its own does both for the regions
-/// that are older than the devices.
+/// To open devices takes long, and to register much memory takes longer. A thread of its own does
+/// both for the regions that are older than the devices.
 pub struct Rails {
     shared: Arc<Shared>,
     /// Opens the devices and registers the regions that wait.
@@ -48,7 +48,8 @@ struct Shared {
     next: AtomicU64,
     /// The devices, by index, and the kinds of memory for which a refusal has been logged already.
     said: Mutex<HashSet<(usize, MemoryKind)>>,
-    /// The devices, by index, the peers' devices and the reasons of which it has been logged that they cannot be joined.
+    /// The devices, by index, the peers' devices and the reasons of which it has been logged that
+    /// they cannot be joined.
     said_apart: Mutex<HashSet<(usize, String)>>,
 }
 
@@ -74,8 +75,8 @@ impl Default for Rails {
 }
 
 impl Rails {
-    /// Takes these devices, with no memory registered yet. If there are more than a connection can have, only the first
-    /// are used.
+    /// Takes these devices, with no memory registered yet. If there are more than a connection can
+    /// have, only the first are used.
     #[must_use]
     pub fn new(rails: Vec<Arc<dyn Rail>>) -> Self {
         let this = Self::default();
@@ -83,8 +84,9 @@ impl Rails {
         this
     }
 
-    /// Opens the devices with this function, on a thread of its own, and then registers the regions that were added
-    /// before. Lanes may be made meanwhile: they offer the devices to their peers when all are open.
+    /// Opens the devices with this function, on a thread of its own, and then registers the regions
+    /// that were added before. Lanes may be made meanwhile: they offer the devices to their peers
+    /// when all are open.
     pub fn open_by(&self, open: impl FnOnce() -> Vec<Arc<dyn Rail>> + Send + 'static) {
         let mut thread = self.thread.lock();
         let shared = Arc::clone(&self.shared);
@@ -117,7 +119,8 @@ impl Rails {
         &self.shared.copy_by
     }
 
-    /// The ordinal of the GPU that copies memory of this kind to memory that devices take. None if nobody does.
+    /// The ordinal of the GPU that copies memory of this kind to memory that devices take. None if
+    /// nobody does.
     pub(super) fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
         self.shared.copier_of(kind)
     }
@@ -144,9 +147,9 @@ impl Rails {
         self.all().iter().map(offer).collect()
     }
 
-    /// Registers the region of this slot with every device that takes it, with the rights that peers have. If no device
-    /// takes it, its bytes go another way. Before the devices are open this only notes the region: it is registered
-    /// when they are.
+    /// Registers the region of this slot with every device that takes it, with the rights that
+    /// peers have. If no device takes it, its bytes go another way. Before the devices are open
+    /// this only notes the region: it is registered when they are.
     pub fn add(&self, slot: u32, span: Span, kind: MemoryKind, rights: Rights) {
         let Shared { waiting, book, .. } = &*self.shared;
         let memory = ToPin { span, kind, rights };
@@ -158,12 +161,13 @@ impl Rails {
         }
         let _as_it_is = self.shared.renewing.read();
         let pinned = self.shared.pin(memory);
-        // Another thread may have registered the region meanwhile. Then this registration was given to nobody and ends
-        // here.
+        // Another thread may have registered the region meanwhile. Then this registration was given
+        // to nobody and ends here.
         book.write().add_region(slot, &pinned);
     }
 
-    /// If this device was lost and is there again, opens it and registers all memory with it. May take long.
+    /// If this device was lost and is there again, opens it and registers all memory with it. May
+    /// take long.
     pub(super) fn reopen(&self, at: usize) {
         let Shared { reopening, renewing, book, .. } = &*self.shared;
         let (Some(rail), Some(reopening)) = (self.all().get(at), reopening.get(at)) else { return };
@@ -192,7 +196,8 @@ impl Rails {
         self.shared.waiting.reaches(span)
     }
 
-    /// A number that grows when a region that waited has been registered, or does not wait any more.
+    /// A number that grows when a region that waited has been registered, or does not wait any
+    /// more.
     pub(super) fn registered(&self) -> u64 {
         self.shared.waiting.ended()
     }
@@ -226,24 +231,25 @@ impl Rails {
         self.shared.book.read().slowest()
     }
 
-    /// Retires the region of this slot, which is about to end: no new request of ours uses its registration, even where
-    /// another region lies in the same memory. True the first time.
+    /// Retires the region of this slot, which is about to end: no new request of ours uses its
+    /// registration, even where another region lies in the same memory. True the first time.
     pub fn retire(&self, slot: u32) -> bool {
         self.shared.waiting.retire(slot);
         self.of_slot(slot).is_some_and(|pinned| pinned.retire())
     }
 
-    /// Whether the region of this slot is being registered, or registered again for a peer that asked or for a channel.
-    /// That ends by itself.
+    /// Whether the region of this slot is being registered, or registered again for a peer that
+    /// asked or for a channel. That ends by itself.
     pub fn is_busy_with(&self, slot: u32) -> bool {
         self.is_to_register(slot) || self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
     }
 
-    /// Ends the registrations of the region of this slot. The region must have ended, and peers must have released it.
+    /// Ends the registrations of the region of this slot. The region must have ended, and peers
+    /// must have released it.
     ///
     /// # Errors
-    /// When a device did not end its registration. It may still reach the memory, which must stay; this may be called
-    /// again.
+    /// When a device did not end its registration. It may still reach the memory, which must stay;
+    /// this may be called again.
     pub fn remove(&self, slot: u32) -> Result<(), RailError> {
         let Some(pinned) = self.of_slot(slot) else { return Ok(()) };
         pinned.end()?;
@@ -359,8 +365,8 @@ impl Shared {
         if self.copier_of(kind).is_some() { Moves::Staged } else { Moves::Tcp }
     }
 
-    /// Logs that a device refused memory. Such memory is slow, and nothing else shows why. It is a warning once for
-    /// each device and kind of memory, and a debug message after that.
+    /// Logs that a device refused memory. Such memory is slow, and nothing else shows why. It is a
+    /// warning once for each device and kind of memory, and a debug message after that.
     fn say_refused(&self, at: usize, memory: ToPin, why: &RailError) {
         let ToPin { span: Span { len, .. }, kind, .. } = memory;
         let name = self.rails().get(at).map_or("?", |rail| &rail.info().name);

@@ -1,4 +1,5 @@
-//! The lane's state, which its lock guards: operations, paths and keys; and how a part is assigned to a path.
+//! The lane's state, which its lock guards: operations, paths and keys; and how a part is assigned
+//! to a path.
 
 mod staging;
 
@@ -41,14 +42,15 @@ pub(super) struct State {
     pub(super) keys: Keys,
     pub(super) lent: Lent,
     pub(super) staging: Staging,
-    /// The landing area, which the peer uses in place of memory that no rail takes. Made when a region first needs it.
+    /// The landing area, which the peer uses in place of memory that no rail takes. Made when a
+    /// region first needs it.
     pub(super) landing: Site,
     pub(super) copies: Copies,
     pub(super) notes: VecDeque<Note>,
     /// Our own offer of rails is due, as soon as they are open.
     pub(super) is_to_offer: bool,
-    /// Operations in `parked` wait until regions of ours are registered; and [`Rails::registered`] when one of them
-    /// last had to.
+    /// Operations in `parked` wait until regions of ours are registered; and [`Rails::registered`]
+    /// when one of them last had to.
     registering: Option<u64>,
     /// The peer has sent its offer of rails.
     pub(super) offered: bool,
@@ -64,7 +66,8 @@ pub(super) struct State {
     generation: u32,
     /// Operations with bytes that are not requested yet, in the order in which they were posted.
     pub(super) queue: VecDeque<usize>,
-    /// Operations that wait for a key, or for a registration or chunks of ours. They go back to `queue` when an answer comes.
+    /// Operations that wait for a key, or for a registration or chunks of ours. They go back to
+    /// `queue` when an answer comes.
     pub(super) parked: Vec<usize>,
     /// Parts to be requested again, before anything else.
     pub(super) again: VecDeque<Part>,
@@ -128,7 +131,8 @@ impl State {
         }
     }
 
-    /// Adds an operation. Returns its index in `flights` and its generation, which tells it from others at that index.
+    /// Adds an operation. Returns its index in `flights` and its generation, which tells it from
+    /// others at that index.
     pub(super) fn begin(&mut self, op: Operation) -> (usize, u32) {
         self.generation = self.generation.wrapping_add(1);
         self.outstanding += op.len();
@@ -137,7 +141,8 @@ impl State {
         (key, self.generation)
     }
 
-    /// Begins to end all paths, each of which may take its device long. False if that was done before.
+    /// Begins to end all paths, each of which may take its device long. False if that was done
+    /// before.
     pub(super) fn shut(&mut self) -> bool {
         let Self { paths, bell, .. } = self;
         if !std::mem::replace(&mut self.killed, true) {
@@ -239,8 +244,8 @@ impl State {
         if waits { Some(ASIDE_LOOK) } else { self.lent.wake_in() }
     }
 
-    /// Puts the operations that wait for registrations of ours back into the queue, if one has been made. True if there
-    /// were any.
+    /// Puts the operations that wait for registrations of ours back into the queue, if one has been
+    /// made. True if there were any.
     pub(super) fn look_at_registrations(&mut self, rails: &Rails) -> bool {
         let made = self.registering.is_some_and(|before| rails.registered() != before);
         if made {
@@ -250,8 +255,8 @@ impl State {
         made
     }
 
-    /// Puts the operations that wait for chunks of ours back into the queue, if these have been made or cannot be. True
-    /// if there were any.
+    /// Puts the operations that wait for chunks of ours back into the queue, if these have been
+    /// made or cannot be. True if there were any.
     pub(super) fn look_at_areas(&mut self) -> bool {
         let landed = self.landing.look();
         if let Some(why) = self.landing.refusal() {
@@ -276,8 +281,8 @@ impl State {
         Some(pinned)
     }
 
-    /// Gives the start of a part, as much as fits, to the path with the fewest bytes under way. Returns how many bytes
-    /// it took.
+    /// Gives the start of a part, as much as fits, to the path with the fewest bytes under way.
+    /// Returns how many bytes it took.
     pub(super) fn assign(&mut self, rails: &Rails, part: Part) -> Result<usize, Hold> {
         let Some(pinned) = self.pinned(rails, part.local) else {
             return Err(self.unregistered(rails, part.local));
@@ -322,8 +327,8 @@ impl State {
         Hold::Never(OpError::Unreachable)
     }
 
-    /// Asks for an unknown key if nobody has yet. Says why the part is held: it waits for the key, or the peer denied
-    /// it.
+    /// Asks for an unknown key if nobody has yet. Says why the part is held: it waits for the key,
+    /// or the peer denied it.
     pub(super) fn missing(&mut self, why: Missing) -> Hold {
         match why {
             Missing::Denied(status) => return Hold::Never(OpError::Remote(status)),
@@ -354,7 +359,8 @@ impl State {
         }
     }
 
-    /// Handles the end of a part. A part that the peer's device refused is tried again, up to [`MOST_REFUSALS`] times.
+    /// Handles the end of a part. A part that the peer's device refused is tried again, up to
+    /// [`MOST_REFUSALS`] times.
     pub(super) fn part_ended(
         &mut self,
         rails: &Rails,
@@ -420,7 +426,8 @@ impl State {
         Some(self.endings.swap_remove(at).2)
     }
 
-    /// Whether the part's operation has failed or was cancelled, so that nothing more of it is to be requested.
+    /// Whether the part's operation has failed or was cancelled, so that nothing more of it is to
+    /// be requested.
     pub(super) fn is_ending(&self, part: &Part) -> bool {
         self.flights.get(part.flight).is_none_or(|flight| flight.verdict.is_some())
     }
@@ -436,7 +443,8 @@ impl State {
         !self.paths.iter().any(|path| path.is_up() && path.room_for(1).is_some())
     }
 
-    /// Whether one of our devices has a request under way that names our memory by this registration.
+    /// Whether one of our devices has a request under way that names our memory by this
+    /// registration.
     pub(super) fn is_at_work_with(&self, pinned: &Pinned) -> bool {
         self.paths.iter().any(|path| path.is_at_work_with(pinned.number))
     }
@@ -453,7 +461,8 @@ impl State {
         self.notes.push_back(Note::Staged { chunk, status });
     }
 
-    /// Sends `Released` for a region that the peer has revoked, once none of our requests for it is under way.
+    /// Sends `Released` for a region that the peer has revoked, once none of our requests for it is
+    /// under way.
     pub(super) fn release_if_unused(&mut self, region: RegionId) {
         let Some(at) = self.lent.releasing.iter().position(|other| *other == region) else {
             return;

@@ -77,7 +77,8 @@ pub struct StreamLane<P: Pipe> {
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
     is_dead: AtomicBool,
-    /// Why nothing can be sent any more. Bytes that came before are still received: a goodbye may be among them.
+    /// Why nothing can be sent any more. Bytes that came before are still received: a goodbye may
+    /// be among them.
     deaf: Mutex<Option<LaneError>>,
     is_deaf: AtomicBool,
 }
@@ -124,7 +125,8 @@ impl<P: Pipe> StreamLane<P> {
         first
     }
 
-    /// The peer receives nothing any more. A later progress reports the error, once no more bytes come from the peer.
+    /// The peer receives nothing any more. A later progress reports the error, once no more bytes
+    /// come from the peer.
     fn deafened(&self, e: std::io::Error) {
         self.deaf.lock().get_or_insert(e.into());
         self.is_deaf.store(true, SeqCst);
@@ -205,8 +207,8 @@ impl<P: Pipe> StreamLane<P> {
         self.load.store(ops.bytes + ops.len() as u64, Relaxed);
         let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
         if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
-            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
-            // the operations are locked.
+            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it
+            // cannot end while the operations are locked.
             if !unsafe { tx.push_short(name, &op.local, &op.remote, word) } {
                 ops.doom(name, OpError::LocalFault);
             }
@@ -294,7 +296,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
                     return;
                 }
                 if tx.cut(name) != Some(false) {
-                    // Its data is on the way. The read ends when the last of the data has come, which is thrown away.
+                    // Its data is on the way. The read ends when the last of the data has come,
+                    // which is thrown away.
                     op.is_disowned = true;
                     if let Some(target) = &mut op.target {
                         target.failed.get_or_insert(OpError::Cancelled);
@@ -434,8 +437,8 @@ fn armed(result: std::io::Result<bool>) -> bool {
     result.unwrap_or(false)
 }
 
-/// The operation in a form that frames can name; `None` if it has too many pieces, or if its two sides differ in
-/// length.
+/// The operation in a form that frames can name; `None` if it has too many pieces, or if its two
+/// sides differ in length.
 fn sayable(mut op: Operation) -> Option<Operation> {
     let mut left = op.len();
     let mut is_long = false;

@@ -47,8 +47,8 @@ pub(super) struct ReadTarget {
     pub(super) failed: Option<OpError>,
 }
 
-/// Operations by number. A number carries a generation, so that an answer to an operation that has already ended is
-/// noticed.
+/// Operations by number. A number carries a generation, so that an answer to an operation that has
+/// already ended is noticed.
 #[derive(Default)]
 pub(super) struct Ops {
     slab: Slab<InFlight>,

@@ -8,8 +8,8 @@ use uccl_fabric::{
 use uccl_wire::checked::Crc;
 use uccl_wire::frame::Desc;
 
-/// Operations of at most this many bytes are copied into their frame when they are posted, so that many of them share
-/// one system call.
+/// Operations of at most this many bytes are copied into their frame when they are posted, so that
+/// many of them share one system call.
 pub(crate) const SHORT: usize = 2 << 10;
 
 /// One of our operations that has not been sent wholly.

@@ -1,5 +1,5 @@
-//! The receiving half of a stream lane: reads frames, and puts their data in its place, straight from the pipe where
-//! that is worth it.
+//! The receiving half of a stream lane: reads frames, and puts their data in its place, straight
+//! from the pipe where that is worth it.
 
 mod begin;
 mod device;
@@ -80,7 +80,8 @@ pub(super) struct Surroundings<'a> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Header and descriptors are known. `sound`: the descriptors have passed their checksum, if they have one.
+    /// Header and descriptors are known. `sound`: the descriptors have passed their checksum, if
+    /// they have one.
     Begin {
         sound: bool,
     },
@@ -158,8 +159,8 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Discards the data of this read, which was cancelled. False: some of it is being copied, and the read ends when
-    /// that has landed.
+    /// Discards the data of this read, which was cancelled. False: some of it is being copied, and
+    /// the read ends when that has landed.
     pub(super) fn discard(&mut self, name: OpName) -> bool {
         if let Some((current, target)) = &mut self.read
             && *current == name

@@ -1,7 +1,8 @@
 //! A pipe with its bytes protected by [records](uccl_wire::record), over another pipe.
 //!
-//! Received bytes go to their place only when their record has been checked, so they pass through a buffer here. Bytes to
-//! send do as well: memory may change while it is sent, and a code must be over the bytes that go out.
+//! Received bytes go to their place only when their record has been checked, so they pass through a
+//! buffer here. Bytes to send do as well: memory may change while it is sent, and a code must be
+//! over the bytes that go out.
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
@@ -13,7 +14,8 @@ use uccl_fabric::{
 };
 use uccl_wire::record::{HEAD_LEN, MAX_CONTENT, MAX_RECORD, Opener, Sealer};
 
-/// Bytes that are received before their records are whole: two records, so that the rest of one comes with the next.
+/// Bytes that are received before their records are whole: two records, so that the rest of one
+/// comes with the next.
 const ROOM: usize = 2 * MAX_RECORD;
 
 /// A pipe in records.
@@ -97,8 +99,9 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
             self.sent = 0;
             self.record.extend_from_slice(&[0; HEAD_LEN]);
             for span in rest.take_parts(spans, MAX_CONTENT) {
-                // SAFETY: readable, as far as it is mapped, as the caller promises. Others may write it meanwhile, as memory
-                // of a region: this copies it once, and seals the copy.
+                // SAFETY: readable, as far as it is mapped, as the caller promises. Others may
+                // write it meanwhile, as memory of a region: this copies it once, and seals the
+                // copy.
                 if let Err(e) = unsafe { guarded::append(&mut self.record, span) } {
                     self.record.clear();
                     // Earlier records have gone. The caller comes again with the rest.
@@ -126,7 +129,8 @@ impl<T: PipeTx> PipeTx for SealedTx<T> {
 }
 
 impl<R: PipeRx> SealedRx<R> {
-    /// Moves checked bytes to the rest of the spans. Returns how many, also where a span is not mapped: then the rest waits.
+    /// Moves checked bytes to the rest of the spans. Returns how many, also where a span is not
+    /// mapped: then the rest waits.
     ///
     /// # Safety
     /// The spans must be writable, as far as they are mapped.
@@ -134,7 +138,8 @@ impl<R: PipeRx> SealedRx<R> {
         let (mut moved, mut result) = (0, Ok(()));
         for span in rest.take_parts(spans, self.opened.len()) {
             let from = &self.buffer[self.opened.start + moved..][..span.len];
-            // SAFETY: writable, as far as it is mapped, as the caller promises. `from` lies in a buffer of our own.
+            // SAFETY: writable, as far as it is mapped, as the caller promises. `from` lies in a
+            // buffer of our own.
             result = unsafe { guarded::copy_to(span, from) };
             if result.is_err() {
                 break;

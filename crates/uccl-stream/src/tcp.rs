@@ -18,8 +18,8 @@ use uccl_fabric::{
 
 /// The most pieces that one vectored system call takes.
 const IOV_MAX: usize = 1024;
-/// The congestion control for loopback. The system's own choice is often one for wide area networks, such as BBR,
-/// which paces: that costs loopback more than half of its speed.
+/// The congestion control for loopback. The system's own choice is often one for wide area
+/// networks, such as BBR, which paces: that costs loopback more than half of its speed.
 const LOOPBACK_CONGESTION: &str = "cubic";
 
 /// A connected TCP socket as a pipe.
@@ -41,7 +41,8 @@ pub struct TcpRx {
 pub struct TcpOptions {
     /// The congestion control; `None` keeps the system's, except on loopback.
     pub congestion: Option<String>,
-    /// After this long without an answer the kernel gives the peer up; zero keeps the system's default.
+    /// After this long without an answer the kernel gives the peer up; zero keeps the system's
+    /// default.
     pub timeout: Duration,
 }
 
@@ -93,7 +94,8 @@ pub fn listen(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
     if let IpAddr::V6(ip) = addr.ip() {
         socket.set_only_v6(!ip.is_unspecified())?;
     }
-    // This cannot steal a port: on Linux it only lets a listener bind beside connections in TIME_WAIT.
+    // This cannot steal a port: on Linux it only lets a listener bind beside connections in
+    // TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&addr.into())?;
     socket.listen(1024)?;
@@ -104,8 +106,8 @@ pub fn listen(addr: SocketAddr) -> io::Result<std::net::TcpListener> {
 impl PipeTx for TcpTx {
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         with_iovecs(spans, |msg| {
-            // SAFETY: the header and its iovecs live through the call; the memory is readable as the
-            // caller promises.
+            // SAFETY: the header and its iovecs live through the call; the memory is readable as
+            // the caller promises.
             unsafe {
                 libc::sendmsg(self.0.as_raw_fd(), msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
             }
@@ -122,8 +124,9 @@ impl PipeRx for TcpRx {
         })
     }
 
-    /// Linux still hands out received bytes after a reset. A check for one costs a system call, so it is made once in
-    /// a tick of the clock, and thus also after any longer pause, as when the process was stopped.
+    /// Linux still hands out received bytes after a reset. A check for one costs a system call, so
+    /// it is made once in a tick of the clock, and thus also after any longer pause, as when the
+    /// process was stopped.
     fn is_cut(&mut self) -> bool {
         let now = coarse_ms();
         if !self.is_cut && now != self.looked_ms {

@@ -29,7 +29,8 @@ use super::{
     queue::{Frame, Own, OwnKind, Reply, Turn},
 };
 
-/// With a checksum: bytes sent at a time, few enough to be in the cache still when they are summed up.
+/// With a checksum: bytes sent at a time, few enough to be in the cache still when they are summed
+/// up.
 const CHECKED_STEP: usize = 256 << 10;
 /// Frames of at most this much payload have their checksum computed before they are sent.
 const CHECKED_AHEAD: usize = 64 << 10;
@@ -43,7 +44,8 @@ const GATHERED: usize = 64 << 10;
 const MAX_REPLIES: usize = 4 * MAX_READS;
 /// The most bytes of short answers that may wait before the peer must wait.
 const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
-/// The most bytes that one flush sends, so that a thread that posts does not end up sending for all others.
+/// The most bytes that one flush sends, so that a thread that posts does not end up sending for all
+/// others.
 const FLUSH_BUDGET: usize = 1 << 20;
 
 static FILLER: [u8; 64 << 10] = [0; 64 << 10];
@@ -179,7 +181,8 @@ impl<P: PipeTx> Tx<P> {
 
     /// Whether a short write may skip the queue of operations.
     pub(super) fn takes_short(&self) -> bool {
-        // Short frames go before a frame that has not begun, but must not go before one of an earlier write.
+        // Short frames go before a frame that has not begun, but must not go before one of an
+        // earlier write.
         let overtakes = self.current.as_ref().is_some_and(|now| now.turn.is_own() && now.sent == 0);
         self.own.is_empty()
             && !overtakes
@@ -187,8 +190,8 @@ impl<P: PipeTx> Tx<P> {
             && self.control_len() < CONTROL_LIMIT
     }
 
-    /// Queues a whole write frame, its data copied. False: the data cannot be read. The peer then learns that from the
-    /// frame, and answers.
+    /// Queues a whole write frame, its data copied. False: the data cannot be read. The peer then
+    /// learns that from the frame, and answers.
     ///
     /// # Safety
     /// The local spans must be readable, as far as they are mapped.
@@ -221,7 +224,8 @@ impl<P: PipeTx> Tx<P> {
         status == Status::Ok
     }
 
-    /// Queues a message frame. Sends it straight from the caller's parts as far as the pipe takes it.
+    /// Queues a message frame. Sends it straight from the caller's parts as far as the pipe takes
+    /// it.
     pub(super) fn push_message(&mut self, parts: &[&[u8]]) -> io::Result<()> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         let header = Header { checked: self.checked, len, ..Header::bare(Kind::Message, 0, 0) };
@@ -249,8 +253,9 @@ impl<P: PipeTx> Tx<P> {
         Ok(())
     }
 
-    /// Takes an operation out of the queue. `Some(false)`: nothing of it has been sent. `Some(true)`: it ends after
-    /// the frame that is being sent, and a fence follows. `None`: all of it has been sent.
+    /// Takes an operation out of the queue. `Some(false)`: nothing of it has been sent.
+    /// `Some(true)`: it ends after the frame that is being sent, and a fence follows. `None`: all
+    /// of it has been sent.
     pub(super) fn cut(&mut self, name: OpName) -> Option<bool> {
         let index = self.own.iter().position(|own| own.name == name)?;
         let own = &mut self.own[index];
@@ -265,8 +270,9 @@ impl<P: PipeTx> Tx<P> {
         Some(true)
     }
 
-    /// The peer wants no more of these reads: one empty frame ends each. Frames that were already cut from them go first.
-    /// Walks the replies once, however many reads the peer stops, and forgets the list.
+    /// The peer wants no more of these reads: one empty frame ends each. Frames that were already
+    /// cut from them go first. Walks the replies once, however many reads the peer stops, and
+    /// forgets the list.
     pub(super) fn stop_replies(&mut self, ops: &mut Vec<u64>) {
         if ops.is_empty() {
             return;
@@ -322,8 +328,8 @@ impl<P: PipeTx> Tx<P> {
         if let Some(crc) = &mut crc
             && payload_len <= CHECKED_AHEAD
             && !guarded
-            // SAFETY: the spans of our own operations stay valid until these have ended, unless the caller has unmapped
-            // them, and the frame keeps its chunk.
+            // SAFETY: the spans of our own operations stay valid until these have ended, unless the
+            // caller has unmapped them, and the frame keeps its chunk.
             && self.payload.iter().all(|span| unsafe { is_readable(*span) })
         {
             // SAFETY: as above.
@@ -344,7 +350,8 @@ impl<P: PipeTx> Tx<P> {
         });
     }
 
-    /// The source of the current frame is gone: the rest of the frame is filler, and its trailer carries the status.
+    /// The source of the current frame is gone: the rest of the frame is filler, and its trailer
+    /// carries the status.
     fn poison(&mut self, status: Status) {
         if let Some(current) = &mut self.current {
             current.status = status;
@@ -436,9 +443,9 @@ impl<P: PipeTx> Tx<P> {
             let from = current.sent.saturating_sub(head + current.payload_len);
             self.iov.push(span_of(&trailer[from..]));
         }
-        // SAFETY: the spans are of buffers of this struct and of this function; of our own operations, which stay
-        // valid until these have ended; of a chunk that the frame keeps; of regions, which the caller has checked
-        // under the lock that it holds; or of filler.
+        // SAFETY: the spans are of buffers of this struct and of this function; of our own
+        // operations, which stay valid until these have ended; of a chunk that the frame keeps; of
+        // regions, which the caller has checked under the lock that it holds; or of filler.
         let n = unsafe { self.pipe.send(&self.iov)? };
         let from_control = n.min(control);
         let of_frame = n - from_control;

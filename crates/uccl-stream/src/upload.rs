@@ -1,5 +1,5 @@
-//! Payload for GPU memory: it is received into a chunk of locked host memory, and copied from there while the next chunk
-//! is being received.
+//! Payload for GPU memory: it is received into a chunk of locked host memory, and copied from there
+//! while the next chunk is being received.
 
 use uccl_fabric::{
     gpu::{CHUNK, Chunk},

@@ -1,13 +1,14 @@
 //! Congestion control: how many bytes may be under way.
 //!
-//! It is based on delay, after Swift (Kumar et al., SIGCOMM 2020). Swift paces windows below one message; here a
-//! minimum number of messages takes the place of that.
+//! It is based on delay, after Swift (Kumar et al., SIGCOMM 2020). Swift paces windows below one
+//! message; here a minimum number of messages takes the place of that.
 
 use std::time::{Duration, Instant};
 
 use crate::{ParamsError, rtt::Rtt};
 
-/// Parameters of the window, which limits the bytes under way and adapts to the path's delay and losses.
+/// Parameters of the window, which limits the bytes under way and adapts to the path's delay and
+/// losses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Congestion {
     /// The window at the start, in bytes.
@@ -20,8 +21,9 @@ pub struct Congestion {
     pub floor_messages: u32,
     /// Growth per round trip while the path is not full, in bytes.
     pub gain_bytes: u64,
-    /// The target delay beyond the least round trip, which is time spent in queues, for a window of `start_bytes`. It
-    /// is half of this for large windows and up to four times this for small ones.
+    /// The target delay beyond the least round trip, which is time spent in queues, for a window of
+    /// `start_bytes`. It is half of this for large windows and up to four times this for small
+    /// ones.
     pub target: Duration,
     /// The largest fraction of the window that one round trip takes away, 0 to 1.
     pub max_decrease: f64,
@@ -128,8 +130,8 @@ impl Window {
         self.set(0.0);
     }
 
-    /// The target for the time in queues. It is longer for small windows: otherwise a sender that measures the least
-    /// round trip while others fill the queue would push them out for good.
+    /// The target for the time in queues. It is longer for small windows: otherwise a sender that
+    /// measures the least round trip while others fill the queue would push them out for good.
     fn queue_target(&self) -> Duration {
         let smaller = (self.params.start_bytes as f64 / self.bytes).sqrt();
         self.params.target.mul_f64(smaller.clamp(0.5, 4.0))

@@ -1,4 +1,5 @@
-//! Reliable delivery over paths that lose messages silently, as unreliable connected queue pairs (UC) do.
+//! Reliable delivery over paths that lose messages silently, as unreliable connected queue pairs
+//! (UC) do.
 //!
 //! The crate does no I/O, has no clock and starts no threads. Its user posts, polls and waits, and
 //! passes it each event with its time.
@@ -30,12 +31,14 @@
 //! way at any time: no late attempt overwrites the memory that its owner reuses after `Delivered`,
 //! and the receiver sees each message once.
 //!
-//! Order makes this provable. A path delivers in the order of posting (up to [`Params::reorder`]), so when number n has
-//! come, everything before n - `reorder` has come or never will. A timeout proves nothing, so after a silence the
-//! sender does not repeat messages. It sends a **probe**, an empty write with a number; the acknowledgement of the
-//! probe settles everything that was posted before it. A probe touches no memory, costs some bytes where a message may
-//! be megabytes, and gets through where a long message would be lost once more. Unlike a message, a probe may be sent
-//! again under the same number, as long as that is the last number. So silence does not use up numbers.
+//! Order makes this provable. A path delivers in the order of posting (up to [`Params::reorder`]),
+//! so when number n has come, everything before n - `reorder` has come or never will. A timeout
+//! proves nothing, so after a silence the sender does not repeat messages. It sends a **probe**, an
+//! empty write with a number; the acknowledgement of the probe settles everything that was posted
+//! before it. A probe touches no memory, costs some bytes where a message may be megabytes, and
+//! gets through where a long message would be lost once more. Unlike a message, a probe may be sent
+//! again under the same number, as long as that is the last number. So silence does not use up
+//! numbers.
 //!
 //! A path that does not keep this order breaks the promise, and that shows only afterwards: a
 //! number arrives after its end may have been reported. [`Receiver::on_packet`] then fails with
@@ -46,10 +49,12 @@
 //!
 //! # Numbers
 //!
-//! Internally, numbers have 64 bits and begin at 0; the immediate holds the lower 32 bits of number +
-//! [`Params::first`]. The sender has at most [`Params::window`] + `reorder` + 1 numbers unsettled, never more than an
-//! acknowledgement covers. So each acknowledgement repeats all earlier ones, and any of them may be
-//! lost, repeated or overtaken. Both sides refuse numbers that the other cannot have meant.
+//! Internally, numbers have 64 bits and begin at 0; the immediate holds the lower 32 bits of
+//! number +
+//! [`Params::first`]. The sender has at most [`Params::window`] + `reorder` + 1 numbers unsettled,
+//! never more than an acknowledgement covers. So each acknowledgement repeats all earlier ones, and
+//! any of them may be lost, repeated or overtaken. Both sides refuse numbers that the other cannot
+//! have meant.
 //!
 //! # Time
 //!
@@ -62,9 +67,10 @@
 //!
 //! # How much is under way
 //!
-//! [`Congestion`] limits the bytes under way according to delay, as Swift does: above a target delay the window shrinks
-//! in proportion to the excess; below it, the window grows by a constant each round trip. Loss counts little, since a
-//! path may lose messages for other reasons. `tests/congestion.rs` measures the result.
+//! [`Congestion`] limits the bytes under way according to delay, as Swift does: above a target
+//! delay the window shrinks in proportion to the excess; below it, the window grows by a constant
+//! each round trip. Loss counts little, since a path may lose messages for other reasons.
+//! `tests/congestion.rs` measures the result.
 #![forbid(unsafe_code)]
 
 mod congestion;

@@ -6,8 +6,8 @@ use uccl_wire::ack::ACK_SPAN;
 
 use crate::Congestion;
 
-/// The parameters of a path. Both ends must have the same `first`, and the receiver's `ack_delay` must not be above the
-/// sender's.
+/// The parameters of a path. Both ends must have the same `first`, and the receiver's `ack_delay`
+/// must not be above the sender's.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Params {
     /// Most messages that have not ended at any time; at most 256 less `reorder`.

@@ -100,8 +100,8 @@ impl Receiver {
         Ok(verdict)
     }
 
-    /// Records that a probe has come: a message of length 0 with this immediate. The sender has heard nothing for a
-    /// while and waits for an acknowledgement. A probe may come more than once.
+    /// Records that a probe has come: a message of length 0 with this immediate. The sender has
+    /// heard nothing for a while and waits for an acknowledgement. A probe may come more than once.
     ///
     /// # Errors
     /// When the path has not kept the order. It must not be used any more.
@@ -121,8 +121,9 @@ impl Receiver {
         }
     }
 
-    /// An acknowledgement of everything that has come since the last one, due or not; none if nothing has. For callers
-    /// with nothing else to do: a lone message is then acknowledged without delay.
+    /// An acknowledgement of everything that has come since the last one, due or not; none if
+    /// nothing has. For callers with nothing else to do: a lone message is then acknowledged
+    /// without delay.
     pub fn flush(&mut self, now: Instant) -> Option<Ack> {
         if self.at_once || self.waiting > 0 { self.write(now) } else { None }
     }
@@ -140,7 +141,8 @@ impl Receiver {
         let Some(number) = self.next.checked_add_signed(ahead.into()) else {
             return Ok(Verdict::TooOld);
         };
-        // The sender goes no further beyond the last acknowledged number than its window and its probes.
+        // The sender goes no further beyond the last acknowledged number than its window and its
+        // probes.
         if number > self.acked + u64::from(LEAD) {
             return Ok(Verdict::TooNew);
         }
@@ -190,7 +192,8 @@ impl Receiver {
         self.next = number + 1;
     }
 
-    /// Whether the number `reorder` + 1 before the largest is missing. Then it is lost, and the sender should know.
+    /// Whether the number `reorder` + 1 before the largest is missing. Then it is lost, and the
+    /// sender should know.
     fn found_missing(&self) -> bool {
         let back = self.params.reorder + 1;
         u64::from(back) < self.next && !self.ack(0).has(back)
@@ -321,7 +324,8 @@ mod tests {
         #[test]
         fn tells_what_came(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..200)) {
             const REORDER: u64 = 64;
-            let (mut receiver, now) = (receiver(|p| (p.window, p.reorder) = (192, 64)), Instant::now());
+            let mut receiver = receiver(|p| (p.window, p.reorder) = (192, 64));
+            let now = Instant::now();
             let (mut came, mut next) = (std::collections::BTreeSet::new(), 0u64);
             for (step, back) in steps {
                 receiver.flush(now);

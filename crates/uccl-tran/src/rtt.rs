@@ -27,8 +27,9 @@ impl Rtt {
         Self { smoothed: initial, variation: initial / 2, measured: None }
     }
 
-    /// Records a measured round trip. `held` is how long the receiver claims to have held the acknowledgement back.
-    /// Returns the round trip without that time, or with it if the claim cannot be true.
+    /// Records a measured round trip. `held` is how long the receiver claims to have held the
+    /// acknowledgement back. Returns the round trip without that time, or with it if the claim
+    /// cannot be true.
     pub(crate) fn record(&mut self, now: Instant, sample: Duration, held: Duration) -> Duration {
         let Some(least) = &mut self.measured else {
             self.measured = Some(Least { since: now, before: sample, now: sample });

@@ -29,7 +29,8 @@ pub enum Event {
     Lost(u64),
     /// Post an empty write with this immediate, now.
     Probe(PacketNumber),
-    /// The path was silent for too long. Reported once. [`Sender::unsettled`] lists the items that have not ended.
+    /// The path was silent for too long. Reported once. [`Sender::unsettled`] lists the items that
+    /// have not ended.
     PathDead,
 }
 
@@ -37,7 +38,8 @@ pub enum Event {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The window is full. Try again after an acknowledgement, once [`Sender::poll`] has no more events.
+    /// The window is full. Try again after an acknowledgement, once [`Sender::poll`] has no more
+    /// events.
     #[error("{messages} messages with {bytes} bytes are on their way, as many as may be")]
     Full {
         /// Messages that have not ended.
@@ -69,7 +71,8 @@ pub enum Refused {
     PathDead,
 }
 
-/// The sending end of a path: numbers the messages that are posted, and learns from acknowledgements how they ended.
+/// The sending end of a path: numbers the messages that are posted, and learns from
+/// acknowledgements how they ended.
 #[derive(Debug)]
 pub struct Sender {
     params: Params,
@@ -77,7 +80,8 @@ pub struct Sender {
     rtt: Rtt,
     loss: LossRate,
     window: Option<Window>,
-    /// Since when the path is silent, for the probe timeout; and since when, for giving the path up.
+    /// Since when the path is silent, for the probe timeout; and since when, for giving the path
+    /// up.
     quiet_since: Instant,
     heard_at: Instant,
     /// How many probe timeouts have passed since something was heard.
@@ -127,9 +131,9 @@ impl Sender {
             })
     }
 
-    /// Registers a message of this length. The caller must post it, with the returned number as its immediate, before
-    /// it sends or polls anything else. `item` is the caller's name for the message, which events repeat; it has no
-    /// meaning here.
+    /// Registers a message of this length. The caller must post it, with the returned number as its
+    /// immediate, before it sends or polls anything else. `item` is the caller's name for the
+    /// message, which events repeat; it has no meaning here.
     ///
     /// # Errors
     /// When the message must not be posted now.
@@ -153,7 +157,8 @@ impl Sender {
     /// Handles an acknowledgement. One without news changes nothing.
     ///
     /// # Errors
-    /// When it covers numbers that were not sent, or the path was given up. Then it has changed nothing.
+    /// When it covers numbers that were not sent, or the path was given up. Then it has changed
+    /// nothing.
     pub fn on_ack(&mut self, now: Instant, ack: &Ack) -> Result<(), Refused> {
         if self.life != Life::Alive {
             return Err(Refused::PathDead);
@@ -221,8 +226,8 @@ impl Sender {
         Some(Event::Probe(self.wire(number)))
     }
 
-    /// The items that have not ended. Once the path is dead they never will. They may still land until the queue pair
-    /// has been torn down; after that they can be sent another way.
+    /// The items that have not ended. Once the path is dead they never will. They may still land
+    /// until the queue pair has been torn down; after that they can be sent another way.
     pub fn unsettled(&self) -> impl Iterator<Item = u64> {
         self.flight.unsettled()
     }
@@ -233,8 +238,8 @@ impl Sender {
         self.flight.messages()
     }
 
-    /// The fraction of messages that was lost lately, 0 to 1. A message is lost whole, so if this is high, shorter
-    /// messages get through better.
+    /// The fraction of messages that was lost lately, 0 to 1. A message is lost whole, so if this
+    /// is high, shorter messages get through better.
     #[must_use]
     pub fn loss_rate(&self) -> f64 {
         self.loss.get()
@@ -252,8 +257,9 @@ impl Sender {
         self.window.map(|window| window.bytes())
     }
 
-    /// The next number of a round of probes. A round repeats the probes at the end, then adds new ones until there are
-    /// enough to prove that everything posted before them is lost unless it has come.
+    /// The next number of a round of probes. A round repeats the probes at the end, then adds new
+    /// ones until there are enough to prove that everything posted before them is lost unless it
+    /// has come.
     fn next_probe(&mut self, now: Instant) -> Option<u64> {
         let at = self.probing?.max(self.flight.first());
         if let Some(number) = self.flight.repeat_probe(at) {
@@ -288,7 +294,8 @@ impl Sender {
             sent,
         };
         let end = self.wire(sent).0;
-        // How far it is before the end. A number after the end wraps around to a distance larger than any real one.
+        // How far it is before the end. A number after the end wraps around to a distance larger
+        // than any real one.
         let back = end.wrapping_sub(ack.largest).wrapping_sub(1);
         let known = back <= i32::MAX as u32 && u64::from(back) < sent;
         let largest = if known { sent - 1 - u64::from(back) } else { return Err(refused(0)) };

@@ -81,7 +81,8 @@ fn the_link_is_used_and_its_queue_is_short() {
             let with = run(path.clone(), Some(on), bytes, senders);
             eprintln!("{name}, {senders} x {bytes} B\n   without {without}\n   with    {with}");
             assert!(with.link > without.link * 0.9, "the window costs bandwidth");
-            // The floor of each sender is always on its way, and each may take the others' queue for the path.
+            // The floor of each sender is always on its way, and each may take the others' queue
+            // for the path.
             let floor = u64::from(on.floor_messages) * bytes * senders as u64;
             let floor = Duration::from_secs_f64(floor as f64 / path.bytes_per_second);
             let target = (on.target + 2 * path.delay) * (1 + senders as u32);

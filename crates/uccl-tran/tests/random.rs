@@ -1,4 +1,5 @@
-//! Random paths, loads and parameters: every item is delivered once, and none while anything of it is on its way.
+//! Random paths, loads and parameters: every item is delivered once, and none while anything of it
+//! is on its way.
 
 mod sim;
 

@@ -30,7 +30,8 @@ impl DeviceList {
     /// Asks libibverbs for the devices.
     ///
     /// # Errors
-    /// [`RailError::Unavailable`] if the kernel's support is missing or this process may not use it.
+    /// [`RailError::Unavailable`] if the kernel's support is missing or this process may not use
+    /// it.
     pub(super) fn get(verbs: &'static Verbs) -> Result<Self, RailError> {
         let mut len = 0;
         // SAFETY: the pointer is to a live integer.
@@ -123,7 +124,8 @@ pub(super) struct Context {
     verbs: &'static Verbs,
     name: String,
     is_gone: AtomicBool,
-    /// Counts the completion queues. It begins anywhere, so that processes do not all begin at the same vector.
+    /// Counts the completion queues. It begins anywhere, so that processes do not all begin at the
+    /// same vector.
     vectors: AtomicUsize,
 }
 
@@ -145,8 +147,8 @@ impl Context {
         &self.name
     }
 
-    /// The completion vector of the next completion queue. They take turns, so that not one processor takes the
-    /// interrupts of all queues.
+    /// The completion vector of the next completion queue. They take turns, so that not one
+    /// processor takes the interrupts of all queues.
     pub(super) fn next_vector(&self) -> i32 {
         // SAFETY: the context lives, and the library does not change this number.
         let count = unsafe { (*self.raw.as_ptr()).num_comp_vectors };
@@ -187,7 +189,8 @@ impl Context {
     /// Takes the asynchronous events that have come, without blocking.
     pub(super) fn take_events(&self) {
         let mut taken = abi::AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
-        // SAFETY: the context lives, the struct has the library's layout, and the descriptor does not block.
+        // SAFETY: the context lives, the struct has the library's layout, and the descriptor does
+        // not block.
         while unsafe { (self.verbs.get_async_event)(self.raw(), &raw mut taken) } == 0 {
             match taken.event_type {
                 event::DEVICE_FATAL => {
@@ -218,9 +221,9 @@ impl Context {
         RailError::Gone(format!("{}: {why}", self.name))
     }
 
-    /// The error of a failed call on this device. A removed device fails every call with EIO or ENODEV, but a working
-    /// one may fail so too, when it cannot be joined with a peer. So the device is asked something that a working one
-    /// can always answer.
+    /// The error of a failed call on this device. A removed device fails every call with EIO or
+    /// ENODEV, but a working one may fail so too, when it cannot be joined with a peer. So the
+    /// device is asked something that a working one can always answer.
     pub(super) fn error(&self, call: &str, errno: i32) -> RailError {
         if matches!(errno, libc::EIO | libc::ENODEV) && self.ask_device().is_err() {
             self.is_gone.store(true, Ordering::Relaxed);

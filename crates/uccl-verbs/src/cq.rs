@@ -82,7 +82,8 @@ impl Cq {
     pub(super) fn take_event(&self) -> bool {
         let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
         let get = self.context().verbs().get_cq_event;
-        // SAFETY: the channel lives, both pointers point to live variables, and the descriptor does not block.
+        // SAFETY: the channel lives, both pointers point to live variables, and the descriptor does
+        // not block.
         let taken = unsafe { get(self.events.raw.as_ptr(), &raw mut cq, &raw mut user) } == 0;
         if taken {
             // SAFETY: the queue lives, and is the only one of its channel: the event was its own.
@@ -99,7 +100,8 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold it, so none is left; all its events were acknowledged when taken.
+        // SAFETY: queue pairs hold it, so none is left; all its events were acknowledged when
+        // taken.
         let returned = unsafe { (self.context().verbs().destroy_cq)(self.raw()) };
         complain("ibv_destroy_cq", returned);
     }

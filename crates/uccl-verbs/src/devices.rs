@@ -50,7 +50,8 @@ pub struct Port {
     pub lid: u16,
     /// The longest packet, in bytes.
     pub mtu_bytes: u32,
-    /// Its speed in Mbit/s, where it is known. None for software devices, which report an invented speed.
+    /// Its speed in Mbit/s, where it is known. None for software devices, which report an invented
+    /// speed.
     pub speed_mbps: Option<u64>,
     /// Its table of GIDs.
     pub gids: Vec<RdmaGid>,
@@ -70,8 +71,8 @@ impl Port {
         names
     }
 
-    /// The network that the port is on, according to one of its GIDs: InfiniBand's subnet, or the network of the
-    /// interface's address. Empty if it cannot be told.
+    /// The network that the port is on, according to one of its GIDs: InfiniBand's subnet, or the
+    /// network of the interface's address. Empty if it cannot be told.
     pub fn network(&self, gid: &RdmaGid) -> String {
         match self.link_layer {
             LinkLayer::InfiniBand => {
@@ -84,7 +85,8 @@ impl Port {
     }
 }
 
-/// Lists the devices, with the present state of their ports. A device that cannot be opened is listed with the reason.
+/// Lists the devices, with the present state of their ports. A device that cannot be opened is
+/// listed with the reason.
 ///
 /// # Errors
 /// [`RailError::Unavailable`] if libibverbs or the kernel's support is missing. The message names
@@ -141,7 +143,8 @@ fn unsupported(transport: i32) -> Option<String> {
     }
 }
 
-/// Whether the vendor is that of `rdma_rxe`. Such a device is software even where it belongs to a NIC.
+/// Whether the vendor is that of `rdma_rxe`. Such a device is software even where it belongs to a
+/// NIC.
 fn is_made_of_software(attr: &DeviceAttr) -> bool {
     matches!(attr.vendor_id, 0xff_ffff | 0x62_6d74)
 }
@@ -166,7 +169,8 @@ pub(super) fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
     }
 }
 
-/// A port's table of partition keys, from a folder with a file for each. Empty if it cannot be read.
+/// A port's table of partition keys, from a folder with a file for each. Empty if it cannot be
+/// read.
 fn pkeys_of(folder: &Path) -> Vec<u16> {
     let read = |index: usize| {
         let text = fs::read_to_string(folder.join(index.to_string())).ok()?;
@@ -175,8 +179,8 @@ fn pkeys_of(folder: &Path) -> Vec<u16> {
     (0..).map_while(read).collect()
 }
 
-/// The index of the partition key to use: the one asked for, unless that place is empty. Then it is the first key of a
-/// full member, or else the first of any.
+/// The index of the partition key to use: the one asked for, unless that place is empty. Then it is
+/// the first key of a full member, or else the first of any.
 pub(super) fn pkey_index(asked: u16, table: &[u16]) -> u16 {
     // The lower bits name the partition, and the highest is set if the port is a full member.
     let is_key = |key: &u16| key & 0x7fff != 0;

@@ -9,8 +9,8 @@ use std::{
 use uccl_device::{GidKind, RdmaGid};
 use uccl_wire::verbs::LinkLayer;
 
-/// The rank of a GID; less is better. RoCE v2 comes first because it can be routed, and IPv4 because most fabrics are
-/// set up for it.
+/// The rank of a GID; less is better. RoCE v2 comes first because it can be routed, and IPv4
+/// because most fabrics are set up for it.
 fn rank(gid: &RdmaGid, layer: LinkLayer) -> u8 {
     match (gid.kind, gid.address.to_canonical(), layer) {
         (Some(GidKind::RoceV2), IpAddr::V4(_), _) => 0,

@@ -17,7 +17,8 @@ use super::{
     pd::Pd,
 };
 
-/// A registered piece of memory. The device reaches it until it has [ended](Self::end) or is dropped.
+/// A registered piece of memory. The device reaches it until it has [ended](Self::end) or is
+/// dropped.
 pub(super) struct Mr {
     /// None once it has ended.
     raw: Mutex<Option<NonNull<abi::Mr>>>,
@@ -80,7 +81,8 @@ impl Mr {
         Self::from_raw(pd, raw)
     }
 
-    /// Registers a GPU's memory as a dma-buf. `None` if the library is too old for that. The error is an errno.
+    /// Registers a GPU's memory as a dma-buf. `None` if the library is too old for that. The error
+    /// is an errno.
     pub(super) fn of_dmabuf(
         pd: &Arc<Pd>,
         span: Span,

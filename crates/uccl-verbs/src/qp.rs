@@ -66,7 +66,8 @@ pub(super) struct Path {
     pub(super) gid: [u8; 16],
     pub(super) link_layer: LinkLayer,
     pub(super) lid: u16,
-    /// Whether the port sends nothing without the global header: that of a virtual function on InfiniBand.
+    /// Whether the port sends nothing without the global header: that of a virtual function on
+    /// InfiniBand.
     pub(super) needs_global: bool,
     /// The longest packet, as verbs number it: from 1 for 256 bytes to 5 for 4096.
     pub(super) mtu: u8,
@@ -83,8 +84,8 @@ pub(super) struct Path {
 
 /// Most routers on the way to the peer.
 const HOP_LIMIT: u8 = 64;
-/// The value of `rnr_retry` that means forever. It does not matter: nothing that we post to an RC queue pair needs a
-/// receive at the peer.
+/// The value of `rnr_retry` that means forever. It does not matter: nothing that we post to an RC
+/// queue pair needs a receive at the peer.
 const RNR_RETRY_FOR_EVER: u8 = 7;
 /// The value of `min_rnr_timer` for 0.64 ms.
 const MIN_RNR_TIMER: u8 = 12;
@@ -186,8 +187,8 @@ impl Qp {
         self.modify(&mut attr, mask, "to INIT")
     }
 
-    /// Joins it with the peer's queue pair, in two steps: it first takes the peer's packets (RTR), then also sends
-    /// (RTS).
+    /// Joins it with the peer's queue pair, in two steps: it first takes the peer's packets (RTR),
+    /// then also sends (RTS).
     pub(super) fn join(
         &self,
         path: &Path,
@@ -244,8 +245,8 @@ impl Qp {
     /// Posts a chain of requests with one doorbell.
     ///
     /// # Safety
-    /// `first` must point to a chain of valid requests that ends with a null pointer. Their memory must stay valid and
-    /// registered until they have ended or this is dropped.
+    /// `first` must point to a chain of valid requests that ends with a null pointer. Their memory
+    /// must stay valid and registered until they have ended or this is dropped.
     #[inline]
     pub(super) unsafe fn post(&self, first: *mut SendWr) -> Result<(), RailError> {
         let mut bad = ptr::null_mut();
@@ -257,8 +258,8 @@ impl Qp {
     /// Posts a chain of receives.
     ///
     /// # Safety
-    /// `first` must point to a chain of valid requests that ends with a null pointer. Their memory must be used for
-    /// nothing else until they have ended or this is dropped.
+    /// `first` must point to a chain of valid requests that ends with a null pointer. Their memory
+    /// must be used for nothing else until they have ended or this is dropped.
     pub(super) unsafe fn receive(&self, first: *mut RecvWr) -> Result<(), RailError> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair lives; the requests are the caller's promise.
@@ -299,7 +300,8 @@ fn route(path: &Path, peer: &VerbsAddress) -> abi::AhAttr {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; its completions may still lie in the completion queue, which `_cq` holds.
+        // SAFETY: destroyed once; its completions may still lie in the completion queue, which
+        // `_cq` holds.
         let returned = unsafe { (self.pd.verbs().destroy_qp)(self.raw.as_ptr()) };
         complain("ibv_destroy_qp", returned);
     }

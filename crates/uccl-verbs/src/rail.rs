@@ -239,7 +239,8 @@ impl VerbsRail {
         })
     }
 
-    /// The port as it is now: the subnet manager may have given it another LID, and its interfaces other addresses.
+    /// The port as it is now: the subnet manager may have given it another LID, and its interfaces
+    /// other addresses.
     fn port_now(&self) -> Option<Port> {
         let attr = self.context().query_port(self.shape.path.port).ok()?;
         Some(port(&self.device, self.shape.path.port, &attr))
@@ -315,8 +316,8 @@ struct Room {
     of_uc: u32,
 }
 
-/// How many requests each queue pair has room for. All of them may end at once, so the completion queue needs room for
-/// all.
+/// How many requests each queue pair has room for. All of them may end at once, so the completion
+/// queue needs room for all.
 fn depth_of_each(wanted: u32, room: &Room, attr: &DeviceAttr) -> u32 {
     let device = |limit: i32| u32::try_from(limit).unwrap_or(0);
     let completions = (device(attr.max_cqe) / room.queue_pairs).saturating_sub(room.of_uc);

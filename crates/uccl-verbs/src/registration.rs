@@ -70,7 +70,8 @@ pub(super) fn import(key: &[u8]) -> Result<u64, RailError> {
     }
 }
 
-/// Registers a GPU's memory: as a dma-buf, or else with the help of a kernel module that knows the GPU's addresses.
+/// Registers a GPU's memory: as a dma-buf, or else with the help of a kernel module that knows the
+/// GPU's addresses.
 fn register_gpu(pd: &Arc<Pd>, span: Span, reach: Reach) -> Result<Mr, RailError> {
     let by_file = match cuda::DmaBuf::export(span.addr as u64, span.len) {
         Ok(file) => {

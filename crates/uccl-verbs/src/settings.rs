@@ -54,9 +54,10 @@ impl FromStr for DeviceName {
     }
 }
 
-/// Whether a device's writes to our memory may overtake each other on the PCI bus. Many machines reach the speed of a
-/// fast NIC only if they may. When a write completes, all its bytes have arrived in any case; but a program that polls
-/// memory must not conclude from one byte that the bytes before it have arrived.
+/// Whether a device's writes to our memory may overtake each other on the PCI bus. Many machines
+/// reach the speed of a fast NIC only if they may. When a write completes, all its bytes have
+/// arrived in any case; but a program that polls memory must not conclude from one byte that the
+/// bytes before it have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RelaxedOrdering {
     /// The writes may not overtake each other.
@@ -92,7 +93,8 @@ pub struct VerbsSettings {
     pub queue_pairs: Option<u8>,
     /// Requests in flight of a channel, 16 to 16384; cut to the device's maximum.
     pub depth: u32,
-    /// How long the device waits for an acknowledgement: 4.096 us times 2 to the power of this, 1 to 31.
+    /// How long the device waits for an acknowledgement: 4.096 us times 2 to the power of this, 1
+    /// to 31.
     pub timeout: u8,
     /// How often the device retransmits, 0 to 7.
     pub retries: u8,

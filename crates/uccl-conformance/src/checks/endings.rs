@@ -23,7 +23,8 @@ pub(crate) fn cancelled(pair: &Pair) {
     for (kind, turns) in
         [OpKind::Write, OpKind::Read].into_iter().flat_map(|kind| [0, 1, 4].map(|n| (kind, n)))
     {
-        // A device that does not give a cancelled operation back loses its channel, and gets another.
+        // A device that does not give a cancelled operation back loses its channel, and gets
+        // another.
         pair.until_up();
         ours.fill(0x11);
         theirs.fill(0x22);

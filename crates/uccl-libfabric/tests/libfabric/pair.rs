@@ -138,7 +138,8 @@ impl Pair {
         let whole = format!("{} requests", requests.len());
         self.until(&whole, |pair| {
             if posted < requests.len() {
-                // SAFETY: the callers keep their memory until this has returned, or the channel is dropped.
+                // SAFETY: the callers keep their memory until this has returned, or the channel is
+                // dropped.
                 posted += unsafe { pair.a.channel.post(&requests[posted..]) }?;
             }
             Ok(pair.a.ended.len() - before == requests.len())

@@ -124,7 +124,8 @@ impl Peer {
     /// Posts one request, and polls until it has ended.
     fn run(&mut self, request: Request) -> Result<(), RailError> {
         let (before, start) = (self.end.ended.len(), Instant::now());
-        // SAFETY: the callers keep their memory until the request has ended or the channel is dropped.
+        // SAFETY: the callers keep their memory until the request has ended or the channel is
+        // dropped.
         let posted = unsafe { self.end.channel.post(&[request]) }?;
         assert_eq!(posted, 1);
         while self.end.ended.len() == before {

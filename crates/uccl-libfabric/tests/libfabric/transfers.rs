@@ -88,7 +88,8 @@ fn both_directions_at_once(provider: &str) {
     };
     let (mut from_here, mut from_there) = (0, 0);
     pair.until("both directions", |pair| {
-        // SAFETY: the memory lives until the end of the test, and the channels are dropped before it.
+        // SAFETY: the memory lives until the end of the test, and the channels are dropped before
+        // it.
         unsafe {
             if from_here < rounds {
                 from_here += pair.a.channel.post(&[a_writes])?;

@@ -375,7 +375,8 @@ impl World {
         let Operation { lane, attempts, is_orphan, .. } = self.ends[of].operations[id as usize];
         let is_latest = attempt == attempts;
         if self.ends[1 - of].lanes[lane] == LaneState::Dead && is_latest {
-            // The peer's end takes nothing any more: the poster's end learns of it by the loss of its lane.
+            // The peer's end takes nothing any more: the poster's end learns of it by the loss of
+            // its lane.
             return self.lose_lane(of, lane);
         }
         if !is_latest {
@@ -618,7 +619,8 @@ impl World {
         }
     }
 
-    /// Nothing is on its way: no receive and no send wait for each other, and those that met did so in order.
+    /// Nothing is on its way: no receive and no send wait for each other, and those that met did so
+    /// in order.
     fn check_meetings(&self) {
         for at in 0..2 {
             let (end, peer) = (&self.ends[at], &self.ends[1 - at]);

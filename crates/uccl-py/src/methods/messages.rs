@@ -15,9 +15,9 @@ use crate::{
 
 #[pymethods]
 impl PyEndpoint {
-    /// Waits until a word of eight bytes, which peers' signals change, is `value` or more, or with `equals` is `value`:
-    /// `(ok, value)`. `ok` is `False` if `timeout` seconds pass before, the connection `conn_id` is lost before, or there
-    /// is no such word.
+    /// Waits until a word of eight bytes, which peers' signals change, is `value` or more, or with
+    /// `equals` is `value`: `(ok, value)`. `ok` is `False` if `timeout` seconds pass before, the
+    /// connection `conn_id` is lost before, or there is no such word.
     #[pyo3(signature = (ptr, value, mr_id=None, *, equals=false, timeout=None, conn_id=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn wait_signal(
@@ -40,8 +40,9 @@ impl PyEndpoint {
     }
 
     /// Has later work on a CUDA stream wait until a word of eight bytes, in a GPU's memory or in
-    /// pinned host memory, has reached `value`: `True`, or `False` with `last_error()`. With `conn_id`
-    /// the stream also goes on when that connection is lost or the time is over: read the word to know.
+    /// pinned host memory, has reached `value`: `True`, or `False` with `last_error()`. With
+    /// `conn_id` the stream also goes on when that connection is lost or the time is over: read the
+    /// word to know.
     #[pyo3(signature = (stream, ptr, value, mr_id=None, *, conn_id=None))]
     fn stream_wait_signal(
         &self,

@@ -1,5 +1,6 @@
-//! The landing area is locked host memory of ours. The peer writes to it and reads from it in place of memory that no
-//! rail takes. At the peer's request we copy between the landing area and that memory.
+//! The landing area is locked host memory of ours. The peer writes to it and reads from it in place
+//! of memory that no rail takes. At the peer's request we copy between the landing area and that
+//! memory.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ impl RmaLane {
         self.rails.copier_of(kind).is_some() && state.landing.area().is_some()
     }
 
-    /// Starts to make the landing area, if memory of this kind can be reached through one. True while it is being made.
+    /// Starts to make the landing area, if memory of this kind can be reached through one. True
+    /// while it is being made.
     pub(super) fn make_landing(&self, state: &mut State, kind: MemoryKind) -> bool {
         let Some(device) = self.rails.copier_of(kind) else { return false };
         if state.landing.area().is_none() && !state.landing.is_making() {
@@ -50,7 +52,8 @@ impl RmaLane {
     /// Starts a copy, for the peer, between a chunk and regions of ours.
     ///
     /// # Errors
-    /// When the chunk does not exist or is being copied already, or when the pieces are longer than a chunk.
+    /// When the chunk does not exist or is being copied already, or when the pieces are longer than
+    /// a chunk.
     pub(super) fn on_stage(
         &self,
         state: &mut State,
@@ -131,7 +134,8 @@ mod tests {
         fn signalled(&self) {}
     }
 
-    /// One end, with a region that its rail does not take. Its copies advance only when `progress` is called.
+    /// One end, with a region that its rail does not take. Its copies advance only when `progress`
+    /// is called.
     struct Owner {
         lane: RmaLane,
         regions: Arc<RegionTable>,

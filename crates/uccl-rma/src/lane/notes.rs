@@ -1,5 +1,5 @@
-//! The notes that the two ends exchange: they pair rails, make channels and give them up, ask for keys and take them
-//! back.
+//! The notes that the two ends exchange: they pair rails, make channels and give them up, ask for
+//! keys and take them back.
 
 use std::{
     sync::Arc,
@@ -180,7 +180,8 @@ impl RmaLane {
         Ok(())
     }
 
-    /// Our end is joined with the peer's. The accepting end sends its address; the connecting end sends a probe.
+    /// Our end is joined with the peer's. The accepting end sends its address; the connecting end
+    /// sends a probe.
     pub(super) fn on_joined(&self, state: &mut State, at: usize) {
         let State { paths, bell, notes, .. } = state;
         let path = &mut paths[at];
@@ -256,8 +257,8 @@ impl RmaLane {
         Ok(())
     }
 
-    /// Both ends of a path's channel are gone, so nothing that was on it can land any more: its parts may be requested
-    /// again.
+    /// Both ends of a path's channel are gone, so nothing that was on it can land any more: its
+    /// parts may be requested again.
     pub(super) fn settle_path(&self, state: &mut State, at: usize) {
         let orphans = state.paths[at].settle(self.role == Role::Connector);
         state.again.extend(orphans);
@@ -313,8 +314,8 @@ impl RmaLane {
         Ok(waits.then_some(Awaited::Landing))
     }
 
-    /// Starts to make the keys with which a peer that has these rights names the memory, where devices take long over
-    /// that. True if keys for it are being made.
+    /// Starts to make the keys with which a peer that has these rights names the memory, where
+    /// devices take long over that. True if keys for it are being made.
     fn make_keys(&self, state: &mut State, pinned: &Arc<Pinned>, rights: Rights) -> bool {
         state.paths.iter_mut().for_each(|path| path.make_key(pinned, rights));
         state.paths.iter().any(|path| path.is_making_key(pinned))
@@ -341,8 +342,8 @@ impl RmaLane {
         !over.is_empty()
     }
 
-    /// Makes the grant for a region. The caller holds the state's lock, so a later revoke of the region finds that it
-    /// was lent.
+    /// Makes the grant for a region. The caller holds the state's lock, so a later revoke of the
+    /// region finds that it was lent.
     fn grant(&self, state: &mut State, region: RegionId) -> Result<Grant, Status> {
         if region == LANDING {
             return self.grant_landing(state);
@@ -376,8 +377,8 @@ impl RmaLane {
         state.paths.iter_mut().filter_map(key_of).collect()
     }
 
-    /// On the connecting end: sends `Settled` when every path has been tried, or [`LATECOMERS`] has passed since the
-    /// first came up.
+    /// On the connecting end: sends `Settled` when every path has been tried, or [`LATECOMERS`] has
+    /// passed since the first came up.
     pub(super) fn settle(&self, state: &mut State) {
         if state.settled || self.role != Role::Connector || !state.offered {
             return;
@@ -390,8 +391,8 @@ impl RmaLane {
         }
     }
 
-    /// Logs, once a path, why nothing has ever gone over it. Before the connection is settled it may still be that the
-    /// peer is slow.
+    /// Logs, once a path, why nothing has ever gone over it. Before the connection is settled it
+    /// may still be that the peer is slow.
     pub(super) fn say_if_useless(&self, state: &mut State, at: usize) {
         if !state.settled || self.role != Role::Connector {
             return;

@@ -1,7 +1,7 @@
 //! A second registration of memory, for peers that have fewer rights than others.
 //!
-//! It is made when the first such peer asks. A device may need seconds to register much memory. So a separate thread
-//! does it, and the peer is answered when that thread has finished.
+//! It is made when the first such peer asks. A device may need seconds to register much memory. So
+//! a separate thread does it, and the peer is answered when that thread has finished.
 
 use std::{
     sync::Arc,
@@ -47,7 +47,8 @@ impl Narrow {
         self.by_rail.get(rail)?.now()
     }
 
-    /// The device was lost and opened again: the next peer that asks has the memory registered with it again.
+    /// The device was lost and opened again: the next peer that asks has the memory registered with
+    /// it again.
     pub(super) fn forget(&self, rail: usize) {
         let mut making = self.making.lock();
         self.look(&mut making);
@@ -55,8 +56,9 @@ impl Narrow {
         chain.into_iter().for_each(|chain| chain.renew(Err(not_made())));
     }
 
-    /// Starts to register with the devices that still lack a registration, on another thread. True while that thread
-    /// runs and the peer's answer has to wait. A device that refused is tried again, ever more rarely.
+    /// Starts to register with the devices that still lack a registration, on another thread. True
+    /// while that thread runs and the peer's answer has to wait. A device that refused is tried
+    /// again, ever more rarely.
     pub(super) fn make(
         &self,
         memory: ToPin,
@@ -120,8 +122,8 @@ impl Narrow {
         making.passes = (1 << making.failures >> 1) - u32::from(making.failures > 0);
     }
 
-    /// Allows no more registrations, and returns those that were made, for the caller to end. None while some are still
-    /// being made.
+    /// Allows no more registrations, and returns those that were made, for the caller to end. None
+    /// while some are still being made.
     pub(super) fn end(&self) -> Option<impl Iterator<Item = &dyn Registration>> {
         let mut making = self.making.lock();
         making.is_over = true;

@@ -1,4 +1,5 @@
-//! Regions that were added before their endpoint's devices were open, and have yet to be registered.
+//! Regions that were added before their endpoint's devices were open, and have yet to be
+//! registered.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -68,7 +69,8 @@ impl Waiting {
         Some((slot, memory))
     }
 
-    /// The region that was begun is registered. `note` makes that known; it is told whether the region is about to end.
+    /// The region that was begun is registered. `note` makes that known; it is told whether the
+    /// region is about to end.
     pub(super) fn end(&self, note: impl FnOnce(bool)) {
         let mut regions = self.regions.lock();
         note(regions.current.take().is_some_and(|current| current.is_retired));
@@ -85,7 +87,8 @@ impl Waiting {
         regions.by_slot.contains_key(&slot) || regions.current.as_ref().is_some_and(is_it)
     }
 
-    /// Whether a region that contains this memory waits or is being registered, and is not about to end.
+    /// Whether a region that contains this memory waits or is being registered, and is not about to
+    /// end.
     pub(super) fn reaches(&self, span: Span) -> bool {
         if self.count.load(Acquire) == 0 {
             return false;

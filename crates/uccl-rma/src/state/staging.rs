@@ -1,13 +1,13 @@
-//! Staging: our operations pass through our chunks where no rail takes our memory, and through the peer's chunks where
-//! no rail takes the peer's.
+//! Staging: our operations pass through our chunks where no rail takes our memory, and through the
+//! peer's chunks where no rail takes the peer's.
 //!
 //! ```text
 //!   write   our memory --copy--> our chunk --rail--> its chunk --the peer copies--> its memory
 //!   read    our memory <--copy-- our chunk <--rail-- its chunk <--the peer copies-- its memory
 //! ```
 //!
-//! A batch is the data that passes through a chunk together: a part of one long piece, or many short pieces. Several
-//! batches are under way at a time, each at a different step.
+//! A batch is the data that passes through a chunk together: a part of one long piece, or many
+//! short pieces. Several batches are under way at a time, each at a different step.
 
 use std::sync::Arc;
 
@@ -120,7 +120,8 @@ impl Staging {
 }
 
 impl State {
-    /// Starts a batch for the next bytes of an operation, as no path reaches the memory of both sides.
+    /// Starts a batch for the next bytes of an operation, as no path reaches the memory of both
+    /// sides.
     pub(crate) fn stage(
         &mut self,
         rails: &Arc<Rails>,
@@ -159,7 +160,8 @@ impl State {
             both |= is_ours && is_theirs;
         }
         if both {
-            // One path reaches both sides, so no chunk is needed: the part waits for room on that path.
+            // One path reaches both sides, so no chunk is needed: the part waits for room on that
+            // path.
             return Err(Hold::Full);
         }
         // If each side has paths but they have none in common, a chunk on our side is enough.
@@ -171,7 +173,8 @@ impl State {
         Ok(way)
     }
 
-    /// When chunks are first needed: makes ours, and asks the peer for the address of its landing area.
+    /// When chunks are first needed: makes ours, and asks the peer for the address of its landing
+    /// area.
     fn prepare(&mut self, rails: &Arc<Rails>, way: Way, part: &Part) -> Result<(), Hold> {
         if way.there && self.staging.there.addr.is_none() {
             let (addr, len) = match self.keys.of(LANDING) {
@@ -200,7 +203,8 @@ impl State {
         refusal.map_or(Hold::Key, |why| Hold::Never(OpError::from(why)))
     }
 
-    /// Takes as many of the next bytes of an operation as pass through the same sides' chunks and fit a chunk.
+    /// Takes as many of the next bytes of an operation as pass through the same sides' chunks and
+    /// fit a chunk.
     fn gather(&mut self, rails: &Rails, key: usize, way: Way) -> (Spans, RemoteSpans, usize) {
         let (mut local, mut remote, mut len) = (Spans::new(), RemoteSpans::new(), 0);
         while len < LANDING_CHUNK && local.len() < MAX_STAGED {
@@ -233,8 +237,9 @@ impl State {
             OpKind::Read => Direction::HostToDevice,
         };
         let copy = Copy { area, chunk, memory: &memory, slots: SmallVec::new(), direction };
-        // SAFETY: the chunk belongs to the batch until the batch ends. The operation's memory stays valid until the
-        // operation has ended, which is after the batch, or until the lane is killed, which waits for the copies.
+        // SAFETY: the chunk belongs to the batch until the batch ends. The operation's memory stays
+        // valid until the operation has ended, which is after the batch, or until the lane is
+        // killed, which waits for the copies.
         unsafe { copies.start(copy, Whose::Batch(at)) };
     }
 

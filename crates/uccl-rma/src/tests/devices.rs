@@ -1,4 +1,5 @@
-//! Devices that are opened, and memory that is registered with them, while lanes are made and peers ask.
+//! Devices that are opened, and memory that is registered with them, while lanes are made and peers
+//! ask.
 
 use std::sync::mpsc;
 

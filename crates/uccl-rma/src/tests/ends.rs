@@ -9,7 +9,8 @@ use uccl_fabric::lane::{
 
 use super::*;
 
-/// Two ends with two paths, of which the first one's device does not end its channels while the second one's does.
+/// Two ends with two paths, of which the first one's device does not end its channels while the
+/// second one's does.
 struct Slow {
     ends: Ends,
     ours: Vec<u8>,

@@ -65,7 +65,8 @@ impl Hostile {
             remote_key,
             tag: 1,
         };
-        // SAFETY: the bytes live as long as the channel, which completes its requests within a few polls.
+        // SAFETY: the bytes live as long as the channel, which completes its requests within a few
+        // polls.
         assert_eq!(unsafe { self.channel.post(&[request]) }.expect("it lives"), 1);
         let mut ended: Vec<Ended> = Vec::new();
         while ended.is_empty() {
@@ -131,7 +132,8 @@ fn what_a_device_refused_for_a_part_is_tried_again() {
         ends.b.regions.insert_part(region.slot, kind, sent, rights, None).expect("a part")
     };
     ends.b.rail().refuse_memory(100);
-    // The pauses grow: of four questions, the device is tried at the first, the second and the fourth.
+    // The pauses grow: of four questions, the device is tried at the first, the second and the
+    // fourth.
     for at in 0..4 {
         assert!(granted(&ends.b, &send(at)).paths.is_empty(), "the device takes it");
     }
@@ -207,7 +209,8 @@ fn a_region_is_touched_while_our_own_device_works_by_its_registration() {
     assert_eq!(fourth.result(), Some(Ok(())), "the outer region is still there");
 }
 
-/// The owner's devices would not refuse a late request: another region keeps the same memory registered.
+/// The owner's devices would not refuse a late request: another region keeps the same memory
+/// registered.
 #[test]
 fn a_region_is_not_released_while_something_is_on_its_way_there() {
     let ends = Ends::joined();
@@ -297,7 +300,8 @@ fn a_region_is_not_released_while_a_chunk_is_on_its_way_there() {
     }
 }
 
-/// The owner's devices would not refuse it: the region's registration may end later, and another one may cover it.
+/// The owner's devices would not refuse it: the region's registration may end later, and another
+/// one may cover it.
 #[test]
 fn nothing_more_goes_to_a_region_that_was_released() {
     let ends = Ends::joined();
@@ -336,7 +340,8 @@ fn a_region_is_touched_while_a_lost_channel_of_ours_ends() {
     ends.until("the end of the channel", || !ends.a.lane.touched_by_peer(local.slot));
 }
 
-/// Ends of which the second one's device has let go of a region and taken it anew; and what it granted before.
+/// Ends of which the second one's device has let go of a region and taken it anew; and what it
+/// granted before.
 struct Stale {
     ends: Ends,
     ours: Vec<u8>,
@@ -362,7 +367,8 @@ impl Stale {
         self.ends.a.post(Write, local, RemoteSpan { len: 64, ..self.region.remote() })
     }
 
-    /// Until `is_so`, gives the first questions of the first end the old answer, and lets `other` see all else that it says.
+    /// Until `is_so`, gives the first questions of the first end the old answer, and lets `other`
+    /// see all else that it says.
     fn until(&self, old: usize, is_so: impl Fn(&Self) -> bool, mut other: impl FnMut(Note)) {
         let (began, mut asked) = (Instant::now(), 0);
         while !is_so(self) {

@@ -382,8 +382,8 @@ impl OnePath {
         self.ends.a.post(Write, local, remote)
     }
 
-    /// Writes to the first region twice and then to the second. Their path is lost before they end, so they are to be
-    /// requested again in this order.
+    /// Writes to the first region twice and then to the second. Their path is lost before they end,
+    /// so they are to be requested again in this order.
     fn lost_writes(&self) -> [Arc<Told>; 3] {
         let one = &self.ends.a.devices[0];
         one.stick();
@@ -417,8 +417,8 @@ fn what_is_cancelled_ends_though_no_device_has_room() {
     // Time for the remaining keys to arrive and for one write to get under way.
     (0..100).for_each(|_| ends.turn());
     assert!(writes.iter().all(|write| write.result().is_none()));
-    // The lost path's channel may still be ending, on a thread of its own. Until it has, it may touch the write's
-    // memory.
+    // The lost path's channel may still be ending, on a thread of its own. Until it has, it may
+    // touch the write's memory.
     ends.until("the cancelled write", || {
         ends.a.lane.cancel(writes[2].name());
         writes[2].result().is_some()
@@ -436,7 +436,8 @@ enum Late {
     Theirs,
 }
 
-/// A path with a write under way is lost. One of its ends goes, and the other end is told; the late one stays for now.
+/// A path with a write under way is lost. One of its ends goes, and the other end is told; the late
+/// one stays for now.
 fn is_not_requested_again_before(late: Late) {
     let all = OnePath::new(RailFaults::default());
     let ends = &all.ends;
@@ -453,8 +454,8 @@ fn is_not_requested_again_before(late: Late) {
     stays.hold_ends(true);
     std::thread::scope(|scope| {
         let (over, is_over) = mpsc::channel::<()>();
-        // If the lane waits for the late end, which it must not, this lets that end go after a while, so that the test
-        // fails and does not hang.
+        // If the lane waits for the late end, which it must not, this lets that end go after a
+        // while, so that the test fails and does not hang.
         scope.spawn(move || {
             let _ = is_over.recv_timeout(FAR);
             stays.hold_ends(false);

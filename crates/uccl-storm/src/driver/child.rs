@@ -63,7 +63,8 @@ impl Child {
     pub(super) fn signal(&mut self, signal: i32) {
         // The id of a child that was reaped may be another process's.
         if matches!(self.process.try_wait(), Ok(None)) {
-            // SAFETY: a plain system call without pointers. The child was not reaped, so the id is its own.
+            // SAFETY: a plain system call without pointers. The child was not reaped, so the id is
+            // its own.
             unsafe { libc::kill(self.process.id() as i32, signal) };
         }
     }

@@ -18,7 +18,8 @@ use crate::{
 };
 
 impl<P: PipeRx> Rx<P> {
-    /// Begins a frame. Its descriptors are known only if they are `sound`. False: earlier data must land first.
+    /// Begins a frame. Its descriptors are known only if they are `sound`. False: earlier data must
+    /// land first.
     pub(super) fn begin(
         &mut self,
         sound: bool,

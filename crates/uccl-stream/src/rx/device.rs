@@ -1,4 +1,5 @@
-//! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its place.
+//! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its
+//! place.
 
 use std::sync::{Arc, atomic::Ordering::SeqCst};
 
@@ -82,8 +83,8 @@ impl<P: PipeRx> Rx<P> {
         self.uploader.follow(Upload { purpose, end: Some(end) }, Ok(()));
     }
 
-    /// Whether the current frame must wait for copies to end: it must not overtake them, and only copies to GPUs keep
-    /// their order among themselves.
+    /// Whether the current frame must wait for copies to end: it must not overtake them, and only
+    /// copies to GPUs keep their order among themselves.
     pub(super) fn must_wait(&self, targets: &Result<Targets, AccessError>) -> bool {
         if self.uploader.is_idle() {
             return false;
@@ -197,8 +198,9 @@ impl<P: PipeRx> Rx<P> {
         };
         let slots = slots.parts(&self.descs[..]).map(|desc| desc.slot);
         around.copying.store(true, SeqCst);
-        // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
-        // has ended; or it is the memory of a read, which does not end before the copy.
+        // SAFETY: the memory is in regions checked under the lock that is held, and counts as
+        // touched until the copy has ended; or it is the memory of a read, which does not end
+        // before the copy.
         unsafe { self.uploader.start(Upload { purpose, end: None }, chunk, &self.located, slots) };
         drop(regions);
     }

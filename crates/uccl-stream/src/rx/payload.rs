@@ -95,7 +95,8 @@ impl<P: PipeRx> Rx<P> {
                 Ok(to) => {
                     let bytes = &self.staging[from + done..][..to.len];
                     done += to.len;
-                    // SAFETY: inside a region, checked under the lock that is held. The owner may have unmapped it.
+                    // SAFETY: inside a region, checked under the lock that is held. The owner may
+                    // have unmapped it.
                     if unsafe { guarded::copy_to(to, bytes) }.is_err() {
                         self.fail_write(Status::Fault);
                     }
@@ -113,7 +114,8 @@ impl<P: PipeRx> Rx<P> {
         }
         let (spans, mut rest, mut from) = (&target.spans[..], self.rest, from);
         for to in rest.take_parts(spans, n) {
-            // SAFETY: the memory of a read stays valid until it has ended, unless the caller has unmapped it.
+            // SAFETY: the memory of a read stays valid until it has ended, unless the caller has
+            // unmapped it.
             if unsafe { guarded::copy_to(to, &self.staging[from..from + to.len]) }.is_err() {
                 target.failed = Some(OpError::LocalFault);
                 return;
@@ -166,9 +168,9 @@ impl<P: PipeRx> Rx<P> {
         word: Option<Word>,
         around: &Surroundings<'_>,
     ) {
-        // The data that has come since the pipe was cut was thrown away, so a signal or an answer would be false. An
-        // answer could still reach the peer, if this side cuts a pipe in shared memory. So none is sent, and the peer
-        // learns that the lane has ended.
+        // The data that has come since the pipe was cut was thrown away, so a signal or an answer
+        // would be false. An answer could still reach the peer, if this side cuts a pipe in shared
+        // memory. So none is sent, and the peer learns that the lane has ended.
         if self.is_cut {
             return;
         }

@@ -73,7 +73,8 @@ fn ask(socket: &TcpStream, what: libc::Ioctl) -> usize {
     bytes as usize
 }
 
-/// After a reset the kernel still hands out earlier bytes, for instance to a receiver that was stopped.
+/// After a reset the kernel still hands out earlier bytes, for instance to a receiver that was
+/// stopped.
 #[test]
 fn what_came_before_a_reset_does_not_land_after_it() {
     for begun in [false, true] {

@@ -40,8 +40,8 @@ impl<P: PipeTx> Tx<P> {
         self.fetching.waiting().any(|fetched| fetched.frame.turn.is_own() == own)
     }
 
-    /// Starts to copy the data of the next frames to chunks, as far as there is room. Our operations and the peer's
-    /// take turns.
+    /// Starts to copy the data of the next frames to chunks, as far as there is room. Our
+    /// operations and the peer's take turns.
     pub(super) fn fetch(&mut self, around: &TxSurroundings<'_>) {
         while !self.fetching.is_full() {
             self.fetch_replies = !self.fetch_replies;
@@ -65,8 +65,8 @@ impl<P: PipeTx> Tx<P> {
         let Some(frame) = self.cut_write(CHUNK as u64) else { return false };
         self.located.clear();
         self.located.extend(self.payload.iter().map(|span| Located { span: *span, device }));
-        // SAFETY: the memory of our own operations stays valid until these have ended, and they cannot end before
-        // this frame has been sent.
+        // SAFETY: the memory of our own operations stays valid until these have ended, and they
+        // cannot end before this frame has been sent.
         unsafe { self.start_fetch(frame) };
         true
     }
@@ -88,8 +88,8 @@ impl<P: PipeTx> Tx<P> {
             self.pieces.iter().filter_map(|piece| regions.locate(piece, Access::Read).ok()),
         );
         around.copying.store(true, SeqCst);
-        // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
-        // has ended.
+        // SAFETY: the memory is in regions checked under the lock that is held, and counts as
+        // touched until the copy has ended.
         unsafe { self.start_fetch(frame) };
         true
     }
@@ -97,8 +97,8 @@ impl<P: PipeTx> Tx<P> {
     /// Starts to copy the located memory, the data of the frame that was cut last.
     ///
     /// # Safety
-    /// The memory must be at most a chunk, and stay valid until the frame begins; memory in the peer's pieces, while it
-    /// is [touched](Self::touches).
+    /// The memory must be at most a chunk, and stay valid until the frame begins; memory in the
+    /// peer's pieces, while it is [touched](Self::touches).
     unsafe fn start_fetch(&mut self, frame: Frame) {
         let head = mem::replace(&mut self.head, self.heads.pop().unwrap_or_default());
         let device = self.located.iter().find_map(|at| at.device).unwrap_or(0);

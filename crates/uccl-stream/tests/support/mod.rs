@@ -105,8 +105,8 @@ pub(crate) fn plain_sides(checksum: bool) -> [Side; 2] {
     sides(0, Faults::default(), Faults::default(), [checksum; 2])
 }
 
-/// Makes progress on both sides, asleep whenever there is nothing to do, until `done`. Panics when both
-/// sleep and nothing would ever wake them.
+/// Makes progress on both sides, asleep whenever there is nothing to do, until `done`. Panics when
+/// both sleep and nothing would ever wake them.
 pub(crate) fn run_until(
     sides: &[Side; 2],
     mut done: impl FnMut() -> bool,

@@ -232,7 +232,8 @@ impl Flow {
         }
     }
 
-    /// Puts a message on the link. One that is dropped may have written a part until then, so it counts as on its way.
+    /// Puts a message on the link. One that is dropped may have written a part until then, so it
+    /// counts as on its way.
     fn post(
         &mut self,
         now: Instant,

@@ -56,8 +56,8 @@ const BATCH: usize = 32;
 /// The device's events are checked once in this many polls that find nothing.
 const POLLS_AN_EVENT: u32 = 1024;
 
-/// Requests go to the same queue pair until it has this many more bytes in flight than another. Short requests are
-/// faster together, with one doorbell, than spread over queue pairs.
+/// Requests go to the same queue pair until it has this many more bytes in flight than another.
+/// Short requests are faster together, with one doorbell, than spread over queue pairs.
 const STICK_BYTES: u64 = 16 << 10;
 
 /// Queue pairs between two ports.
@@ -166,14 +166,15 @@ impl VerbsChannel {
         }
     }
 
-    /// Keeps as many queue pairs as the peer has, and destroys the rest. The end with fewer decides the number.
+    /// Keeps as many queue pairs as the peer has, and destroys the rest. The end with fewer decides
+    /// the number.
     fn keep_queues(&mut self, peer: usize) {
         self.queues.truncate(peer);
         self.shape.limits.depth = self.shape.depth as usize * self.queues.len();
     }
 
-    /// Records why the channel has failed. If the device is gone, that is the reason recorded, as it causes all other
-    /// failures.
+    /// Records why the channel has failed. If the device is gone, that is the reason recorded, as
+    /// it causes all other failures.
     fn fail(&mut self, why: RailError) {
         self.pd.context().take_events();
         let why = self.pd.context().check_gone().err().unwrap_or(why);
@@ -200,8 +201,8 @@ impl VerbsChannel {
         if self.quiet_polls.is_multiple_of(POLLS_AN_EVENT) { self.hear_device() } else { Ok(()) }
     }
 
-    /// The queue for the next request: the one with the fewest bytes in flight, or the last one used if it has little
-    /// more.
+    /// The queue for the next request: the one with the fewest bytes in flight, or the last one
+    /// used if it has little more.
     #[inline]
     fn pick(&mut self) -> Option<&mut SendQueue> {
         let current = self.queues.get(self.current)?;
@@ -241,8 +242,9 @@ impl VerbsChannel {
         true
     }
 
-    /// The result of a request that is not given to the device. A request of no bytes succeeds at once: soft-RoCE can
-    /// confuse it with a read when packets are lost. A request that is too long fails.
+    /// The result of a request that is not given to the device. A request of no bytes succeeds at
+    /// once: soft-RoCE can confuse it with a read when packets are lost. A request that is too long
+    /// fails.
     #[inline]
     fn ends_at_once(&self, request: &Request) -> Option<Result<(), RequestError>> {
         let (len, most) = (request.local.len as u64, self.shape.limits.max_bytes);
@@ -335,8 +337,8 @@ impl VerbsChannel {
         let Self { queues, unreliable, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
         let failure = (wc.status != wc_status::SUCCESS).then(|| classify(wc));
-        // A queue pair carries out its requests in order. So those before the failed one succeeded, even if no
-        // completion of theirs has come.
+        // A queue pair carries out its requests in order. So those before the failed one succeeded,
+        // even if no completion of theirs has come.
         let known = queue.retire(wc.wr_id, |request, is_last| {
             let result = match &failure {
                 Some(Failure::Lost) if is_last => return,
@@ -361,8 +363,8 @@ impl VerbsChannel {
         }
     }
 
-    /// Takes the completions that have come and keeps them for the next poll to report. If there is a fault, that poll
-    /// reports it after them.
+    /// Takes the completions that have come and keeps them for the next poll to report. If there is
+    /// a fault, that poll reports it after them.
     fn reap_untold(&mut self, is_idle: bool) -> Result<(), RailError> {
         let mut ended = std::mem::take(&mut self.untold);
         self.reap(&mut ended);
@@ -377,7 +379,8 @@ impl VerbsChannel {
             return self.fail(RailError::Lost("a completion of no queue pair of ours".to_owned()));
         };
         let is_receive = wc.wr_id & RECEIVE != 0;
-        // A receive fails if its message was refused. Unless it was flushed, the queue pair lives on.
+        // A receive fails if its message was refused. Unless it was flushed, the queue pair lives
+        // on.
         let is_dead = match is_receive {
             true => wc.status == wc_status::WR_FLUSH_ERR,
             false => wc.status != wc_status::SUCCESS,
@@ -484,7 +487,8 @@ impl Channel for VerbsChannel {
         // SAFETY: the caller's promise; all requests prepared before are posted already.
         unsafe { self.ring() }?;
         if self.unreliable.is_some() {
-            // Take completions before looking at the time: otherwise a peer that answered long ago may seem silent.
+            // Take completions before looking at the time: otherwise a peer that answered long ago
+            // may seem silent.
             self.reap_untold(false)?;
         }
         Ok(made)
@@ -514,7 +518,8 @@ impl Channel for VerbsChannel {
             self.cq.request_notify()?;
             self.is_armed = true;
         }
-        // Completions that came before the notification was requested do not make the descriptor readable.
+        // Completions that came before the notification was requested do not make the descriptor
+        // readable.
         self.reap_untold(true)?;
         Ok(self.untold.is_empty() && self.fault.is_none())
     }

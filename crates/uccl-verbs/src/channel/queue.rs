@@ -18,7 +18,8 @@ use crate::{
 const COUNTER_BITS: u32 = 48;
 const COUNTER: u64 = (1 << COUNTER_BITS) - 1;
 
-/// At most this many requests share one completion, so that the end of the first is not reported too late.
+/// At most this many requests share one completion, so that the end of the first is not reported
+/// too late.
 const MOST_UNSIGNALLED: u32 = 32;
 
 /// The bits that the identifiers of all requests of a queue have in common.
@@ -52,7 +53,8 @@ pub(super) enum What {
 
 /// The requests in a send queue, in order.
 ///
-/// A place becomes free when the request is known to have ended, by its own completion or by that of a later request.
+/// A place becomes free when the request is known to have ended, by its own completion or by that
+/// of a later request.
 pub(super) struct Account {
     outstanding: VecDeque<Outstanding>,
     /// The counter of the first outstanding request.
@@ -108,7 +110,8 @@ pub(super) struct SendQueue {
     signal_every: u32,
 }
 
-// SAFETY: the pointers in its requests point into its own vectors, and are set again before each use.
+// SAFETY: the pointers in its requests point into its own vectors, and are set again before each
+// use.
 unsafe impl Send for SendQueue {}
 
 const NO_REQUEST: SendWr = SendWr {
@@ -180,7 +183,8 @@ impl SendQueue {
         self.make_as(What::Own(request.tag), opcode_of(request.kind), 0, request);
     }
 
-    /// Prepares a request of no bytes, which succeeds only if packets get to the peer and back. There must be room.
+    /// Prepares a request of no bytes, which succeeds only if packets get to the peer and back.
+    /// There must be room.
     pub(super) fn make_probe(&mut self, tag: u64) {
         self.make(&Request::of_nothing(tag));
     }
@@ -195,7 +199,8 @@ impl SendQueue {
         }
     }
 
-    /// Has the last prepared request make a completion, which also stands for the unsignalled ones before it.
+    /// Has the last prepared request make a completion, which also stands for the unsignalled ones
+    /// before it.
     #[inline]
     fn signal(&mut self) {
         if let Some(last) = self.made.checked_sub(1).and_then(|last| self.wrs.get_mut(last)) {
@@ -234,11 +239,12 @@ impl SendQueue {
         self.made += 1;
     }
 
-    /// Posts the prepared requests, if there are any. The last is signalled, so that every request is covered by a
-    /// completion.
+    /// Posts the prepared requests, if there are any. The last is signalled, so that every request
+    /// is covered by a completion.
     ///
     /// # Safety
-    /// The memory of the requests must stay valid and registered until they have ended or this is dropped.
+    /// The memory of the requests must stay valid and registered until they have ended or this is
+    /// dropped.
     #[inline]
     pub(super) unsafe fn ring(&mut self) -> Result<(), RailError> {
         if self.made == 0 {
@@ -259,12 +265,13 @@ impl SendQueue {
                 wr.sg_list = sges.add(index);
             }
         }
-        // SAFETY: a chain of `made` requests that ends with a null pointer; their memory is the caller's promise.
+        // SAFETY: a chain of `made` requests that ends with a null pointer; their memory is the
+        // caller's promise.
         unsafe { self.qp.post(wrs) }
     }
 
-    /// Removes this request and those before it, which have all ended, and calls `each` for each of them, saying
-    /// whether it is the last. False if this request is not in flight.
+    /// Removes this request and those before it, which have all ended, and calls `each` for each of
+    /// them, saying whether it is the last. False if this request is not in flight.
     pub(super) fn retire(&mut self, wr_id: u64, mut each: impl FnMut(Outstanding, bool)) -> bool {
         let Some(count) = self.account.ended_by(wr_id) else { return false };
         for left in (0..count).rev() {

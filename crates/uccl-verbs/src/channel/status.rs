@@ -22,8 +22,8 @@ const LOC_QP_OP_ERR: u32 = 2;
 pub(super) fn classify(wc: &Wc) -> Failure {
     match wc.status {
         status::REM_ACCESS_ERR => Failure::Request(RequestError::Access),
-        // Our requests are valid. So the two ends disagree about packet numbers, as soft-RoCE's do when packets
-        // overtake each other.
+        // Our requests are valid. So the two ends disagree about packet numbers, as soft-RoCE's do
+        // when packets overtake each other.
         status::REM_INV_REQ_ERR => Failure::Lost,
         status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR | LOC_QP_OP_ERR => {
             Failure::Request(RequestError::Local)

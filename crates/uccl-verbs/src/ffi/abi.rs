@@ -1,8 +1,8 @@
 //! The structs of libibverbs's interface, as its public header lays them out.
 //!
-//! Posting and polling are inline functions of that header, which call through the context: so the layouts
-//! are part of the library's ABI, and have not changed since its version 1.1. A test compares every field
-//! named here with the header, where that is installed.
+//! Posting and polling are inline functions of that header, which call through the context: so the
+//! layouts are part of the library's ABI, and have not changed since its version 1.1. A test
+//! compares every field named here with the header, where that is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

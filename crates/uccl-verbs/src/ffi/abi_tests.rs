@@ -15,7 +15,10 @@ struct Fact {
 
 /// The size of a struct that is declared in full here, and the offsets of the named fields.
 macro_rules! layout {
-    ($facts:ident, $c:literal = $rust:ty, $size:tt, { $( $field:ident $(= $path:literal)? ),* $(,)? }) => {
+    (
+        $facts:ident, $c:literal = $rust:ty, $size:tt,
+        { $( $field:ident $(= $path:literal)? ),* $(,)? }
+    ) => {
         layout!(@size $facts, $c, $rust, $size);
         $( {
             let path = layout!(@path $field $($path)?);

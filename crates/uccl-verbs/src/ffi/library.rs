@@ -21,7 +21,12 @@ macro_rules! entry_points {
     (
         $library:ident;
         required { $( $name:ident ( $($type:ty),* ) $(-> $back:ty)? = $symbol:literal; )* }
-        optional { $( $maybe:ident ( $($maybe_type:ty),* ) $(-> $maybe_back:ty)? = $maybe_symbol:literal; )* }
+        optional {
+            $(
+                $maybe:ident ( $($maybe_type:ty),* ) $(-> $maybe_back:ty)?
+                    = $maybe_symbol:literal;
+            )*
+        }
     ) => {
         /// The functions found in the library, which stays loaded.
         pub(crate) struct $library {
@@ -56,7 +61,8 @@ entry_points! {
         get_async_event(*mut Context, *mut AsyncEvent) -> c_int = "ibv_get_async_event";
         ack_async_event(*mut AsyncEvent) = "ibv_ack_async_event";
         query_device(*mut Context, *mut DeviceAttr) -> c_int = "ibv_query_device";
-        // The function fills a struct that ends after `link_layer`, and leaves the fields after that as they were.
+        // The function fills a struct that ends after `link_layer`, and leaves the fields after
+        // that as they were.
         query_port(*mut Context, u8, *mut PortAttr) -> c_int = "ibv_query_port";
         alloc_pd(*mut Context) -> *mut Pd = "ibv_alloc_pd";
         dealloc_pd(*mut Pd) -> c_int = "ibv_dealloc_pd";
@@ -119,11 +125,12 @@ impl Verbs {
 
     /// Makes registered memory survive a fork.
     ///
-    /// On kernels before 5.12, a fork marks registered pages as copy-on-write. Our next write to such a page moves us
-    /// to a copy while the device keeps the original: data is then lost and nothing reports it. `ibv_fork_init`
-    /// excludes the pages from children instead, at the cost of a system call for each registration. Newer kernels copy
-    /// pinned pages for the child at the fork; libibverbs knows these kernels and then does nothing. Python programs
-    /// fork, so the call is worth making. It is refused if memory was registered before.
+    /// On kernels before 5.12, a fork marks registered pages as copy-on-write. Our next write to
+    /// such a page moves us to a copy while the device keeps the original: data is then lost and
+    /// nothing reports it. `ibv_fork_init` excludes the pages from children instead, at the cost of
+    /// a system call for each registration. Newer kernels copy pinned pages for the child at the
+    /// fork; libibverbs knows these kernels and then does nothing. Python programs fork, so the
+    /// call is worth making. It is refused if memory was registered before.
     fn survive_fork(&self) {
         let Some(fork_init) = self.fork_init else { return };
         // SAFETY: it takes nothing, and may be called at any time.

@@ -150,7 +150,8 @@ impl Pair {
         let (mut ended, mut posted) = (Vec::new(), 0);
         let began = Instant::now();
         while ended.len() < requests.len() {
-            // SAFETY: the callers keep the memory until they have dropped the channels or all has ended.
+            // SAFETY: the callers keep the memory until they have dropped the channels or all has
+            // ended.
             match unsafe { self.a.post(&requests[posted..]) } {
                 Ok(count) => posted += count,
                 Err(error) => return (ended, Err(error)),

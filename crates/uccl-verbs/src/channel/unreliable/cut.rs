@@ -3,8 +3,8 @@
 /// The length is adjusted after this many messages.
 const LOOK_EVERY: u32 = 32;
 
-/// The length of messages. One lost packet loses the whole message, so where many are lost, shorter messages get more
-/// data across.
+/// The length of messages. One lost packet loses the whole message, so where many are lost, shorter
+/// messages get more data across.
 #[derive(Debug)]
 pub(super) struct Cut {
     len: usize,

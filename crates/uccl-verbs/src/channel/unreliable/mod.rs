@@ -32,7 +32,8 @@ pub(super) use self::{
 };
 use crate::{cq::Cq, ffi::abi::Wc, pd::Pd, qp::Path};
 
-/// The longest message, in bytes. Longer ones save little, and one lost packet loses the whole message.
+/// The longest message, in bytes. Longer ones save little, and one lost packet loses the whole
+/// message.
 const MOST_BYTES: usize = 64 << 10;
 
 /// A piece that was lost this often goes over a reliable queue pair.
@@ -247,7 +248,8 @@ impl Unreliable {
         }
     }
 
-    /// The next piece, without taking it: lost pieces first, then new ones. It is no longer than a message.
+    /// The next piece, without taking it: lost pieces first, then new ones. It is no longer than a
+    /// message.
     fn next_piece(&self) -> Option<(Source, Piece)> {
         let most = self.cut.len();
         if let Some(piece) = self.again.front() {

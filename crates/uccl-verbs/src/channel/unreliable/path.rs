@@ -117,7 +117,8 @@ impl UcPath {
         true
     }
 
-    /// Prepares a probe, which is a message of no bytes. If there is no room, the probe counts as lost.
+    /// Prepares a probe, which is a message of no bytes. If there is no room, the probe counts as
+    /// lost.
     pub(super) fn probe(&mut self, number: u32) {
         if self.queue.has_room() {
             let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
@@ -155,8 +156,8 @@ impl UcPath {
         Ok(())
     }
 
-    /// Posts prepared messages, receives, and an acknowledgement if one is due. If there is nothing else to do, it
-    /// acknowledges everything that has come.
+    /// Posts prepared messages, receives, and an acknowledgement if one is due. If there is nothing
+    /// else to do, it acknowledges everything that has come.
     pub(super) fn post(&mut self, now: Instant, is_idle: bool) -> Result<(), RailError> {
         self.receives.post(self.queue.qp(), is_idle)?;
         if let Some((_, receiver)) = self.ends.as_mut()
@@ -187,8 +188,8 @@ impl UcPath {
     }
 }
 
-/// How long a peer may be silent: as long as a device would keep trying, and at least 2 s, as the peer's process may
-/// have to be woken to answer.
+/// How long a peer may be silent: as long as a device would keep trying, and at least 2 s, as the
+/// peer's process may have to be woken to answer.
 fn dead_after(path: &Path) -> Duration {
     let once = Duration::from_nanos(4096 << path.timeout);
     (once * (u32::from(path.retries) + 1) * 2).max(Duration::from_secs(2))

@@ -15,8 +15,8 @@ use crate::{
 /// The bit that marks a request's identifier as a receive's.
 pub(in super::super) const RECEIVE: u64 = 1 << 63;
 
-/// How many receives a queue pair has: enough for all messages that the peer may have under way, and for as many
-/// acknowledgements.
+/// How many receives a queue pair has: enough for all messages that the peer may have under way,
+/// and for as many acknowledgements.
 pub(in super::super) const RECEIVES: u32 = 512;
 
 /// The number of receives in one batch.
@@ -37,7 +37,8 @@ pub(super) struct Receives {
     id: u64,
 }
 
-// SAFETY: the pointers in its requests point into its own vectors, and are set again before each use.
+// SAFETY: the pointers in its requests point into its own vectors, and are set again before each
+// use.
 unsafe impl Send for Receives {}
 
 impl Receives {
@@ -64,7 +65,8 @@ impl Receives {
         })
     }
 
-    /// Frees the slot of a receive that has ended. Returns the bytes of an acknowledgement, if one came.
+    /// Frees the slot of a receive that has ended. Returns the bytes of an acknowledgement, if one
+    /// came.
     pub(super) fn ended(&mut self, wr_id: u64, len: u32) -> Option<[u8; ACK_LEN]> {
         let slot =
             u32::try_from(wr_id & u64::from(u32::MAX)).ok().filter(|&slot| slot < RECEIVES)?;
@@ -99,8 +101,8 @@ impl Receives {
                     };
                 }
             }
-            // SAFETY: a chain of `count` requests that ends with a null pointer. Each has a slot that no other has, and
-            // the slots are freed after the queue pair.
+            // SAFETY: a chain of `count` requests that ends with a null pointer. Each has a slot
+            // that no other has, and the slots are freed after the queue pair.
             unsafe { qp.receive(wrs) }?;
         }
         Ok(())

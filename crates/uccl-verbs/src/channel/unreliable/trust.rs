@@ -20,8 +20,9 @@ impl Trust {
         !self.is_given_up.load(Relaxed)
     }
 
-    /// Takes the result of making such queue pairs. If it failed because the device has none, the rail does not try
-    /// again. If it failed for a reason that may pass, only this channel does without them.
+    /// Takes the result of making such queue pairs. If it failed because the device has none, the
+    /// rail does not try again. If it failed for a reason that may pass, only this channel does
+    /// without them.
     pub(crate) fn made<T>(&self, made: Result<T, RailError>) -> Option<T> {
         let why = match made {
             Ok(made) => return Some(made),
