@@ -16,14 +16,16 @@ pub(crate) struct BenchArgs {
     /// Run bench.nixl.run, which measures NIXL with this project's backend and with UCX
     #[arg(long, conflicts_with = "gpu")]
     nixl: bool,
-    /// Run bench.rdma.run, which measures RDMA beside perftest, in a guest or on --devices, and libfabric
+    /// Run bench.rdma.run, which measures RDMA beside perftest, in a guest or on --devices, and
+    /// libfabric
     #[arg(long, conflicts_with_all = ["gpu", "nixl"])]
     rdma: bool,
     /// Run bench.before.run, which measures this tree beside an earlier commit of it
     #[arg(long, value_name = "REVISION", conflicts_with_all = ["gpu", "nixl", "rdma"])]
     before: Option<String>,
-    /// For bench.host.run: --install, --quick, --only tcp, --json FILE, --help; for bench.gpu.run: --wheels DIR, ...; for
-    /// bench.nixl.run: --install, --only dram,post, ...; for bench.rdma.run: --devices mlx5_0-mlx5_1, --only verbs, ...
+    /// For bench.host.run: --install, --quick, --only tcp, --json FILE, --help; for bench.gpu.run:
+    /// --wheels DIR, ...; for bench.nixl.run: --install, --only dram,post, ...; for bench.rdma.run:
+    /// --devices mlx5_0-mlx5_1, --only verbs, ...
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }

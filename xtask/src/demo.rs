@@ -25,8 +25,8 @@ const SHORT: &[&str] =
 
 /// Build the uccl command and move data between two processes of this machine
 ///
-/// Needs no GPU, no NIC, no CUDA and no Python. The table's last column says whether every byte that
-/// arrived was the one that was sent; the command fails if one was not.
+/// Needs no GPU, no NIC, no CUDA and no Python. The table's last column says whether every byte
+/// that arrived was the one that was sent; the command fails if one was not.
 #[derive(Args)]
 pub(crate) struct DemoArgs {
     /// Fewer sizes, less time for each

@@ -1,4 +1,5 @@
-//! RDMA without RDMA hardware: guests with soft-RoCE (`tests/guest`), and the tests that run in them.
+//! RDMA without RDMA hardware: guests with soft-RoCE (`tests/guest`), and the tests that run in
+//! them.
 
 use std::{
     fs::{self, File},
@@ -20,9 +21,9 @@ use crate::{
 
 /// Run a command on RDMA devices, in a throw-away guest of this machine
 ///
-/// The guest sees this machine's files and can change none of them. Its kernel is built when it is first
-/// needed, which takes some minutes. `python3 tests/guest --help` has all options and the variables that tell
-/// the command its devices.
+/// The guest sees this machine's files and can change none of them. Its kernel is built when it is
+/// first needed, which takes some minutes. `python3 tests/guest --help` has all options and the
+/// variables that tell the command its devices.
 #[derive(Args)]
 pub(crate) struct GuestArgs {
     /// One guest with both ends of every link, or two that are joined

@@ -49,7 +49,8 @@ pub(crate) fn doc() -> Result<()> {
         .run()
 }
 
-/// Formatting, the order of imports, and unused and undefined names of Python, as pyproject.toml asks for.
+/// Formatting, the order of imports, and unused and undefined names of Python, as pyproject.toml
+/// asks for.
 pub(crate) fn ruff() -> Result<Done> {
     if let Some(reason) = python::lacking() {
         return Ok(Done::skipped(reason));

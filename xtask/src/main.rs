@@ -35,6 +35,7 @@ mod stubs;
 mod test;
 mod tools;
 mod tree;
+mod widths;
 mod words;
 
 use std::process::ExitCode;
@@ -76,6 +77,7 @@ enum Command {
     Storm(storm::StormArgs),
     Stubs(stubs::StubsArgs),
     Test(test::TestArgs),
+    Widths(widths::WidthsArgs),
     /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of
     /// the folders named
     Words {
@@ -115,6 +117,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Storm(args) => storm::run(&args)?,
         Command::Stubs(args) => stubs::run(&args)?,
         Command::Test(args) => return test::run(&args),
+        Command::Widths(args) => widths::run(&args)?,
         Command::Words { folders } => words::print(&folders)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ use crate::{
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
-    storm, stubs, tools, tree, words,
+    storm, stubs, tools, tree, widths, words,
 };
 
 /// Install the tools of the tests, run all tests, and name the skipped ones
@@ -113,6 +113,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "whether comments name things, and no folder has fewer that do",
         run: |_| words::check().map(Done::with),
+    },
+    Step {
+        name: "widths",
+        group: Group::Lint,
+        about: "whether a folder has more lines over 100 columns than before",
+        run: |_| widths::check().map(Done::with),
     },
     Step {
         name: "stubs",

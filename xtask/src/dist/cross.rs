@@ -1,4 +1,5 @@
-//! Compilers and linkers for wheels that run on older systems than this one, and on other processors.
+//! Compilers and linkers for wheels that run on older systems than this one, and on other
+//! processors.
 //!
 //! zig links Rust's part and the C++ part, because it knows the symbols of each version of glibc.
 //! GCC compiles the C++ part, which uses GCC's libraries: NIXL loads this part and passes it
