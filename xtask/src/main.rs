@@ -66,7 +66,7 @@ enum Command {
     Headers(headers::HeadersArgs),
     Install(install::InstallArgs),
     Kernels(kernels::KernelsArgs),
-    /// Formatting, clippy, documentation and licences
+    /// Formatting, clippy, types of Python, documentation and licences
     Lint,
     /// Explore every interleaving of the structures that processes share
     Loom,

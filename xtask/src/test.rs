@@ -222,11 +222,11 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "ruff",
-        group: Group::Python,
+        group: Group::Lint,
         about: "formatting and imports of Python, unused and undefined names",
         run: |_| lint::ruff(),
     },
-    Step { name: "mypy", group: Group::Python, about: "types of Python", run: |_| lint::mypy() },
+    Step { name: "mypy", group: Group::Lint, about: "types of Python", run: |_| lint::mypy() },
     Step {
         name: "stubtest",
         group: Group::Python,
@@ -413,10 +413,7 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(
             chosen(&["python"]),
-            [
-                "tools", "wheel", "ruff", "mypy", "stubtest", "pytest", "nixl", "ep", "examples",
-                "rails"
-            ]
+            ["tools", "wheel", "stubtest", "pytest", "nixl", "ep", "examples", "rails"]
         );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
