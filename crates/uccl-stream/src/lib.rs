@@ -36,9 +36,9 @@ use uccl_wire::frame::{Desc, Kind, MAX_DESC_BYTES, MAX_DESCS, MAX_MESSAGE, Statu
 
 use self::{
     ops::Ops,
-    queue::{Own, OwnKind, SHORT},
-    rx::{Rx, Surroundings},
-    tx::{Tx, TxSurroundings},
+    queue::{OutgoingKind, OutgoingOp, SHORT},
+    rx::{Rx, RxContext},
+    tx::{Tx, TxContext},
 };
 
 /// The most reads that may wait for their data at a time.
@@ -138,7 +138,7 @@ impl<P: Pipe> StreamLane<P> {
             return false;
         }
         let Self { regions, ops, fetching: copying, .. } = self;
-        let around = TxSurroundings { regions, ops, copying };
+        let around = TxContext { regions, ops, copying };
         let moved = match tx.flush(&around) {
             Ok(moved) => moved,
             Err(e) => {
@@ -162,7 +162,7 @@ impl<P: Pipe> StreamLane<P> {
         }
         let settle = || drop(self.tx.lock());
         let Self { regions, ops, uploading: copying, .. } = self;
-        let around = Surroundings { regions, ops, sink, settle: &settle, copying };
+        let around = RxContext { regions, ops, sink, settle: &settle, copying };
         let moved = rx.pump(&around);
         self.uploading.store(rx.is_copying(), SeqCst);
         let reopened = !matches!(moved, Ok(false)) && self.count_load();
@@ -217,10 +217,10 @@ impl<P: Pipe> StreamLane<P> {
         } else {
             drop(ops);
             let kind = match op.kind {
-                OpKind::Write => OwnKind::Write,
-                OpKind::Read => OwnKind::Read,
+                OpKind::Write => OutgoingKind::Write,
+                OpKind::Read => OutgoingKind::Read,
             };
-            let own = Own::new(name, kind, op.local, op.remote);
+            let own = OutgoingOp::new(name, kind, op.local, op.remote);
             tx.push_own(own.on(op.memory.device_only()).with(word));
         }
         self.flush(&mut tx);
@@ -304,7 +304,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
                         target.spans = Spans::new();
                     }
                     let is_over = rx.discard(name);
-                    let done = is_over.then(|| std::mem::replace(&mut op.done, Arc::new(Nobody)));
+                    let done = is_over
+                        .then(|| std::mem::replace(&mut op.done, Arc::new(ReportedCompletion)));
                     drop((rx, ops));
                     tx.push_bare(Kind::Stop, name.0);
                     self.flush(&mut tx);
@@ -470,9 +471,9 @@ fn remote_of(desc: &Desc) -> RemoteSpan {
 }
 
 /// The completion of an operation that has been reported to its poster already.
-struct Nobody;
+struct ReportedCompletion;
 
-impl uccl_fabric::lane::Completion for Nobody {
+impl uccl_fabric::lane::Completion for ReportedCompletion {
     fn complete(self: Arc<Self>, _: uccl_fabric::lane::OpResult) {}
 }
 

@@ -22,13 +22,13 @@ pub(super) struct InFlight {
     /// If set, the operation ends with this error instead of the peer's answer.
     pub(super) doomed: Option<OpError>,
     /// How much has been sent. The peer cannot rightly answer before all of it has been.
-    pub(super) sent: Sent,
+    pub(super) sent: SendProgress,
     generation: u32,
 }
 
 /// How far an operation has been sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Sent {
+pub(super) enum SendProgress {
     Nothing,
     Some,
     All,
@@ -83,7 +83,7 @@ impl Ops {
             target,
             is_disowned: false,
             doomed: None,
-            sent: Sent::Nothing,
+            sent: SendProgress::Nothing,
             generation: self.generation,
         });
         OpName(u64::from(self.generation) << 32 | index as u64)
@@ -98,7 +98,7 @@ impl Ops {
         self.get_mut(name)?;
         let op = self.slab.remove(split(name).0);
         self.bytes -= op.len;
-        if op.sent != Sent::Nothing {
+        if op.sent != SendProgress::Nothing {
             match op.kind {
                 OpKind::Read => self.reads -= 1,
                 OpKind::Write => self.writes -= 1,
@@ -112,7 +112,7 @@ impl Ops {
     pub(super) fn begin(&mut self, name: OpName) -> bool {
         let (reads, writes) = (self.reads, self.writes);
         let Some(op) = self.get_mut(name) else { return true };
-        if op.sent != Sent::Nothing {
+        if op.sent != SendProgress::Nothing {
             return true;
         }
         let has_room = match op.kind {
@@ -120,7 +120,7 @@ impl Ops {
             OpKind::Write => writes < MAX_WRITES,
         };
         if has_room {
-            op.sent = Sent::Some;
+            op.sent = SendProgress::Some;
             match op.kind {
                 OpKind::Read => self.reads += 1,
                 OpKind::Write => self.writes += 1,
@@ -141,7 +141,7 @@ impl Ops {
     /// Records that all of an operation has been sent.
     pub(super) fn sent(&mut self, name: OpName) {
         if let Some(op) = self.get_mut(name) {
-            op.sent = Sent::All;
+            op.sent = SendProgress::All;
         }
     }
 

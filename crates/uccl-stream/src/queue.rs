@@ -13,9 +13,9 @@ use uccl_wire::frame::Desc;
 pub(crate) const SHORT: usize = 2 << 10;
 
 /// One of our operations that has not been sent wholly.
-pub(crate) struct Own {
+pub(crate) struct OutgoingOp {
     pub(crate) name: OpName,
-    pub(crate) kind: OwnKind,
+    pub(crate) kind: OutgoingKind,
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
     /// The GPU, if only that GPU reaches our memory.
@@ -29,15 +29,15 @@ pub(crate) struct Own {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OwnKind {
+pub(crate) enum OutgoingKind {
     /// Ends the write of this name, which was cut.
     Fence,
     Read,
     Write,
 }
 
-impl Own {
-    pub(crate) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
+impl OutgoingOp {
+    pub(crate) fn new(name: OpName, kind: OutgoingKind, local: Spans, remote: RemoteSpans) -> Self {
         let left = local.as_slice().len_bytes();
         let (ours, theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));
         Self { name, kind, local, remote, device: None, word: None, ours, theirs, left }
@@ -55,12 +55,12 @@ impl Own {
 
     /// Whether it is sent as one short frame.
     pub(crate) fn is_short(&self) -> bool {
-        self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
+        self.kind == OutgoingKind::Write && self.left <= SHORT as u64 && !self.begun()
     }
 
     /// Whether its data must be fetched from a GPU.
     pub(crate) fn is_fetched(&self) -> bool {
-        self.kind == OwnKind::Write && self.device.is_some() && self.left > 0
+        self.kind == OutgoingKind::Write && self.device.is_some() && self.left > 0
     }
 
     pub(crate) fn begun(&self) -> bool {

@@ -29,7 +29,7 @@ use super::{
     ops::{Ops, ReadTarget},
     queue::Reply,
     remote_of,
-    upload::{End, Filling, Purpose, Upload},
+    upload::{End, InboundChunk, Purpose, Upload},
 };
 
 /// Bytes read ahead of the frame they belong to. A whole message fits.
@@ -67,7 +67,7 @@ impl Answers {
 }
 
 /// The parts of the lane that the receiving half uses.
-pub(super) struct Surroundings<'a> {
+pub(super) struct RxContext<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
     pub(super) sink: &'a dyn MessageSink,
@@ -117,7 +117,7 @@ pub(super) struct Rx<P> {
     write: Option<Incoming>,
     read: Option<(OpName, ReadTarget)>,
     /// The chunk that is being received for a GPU.
-    filling: Option<Filling>,
+    filling: Option<InboundChunk>,
     /// Data on its way to GPUs, in the order in which it came.
     uploader: Staging<Upload>,
     /// The GPU that is the destination of some or all of the payload.
@@ -187,7 +187,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Receives the bytes that the pipe has. True if there were any.
-    pub(super) fn pump(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+    pub(super) fn pump(&mut self, around: &RxContext<'_>) -> Result<bool, LaneError> {
         let mut taken = 0;
         let landed = self.land(around);
         if std::mem::take(&mut self.stalled) {
@@ -209,7 +209,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Receives once. Returns how much came and how much could have come.
-    fn receive(&mut self, around: &Surroundings<'_>) -> Result<Option<(usize, usize)>, LaneError> {
+    fn receive(&mut self, around: &RxContext<'_>) -> Result<Option<(usize, usize)>, LaneError> {
         let direct = self.state == State::Payload
             && self.start == self.end
             && self.left >= DIRECT
@@ -359,7 +359,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Works on the bytes in the staging buffer; false when more are needed.
-    fn step(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+    fn step(&mut self, around: &RxContext<'_>) -> Result<bool, LaneError> {
         match self.state {
             State::Header => {
                 let Some(bytes) = self.staging[self.start..self.end].first_chunk::<HEADER_LEN>()

@@ -21,12 +21,12 @@ use uccl_fabric::{
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{DESC_LEN, HEADER_LEN, Header, Kind, MAX_DESCS, Status, TRAILER_LEN};
 
-use self::{device::Fetched, frames::push_head};
+use self::{device::FrameCopy, frames::push_head};
 use super::{
     MAX_READS, MAX_WRITES,
     crc::add_span,
     ops::Ops,
-    queue::{Frame, Own, OwnKind, Reply, Turn},
+    queue::{Frame, OutgoingKind, OutgoingOp, Reply, Turn},
 };
 
 /// With a checksum: bytes sent at a time, few enough to be in the cache still when they are summed
@@ -78,10 +78,10 @@ pub(super) struct Tx<P> {
     /// Answers to the peer among the short frames: the position of each one's end, and its length.
     answers: VecDeque<(u64, usize)>,
     answer_bytes: usize,
-    own: VecDeque<Own>,
+    own: VecDeque<OutgoingOp>,
     replies: VecDeque<Reply>,
     /// The frames with data that GPUs are copying, in the order in which they will be sent.
-    fetching: Staging<Fetched>,
+    fetching: Staging<FrameCopy>,
     /// Buffers of fetched frames that were sent.
     heads: Vec<Vec<u8>>,
     current: Option<Current>,
@@ -98,7 +98,7 @@ pub(super) struct Tx<P> {
 }
 
 /// The parts of the lane that the sending half uses.
-pub(super) struct TxSurroundings<'a> {
+pub(super) struct TxContext<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
     /// Must be set when a copy from a region starts, before the table's lock is released.
@@ -153,7 +153,7 @@ impl<P: PipeTx> Tx<P> {
         self.control.len() - self.control_sent
     }
 
-    pub(super) fn push_own(&mut self, own: Own) {
+    pub(super) fn push_own(&mut self, own: OutgoingOp) {
         self.own.push_back(own);
     }
 
@@ -259,14 +259,14 @@ impl<P: PipeTx> Tx<P> {
     pub(super) fn cut(&mut self, name: OpName) -> Option<bool> {
         let index = self.own.iter().position(|own| own.name == name)?;
         let own = &mut self.own[index];
-        if own.kind == OwnKind::Fence {
+        if own.kind == OutgoingKind::Fence {
             return None;
         }
         if !own.begun() {
             self.own.remove(index);
             return Some(false);
         }
-        *own = Own::new(name, OwnKind::Fence, Spans::new(), RemoteSpans::new());
+        *own = OutgoingOp::new(name, OutgoingKind::Fence, Spans::new(), RemoteSpans::new());
         Some(true)
     }
 
@@ -299,7 +299,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Sends as much as the pipe takes. True if anything was sent.
-    pub(super) fn flush(&mut self, around: &TxSurroundings<'_>) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, around: &TxContext<'_>) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
         let held = self.pipe.is_holding();
@@ -368,7 +368,7 @@ impl<P: PipeTx> Tx<P> {
         }
     }
 
-    fn send_once(&mut self, around: &TxSurroundings<'_>) -> io::Result<usize> {
+    fn send_once(&mut self, around: &TxContext<'_>) -> io::Result<usize> {
         let Some(current) = &self.current else {
             return self.send_control();
         };

@@ -39,7 +39,7 @@ pub(super) struct Upload {
 }
 
 /// A chunk that is being received.
-pub(super) struct Filling {
+pub(super) struct InboundChunk {
     pub(super) chunk: Chunk,
     /// Bytes in the chunk.
     pub(super) len: usize,
@@ -47,7 +47,7 @@ pub(super) struct Filling {
     pub(super) rest: Stretch,
 }
 
-impl Filling {
+impl InboundChunk {
     /// The free part of the chunk.
     pub(super) fn room(&self) -> Span {
         Span { addr: self.chunk.addr() + self.len, len: CHUNK - self.len }

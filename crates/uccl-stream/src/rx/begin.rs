@@ -10,9 +10,9 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Header, Kind, Status};
 
-use super::{Incoming, Rx, State, Surroundings, unexpected};
+use super::{Incoming, Rx, RxContext, State, unexpected};
 use crate::{
-    ops::Sent,
+    ops::SendProgress,
     queue::Reply,
     upload::{End, Purpose},
 };
@@ -20,11 +20,7 @@ use crate::{
 impl<P: PipeRx> Rx<P> {
     /// Begins a frame. Its descriptors are known only if they are `sound`. False: earlier data must
     /// land first.
-    pub(super) fn begin(
-        &mut self,
-        sound: bool,
-        around: &Surroundings<'_>,
-    ) -> Result<bool, LaneError> {
+    pub(super) fn begin(&mut self, sound: bool, around: &RxContext<'_>) -> Result<bool, LaneError> {
         let targets = match self.header.kind {
             Kind::Write => self.targets(around),
             _ => Ok(Targets::default()),
@@ -64,7 +60,7 @@ impl<P: PipeRx> Rx<P> {
         &mut self,
         sound: bool,
         targets: Result<Targets, AccessError>,
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) {
         let op = self.header.op;
         if self.write.as_ref().is_none_or(|write| write.op != op) {
@@ -83,7 +79,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Begins the peer's read: queues a reply.
-    fn asked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
+    fn asked(&mut self, around: &RxContext<'_>) -> Result<(), LaneError> {
         match self.locate_all(Access::Read, around) {
             Err(e) => {
                 around.regions.note_refusal();
@@ -99,10 +95,10 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Begins a frame with data for a read of ours.
-    fn begin_data(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
+    fn begin_data(&mut self, around: &RxContext<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
         let mut ops = around.ops.lock();
-        let asked = ops.get_mut(name).filter(|op| op.sent == Sent::All);
+        let asked = ops.get_mut(name).filter(|op| op.sent == SendProgress::All);
         let Some((len, target)) = asked.and_then(|op| Some((op.len, op.target.take()?))) else {
             return Err(unexpected("data for a read that was not asked"));
         };
@@ -116,11 +112,11 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// The peer has ended one of our operations.
-    fn acked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
+    fn acked(&mut self, around: &RxContext<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
         let status = self.header.status();
         let mut ops = around.ops.lock();
-        if ops.get_mut(name).is_some_and(|op| op.sent != Sent::All) {
+        if ops.get_mut(name).is_some_and(|op| op.sent != SendProgress::All) {
             // A sending thread may have sent its last byte just now.
             drop(ops);
             (around.settle)();
@@ -129,7 +125,7 @@ impl<P: PipeRx> Rx<P> {
         match ops.get_mut(name) {
             None => return Err(unexpected("an ack for nothing")),
             // Its memory is still being sent from, so it cannot end.
-            Some(op) if op.sent != Sent::All => {
+            Some(op) if op.sent != SendProgress::All => {
                 return Err(unexpected("an ack for what has not been sent"));
             }
             Some(op) if op.kind == OpKind::Read && status == Status::Ok => {

@@ -16,13 +16,13 @@ use uccl_fabric::{
 use uccl_wire::frame::{Kind, Status};
 
 use super::{
-    Rx, Surroundings,
+    Rx, RxContext,
     begin::Targets,
     payload::{fill, read_result},
 };
 use crate::{
-    Nobody, remote_of,
-    upload::{End, Filling, Purpose, Upload},
+    ReportedCompletion, remote_of,
+    upload::{End, InboundChunk, Purpose, Upload},
 };
 
 impl<P: PipeRx> Rx<P> {
@@ -37,7 +37,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Ends operations after their data has landed. True if any data has.
-    pub(super) fn land(&mut self, around: &Surroundings<'_>) -> bool {
+    pub(super) fn land(&mut self, around: &RxContext<'_>) -> bool {
         let mut any = false;
         while let Some(Ended { what, result }) = self.uploader.ended() {
             any = true;
@@ -57,7 +57,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Data of an operation did not land.
-    fn fail_landed(&mut self, purpose: Purpose, e: GpuError, around: &Surroundings<'_>) {
+    fn fail_landed(&mut self, purpose: Purpose, e: GpuError, around: &RxContext<'_>) {
         let op = match purpose {
             Purpose::Read(name) => return around.ops.lock().doom(name, OpError::from(e)),
             Purpose::Write(op) => op,
@@ -97,7 +97,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// The places of a write's destination memory.
-    pub(super) fn targets(&self, around: &Surroundings<'_>) -> Result<Targets, AccessError> {
+    pub(super) fn targets(&self, around: &RxContext<'_>) -> Result<Targets, AccessError> {
         self.locate_all(Access::Write, around)
     }
 
@@ -105,7 +105,7 @@ impl<P: PipeRx> Rx<P> {
     pub(super) fn locate_all(
         &self,
         access: Access,
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) -> Result<Targets, AccessError> {
         let regions = around.regions.lock();
         let mut targets = Targets::default();
@@ -132,7 +132,7 @@ impl<P: PipeRx> Rx<P> {
     pub(super) fn receive_for(
         &mut self,
         device: u32,
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) -> Result<Option<(usize, usize)>, LaneError> {
         let Some(room) = self.room_for(device) else { return Ok(None) };
         let len = room.len.min(self.left as usize);
@@ -153,11 +153,11 @@ impl<P: PipeRx> Rx<P> {
                 return None;
             }
             match self.uploader.chunk(device) {
-                Ok(chunk) => self.filling = Some(Filling { chunk, len: 0, rest: self.rest }),
+                Ok(chunk) => self.filling = Some(InboundChunk { chunk, len: 0, rest: self.rest }),
                 Err(e) => self.fail_upload(e),
             }
         }
-        self.filling.as_ref().map(Filling::room)
+        self.filling.as_ref().map(InboundChunk::room)
     }
 
     /// Records that this many bytes were put into the room.
@@ -167,7 +167,7 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    pub(super) fn upload_if_full(&mut self, around: &Surroundings<'_>) {
+    pub(super) fn upload_if_full(&mut self, around: &RxContext<'_>) {
         if self.filling.as_ref().is_some_and(|filling| filling.room().len == 0) {
             self.upload(around);
         }
@@ -183,8 +183,8 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Starts to copy the chunk that is being filled to the place of its bytes.
-    pub(super) fn upload(&mut self, around: &Surroundings<'_>) {
-        let Some(Filling { chunk, len, rest }) = self.filling.take() else { return };
+    pub(super) fn upload(&mut self, around: &RxContext<'_>) {
+        let Some(InboundChunk { chunk, len, rest }) = self.filling.take() else { return };
         if self.device_wanting_data().is_none() {
             return;
         }
@@ -240,7 +240,7 @@ impl<P: PipeRx> Rx<P> {
 }
 
 /// Ends a read of ours after all copies of its data have ended.
-fn end_read(name: OpName, end: End, around: &Surroundings<'_>) {
+fn end_read(name: OpName, end: End, around: &RxContext<'_>) {
     let mut ops = around.ops.lock();
     if let End::Data(target) = end {
         let op = ops.remove(name);
@@ -252,7 +252,8 @@ fn end_read(name: OpName, end: End, around: &Surroundings<'_>) {
         return;
     }
     // More of its data may come from the peer, and is thrown away.
-    let done = ops.get_mut(name).map(|op| std::mem::replace(&mut op.done, Arc::new(Nobody)));
+    let done =
+        ops.get_mut(name).map(|op| std::mem::replace(&mut op.done, Arc::new(ReportedCompletion)));
     drop(ops);
     if let Some(done) = done {
         done.complete(Err(OpError::Cancelled));

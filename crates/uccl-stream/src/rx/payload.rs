@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
 
-use super::{Incoming, Rx, State, Surroundings, unexpected};
+use super::{Incoming, Rx, RxContext, State, unexpected};
 use crate::{
     ops::{InFlight, ReadTarget},
     remote_of,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl<P: PipeRx> Rx<P> {
-    pub(super) fn step_payload(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+    pub(super) fn step_payload(&mut self, around: &RxContext<'_>) -> Result<bool, LaneError> {
         let have = self.end - self.start;
         if self.left == 0 {
             self.state = State::Trailer;
@@ -56,7 +56,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Hands over a message straight from the staging buffer, if it is there in one piece.
-    fn step_message(&mut self, n: usize, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+    fn step_message(&mut self, n: usize, around: &RxContext<'_>) -> Result<bool, LaneError> {
         let whole = self.message.is_empty() && n as u64 == self.header.len;
         let len = n + TRAILER_LEN;
         if whole && self.end - self.start >= len {
@@ -86,7 +86,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Copies payload from the staging buffer into the regions it is for.
-    fn place_write(&mut self, from: usize, n: usize, around: &Surroundings<'_>) {
+    fn place_write(&mut self, from: usize, n: usize, around: &RxContext<'_>) {
         let guard = around.regions.lock();
         let (mut rest, mut done) = (self.rest, 0);
         while done < n && self.write_ok() {
@@ -128,7 +128,7 @@ impl<P: PipeRx> Rx<P> {
     pub(super) fn finish(
         &mut self,
         (trailer, crc_ok): (Trailer, bool),
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) -> Result<(), LaneError> {
         match self.header.kind {
             Kind::Write => {
@@ -166,7 +166,7 @@ impl<P: PipeRx> Rx<P> {
         op: u64,
         status: Status,
         word: Option<Word>,
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) {
         // The data that has come since the pipe was cut was thrown away, so a signal or an answer
         // would be false. An answer could still reach the peer, if this side cuts a pipe in shared
@@ -185,7 +185,7 @@ impl<P: PipeRx> Rx<P> {
         &mut self,
         status: Status,
         crc_ok: bool,
-        around: &Surroundings<'_>,
+        around: &RxContext<'_>,
     ) -> Result<(), LaneError> {
         let Some((name, mut target)) = self.read.take() else { return Ok(()) };
         if status != Status::Ok {
@@ -221,7 +221,7 @@ pub(super) fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
     }
 }
 
-fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<(), LaneError> {
+fn deliver(crc_ok: bool, message: &[u8], around: &RxContext<'_>) -> Result<(), LaneError> {
     if !crc_ok {
         return Err(unexpected("a message with a wrong checksum"));
     }

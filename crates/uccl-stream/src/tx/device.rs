@@ -11,7 +11,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::Status;
 
-use super::{Tx, TxSurroundings};
+use super::{Tx, TxContext};
 use crate::{
     ops::Ops,
     queue::{Frame, Turn},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A frame with data that is being copied.
-pub(super) struct Fetched {
+pub(super) struct FrameCopy {
     head: Vec<u8>,
     frame: Frame,
 }
@@ -42,7 +42,7 @@ impl<P: PipeTx> Tx<P> {
 
     /// Starts to copy the data of the next frames to chunks, as far as there is room. Our
     /// operations and the peer's take turns.
-    pub(super) fn fetch(&mut self, around: &TxSurroundings<'_>) {
+    pub(super) fn fetch(&mut self, around: &TxContext<'_>) {
         while !self.fetching.is_full() {
             self.fetch_replies = !self.fetch_replies;
             let fetched = match self.fetch_replies {
@@ -71,7 +71,7 @@ impl<P: PipeTx> Tx<P> {
         true
     }
 
-    fn fetch_reply(&mut self, around: &TxSurroundings<'_>) -> bool {
+    fn fetch_reply(&mut self, around: &TxContext<'_>) -> bool {
         let Some(reply) = self.replies.front_mut().filter(|reply| reply.is_fetched) else {
             return false;
         };
@@ -105,7 +105,7 @@ impl<P: PipeTx> Tx<P> {
         // The pieces of our own operations are the peer's regions, not ours.
         let is_own = frame.turn.is_own();
         let slots = self.pieces.iter().filter(|_| !is_own).map(|piece| piece.slot);
-        let fetched = Fetched { head, frame };
+        let fetched = FrameCopy { head, frame };
         match self.fetching.chunk(device) {
             // SAFETY: the caller's promise.
             Ok(chunk) => unsafe { self.fetching.start(fetched, chunk, &self.located, slots) },
@@ -116,7 +116,7 @@ impl<P: PipeTx> Tx<P> {
     /// Begins the first frame that was fetched, if its copy has ended.
     pub(super) fn begin_fetched(&mut self, ops: &Mutex<Ops>) -> bool {
         let Some(Ended { what, result }) = self.fetching.ended() else { return false };
-        let Fetched { head, frame } = what;
+        let FrameCopy { head, frame } = what;
         let mut sent = mem::replace(&mut self.head, head);
         sent.clear();
         self.heads.push(sent);

@@ -10,16 +10,16 @@ use uccl_fabric::{
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{Desc, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status};
 
-use super::{GATHERED, Tx, TxSurroundings};
+use super::{GATHERED, Tx, TxContext};
 use crate::{
     ops::Ops,
-    queue::{Frame, OwnKind, Turn},
+    queue::{Frame, OutgoingKind, Turn},
     remote_of,
 };
 
 impl<P: PipeTx> Tx<P> {
     /// Begins the next frame: our operations and the peer's take turns.
-    pub(super) fn begin(&mut self, around: &TxSurroundings<'_>) {
+    pub(super) fn begin(&mut self, around: &TxContext<'_>) {
         self.fetch(around);
         if self.begin_fetched(around.ops) {
             return;
@@ -51,18 +51,18 @@ impl<P: PipeTx> Tx<P> {
                 return false;
             }
             match kind {
-                OwnKind::Write if is_short => {
+                OutgoingKind::Write if is_short => {
                     if !self.gather() {
                         ops.doom(name, OpError::LocalFault);
                     }
                 }
-                OwnKind::Write => {
+                OutgoingKind::Write => {
                     drop(ops);
                     self.begin_write();
                     return true;
                 }
-                OwnKind::Read => self.send_read(),
-                OwnKind::Fence => {
+                OutgoingKind::Read => self.send_read(),
+                OutgoingKind::Fence => {
                     self.push_bare(Kind::Fence, name.0);
                     self.own.pop_front();
                 }
