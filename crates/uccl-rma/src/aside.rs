@@ -11,7 +11,7 @@ use uccl_fabric::rail::{Channel, Rail, RailError};
 use super::{exports::Exports, rails::Rails};
 
 /// The result of making or joining a channel.
-pub(super) enum Made {
+pub(super) enum ChannelResult {
     /// The channel, and whether it could be joined, if it was to be.
     Channel(Box<dyn Channel>, Result<(), RailError>),
     /// There is no channel: the rail's port is down.
@@ -22,15 +22,15 @@ pub(super) enum Made {
 
 /// A channel that is being made, or joined with the peer's end, or both. Over RoCE the kernel first
 /// looks up the peer's link-layer address, and waits a second for an answer.
-pub(super) struct Making(Option<JoinHandle<Made>>);
+pub(super) struct ChannelSetup(Option<JoinHandle<ChannelResult>>);
 
-impl Making {
+impl ChannelSetup {
     /// Starts to make a channel, if the rail's port is up, after so many attempts that have failed.
     pub(super) fn of(rails: &Arc<Rails>, at: usize, failed: u32) -> Self {
         let open = move |rail: &dyn Rail| match rail.is_up().then(|| rail.open_first(failed)) {
-            Some(Ok(channel)) => Made::Channel(channel, Ok(())),
-            Some(Err(e)) => Made::Nothing(e),
-            None => Made::Down,
+            Some(Ok(channel)) => ChannelResult::Channel(channel, Ok(())),
+            Some(Err(e)) => ChannelResult::Nothing(e),
+            None => ChannelResult::Down,
         };
         Self::over(rails, at, "uccl-open", open)
     }
@@ -39,7 +39,7 @@ impl Making {
     pub(super) fn joined(rails: &Arc<Rails>, at: usize, address: Vec<u8>) -> Self {
         Self::over(rails, at, "uccl-join", move |rail| match rail.open() {
             Ok(channel) => join(channel, &address),
-            Err(e) => Made::Nothing(e),
+            Err(e) => ChannelResult::Nothing(e),
         })
     }
 
@@ -48,14 +48,16 @@ impl Making {
         rails: &Arc<Rails>,
         at: usize,
         name: &str,
-        open: impl FnOnce(&dyn Rail) -> Made + Send + 'static,
+        open: impl FnOnce(&dyn Rail) -> ChannelResult + Send + 'static,
     ) -> Self {
         let rails = Arc::clone(rails);
         Self::by(name, move || {
             rails.reopen(at);
             match rails.all().get(at) {
                 Some(rail) => open(&**rail),
-                None => Made::Nothing(RailError::Unavailable("there is no such rail".into())),
+                None => {
+                    ChannelResult::Nothing(RailError::Unavailable("there is no such rail".into()))
+                }
             }
         })
     }
@@ -65,7 +67,7 @@ impl Making {
         Self::by("uccl-join", move || join(channel, &address))
     }
 
-    fn by(name: &str, make: impl FnOnce() -> Made + Send + 'static) -> Self {
+    fn by(name: &str, make: impl FnOnce() -> ChannelResult + Send + 'static) -> Self {
         Self(Builder::new().name(name.into()).spawn(make).ok())
     }
 
@@ -74,17 +76,17 @@ impl Making {
     }
 
     /// Waits for it. If no thread could be started, the channel has ended.
-    pub(super) fn end(mut self) -> Made {
-        let why = |why: &str| Made::Nothing(RailError::Unavailable(why.into()));
+    pub(super) fn end(mut self) -> ChannelResult {
+        let why = |why: &str| ChannelResult::Nothing(RailError::Unavailable(why.into()));
         let Some(thread) = self.0.take() else { return why("the system has no thread left") };
         // A panic has been reported already.
         thread.join().unwrap_or_else(|_| why("the thread that made it panicked"))
     }
 }
 
-fn join(mut channel: Box<dyn Channel>, address: &[u8]) -> Made {
+fn join(mut channel: Box<dyn Channel>, address: &[u8]) -> ChannelResult {
     let joined = channel.connect(address);
-    Made::Channel(channel, joined)
+    ChannelResult::Channel(channel, joined)
 }
 
 /// A look at whether a rail's port is up. Its firmware may be slow to say.
@@ -117,9 +119,9 @@ impl Drop for PortLook {
 
 /// A channel that is being ended. That may take long: Soft-RoCE waits for packets that wait for a
 /// neighbour's address, and NICs wait for their firmware.
-pub(super) struct Ending(Option<JoinHandle<()>>);
+pub(super) struct ChannelTeardown(Option<JoinHandle<()>>);
 
-impl Ending {
+impl ChannelTeardown {
     /// Starts to end a channel. It has ended when this look at its port has, too, and the key that
     /// is being made for it.
     pub(super) fn of(channel: Box<dyn Channel>, look: Option<PortLook>, exports: Exports) -> Self {
@@ -137,7 +139,7 @@ impl Ending {
     }
 
     /// Starts to end a channel that is being made or joined.
-    pub(super) fn of_making(making: Making) -> Self {
+    pub(super) fn of_making(making: ChannelSetup) -> Self {
         Self::by(move || drop(making.end()))
     }
 
@@ -162,7 +164,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for ChannelTeardown {
     /// Waits for it.
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
@@ -172,7 +174,7 @@ impl Drop for Ending {
     }
 }
 
-impl Drop for Making {
+impl Drop for ChannelSetup {
     /// Waits for the thread: its owner expects that no memory is touched through the channel after
     /// the drop.
     fn drop(&mut self) {

@@ -17,7 +17,7 @@ use uccl_fabric::{
 };
 use uccl_wire::rails::LANDING_CHUNK;
 
-use super::{aside::Ending, pinned::Pinned, rails::Rails};
+use super::{aside::ChannelTeardown, pinned::Pinned, rails::Rails};
 
 /// How many chunks an area has: enough for a link of 50 GB/s to stay busy while some chunks are
 /// copied, some are carried, some are reported to the other end, and some are copied there.
@@ -140,11 +140,11 @@ impl Site {
     }
 
     /// Ends it. Returns the area, or the wait for its thread if it is still being made.
-    pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
+    pub(super) fn end(&mut self) -> (Option<Area>, Option<ChannelTeardown>) {
         self.look();
         match std::mem::take(self) {
             Self::Made(area) => (Some(area), None),
-            Self::Making(thread) => (None, Some(Ending::of_made(thread))),
+            Self::Making(thread) => (None, Some(ChannelTeardown::of_made(thread))),
             Self::Empty | Self::Refused(_) => (None, None),
         }
     }
@@ -152,7 +152,7 @@ impl Site {
 
 /// Which side a copy is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum CopySide {
     /// A batch of ours.
     Batch(usize),
     /// The peer, which named this chunk of its landing area.
@@ -160,7 +160,7 @@ pub(super) enum Whose {
 }
 
 /// The copies under way: to chunks, and from chunks.
-pub(super) struct Copies([Staging<Whose>; 2]);
+pub(super) struct Copies([Staging<CopySide>; 2]);
 
 /// A request to copy between a chunk and memory of this process.
 pub(super) struct Copy<'a> {
@@ -184,7 +184,7 @@ impl Copies {
     /// The memory must fit the chunk, and nobody else may use the chunk until the copy has ended.
     /// The memory must stay valid until then; memory of the regions of `slots`, while they [may be
     /// touched](Self::may_touch).
-    pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: Whose) {
+    pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: CopySide) {
         let Copy { area, chunk, memory, slots, direction } = copy;
         let Self([down, up]) = self;
         let staging = if direction == Direction::DeviceToHost { down } else { up };
@@ -193,7 +193,7 @@ impl Copies {
     }
 
     /// The next copy that has ended, if there is one.
-    pub(super) fn ended(&mut self) -> Option<Ended<Whose>> {
+    pub(super) fn ended(&mut self) -> Option<Ended<CopySide>> {
         self.0.iter_mut().find_map(Staging::ended)
     }
 
@@ -204,7 +204,7 @@ impl Copies {
 
     /// Whether a copy that the peer asked for through this chunk has not ended yet.
     pub(super) fn is_copying_for_peer(&self, chunk: u16) -> bool {
-        let whose = Whose::Peer(chunk);
+        let whose = CopySide::Peer(chunk);
         self.0.iter().flat_map(Staging::waiting).any(|other| *other == whose)
     }
 

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_fabric::rail::MakeKey;
 
-use super::pinned::Held;
+use super::pinned::PinGuard;
 
 /// The keys that are being made for a channel.
 #[derive(Default)]
@@ -23,21 +23,21 @@ pub(super) struct Exports {
 struct Queue {
     waiting: VecDeque<Job>,
     /// The purpose of the key that is being made.
-    current: Option<Wanted>,
+    current: Option<KeyPurpose>,
     /// The thread runs and takes the waiting jobs.
     is_running: bool,
 }
 
 struct Job {
-    wanted: Wanted,
+    wanted: KeyPurpose,
     make: MakeKey,
     /// The memory stays registered until the key is made or given up.
-    _held: Held,
+    _held: PinGuard,
 }
 
 /// The purpose of a key: the memory and the registration.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct KeyPurpose {
     /// The number of the registered memory.
     pub(super) number: u64,
     /// Which of its registrations: the key by which our own requests name it.
@@ -45,14 +45,14 @@ pub(super) struct Wanted {
 }
 
 impl Queue {
-    fn wanted(&self) -> impl Iterator<Item = Wanted> {
+    fn wanted(&self) -> impl Iterator<Item = KeyPurpose> {
         self.waiting.iter().map(|job| job.wanted).chain(self.current)
     }
 }
 
 impl Exports {
     /// Has a key made, unless that is under way already.
-    pub(super) fn make(&mut self, wanted: Wanted, make: MakeKey, held: Held) {
+    pub(super) fn make(&mut self, wanted: KeyPurpose, make: MakeKey, held: PinGuard) {
         let mut queue = self.queue.lock();
         if queue.wanted().any(|other| other == wanted) {
             return;
@@ -99,7 +99,7 @@ impl Drop for Exports {
 }
 
 fn make_all(queue: &Arc<Mutex<Queue>>) {
-    let running = Running(queue);
+    let running = KeyMaker(queue);
     while let Some(Job { make, _held: held, .. }) = running.next() {
         if let Err(e) = make() {
             tracing::warn!("no key for a peer: {e}");
@@ -109,9 +109,9 @@ fn make_all(queue: &Arc<Mutex<Queue>>) {
 }
 
 /// The thread that makes keys.
-struct Running<'a>(&'a Mutex<Queue>);
+struct KeyMaker<'a>(&'a Mutex<Queue>);
 
-impl Running<'_> {
+impl KeyMaker<'_> {
     /// The next one. None is said once: nothing more is taken after that.
     fn next(&self) -> Option<Job> {
         let mut queue = self.0.lock();
@@ -122,7 +122,7 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for KeyMaker<'_> {
     /// After a panic, gives up the waiting jobs: no thread takes them.
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -18,10 +18,10 @@ use uccl_wire::{
 #[derive(Default)]
 pub(super) struct Keys {
     /// The regions known for each slot. Mostly one: the latest that used the slot.
-    by_slot: HashMap<u32, SmallVec<[Known; 1]>>,
+    by_slot: HashMap<u32, SmallVec<[KnownRegion; 1]>>,
 }
 
-struct Known {
+struct KnownRegion {
     key: u64,
     answer: Answer,
     /// The epoch, which counts channels that came up, at which we last asked.
@@ -33,11 +33,11 @@ struct Known {
 enum Answer {
     None,
     Denied(Status),
-    Granted(Granted),
+    Granted(GrantedRegion),
 }
 
 /// A region that can be reached.
-pub(super) struct Granted {
+pub(super) struct GrantedRegion {
     addr: u64,
     len: u64,
     read: bool,
@@ -63,7 +63,7 @@ pub(super) fn region_of(piece: &RemoteSpan) -> RegionId {
 
 /// Why there is no key for a piece of the peer's memory.
 #[derive(Clone, Copy)]
-pub(super) enum Missing {
+pub(super) enum MissingKey {
     /// The peer has to be asked about this region.
     Ask(RegionId),
     /// The peer has been asked and has not answered.
@@ -72,7 +72,7 @@ pub(super) enum Missing {
     Denied(Status),
 }
 
-impl Granted {
+impl GrantedRegion {
     /// How the region is reached over a channel, and the piece's address there. None if it is not
     /// reached over this channel.
     pub(super) fn over(&self, id: PathId, piece: &RemoteSpan) -> Option<(Reach, u64)> {
@@ -99,18 +99,22 @@ impl Granted {
 
 impl Keys {
     /// The peer's grant for the region of this piece, if it allows the operation.
-    pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Result<&Granted, Missing> {
+    pub(super) fn look(
+        &self,
+        kind: OpKind,
+        piece: &RemoteSpan,
+    ) -> Result<&GrantedRegion, MissingKey> {
         let granted = self.of(region_of(piece))?;
-        granted.admit(kind, piece).map_err(Missing::Denied)?;
+        granted.admit(kind, piece).map_err(MissingKey::Denied)?;
         Ok(granted)
     }
 
     /// The peer's grant for a region.
-    pub(super) fn of(&self, region: RegionId) -> Result<&Granted, Missing> {
+    pub(super) fn of(&self, region: RegionId) -> Result<&GrantedRegion, MissingKey> {
         match self.get(region).map(|known| &known.answer) {
-            None => Err(Missing::Ask(region)),
-            Some(Answer::Denied(status)) => Err(Missing::Denied(*status)),
-            Some(Answer::None) => Err(Missing::Wait),
+            None => Err(MissingKey::Ask(region)),
+            Some(Answer::Denied(status)) => Err(MissingKey::Denied(*status)),
+            Some(Answer::None) => Err(MissingKey::Wait),
             Some(Answer::Granted(granted)) => Ok(granted),
         }
     }
@@ -129,7 +133,7 @@ impl Keys {
         moves.max().unwrap_or(Moves::Direct)
     }
 
-    fn get(&self, region: RegionId) -> Option<&Known> {
+    fn get(&self, region: RegionId) -> Option<&KnownRegion> {
         self.by_slot.get(&region.slot)?.iter().find(|known| known.key == region.key)
     }
 
@@ -142,7 +146,7 @@ impl Keys {
             Some(known) => (known.awaited, known.asked_at) = (true, epoch),
             None => {
                 let (key, answer) = (region.key, Answer::None);
-                slot.push(Known { key, answer, asked_at: epoch, awaited: true });
+                slot.push(KnownRegion { key, answer, asked_at: epoch, awaited: true });
             }
         }
         true
@@ -167,7 +171,7 @@ impl Keys {
         };
         let Grant { addr, len, read, write, staged, paths } = grant;
         let paths = paths.into_iter().filter_map(reach).collect();
-        known.answer = Answer::Granted(Granted { addr, len, read, write, staged, paths });
+        known.answer = Answer::Granted(GrantedRegion { addr, len, read, write, staged, paths });
         // The slot belongs to this region now: the regions that used it before have ended.
         if let Some(slot) = self.by_slot.get_mut(&region.slot) {
             slot.retain(|known| known.key == region.key || known.awaited);
@@ -181,7 +185,7 @@ impl Keys {
         }
     }
 
-    fn awaited(&mut self, region: RegionId) -> Option<&mut Known> {
+    fn awaited(&mut self, region: RegionId) -> Option<&mut KnownRegion> {
         let slot = self.by_slot.get_mut(&region.slot)?;
         let known = slot.iter_mut().find(|known| known.key == region.key && known.awaited)?;
         known.awaited = false;

@@ -29,8 +29,8 @@ use uccl_wire::rails::Note;
 use super::{
     bell::Bell,
     flight::Part,
-    left::Remains,
-    path::{Looked, Path},
+    left::ChannelAftermath,
+    path::{LookResult, Path},
     rails::Rails,
     state::{Hold, State},
 };
@@ -282,44 +282,44 @@ impl RmaLane {
             }
             state.ended = ended;
             match looked {
-                Looked::Fine(some) => moved |= some,
-                Looked::Made => {
+                LookResult::Fine(some) => moved |= some,
+                LookResult::Made => {
                     moved = true;
                     self.on_made(state, at);
                 }
-                Looked::NotMade(why) => {
+                LookResult::NotMade(why) => {
                     moved = true;
                     self.on_not_made(state, at, &why);
                 }
-                Looked::Down => {
+                LookResult::Down => {
                     moved = true;
                     state.paths[at].port_is_down();
                     self.say_if_useless(state, at);
                 }
-                Looked::Joined => {
+                LookResult::Joined => {
                     moved = true;
                     self.on_joined(state, at);
                 }
-                Looked::NotJoined(why) => {
+                LookResult::NotJoined(why) => {
                     moved = true;
                     self.on_not_joined(state, at, why);
                 }
-                Looked::CameUp => {
+                LookResult::CameUp => {
                     moved = true;
                     self.path_came_up(state, at);
                     state.notes.push_back(Note::Ready(state.paths[at].id));
                 }
-                Looked::Silent => {
+                LookResult::Silent => {
                     let path = &mut state.paths[at];
                     if let Some(rail) = self.rails.all().get(path.ours) {
                         path.look_at_port(rail);
                     }
                 }
-                Looked::Lost(why) => {
+                LookResult::Lost(why) => {
                     moved = true;
                     self.lose_path(state, at, &why);
                 }
-                Looked::Gone => {
+                LookResult::Gone => {
                     moved = true;
                     self.on_gone(state, at);
                 }
@@ -554,7 +554,7 @@ impl RailLane for RmaLane {
 
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         let left = self.state.lock().left.clone()?;
-        Some(Box::new(Remains(left)))
+        Some(Box::new(ChannelAftermath(left)))
     }
 }
 

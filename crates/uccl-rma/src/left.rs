@@ -5,12 +5,12 @@ use std::{collections::HashSet, sync::Arc};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::{aside::Ending, bounce::Area, flight::Ended, rails::Rails};
+use super::{aside::ChannelTeardown, bounce::Area, flight::Ended, rails::Rails};
 
 /// Channels that are still ending. Until they have, their devices may touch the memory of their
 /// requests and grants.
-pub(super) struct Left {
-    pub(super) channels: Vec<Ending>,
+pub(super) struct EndingChannels {
+    pub(super) channels: Vec<ChannelTeardown>,
     /// The numbers of the registrations by which our requests name our memory.
     pub(super) registrations: HashSet<u64>,
     /// The slots of the regions that were lent to the peer.
@@ -18,19 +18,19 @@ pub(super) struct Left {
     /// Operations with parts on these channels.
     pub(super) operations: Mutex<Vec<Ended>>,
     /// Threads that wait for memory of the lane itself while it is still being locked.
-    pub(super) makings: Vec<Ending>,
+    pub(super) makings: Vec<ChannelTeardown>,
     /// The memory of the lane itself.
     pub(super) areas: Vec<Area>,
     pub(super) rails: Arc<Rails>,
 }
 
-impl Left {
+impl EndingChannels {
     pub(super) fn is_over(&self) -> bool {
-        self.have_channels_ended() && self.makings.iter().all(Ending::is_over)
+        self.have_channels_ended() && self.makings.iter().all(ChannelTeardown::is_over)
     }
 
     fn have_channels_ended(&self) -> bool {
-        self.channels.iter().all(Ending::is_over)
+        self.channels.iter().all(ChannelTeardown::is_over)
     }
 
     /// Whether one of the channels may touch our region of this slot.
@@ -43,7 +43,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for EndingChannels {
     fn drop(&mut self) {
         if self.is_over() {
             return;
@@ -52,15 +52,15 @@ impl Drop for Left {
             "a device does not end channels, or does not lock memory: they, and locked memory, are kept until the \
              process ends"
         );
-        self.channels.drain(..).chain(self.makings.drain(..)).for_each(Ending::leave);
+        self.channels.drain(..).chain(self.makings.drain(..)).for_each(ChannelTeardown::leave);
         std::mem::forget(std::mem::take(&mut self.areas));
     }
 }
 
 /// The remains, for the engine.
-pub(super) struct Remains(pub(super) Arc<Left>);
+pub(super) struct ChannelAftermath(pub(super) Arc<EndingChannels>);
 
-impl Aftermath for Remains {
+impl Aftermath for ChannelAftermath {
     fn copies(&self) -> bool {
         !self.0.is_over()
     }

@@ -13,23 +13,23 @@ use super::{path::ASIDE_LOOK, pinned::Pinned};
 
 /// The regions that are lent to the peer, and the answers that it waits for.
 #[derive(Default)]
-pub(super) struct Lent {
+pub(super) struct Grants {
     /// The lent regions by slot: the key, and whether the peer has been sent `Revoke`.
     pub(super) by_slot: HashMap<u32, (u64, bool)>,
     /// Regions of the peer's that it has revoked while requests of ours for them were under way.
     pub(super) releasing: Vec<RegionId>,
     /// Questions of the peer that are answered when devices are ready.
-    pub(super) due: Vec<Due>,
+    pub(super) due: Vec<PendingAnswer>,
 }
 
 /// A question with an answer that waits for devices.
-pub(super) struct Due {
+pub(super) struct PendingAnswer {
     pub(super) region: RegionId,
-    pub(super) awaits: Awaited,
+    pub(super) awaits: AnswerEvent,
 }
 
 /// The event that an answer waits for.
-pub(super) enum Awaited {
+pub(super) enum AnswerEvent {
     /// The devices have not been shown the region of this slot yet.
     Region(u32),
     /// They are being shown it again, for a peer with these rights.
@@ -50,7 +50,7 @@ pub(super) enum Step {
     Landed,
 }
 
-impl Awaited {
+impl AnswerEvent {
     /// The step that is taken when this wait is over.
     pub(super) fn step(&self) -> Step {
         match self {
@@ -62,7 +62,7 @@ impl Awaited {
     }
 }
 
-impl Lent {
+impl Grants {
     /// Takes a region's key back, if the peer has it. True until the peer has sent `Released`.
     pub(super) fn revoke(&mut self, slot: u32, notes: &mut VecDeque<Note>) -> bool {
         let Some((key, told)) = self.by_slot.get_mut(&slot) else { return false };

@@ -14,9 +14,9 @@ use uccl_fabric::{
 use uccl_wire::rails::PathId;
 
 use super::{
-    aside::{Ending, Made, Making, PortLook},
+    aside::{ChannelResult, ChannelSetup, ChannelTeardown, PortLook},
     bell::Bell,
-    exports::{Exports, Wanted},
+    exports::{Exports, KeyPurpose},
     flight::Part,
     pinned::Pinned,
     rails::Rails,
@@ -50,16 +50,16 @@ enum State {
     /// end waits for `Ready`.
     Opening(Box<dyn Channel>),
     /// Our end is being made.
-    Making(Making),
+    Making(ChannelSetup),
     /// Our end is being joined with the other. That of the accepting end is made first.
-    Joining(Making),
+    Joining(ChannelSetup),
     /// Both ends are made. The connecting end has sent a probe to find out whether the channel
     /// works. It is given up at this time, if the device itself does not report a failure earlier.
     Probing(Box<dyn Channel>, Option<Instant>),
     /// It works.
     Up(Box<dyn Channel>),
     /// Our end is being dropped, on a thread of its own.
-    Ending(Ending),
+    Ending(ChannelTeardown),
     /// Our end is gone. The peer's may not be: requests that were under way may still land.
     Dying,
 }
@@ -120,7 +120,7 @@ pub(super) struct Local {
 }
 
 /// The result of a look at a path.
-pub(super) enum Looked {
+pub(super) enum LookResult {
     /// Nothing has changed for the path as a whole. True if requests have ended.
     Fine(bool),
     /// Our end is made.
@@ -272,7 +272,7 @@ impl Path {
             && let Some(held) = pinned.hold()
         {
             let (number, registration) = (pinned.number, registration.local_key());
-            self.exports.make(Wanted { number, registration }, make, held);
+            self.exports.make(KeyPurpose { number, registration }, make, held);
         }
     }
 
@@ -285,14 +285,14 @@ impl Path {
     /// done.
     pub(super) fn make(&mut self, rails: &Arc<Rails>) {
         self.id.attempt = self.id.attempt.wrapping_add(1);
-        self.state = State::Making(Making::of(rails, self.ours, self.failed));
+        self.state = State::Making(ChannelSetup::of(rails, self.ours, self.failed));
     }
 
     /// The peer's end is made: starts to make ours, for this attempt, and to join it.
     /// [`Self::look`] tells when that is done.
     pub(super) fn make_joined(&mut self, attempt: u32, rails: &Arc<Rails>, address: &[u8]) {
         self.id.attempt = attempt;
-        self.state = State::Joining(Making::joined(rails, self.ours, address.to_vec()));
+        self.state = State::Joining(ChannelSetup::joined(rails, self.ours, address.to_vec()));
     }
 
     /// Our end has just been made: from now on it rings the bell.
@@ -311,39 +311,41 @@ impl Path {
     /// The peer's end is made: starts to join ours with it. [`Self::look`] tells when that is done.
     pub(super) fn join(&mut self, address: &[u8]) {
         self.state = match std::mem::replace(&mut self.state, State::Dying) {
-            State::Opening(channel) => State::Joining(Making::joining(channel, address.to_vec())),
+            State::Opening(channel) => {
+                State::Joining(ChannelSetup::joining(channel, address.to_vec()))
+            }
             other => other,
         };
     }
 
     /// Takes the channel from the thread that has made or joined it, and returns the result.
-    fn made(&mut self) -> Looked {
+    fn made(&mut self) -> LookResult {
         match std::mem::replace(&mut self.state, State::Dying) {
             State::Making(making) => match making.end() {
-                Made::Channel(channel, _) => {
+                ChannelResult::Channel(channel, _) => {
                     self.state = State::Opening(channel);
-                    Looked::Made
+                    LookResult::Made
                 }
-                Made::Nothing(why) => Looked::NotMade(why.to_string()),
-                Made::Down => Looked::Down,
+                ChannelResult::Nothing(why) => LookResult::NotMade(why.to_string()),
+                ChannelResult::Down => LookResult::Down,
             },
             State::Joining(joining) => {
                 let joined = match joining.end() {
-                    Made::Channel(channel, joined) => {
+                    ChannelResult::Channel(channel, joined) => {
                         self.state = State::Opening(channel);
                         joined.map_err(|e| e.to_string())
                     }
-                    Made::Nothing(why) => Err(why.to_string()),
-                    Made::Down => Err(PORT_IS_DOWN.to_owned()),
+                    ChannelResult::Nothing(why) => Err(why.to_string()),
+                    ChannelResult::Down => Err(PORT_IS_DOWN.to_owned()),
                 };
                 if joined.is_err() && matches!(self.state, State::Dying) {
-                    self.state = State::Ending(Ending::past());
+                    self.state = State::Ending(ChannelTeardown::past());
                 }
-                joined.map_or_else(Looked::NotJoined, |()| Looked::Joined)
+                joined.map_or_else(LookResult::NotJoined, |()| LookResult::Joined)
             }
             other => {
                 self.state = other;
-                Looked::Fine(false)
+                LookResult::Fine(false)
             }
         }
     }
@@ -398,11 +400,11 @@ impl Path {
                 }
                 self.peer_gone = false;
                 let exports = std::mem::take(&mut self.exports);
-                State::Ending(Ending::of(channel, self.port.take(), exports))
+                State::Ending(ChannelTeardown::of(channel, self.port.take(), exports))
             }
             State::Making(making) | State::Joining(making) => {
                 self.peer_gone = false;
-                State::Ending(Ending::of_making(making))
+                State::Ending(ChannelTeardown::of_making(making))
             }
             other => other,
         };
@@ -485,7 +487,7 @@ impl Path {
         &mut self,
         stall: Option<Duration>,
         parts: &mut Vec<(Part, Result<(), RequestError>)>,
-    ) -> Looked {
+    ) -> LookResult {
         let (channel, is_probing, until) = match &mut self.state {
             State::Up(channel) => (channel, false, None),
             State::Making(making) | State::Joining(making) if making.is_over() => {
@@ -495,13 +497,13 @@ impl Path {
             State::Probing(channel, until) => (channel, true, *until),
             State::Ending(ending) if ending.is_over() => {
                 self.state = State::Dying;
-                return Looked::Gone;
+                return LookResult::Gone;
             }
             State::Idle { .. }
             | State::Making(_)
             | State::Joining(_)
             | State::Ending(_)
-            | State::Dying => return Looked::Fine(false),
+            | State::Dying => return LookResult::Fine(false),
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
@@ -518,13 +520,13 @@ impl Path {
             }
         }
         if let Err(e) = polled {
-            return Looked::Lost(e.to_string());
+            return LookResult::Lost(e.to_string());
         }
         if works && is_probing {
-            return Looked::CameUp;
+            return LookResult::CameUp;
         }
         if until.is_some_and(|until| until <= Instant::now()) {
-            return Looked::Lost("nothing gets through".into());
+            return LookResult::Lost("nothing gets through".into());
         }
         if moved {
             (self.quiet_looks, self.quiet_since) = (0, None);
@@ -535,21 +537,21 @@ impl Path {
                 return self.listen(stall);
             }
         }
-        Looked::Fine(moved)
+        LookResult::Fine(moved)
     }
 
     /// Parts are under way and none has ended: judges by how long.
-    fn listen(&mut self, stall: Option<Duration>) -> Looked {
+    fn listen(&mut self, stall: Option<Duration>) -> LookResult {
         if let Some(port) = self.port.take_if(|port| port.is_over())
             && !port.found_up()
         {
-            return Looked::Lost(PORT_IS_DOWN.to_owned());
+            return LookResult::Lost(PORT_IS_DOWN.to_owned());
         }
         let quiet = self.quiet_for(Instant::now());
         match stall.filter(|stall| quiet > *stall) {
-            Some(stall) => Looked::Lost(format!("nothing has ended for {stall:?}")),
-            None if quiet >= SILENCE => Looked::Silent,
-            None => Looked::Fine(false),
+            Some(stall) => LookResult::Lost(format!("nothing has ended for {stall:?}")),
+            None if quiet >= SILENCE => LookResult::Silent,
+            None => LookResult::Fine(false),
         }
     }
 
@@ -627,7 +629,7 @@ impl Path {
 
     /// Ends the path and forgets its parts. If our end is still being dropped, returns it with its
     /// parts.
-    pub(super) fn end(&mut self) -> Option<(Ending, Vec<Part>)> {
+    pub(super) fn end(&mut self) -> Option<(ChannelTeardown, Vec<Part>)> {
         let orphans = std::mem::take(&mut self.orphans);
         match std::mem::replace(&mut self.state, State::Idle { retry_at: None }) {
             State::Ending(ending) if !ending.is_over() => Some((ending, orphans)),

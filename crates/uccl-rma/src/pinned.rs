@@ -29,7 +29,7 @@ pub(super) struct Pinned {
     kind: MemoryKind,
     rights: Rights,
     by_rail: Vec<Chain>,
-    renewing: Mutex<Renewing>,
+    renewing: Mutex<Renewal>,
     /// How the memory moves, as far as our own devices decide that.
     moves: Moves,
     /// Registrations of the same memory for peers with fewer rights: read only, and write only.
@@ -41,7 +41,7 @@ pub(super) struct Pinned {
 /// Whether the memory is being registered once more: with devices that were lost and opened again,
 /// or for channels.
 #[derive(Default)]
-struct Renewing {
+struct Renewal {
     /// How many such registrations are being made.
     count: usize,
     /// It is not to be registered any more.
@@ -49,9 +49,9 @@ struct Renewing {
 }
 
 /// While this exists, the registrations of some memory do not end.
-pub(super) struct Held(Arc<Pinned>);
+pub(super) struct PinGuard(Arc<Pinned>);
 
-impl Drop for Held {
+impl Drop for PinGuard {
     fn drop(&mut self) {
         self.0.renewing.lock().count -= 1;
     }
@@ -59,7 +59,7 @@ impl Drop for Held {
 
 /// Memory that is to be registered.
 #[derive(Clone, Copy)]
-pub(super) struct ToPin {
+pub(super) struct PinRequest {
     pub(super) span: Span,
     pub(super) kind: MemoryKind,
     /// The rights of peers to it.
@@ -73,8 +73,8 @@ pub(super) fn covers(outer: Span, inner: Span) -> bool {
 }
 
 impl Pinned {
-    pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
-        let ToPin { span, kind, rights } = memory;
+    pub(super) fn new(number: u64, memory: PinRequest, by_rail: ByRail, moves: Moves) -> Self {
+        let PinRequest { span, kind, rights } = memory;
         let narrow = [(); 2].map(|()| Narrow::new(by_rail.len()));
         let (is_retired, renewing) = (AtomicBool::new(false), Mutex::default());
         let by_rail = by_rail.into_iter().map(Chain::new).collect();
@@ -98,13 +98,13 @@ impl Pinned {
     }
 
     /// Keeps the registrations from ending. None if they are about to end.
-    pub(super) fn hold(self: &Arc<Self>) -> Option<Held> {
+    pub(super) fn hold(self: &Arc<Self>) -> Option<PinGuard> {
         let mut renewing = self.renewing.lock();
         if renewing.is_over || self.is_retired() {
             return None;
         }
         renewing.count += 1;
-        Some(Held(Arc::clone(self)))
+        Some(PinGuard(Arc::clone(self)))
     }
 
     /// The device's registration, if it took the memory.
@@ -125,7 +125,7 @@ impl Pinned {
         let Self { span, kind, .. } = *self;
         let takes = |rail| self.with(rail).is_some();
         let needed = self.narrow_of(rights).filter(|_| rights != self.rights && !self.is_retired());
-        needed.is_some_and(|narrow| narrow.make(ToPin { span, kind, rights }, rails, takes))
+        needed.is_some_and(|narrow| narrow.make(PinRequest { span, kind, rights }, rails, takes))
     }
 
     /// Whether a registration is being made for peers with these rights.
@@ -200,7 +200,7 @@ fn end_narrow(narrow: &Narrow) -> Result<(), RailError> {
 
 /// All registrations of an endpoint.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct PinRegistry {
     regions: HashMap<u32, Arc<Pinned>>,
     /// How many regions do not move directly: the staged ones, and those that go over TCP.
     slow: [usize; 2],
@@ -221,7 +221,7 @@ fn place_of(pinned: &Pinned) -> (u32, usize, u64) {
     (class_of(pinned.span.len), pinned.span.addr, pinned.number)
 }
 
-impl Book {
+impl PinRegistry {
     pub(super) fn add(&mut self, pinned: &Arc<Pinned>) {
         let place = place_of(pinned);
         if self.by_class.insert(place, Arc::clone(pinned)).is_none() {
@@ -313,13 +313,13 @@ mod tests {
 
     fn pinned(number: u64, addr: usize, len: usize) -> Arc<Pinned> {
         let (span, kind) = (Span { addr, len }, MemoryKind::Host);
-        let memory = ToPin { span, kind, rights: Rights::ALL };
+        let memory = PinRequest { span, kind, rights: Rights::ALL };
         Arc::new(Pinned::new(number, memory, Vec::new(), Moves::Direct))
     }
 
     #[test]
     fn a_long_region_has_no_other_looked_through() {
-        let mut book = Book::default();
+        let mut book = PinRegistry::default();
         book.add(&pinned(0, 0, 1 << 40));
         for n in 1..1000 {
             book.add(&pinned(n as u64, n << 12, 4096));
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn what_is_found_is_the_shortest() {
         let mut rng = fastrand::Rng::with_seed(1);
-        let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (Book::default(), Vec::new());
+        let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (PinRegistry::default(), Vec::new());
         for number in 0..2000 {
             let new = pinned(number, rng.usize(0..300), 1 << rng.u32(0..9) | rng.usize(0..64));
             book.add(&new);

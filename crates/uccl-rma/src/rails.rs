@@ -17,8 +17,8 @@ use uccl_fabric::rail::{Rail, RailError};
 use uccl_fabric::{gpu::CopyBy, lane::Moves, mem::Span, region::Rights};
 use uccl_wire::rails::{MAX_RAILS, RailOffer};
 
-use self::waiting::Waiting;
-use super::pinned::{Book, Pinned, ToPin};
+use self::waiting::RegistrationQueue;
+use super::pinned::{PinRegistry, PinRequest, Pinned};
 
 /// The devices that an endpoint has opened, and the endpoint's regions as registered with them.
 ///
@@ -37,8 +37,8 @@ struct Shared {
     /// Empty until the devices are open.
     rails: OnceLock<Vec<Arc<dyn Rail>>>,
     copy_by: CopyBy,
-    book: RwLock<Book>,
-    waiting: Waiting,
+    book: RwLock<PinRegistry>,
+    waiting: RegistrationQueue,
     /// Whether a device is being opened again, by index.
     reopening: Vec<Mutex<()>>,
     /// Locked for writing while memory is registered with a device that was opened again, and for
@@ -63,7 +63,7 @@ impl Default for Rails {
             rails: OnceLock::new(),
             copy_by: CopyBy::default(),
             book: RwLock::default(),
-            waiting: Waiting::default(),
+            waiting: RegistrationQueue::default(),
             reopening: (0..MAX_RAILS).map(|_| Mutex::default()).collect(),
             renewing: RwLock::default(),
             next: AtomicU64::new(1),
@@ -91,7 +91,7 @@ impl Rails {
         let mut thread = self.thread.lock();
         let shared = Arc::clone(&self.shared);
         let work = move || {
-            let work = AtWork(shared);
+            let work = WorkerGuard(shared);
             work.0.opened(open());
             work.0.register_waiting();
         };
@@ -99,7 +99,7 @@ impl Rails {
             Ok(started) => *thread = Some(started),
             Err(e) => {
                 tracing::warn!("no device is used, as no thread can be started to open them: {e}");
-                drop(AtWork(Arc::clone(&self.shared)));
+                drop(WorkerGuard(Arc::clone(&self.shared)));
             }
         }
     }
@@ -152,7 +152,7 @@ impl Rails {
     /// this only notes the region: it is registered when they are.
     pub fn add(&self, slot: u32, span: Span, kind: MemoryKind, rights: Rights) {
         let Shared { waiting, book, .. } = &*self.shared;
-        let memory = ToPin { span, kind, rights };
+        let memory = PinRequest { span, kind, rights };
         if span.len == 0 || waiting.add_unless(slot, memory, || self.are_open()) {
             return;
         }
@@ -205,7 +205,7 @@ impl Rails {
     /// Registers memory that is not a region, until it is [let go](Self::let_go). May take long.
     pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<Pinned> {
         let _as_it_is = self.shared.renewing.read();
-        let pinned = self.shared.pin(ToPin { span, kind, rights: Rights::ALL });
+        let pinned = self.shared.pin(PinRequest { span, kind, rights: Rights::ALL });
         self.shared.book.write().add(&pinned);
         pinned
     }
@@ -290,9 +290,9 @@ impl Drop for Rails {
 }
 
 /// The thread's work. If it ends early, by a panic, nobody waits for the rest of it.
-struct AtWork(Arc<Shared>);
+struct WorkerGuard(Arc<Shared>);
 
-impl Drop for AtWork {
+impl Drop for WorkerGuard {
     fn drop(&mut self) {
         self.0.opened(Vec::new());
         self.0.waiting.close();
@@ -340,8 +340,8 @@ impl Shared {
         }
     }
 
-    fn pin(&self, memory: ToPin) -> Arc<Pinned> {
-        let ToPin { span, kind, rights } = memory;
+    fn pin(&self, memory: PinRequest) -> Arc<Pinned> {
+        let PinRequest { span, kind, rights } = memory;
         // Before a device may write there.
         let expected = kind.device_only().map_or(Ok(()), cuda::expect_writes_to);
         let not_shown = expected.map_err(|e| format!("its writes could not be flushed: {e}"));
@@ -367,8 +367,8 @@ impl Shared {
 
     /// Logs that a device refused memory. Such memory is slow, and nothing else shows why. It is a
     /// warning once for each device and kind of memory, and a debug message after that.
-    fn say_refused(&self, at: usize, memory: ToPin, why: &RailError) {
-        let ToPin { span: Span { len, .. }, kind, .. } = memory;
+    fn say_refused(&self, at: usize, memory: PinRequest, why: &RailError) {
+        let PinRequest { span: Span { len, .. }, kind, .. } = memory;
         let name = self.rails().get(at).map_or("?", |rail| &rail.info().name);
         if !self.said.lock().insert((at, kind)) {
             return tracing::debug!("{name} takes no {len} bytes of {kind} memory: {why}");

@@ -26,11 +26,11 @@ use uccl_wire::{
 use self::staging::Staging;
 use super::{
     bell::Bell,
-    bounce::{Copies, Site, Whose},
+    bounce::{Copies, CopySide, Site},
     flight::{Ended, Flight, Part},
-    keys::{Granted, Keys, Missing, region_of},
-    left::Left,
-    lent::Lent,
+    keys::{GrantedRegion, Keys, MissingKey, region_of},
+    left::EndingChannels,
+    lent::Grants,
     path::{ASIDE_LOOK, Local, Path},
     pinned::Pinned,
     rails::Rails,
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) bell: Bell,
     pub(super) paths: Vec<Path>,
     pub(super) keys: Keys,
-    pub(super) lent: Lent,
+    pub(super) lent: Grants,
     pub(super) staging: Staging,
     /// The landing area, which the peer uses in place of memory that no rail takes. Made when a
     /// region first needs it.
@@ -81,7 +81,7 @@ pub(super) struct State {
     born: Instant,
     pub(super) killed: bool,
     /// The remains of the lane when it has been killed.
-    pub(super) left: Option<Arc<Left>>,
+    pub(super) left: Option<Arc<EndingChannels>>,
 }
 
 /// How often the peer's device may refuse a part that the peer granted, before its operation fails.
@@ -104,7 +104,7 @@ impl State {
             bell,
             paths: Vec::new(),
             keys: Keys::default(),
-            lent: Lent::default(),
+            lent: Grants::default(),
             staging: Staging::default(),
             landing: Site::Empty,
             copies: Copies::new(copy_by),
@@ -189,7 +189,7 @@ impl State {
         if still.is_empty() && makings.is_empty() {
             return;
         }
-        self.left = Some(Arc::new(Left {
+        self.left = Some(Arc::new(EndingChannels {
             channels: still.into_iter().map(|(channel, _)| channel).collect(),
             registrations,
             lent: lent.by_slot.into_keys().collect(),
@@ -329,11 +329,11 @@ impl State {
 
     /// Asks for an unknown key if nobody has yet. Says why the part is held: it waits for the key,
     /// or the peer denied it.
-    pub(super) fn missing(&mut self, why: Missing) -> Hold {
+    pub(super) fn missing(&mut self, why: MissingKey) -> Hold {
         match why {
-            Missing::Denied(status) => return Hold::Never(OpError::Remote(status)),
-            Missing::Wait => {}
-            Missing::Ask(region) => self.ask(region),
+            MissingKey::Denied(status) => return Hold::Never(OpError::Remote(status)),
+            MissingKey::Wait => {}
+            MissingKey::Ask(region) => self.ask(region),
         }
         Hold::Key
     }
@@ -405,8 +405,8 @@ impl State {
         while let Some(gpu::Ended { what, result }) = self.copies.ended() {
             moved = true;
             match what {
-                Whose::Batch(at) => self.batch_copied(at, result.map(drop)),
-                Whose::Peer(chunk) => self.peer_copied(chunk, result.map(drop)),
+                CopySide::Batch(at) => self.batch_copied(at, result.map(drop)),
+                CopySide::Peer(chunk) => self.peer_copied(chunk, result.map(drop)),
             }
         }
         moved
@@ -499,7 +499,7 @@ struct Choice {
 }
 
 impl Choice {
-    fn among(paths: &[Path], pinned: &Pinned, granted: &Granted, part: &Part) -> Self {
+    fn among(paths: &[Path], pinned: &Pinned, granted: &GrantedRegion, part: &Part) -> Self {
         let mut choice = Self::default();
         let mut least = u64::MAX;
         for (at, path) in paths.iter().enumerate().filter(|(_, path)| path.is_up()) {

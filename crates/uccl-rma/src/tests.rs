@@ -39,18 +39,18 @@ impl MessageSink for Nobody {
 
 /// The result of an operation, once it has ended.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct OpReport {
     result: Mutex<Option<OpResult>>,
     name: OnceLock<OpName>,
 }
 
-impl Completion for Told {
+impl Completion for OpReport {
     fn complete(self: Arc<Self>, result: OpResult) {
         *self.result.lock() = Some(result);
     }
 }
 
-impl Told {
+impl OpReport {
     pub(super) fn result(&self) -> Option<OpResult> {
         self.result.lock().clone()
     }
@@ -105,8 +105,8 @@ impl End {
     }
 
     /// Posts an operation, which does not end at once.
-    pub(super) fn post(&self, kind: OpKind, local: Span, remote: RemoteSpan) -> Arc<Told> {
-        let told = Arc::new(Told::default());
+    pub(super) fn post(&self, kind: OpKind, local: Span, remote: RemoteSpan) -> Arc<OpReport> {
+        let told = Arc::new(OpReport::default());
         let done = Arc::clone(&told) as Arc<dyn Completion>;
         let (local, remote) = (smallvec![local], smallvec![remote]);
         let op = Operation { kind, local, memory: MemoryKind::Host, remote, done };

@@ -17,7 +17,7 @@ use uccl_wire::{
 
 use super::RmaLane;
 use crate::{
-    bounce::{CHUNKS, Copy, Whose},
+    bounce::{CHUNKS, Copy, CopySide},
     state::State,
 };
 
@@ -104,7 +104,7 @@ impl RmaLane {
         // SAFETY: the pieces fit the chunk, which is the peer's and in no other copy. They lie in
         // regions that live, and the thread that takes a region back waits until the copy can no
         // longer touch it.
-        unsafe { copies.start(copy, Whose::Peer(chunk)) };
+        unsafe { copies.start(copy, CopySide::Peer(chunk)) };
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use uccl_wire::{
 
 use super::{RmaLane, Role};
 use crate::{
-    lent::{Awaited, Due, Step},
+    lent::{AnswerEvent, PendingAnswer, Step},
     path::Path,
     pinned::Pinned,
     state::State,
@@ -271,7 +271,7 @@ impl RmaLane {
     /// on meanwhile.
     fn go_on(&self, state: &mut State, region: RegionId, done: Step) {
         match self.next_wait(state, region, done) {
-            Ok(Some(awaits)) => state.lent.due.push(Due { region, awaits }),
+            Ok(Some(awaits)) => state.lent.due.push(PendingAnswer { region, awaits }),
             Ok(None) => {
                 let granted = self.grant(state, region);
                 state.answer(region, granted);
@@ -286,32 +286,32 @@ impl RmaLane {
         state: &mut State,
         region: RegionId,
         done: Step,
-    ) -> Result<Option<Awaited>, Status> {
+    ) -> Result<Option<AnswerEvent>, Status> {
         if region == LANDING {
             let area = state.landing.area().ok_or(Status::UnknownKey)?;
             let pinned = Arc::clone(area.pinned());
             let waits = done < Step::Exported && self.make_keys(state, &pinned, Rights::ALL);
-            return Ok(waits.then_some(Awaited::Keys(pinned)));
+            return Ok(waits.then_some(AnswerEvent::Keys(pinned)));
         }
         let described = self.regions.describe(region.slot, region.key)?;
         let (root, rights) = (described.region, described.rights);
         if self.rails.is_to_register(root) {
-            return Ok(Some(Awaited::Region(root)));
+            return Ok(Some(AnswerEvent::Region(root)));
         }
         let pinned = self.rails.of_slot(root);
         if let Some(pinned) = &pinned {
             if done < Step::Narrowed && pinned.narrow(self.rails.all(), rights) {
-                return Ok(Some(Awaited::Narrow(Arc::clone(pinned), rights)));
+                return Ok(Some(AnswerEvent::Narrow(Arc::clone(pinned), rights)));
             }
             if done < Step::Exported && self.make_keys(state, pinned, rights) {
-                return Ok(Some(Awaited::Keys(Arc::clone(pinned))));
+                return Ok(Some(AnswerEvent::Keys(Arc::clone(pinned))));
             }
         }
         let is_reached = pinned.is_some_and(|pinned| {
             state.paths.iter_mut().any(|path| path.key_of(&pinned, rights).is_some())
         });
         let waits = done < Step::Landed && !is_reached && self.make_landing(state, described.kind);
-        Ok(waits.then_some(Awaited::Landing))
+        Ok(waits.then_some(AnswerEvent::Landing))
     }
 
     /// Starts to make the keys with which a peer that has these rights names the memory, where
@@ -327,16 +327,16 @@ impl RmaLane {
             return false;
         }
         let due = std::mem::take(&mut state.lent.due);
-        let is_over = |due: &Due| match &due.awaits {
-            Awaited::Region(root) => !self.rails.is_to_register(*root),
-            Awaited::Narrow(pinned, rights) => !pinned.is_narrowing(*rights),
-            Awaited::Keys(pinned) => !state.paths.iter().any(|path| path.is_making_key(pinned)),
-            Awaited::Landing => !state.landing.is_making(),
+        let is_over = |due: &PendingAnswer| match &due.awaits {
+            AnswerEvent::Region(root) => !self.rails.is_to_register(*root),
+            AnswerEvent::Narrow(pinned, rights) => !pinned.is_narrowing(*rights),
+            AnswerEvent::Keys(pinned) => !state.paths.iter().any(|path| path.is_making_key(pinned)),
+            AnswerEvent::Landing => !state.landing.is_making(),
         };
         let (over, still): (Vec<_>, Vec<_>) = due.into_iter().partition(is_over);
         state.lent.due = still;
         // In each case the region may have ended meanwhile.
-        for Due { region, awaits } in &over {
+        for PendingAnswer { region, awaits } in &over {
             self.go_on(state, *region, awaits.step());
         }
         !over.is_empty()

@@ -11,10 +11,10 @@ use std::{
 use parking_lot::Mutex;
 use uccl_fabric::rail::{Rail, RailError, Registration};
 
-use super::{Chain, ToPin};
+use super::{Chain, PinRequest};
 
 /// The result of each device, with the device's index.
-type Made = Vec<(usize, Result<Box<dyn Registration>, RailError>)>;
+type Registrations = Vec<(usize, Result<Box<dyn Registration>, RailError>)>;
 
 /// After this many failures in a row, the pause between tries grows no further.
 const MOST_FAILURES: u32 = 10;
@@ -22,12 +22,12 @@ const MOST_FAILURES: u32 = 10;
 /// Registrations of the same memory with the same rights, one a device.
 pub(super) struct Narrow {
     by_rail: Vec<Chain>,
-    making: Mutex<Making>,
+    making: Mutex<RegistrationJob>,
 }
 
 #[derive(Default)]
-struct Making {
-    thread: Option<JoinHandle<Made>>,
+struct RegistrationJob {
+    thread: Option<JoinHandle<Registrations>>,
     /// No more registrations are to be made.
     is_over: bool,
     /// How many tries failed in a row, and how many questions still pass before the next try.
@@ -61,7 +61,7 @@ impl Narrow {
     /// again, ever more rarely.
     pub(super) fn make(
         &self,
-        memory: ToPin,
+        memory: PinRequest,
         rails: &[Arc<dyn Rail>],
         takes: impl Fn(usize) -> bool,
     ) -> bool {
@@ -81,7 +81,7 @@ impl Narrow {
         }
         let rails: Vec<_> =
             lacking.into_iter().filter_map(|at| Some((at, Arc::clone(rails.get(at)?)))).collect();
-        let ToPin { span, kind, rights } = memory;
+        let PinRequest { span, kind, rights } = memory;
         let register = move || {
             let made = rails.iter().map(|(at, rail)| (*at, rail.register(span, kind, rights)));
             made.collect()
@@ -98,13 +98,13 @@ impl Narrow {
         making.thread.is_some()
     }
 
-    fn look(&self, making: &mut Making) {
+    fn look(&self, making: &mut RegistrationJob) {
         if let Some(thread) = making.thread.take_if(|thread| thread.is_finished()) {
             self.take_in(making, thread);
         }
     }
 
-    fn take_in(&self, making: &mut Making, thread: JoinHandle<Made>) {
+    fn take_in(&self, making: &mut RegistrationJob, thread: JoinHandle<Registrations>) {
         // A panic has been reported already.
         let made = thread.join().unwrap_or_default();
         let all = made.len();

@@ -9,11 +9,11 @@ use std::{
 use parking_lot::Mutex;
 use uccl_fabric::mem::Span;
 
-use crate::pinned::{ToPin, covers};
+use crate::pinned::{PinRequest, covers};
 
 /// The regions that wait, and the one that is being registered.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct RegistrationQueue {
     regions: Mutex<Regions>,
     /// How many there are, readable without the lock.
     count: AtomicUsize,
@@ -23,7 +23,7 @@ pub(super) struct Waiting {
 
 #[derive(Default)]
 struct Regions {
-    by_slot: HashMap<u32, ToPin>,
+    by_slot: HashMap<u32, PinRequest>,
     /// The shortest comes first, so that little memory does not wait for much.
     by_length: BTreeSet<(usize, u32)>,
     current: Option<Current>,
@@ -31,14 +31,19 @@ struct Regions {
 
 struct Current {
     slot: u32,
-    memory: ToPin,
+    memory: PinRequest,
     /// The region is about to end.
     is_retired: bool,
 }
 
-impl Waiting {
+impl RegistrationQueue {
     /// Adds a region, unless `is_over` says that it need not wait. True if it was added.
-    pub(super) fn add_unless(&self, slot: u32, memory: ToPin, is_over: impl Fn() -> bool) -> bool {
+    pub(super) fn add_unless(
+        &self,
+        slot: u32,
+        memory: PinRequest,
+        is_over: impl Fn() -> bool,
+    ) -> bool {
         if is_over() {
             return false;
         }
@@ -61,7 +66,7 @@ impl Waiting {
     }
 
     /// The next region to be registered. It counts as waiting until [`Self::end`].
-    pub(super) fn begin(&self) -> Option<(u32, ToPin)> {
+    pub(super) fn begin(&self) -> Option<(u32, PinRequest)> {
         let mut regions = self.regions.lock();
         let (_, slot) = regions.by_length.pop_first()?;
         let memory = regions.by_slot.remove(&slot)?;

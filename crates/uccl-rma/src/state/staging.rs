@@ -26,10 +26,10 @@ use uccl_wire::{
 
 use super::{Hold, State};
 use crate::{
-    aside::Ending,
-    bounce::{Area, CHUNKS, Copy, Site, Whose},
+    aside::ChannelTeardown,
+    bounce::{Area, CHUNKS, Copy, CopySide, Site},
     flight::Part,
-    keys::{Missing, region_of},
+    keys::{MissingKey, region_of},
     rails::Rails,
 };
 
@@ -74,7 +74,7 @@ struct Chunks {
 
 /// Whether bytes must pass through a chunk of ours, of the peer's, or both.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Way {
+struct StagingRoute {
     here: bool,
     there: bool,
 }
@@ -93,7 +93,7 @@ impl Staging {
 
     /// Forgets all batches. Returns their chunks, or the wait for the chunks if they are still
     /// being made.
-    pub(super) fn end(&mut self) -> (Option<Area>, Option<Ending>) {
+    pub(super) fn end(&mut self) -> (Option<Area>, Option<ChannelTeardown>) {
         std::mem::take(self).area.end()
     }
 
@@ -104,7 +104,7 @@ impl Staging {
         }
     }
 
-    fn take_chunks(&mut self, way: Way) -> Result<Chunks, Hold> {
+    fn take_chunks(&mut self, way: StagingRoute) -> Result<Chunks, Hold> {
         let Self { here, there: Peers { free: there, .. }, .. } = self;
         if way.here && here.is_empty() || way.there && there.is_empty() {
             return Err(Hold::Full);
@@ -145,7 +145,7 @@ impl State {
     }
 
     /// Which chunks a part must pass through.
-    fn way(&mut self, rails: &Rails, part: &Part) -> Result<Way, Hold> {
+    fn way(&mut self, rails: &Rails, part: &Part) -> Result<StagingRoute, Hold> {
         let pinned = self.pinned(rails, part.local);
         let granted = match self.keys.look(part.kind, &part.remote) {
             Ok(granted) => granted,
@@ -165,7 +165,7 @@ impl State {
             return Err(Hold::Full);
         }
         // If each side has paths but they have none in common, a chunk on our side is enough.
-        let way = Way { here: !ours || theirs, there: !theirs };
+        let way = StagingRoute { here: !ours || theirs, there: !theirs };
         let can_copy = rails.copier_of(self.flights[part.flight].memory).is_some();
         if way.here && !can_copy || way.there && !granted.staged {
             return Err(Hold::Never(OpError::Unreachable));
@@ -175,11 +175,11 @@ impl State {
 
     /// When chunks are first needed: makes ours, and asks the peer for the address of its landing
     /// area.
-    fn prepare(&mut self, rails: &Arc<Rails>, way: Way, part: &Part) -> Result<(), Hold> {
+    fn prepare(&mut self, rails: &Arc<Rails>, way: StagingRoute, part: &Part) -> Result<(), Hold> {
         if way.there && self.staging.there.addr.is_none() {
             let (addr, len) = match self.keys.of(LANDING) {
                 Ok(granted) => granted.place(),
-                Err(Missing::Denied(_)) => return Err(Hold::Never(OpError::Unreachable)),
+                Err(MissingKey::Denied(_)) => return Err(Hold::Never(OpError::Unreachable)),
                 Err(why) => return Err(self.missing(why)),
             };
             let count = (len / LANDING_CHUNK as u64).min(CHUNKS as u64) as u16;
@@ -205,7 +205,12 @@ impl State {
 
     /// Takes as many of the next bytes of an operation as pass through the same sides' chunks and
     /// fit a chunk.
-    fn gather(&mut self, rails: &Rails, key: usize, way: Way) -> (Spans, RemoteSpans, usize) {
+    fn gather(
+        &mut self,
+        rails: &Rails,
+        key: usize,
+        way: StagingRoute,
+    ) -> (Spans, RemoteSpans, usize) {
         let (mut local, mut remote, mut len) = (Spans::new(), RemoteSpans::new(), 0);
         while len < LANDING_CHUNK && local.len() < MAX_STAGED {
             let Some(part) = self.flights.get_mut(key).and_then(|flight| flight.next(key)) else {
@@ -240,7 +245,7 @@ impl State {
         // SAFETY: the chunk belongs to the batch until the batch ends. The operation's memory stays
         // valid until the operation has ended, which is after the batch, or until the lane is
         // killed, which waits for the copies.
-        unsafe { copies.start(copy, Whose::Batch(at)) };
+        unsafe { copies.start(copy, CopySide::Batch(at)) };
     }
 
     /// Asks the peer to copy between its memory and its chunk.

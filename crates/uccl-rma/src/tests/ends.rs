@@ -33,7 +33,7 @@ impl Slow {
         slow
     }
 
-    fn post(&self) -> Arc<Told> {
+    fn post(&self) -> Arc<OpReport> {
         let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
         self.ends.a.post(Read, local, self.remote)
     }

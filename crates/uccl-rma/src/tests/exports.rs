@@ -168,7 +168,7 @@ fn staged(refusing: Role) -> Ends {
 
 /// A write that needs chunks at the end `refusing`. While `act` holds the gate, that end's device
 /// waits before it registers them.
-fn waits_for_chunks(refusing: Role, act: impl FnOnce(&Ends, &Told, uccl_chaos::GateHold)) {
+fn waits_for_chunks(refusing: Role, act: impl FnOnce(&Ends, &OpReport, uccl_chaos::GateHold)) {
     let ends = staged(refusing);
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
     let (_, region) = (ends.a.register(&ours), ends.b.register(&theirs));

@@ -362,7 +362,7 @@ impl Stale {
         Self { ends, ours, _theirs: theirs, region, grant }
     }
 
-    fn write(&self) -> Arc<Told> {
+    fn write(&self) -> Arc<OpReport> {
         let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
         self.ends.a.post(Write, local, RemoteSpan { len: 64, ..self.region.remote() })
     }

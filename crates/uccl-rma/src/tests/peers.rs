@@ -376,7 +376,7 @@ impl OnePath {
         all
     }
 
-    fn write(&self, region: usize) -> Arc<Told> {
+    fn write(&self, region: usize) -> Arc<OpReport> {
         let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
         let remote = RemoteSpan { len: 64, ..self.regions[region].remote() };
         self.ends.a.post(Write, local, remote)
@@ -384,7 +384,7 @@ impl OnePath {
 
     /// Writes to the first region twice and then to the second. Their path is lost before they end,
     /// so they are to be requested again in this order.
-    fn lost_writes(&self) -> [Arc<Told>; 3] {
+    fn lost_writes(&self) -> [Arc<OpReport>; 3] {
         let one = &self.ends.a.devices[0];
         one.stick();
         let writes = [0, 0, 1].map(|region| self.write(region));
