@@ -41,11 +41,11 @@ impl DeviceList {
     }
 
     /// Each device with its name.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Listed<'_>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = DeviceEntry<'_>> {
         (0..self.len).filter_map(|index| {
             // SAFETY: the list has as many entries as the library said.
             let raw = NonNull::new(unsafe { *self.raw.as_ptr().add(index) })?;
-            Some(Listed { raw, list: self })
+            Some(DeviceEntry { raw, list: self })
         })
     }
 }
@@ -72,12 +72,12 @@ impl Drop for DeviceList {
 }
 
 /// A device that is not opened.
-pub(super) struct Listed<'a> {
+pub(super) struct DeviceEntry<'a> {
     raw: NonNull<abi::Device>,
     list: &'a DeviceList,
 }
 
-impl Listed<'_> {
+impl DeviceEntry<'_> {
     /// Its name: `mlx5_0`, `rxe0`.
     pub(super) fn name(&self) -> String {
         // SAFETY: the device lives as long as the list, and its name ends with 0.

@@ -11,7 +11,7 @@ use uccl_fabric::{network::network_of, rail::RailError};
 use uccl_wire::verbs::LinkLayer;
 
 use super::{
-    context::{Context, DeviceList, Listed},
+    context::{Context, DeviceEntry, DeviceList},
     ffi::{
         Verbs,
         abi::{self, DeviceAttr, PortAttr},
@@ -93,17 +93,17 @@ impl Port {
 /// the remedy.
 pub fn list(library: Option<&str>) -> Result<Vec<Device>, RailError> {
     let list = DeviceList::get(Verbs::load(library)?)?;
-    Ok(list.iter().map(|listed| Opened::open(&listed).device).collect())
+    Ok(list.iter().map(|listed| OpenDevice::open(&listed).device).collect())
 }
 
 /// A listed device. It is open if it can be used.
-pub(super) struct Opened {
+pub(super) struct OpenDevice {
     pub(super) device: Device,
     pub(super) usable: Option<(Arc<Context>, DeviceAttr)>,
 }
 
-impl Opened {
-    pub(super) fn open(listed: &Listed<'_>) -> Self {
+impl OpenDevice {
+    pub(super) fn open(listed: &DeviceEntry<'_>) -> Self {
         let name = listed.name();
         let pci = pci_of(&folder_of(&name));
         let mut device =

@@ -52,7 +52,7 @@ pub(super) enum Service {
 
 /// How many requests a queue pair has room for.
 #[derive(Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct QueueCapacity {
     pub(super) sends: u32,
     pub(super) receives: u32,
 }
@@ -96,7 +96,7 @@ impl Qp {
         pd: &Arc<Pd>,
         cq: &Arc<Cq>,
         service: Service,
-        room: Room,
+        room: QueueCapacity,
     ) -> Result<Self, RailError> {
         let mut refused = libc::EINVAL;
         for max_inline in INLINE_BYTES {
@@ -118,7 +118,7 @@ impl Qp {
     fn with_inline(
         pd: &Arc<Pd>,
         cq: &Arc<Cq>,
-        (service, room): (Service, Room),
+        (service, room): (Service, QueueCapacity),
         max_inline: u32,
     ) -> Result<Self, i32> {
         let cap = abi::QpCap {

@@ -16,9 +16,9 @@ use uccl_fabric::{
 use uccl_wire::verbs::LinkLayer;
 
 use super::{
-    channel::{COMPLETIONS_OF_UC, Shape, Trust, VerbsChannel},
+    channel::{COMPLETIONS_OF_UC, Shape, UcSupport, VerbsChannel},
     context::{Context, DeviceList},
-    devices::{Device, Opened, Port, is_active, pkey_index, port},
+    devices::{Device, OpenDevice, Port, is_active, pkey_index, port},
     ffi::{Verbs, abi::DeviceAttr},
     gid,
     mr::Reach,
@@ -43,7 +43,7 @@ pub struct VerbsRail {
     pkey_index: u16,
     max_region: u64,
     relaxed_ordering: bool,
-    trust: Arc<Trust>,
+    trust: Arc<UcSupport>,
 }
 
 /// Opens the devices that the settings name, or all that have an active port.
@@ -66,7 +66,7 @@ pub fn open(settings: &VerbsSettings) -> Result<Vec<VerbsRail>, RailError> {
     for listed in list.iter() {
         names.push(listed.name());
         if search.may_want(&listed.name()) {
-            search.look_at(Opened::open(&listed));
+            search.look_at(OpenDevice::open(&listed));
         }
     }
     search.finish(&names)
@@ -85,8 +85,8 @@ impl Search<'_> {
         named.is_empty() || named.iter().any(|name| name.device == device)
     }
 
-    fn look_at(&mut self, opened: Opened) {
-        let Opened { device, usable } = opened;
+    fn look_at(&mut self, opened: OpenDevice) {
+        let OpenDevice { device, usable } = opened;
         let Some((context, attr)) = usable else {
             let why = device.unusable.unwrap_or_default();
             return self.passed_over.push(format!("{}: {why}", device.name));
@@ -208,7 +208,7 @@ impl VerbsRail {
         let queue_pairs = settings.queue_pairs.unwrap_or(if device.is_software { 1 } else { 4 });
         let writes_over_uc = !settings.rc_mode;
         let of_uc = if writes_over_uc { COMPLETIONS_OF_UC } else { 0 };
-        let room = Room { queue_pairs: queue_pairs.into(), of_uc };
+        let room = ChannelDemand { queue_pairs: queue_pairs.into(), of_uc };
         let depth = depth_of_each(settings.depth, &room, attr);
         let chunk_bytes = u64::from(settings.chunk_kib) << 10;
         let limits = Limits {
@@ -221,7 +221,7 @@ impl VerbsRail {
         let (verbs, max_region) = (pd.context().verbs(), attr.max_mr_size);
         let (pd, looked_for) = (RwLock::new(Arc::clone(pd)), Mutex::default());
         let relaxed_ordering = settings.relaxed_ordering != RelaxedOrdering::Never;
-        let trust = Arc::new(Trust::new(&info.name));
+        let trust = Arc::new(UcSupport::new(&info.name));
         let (device, gid_index) = (device.clone(), settings.gid_index);
         let pkey_index = settings.pkey_index;
         Ok(Self {
@@ -310,7 +310,7 @@ fn at_most(wanted: u8, device: i32) -> u8 {
 }
 
 /// The queue pairs of a channel and the completions that they need.
-struct Room {
+struct ChannelDemand {
     queue_pairs: u32,
     /// Completions of the unreliable queue pair beside each of them; 0 if there is none.
     of_uc: u32,
@@ -318,7 +318,7 @@ struct Room {
 
 /// How many requests each queue pair has room for. All of them may end at once, so the completion
 /// queue needs room for all.
-fn depth_of_each(wanted: u32, room: &Room, attr: &DeviceAttr) -> u32 {
+fn depth_of_each(wanted: u32, room: &ChannelDemand, attr: &DeviceAttr) -> u32 {
     let device = |limit: i32| u32::try_from(limit).unwrap_or(0);
     let completions = (device(attr.max_cqe) / room.queue_pairs).saturating_sub(room.of_uc);
     let places = device(attr.max_qp_wr).min(completions);
@@ -408,7 +408,7 @@ mod tests {
         let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
         (attr.max_cqe, attr.max_qp_wr) = (32767, 1 << 20);
         let depth = |wanted, queue_pairs, of_uc, attr: &DeviceAttr| {
-            depth_of_each(wanted, &Room { queue_pairs, of_uc }, attr)
+            depth_of_each(wanted, &ChannelDemand { queue_pairs, of_uc }, attr)
         };
         assert_eq!(depth(1024, 4, 0, &attr), 256);
         assert_eq!(depth(16384, 1, 0, &attr), 16384);

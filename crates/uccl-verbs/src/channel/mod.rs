@@ -20,9 +20,9 @@ use uccl_fabric::{
 };
 use uccl_wire::verbs::VerbsAddress;
 
-pub(super) use self::unreliable::Trust;
+pub(super) use self::unreliable::UcSupport;
 use self::{
-    queue::{SendQueue, What, queue_of},
+    queue::{RequestOwner, SendQueue, queue_of},
     status::{Failure, classify, hint},
     unreliable::{Plan, RECEIVE, Unreliable},
 };
@@ -31,7 +31,7 @@ use super::{
     ffi::abi::{Wc, wc_status, wr_opcode},
     gid,
     pd::Pd,
-    qp::{Path, Qp, Room, Service},
+    qp::{Path, Qp, QueueCapacity, Service},
     registration,
 };
 
@@ -71,7 +71,7 @@ pub(super) struct VerbsChannel {
     shape: Shape,
     /// GIDs with which to answer the peer.
     others: Vec<RdmaGid>,
-    trust: Arc<Trust>,
+    trust: Arc<UcSupport>,
     address: Vec<u8>,
     is_joined: bool,
     /// The index of the queue that was posted to last.
@@ -88,13 +88,13 @@ pub(super) struct VerbsChannel {
 }
 
 impl VerbsChannel {
-    /// Makes unreliable queue pairs only while the rail's [`Trust`] in them holds.
+    /// Makes unreliable queue pairs only while the rail's [`UcSupport`] in them holds.
     /// When it is connected, one of the GIDs in `others` may take the place of its own.
     pub(super) fn new(
         pd: &Arc<Pd>,
         shape: &Shape,
         others: Vec<RdmaGid>,
-        trust: &Arc<Trust>,
+        trust: &Arc<UcSupport>,
     ) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
         let writes_over_uc = shape.writes_over_uc && trust.holds();
@@ -104,7 +104,7 @@ impl VerbsChannel {
         let cq = Cq::new(pd.context(), room)?;
         let mut queues = Vec::with_capacity(queue_pairs);
         for index in 0..queue_pairs {
-            let room = Room { sends: shape.depth, receives: 0 };
+            let room = QueueCapacity { sends: shape.depth, receives: 0 };
             let qp = Qp::new(pd, &cq, Service::Reliable, room)?;
             qp.to_init(&shape.path)?;
             queues.push(SendQueue::new(qp, index, shape.depth));
@@ -297,7 +297,7 @@ impl VerbsChannel {
         while let Some((item, write)) = self.unreliable.as_ref().and_then(Unreliable::next_stubborn)
         {
             let Some(queue) = self.pick() else { break };
-            queue.make_as(What::Piece(item), wr_opcode::RDMA_WRITE, 0, &write);
+            queue.make_as(RequestOwner::Piece(item), wr_opcode::RDMA_WRITE, 0, &write);
             if let Some(unreliable) = &mut self.unreliable {
                 unreliable.took_stubborn();
             }
@@ -346,11 +346,11 @@ impl VerbsChannel {
                 _ => Ok(()),
             };
             match (request.what, &mut *unreliable) {
-                (What::Own(tag), _) => ended.push(Ended { tag, result }),
-                (What::Piece(item), Some(unreliable)) => {
+                (RequestOwner::Own(tag), _) => ended.push(Ended { tag, result }),
+                (RequestOwner::Piece(item), Some(unreliable)) => {
                     unreliable.piece_ended(item, result, ended)
                 }
-                (What::Piece(_) | What::Unreliable, _) => {}
+                (RequestOwner::Piece(_) | RequestOwner::Unreliable, _) => {}
             }
         });
         // The error that caused a flush comes before it or, with soft-RoCE, a little later. It has

@@ -35,13 +35,13 @@ pub(super) fn queue_of(wr_id: u64) -> usize {
 /// A request that the device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Outstanding {
-    pub(super) what: What,
+    pub(super) what: RequestOwner,
     bytes: u64,
 }
 
 /// The owner of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum What {
+pub(super) enum RequestOwner {
     /// A request from the channel's user, with this tag.
     Own(u64),
     /// A piece of a write that was lost too often over unreliable queue pairs.
@@ -55,7 +55,7 @@ pub(super) enum What {
 ///
 /// A place becomes free when the request is known to have ended, by its own completion or by that
 /// of a later request.
-pub(super) struct Account {
+pub(super) struct RequestQueue {
     outstanding: VecDeque<Outstanding>,
     /// The counter of the first outstanding request.
     first: u64,
@@ -64,7 +64,7 @@ pub(super) struct Account {
     queue: u64,
 }
 
-impl Account {
+impl RequestQueue {
     fn new(queue: usize, depth: usize) -> Self {
         let (outstanding, queue) = (VecDeque::with_capacity(depth), queue_id(queue));
         Self { outstanding, first: 0, bytes: 0, depth, queue }
@@ -76,7 +76,7 @@ impl Account {
     }
 
     /// Takes a place for a request, and returns the request's identifier.
-    fn add(&mut self, what: What, bytes: u64) -> u64 {
+    fn add(&mut self, what: RequestOwner, bytes: u64) -> u64 {
         let counter = self.first.wrapping_add(self.outstanding.len() as u64) & COUNTER;
         self.outstanding.push_back(Outstanding { what, bytes });
         self.bytes += bytes;
@@ -101,7 +101,7 @@ impl Account {
 /// A queue pair, and the requests in its send queue.
 pub(super) struct SendQueue {
     qp: Qp,
-    account: Account,
+    account: RequestQueue,
     /// The first `made` of these are requests that are prepared and not posted.
     wrs: Vec<SendWr>,
     sges: Vec<Sge>,
@@ -142,7 +142,7 @@ impl SendQueue {
         let places = depth as usize;
         Self {
             qp,
-            account: Account::new(index, places),
+            account: RequestQueue::new(index, places),
             wrs: vec![NO_REQUEST; places],
             sges: vec![Sge::default(); places],
             made: 0,
@@ -180,7 +180,7 @@ impl SendQueue {
     /// Prepares a request; there must be room. [`Self::ring`] posts it.
     #[inline]
     pub(super) fn make(&mut self, request: &Request) {
-        self.make_as(What::Own(request.tag), opcode_of(request.kind), 0, request);
+        self.make_as(RequestOwner::Own(request.tag), opcode_of(request.kind), 0, request);
     }
 
     /// Prepares a request of no bytes, which succeeds only if packets get to the peer and back.
@@ -191,7 +191,13 @@ impl SendQueue {
 
     /// Like [`Self::make`], with a given opcode and immediate.
     #[inline]
-    pub(super) fn make_as(&mut self, what: What, opcode: u32, immediate: u32, request: &Request) {
+    pub(super) fn make_as(
+        &mut self,
+        what: RequestOwner,
+        opcode: u32,
+        immediate: u32,
+        request: &Request,
+    ) {
         self.fill(what, opcode, immediate, request);
         self.unsignalled += 1;
         if self.unsignalled == self.signal_every {
@@ -210,7 +216,7 @@ impl SendQueue {
     }
 
     #[inline]
-    fn fill(&mut self, what: What, opcode: u32, immediate: u32, request: &Request) {
+    fn fill(&mut self, what: RequestOwner, opcode: u32, immediate: u32, request: &Request) {
         let (Some(wr), Some(sge)) = (self.wrs.get_mut(self.made), self.sges.get_mut(self.made))
         else {
             return;
@@ -289,15 +295,15 @@ mod tests {
 
     #[test]
     fn a_completion_tells_of_all_before_it() {
-        let mut account = Account::new(3, 4);
+        let mut account = RequestQueue::new(3, 4);
         account.first = COUNTER - 1;
-        let ids: Vec<_> = (0..4).map(|tag| account.add(What::Own(tag), 10)).collect();
+        let ids: Vec<_> = (0..4).map(|tag| account.add(RequestOwner::Own(tag), 10)).collect();
         assert!(ids.iter().all(|&id| queue_of(id) == 3));
         assert_eq!((account.bytes, account.outstanding.len()), (40, 4));
         let counts: Vec<_> = ids.iter().map(|&id| account.ended_by(id)).collect();
         assert_eq!(counts, [Some(1), Some(2), Some(3), Some(4)]);
-        assert_eq!(account.remove_first().map(|request| request.what), Some(What::Own(0)));
-        assert_eq!(account.remove_first().map(|request| request.what), Some(What::Own(1)));
+        assert_eq!(account.remove_first().map(|request| request.what), Some(RequestOwner::Own(0)));
+        assert_eq!(account.remove_first().map(|request| request.what), Some(RequestOwner::Own(1)));
         assert_eq!(account.ended_by(ids[1]), None, "known already");
         assert_eq!(account.ended_by(ids[3]), Some(2));
         assert_eq!(account.ended_by(ids[3] + 1), None, "not posted");

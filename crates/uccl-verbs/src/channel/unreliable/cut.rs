@@ -6,7 +6,7 @@ const LOOK_EVERY: u32 = 32;
 /// The length of messages. One lost packet loses the whole message, so where many are lost, shorter
 /// messages get more data across.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct MessageSize {
     len: usize,
     least: usize,
     most: usize,
@@ -14,7 +14,7 @@ pub(super) struct Cut {
     lost: u32,
 }
 
-impl Cut {
+impl MessageSize {
     pub(super) fn new(least: usize, most: usize) -> Self {
         let most = most.max(least);
         Self { len: most, least, most, ended: 0, lost: 0 }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn messages_are_shorter_where_many_are_lost() {
-        let mut cut = Cut::new(4096, 65536);
+        let mut cut = MessageSize::new(4096, 65536);
         let mut after = |lost_of_8: usize| {
             (0..LOOK_EVERY as usize).for_each(|n| cut.record(n % 8 < lost_of_8));
             cut.len()

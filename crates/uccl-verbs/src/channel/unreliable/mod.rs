@@ -24,8 +24,8 @@ use uccl_fabric::{
 use uccl_tran::{Event, OutOfOrder};
 use uccl_wire::verbs::{QueuePair, VerbsAddress};
 
-pub(crate) use self::trust::Trust;
-use self::{cut::Cut, path::UcPath};
+pub(crate) use self::trust::UcSupport;
+use self::{cut::MessageSize, path::UcPath};
 pub(super) use self::{
     path::SENDS,
     receives::{RECEIVE, RECEIVES},
@@ -40,7 +40,7 @@ const MOST_BYTES: usize = 64 << 10;
 const STUBBORN: u32 = 8;
 
 /// A write that has not ended.
-struct Writing {
+struct WriteState {
     request: Request,
     /// How many bytes from its start are cut into pieces.
     cut: usize,
@@ -69,7 +69,7 @@ pub(super) struct Unreliable {
     paths: Vec<UcPath>,
     /// The index of its first queue pair among the channel's.
     first: usize,
-    writing: Slab<Writing>,
+    writing: Slab<WriteState>,
     pieces: Slab<Piece>,
     /// Writes that are not fully cut into pieces, in order.
     fresh: VecDeque<usize>,
@@ -77,7 +77,7 @@ pub(super) struct Unreliable {
     again: VecDeque<Piece>,
     /// Pieces that are to go over reliable queue pairs.
     stubborn: VecDeque<u64>,
-    cut: Cut,
+    cut: MessageSize,
     /// Most writes at a time.
     most: usize,
 }
@@ -108,7 +108,7 @@ impl Unreliable {
             fresh: VecDeque::with_capacity(plan.most),
             again: VecDeque::new(),
             stubborn: VecDeque::new(),
-            cut: Cut::new(packet, longest),
+            cut: MessageSize::new(packet, longest),
             most: plan.most,
         })
     }
@@ -131,7 +131,7 @@ impl Unreliable {
     pub(super) fn take(&mut self, request: &Request) -> bool {
         let has_room = self.writing.len() < self.most;
         if has_room {
-            let key = self.writing.insert(Writing { request: *request, cut: 0, open: 0 });
+            let key = self.writing.insert(WriteState { request: *request, cut: 0, open: 0 });
             self.fresh.push_back(key);
         }
         has_room
@@ -256,7 +256,7 @@ impl Unreliable {
             return Some((Source::Again, Piece { len: piece.len.min(most), ..*piece }));
         }
         let writing = *self.fresh.front()?;
-        let Writing { request, cut, .. } = self.writing.get(writing)?;
+        let WriteState { request, cut, .. } = self.writing.get(writing)?;
         let len = (request.local.len - cut).min(most);
         Some((Source::Fresh, Piece { writing, offset: *cut, len, losses: 0 }))
     }

@@ -16,14 +16,14 @@ use uccl_wire::{
 };
 
 use super::{
-    super::queue::{SendQueue, What, queue_id},
+    super::queue::{RequestOwner, SendQueue, queue_id},
     receives::{RECEIVES, Receives},
 };
 use crate::{
     cq::Cq,
     ffi::abi::{Wc, wc_opcode, wc_status, wr_opcode},
     pd::Pd,
-    qp::{Path, Qp, Room, Service},
+    qp::{Path, Qp, QueueCapacity, Service},
     registration::READABLE,
 };
 
@@ -50,7 +50,7 @@ impl UcPath {
         index: usize,
         path: &Path,
     ) -> Result<Self, RailError> {
-        let room = Room { sends: SENDS, receives: RECEIVES };
+        let room = QueueCapacity { sends: SENDS, receives: RECEIVES };
         let qp = Qp::new(pd, cq, Service::Unreliable, room)?;
         if qp.max_inline() < ACK_LEN {
             return Err(RailError::Provider {
@@ -113,7 +113,7 @@ impl UcPath {
         let Some((sender, _)) = self.ends.as_mut() else { return false };
         let Ok(number) = sender.send(now, item, write.local.len as u64) else { return false };
         let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
-        self.queue.make_as(What::Unreliable, opcode, number.0, write);
+        self.queue.make_as(RequestOwner::Unreliable, opcode, number.0, write);
         true
     }
 
@@ -122,7 +122,7 @@ impl UcPath {
     pub(super) fn probe(&mut self, number: u32) {
         if self.queue.has_room() {
             let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
-            self.queue.make_as(What::Unreliable, opcode, number, &Request::of_nothing(0));
+            self.queue.make_as(RequestOwner::Unreliable, opcode, number, &Request::of_nothing(0));
         }
     }
 
@@ -168,7 +168,7 @@ impl UcPath {
                 self.ack = ack.encode();
                 let span = Span { addr: self.ack.as_ptr().expose_provenance(), len: ACK_LEN };
                 let send = Request { local: span, local_key: READABLE, ..Request::of_nothing(0) };
-                self.queue.make_as(What::Unreliable, wr_opcode::SEND, 0, &send);
+                self.queue.make_as(RequestOwner::Unreliable, wr_opcode::SEND, 0, &send);
             }
         }
         // SAFETY: an acknowledgement's bytes are copied into its request. A message is a piece of a

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uccl_fabric::rail::RailError;
 
 /// Whether a rail that is configured for such queue pairs can use them.
-pub(crate) struct Trust {
+pub(crate) struct UcSupport {
     rail: String,
     is_given_up: AtomicBool,
 }
 
-impl Trust {
+impl UcSupport {
     pub(crate) fn new(rail: &str) -> Self {
         Self { rail: rail.to_owned(), is_given_up: AtomicBool::new(false) }
     }
@@ -71,14 +71,14 @@ mod tests {
     fn only_a_device_that_has_none_is_not_asked_again() {
         let failed = |errno| Err::<(), _>(RailError::os("ibv_create_qp", errno));
         let gone = Err::<(), _>(RailError::Gone("it was removed".into()));
-        let trust = Trust::new("rxe0:1");
+        let trust = UcSupport::new("rxe0:1");
         for passing in [failed(libc::ENOMEM), failed(libc::EAGAIN), failed(libc::EIO), gone] {
             assert_eq!(trust.made(passing), None);
             assert!(trust.holds());
         }
         assert_eq!(trust.made(Ok(7)), Some(7));
         for errno in [libc::EOPNOTSUPP, libc::ENOSYS, libc::EINVAL] {
-            let trust = Trust::new("rxe0:1");
+            let trust = UcSupport::new("rxe0:1");
             assert_eq!(trust.made(failed(errno)), None);
             assert!(!trust.holds(), "{errno}");
         }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_stays_so() {
-        let trust = Trust::new("rxe0:1");
+        let trust = UcSupport::new("rxe0:1");
         assert!(trust.holds());
         trust.give_up("packets overtake each other");
         trust.give_up("once more");
