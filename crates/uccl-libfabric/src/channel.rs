@@ -24,9 +24,9 @@ use uccl_wire::libfabric::{FabricAddress, FabricKey};
 
 use super::{
     domain::Domain,
-    endpoint::{Endpoint, Posting},
+    endpoint::{Endpoint, PostArguments},
     failure::{Failure, Report, judge},
-    memory::{Borrower, Lendings, Region, map_raw_key, unmap_key},
+    memory::{Borrower, Region, RegionLoans, map_raw_key, unmap_key},
     providers,
     queue::{FailedEntry, Queue, READ_AT_ONCE, Read},
     raw,
@@ -116,7 +116,7 @@ impl Scratch {
 }
 
 impl LibfabricChannel {
-    pub(super) fn open(domain: Arc<Domain>, lendings: Arc<Lendings>) -> Result<Self, RailError> {
+    pub(super) fn open(domain: Arc<Domain>, lendings: Arc<RegionLoans>) -> Result<Self, RailError> {
         let limits = limits(&domain);
         let slots = Slots::new(limits.depth + PROBES);
         let completions = domain.settings.cq_size.unwrap_or(2 * (limits.depth + PROBES));
@@ -184,7 +184,7 @@ impl LibfabricChannel {
     /// True unless there is still no room.
     fn submit(&mut self, slot: u32, request: &Request, more: bool) -> Result<bool, RailError> {
         for more in [more, false] {
-            let posting = Posting {
+            let posting = PostArguments {
                 peer: self.peer()?.address,
                 descriptor: self.descriptor(request),
                 context: self.slots.context(slot),

@@ -26,7 +26,7 @@ pub(super) struct Endpoint {
 
 /// The arguments of the provider's call beside the request.
 #[derive(Clone, Copy)]
-pub(super) struct Posting {
+pub(super) struct PostArguments {
     /// The peer's address in the address vector.
     pub(super) peer: u64,
     /// Our memory's descriptor.
@@ -114,7 +114,7 @@ impl Endpoint {
         &self,
         domain: &Domain,
         request: &Request,
-        posting: Posting,
+        posting: PostArguments,
     ) -> Result<(), i32> {
         use uccl_fabric::lane::OpKind::{Read, Write};
         let mut descriptor = posting.descriptor;

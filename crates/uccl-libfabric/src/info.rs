@@ -96,11 +96,11 @@ impl InfoList {
 
     /// The parts of the first info, for changing. `None` if the library has not allocated all of
     /// them, which it normally does.
-    pub(super) fn parts(&mut self) -> Option<Parts<'_>> {
+    pub(super) fn parts(&mut self) -> Option<InfoParts<'_>> {
         // SAFETY: the info is ours alone while we are borrowed, and its parts are parts of it.
         unsafe {
             let info = self.first.as_mut();
-            Some(Parts {
+            Some(InfoParts {
                 tx: info.tx_attr.as_mut()?,
                 rx: info.rx_attr.as_mut()?,
                 ep: info.ep_attr.as_mut()?,
@@ -114,7 +114,7 @@ impl InfoList {
 }
 
 /// Parts of an info.
-pub(super) struct Parts<'a> {
+pub(super) struct InfoParts<'a> {
     pub(super) tx: &'a mut raw::TxAttr,
     pub(super) rx: &'a mut raw::RxAttr,
     pub(super) ep: &'a mut raw::EpAttr,

@@ -175,11 +175,11 @@ fn requested_key(domain: &Domain) -> Result<u64, RailError> {
 /// Memory that is registered for the channels of a domain, until this is dropped.
 pub(super) struct LibfabricRegistration {
     domain: Arc<Domain>,
-    lendings: Arc<Lendings>,
-    held: Held,
+    lendings: Arc<RegionLoans>,
+    held: RegionKind,
 }
 
-enum Held {
+enum RegionKind {
     /// One region for all channels.
     Whole { region: Mutex<Region>, descriptor: u64, key: RemoteKey },
     /// The provider ties regions to endpoints: each channel makes a region of its own when it
@@ -190,7 +190,7 @@ enum Held {
 impl LibfabricRegistration {
     pub(super) fn new(
         domain: Arc<Domain>,
-        lendings: Arc<Lendings>,
+        lendings: Arc<RegionLoans>,
         span: Span,
         kind: MemoryKind,
         rights: Rights,
@@ -198,38 +198,38 @@ impl LibfabricRegistration {
         interface(&domain, kind)?;
         if domain.has_mode(raw::FI_MR_ENDPOINT) {
             let id = domain.unique();
-            lendings.add(id, Lendable { span, kind, rights, lent: Vec::new(), making: 0 });
-            return Ok(Self { domain, lendings, held: Held::PerChannel(id) });
+            lendings.add(id, LoanableRegion { span, kind, rights, lent: Vec::new(), making: 0 });
+            return Ok(Self { domain, lendings, held: RegionKind::PerChannel(id) });
         }
         let serial = domain.serialize();
         let region = Region::register(&domain, span, kind, rights, None)?;
         let key = region.remote_key(&domain)?;
         drop(serial);
         let (descriptor, region) = (region.descriptor() as u64, Mutex::new(region));
-        Ok(Self { domain, lendings, held: Held::Whole { region, descriptor, key } })
+        Ok(Self { domain, lendings, held: RegionKind::Whole { region, descriptor, key } })
     }
 }
 
 impl Registration for LibfabricRegistration {
     fn end(&self) -> Result<(), RailError> {
         match &self.held {
-            Held::Whole { region, .. } => region.lock().close(&self.domain),
-            Held::PerChannel(id) => self.lendings.end(*id, &self.domain),
+            RegionKind::Whole { region, .. } => region.lock().close(&self.domain),
+            RegionKind::PerChannel(id) => self.lendings.end(*id, &self.domain),
         }
     }
 
     fn local_key(&self) -> u64 {
         match &self.held {
-            Held::Whole { descriptor, .. } => *descriptor,
-            Held::PerChannel(id) => *id,
+            RegionKind::Whole { descriptor, .. } => *descriptor,
+            RegionKind::PerChannel(id) => *id,
         }
     }
 
     /// An empty key if each channel has its own.
     fn remote_key(&self) -> RemoteKey {
         match &self.held {
-            Held::Whole { key, .. } => key.clone(),
-            Held::PerChannel(_) => RemoteKey { base: 0, key: KeyBytes::new() },
+            RegionKind::Whole { key, .. } => key.clone(),
+            RegionKind::PerChannel(_) => RemoteKey { base: 0, key: KeyBytes::new() },
         }
     }
 }
@@ -245,13 +245,13 @@ impl Drop for LibfabricRegistration {
 /// Registered memory of a domain with a provider that ties regions to endpoints. Only `cxi` is
 /// known to do so, and this code was never run on it.
 #[derive(Default)]
-pub(super) struct Lendings(Mutex<HashMap<u64, Lendable>>);
+pub(super) struct RegionLoans(Mutex<HashMap<u64, LoanableRegion>>);
 
-struct Lendable {
+struct LoanableRegion {
     span: Span,
     kind: MemoryKind,
     rights: Rights,
-    lent: Vec<Arc<Lent>>,
+    lent: Vec<Arc<RegionLoan>>,
     /// How many regions are being made of it.
     making: usize,
 }
@@ -260,12 +260,12 @@ struct Lendable {
 /// channel ends.
 pub(super) struct Borrower {
     domain: Arc<Domain>,
-    lendings: Arc<Lendings>,
+    lendings: Arc<RegionLoans>,
     /// The channel's endpoint, until that is about to be closed. A thread that makes a region locks
     /// it for reading meanwhile.
     ep: RwLock<Option<Object<raw::Ep>>>,
     /// By the number of the memory that they are made of.
-    lent: Mutex<HashMap<u64, Arc<Lent>>>,
+    lent: Mutex<HashMap<u64, Arc<RegionLoan>>>,
 }
 
 impl Borrower {
@@ -273,7 +273,7 @@ impl Borrower {
     /// The endpoint must stay open until [`Self::end`] has returned.
     pub(super) unsafe fn new(
         domain: Arc<Domain>,
-        lendings: Arc<Lendings>,
+        lendings: Arc<RegionLoans>,
         ep: &Object<raw::Ep>,
     ) -> Self {
         // SAFETY: the caller's promise.
@@ -311,12 +311,12 @@ impl Borrower {
 
 /// A region for one channel. It ends with the channel or with the registration, whichever ends
 /// first.
-struct Lent {
+struct RegionLoan {
     region: Mutex<Option<Region>>,
     key: RemoteKey,
 }
 
-impl Lent {
+impl RegionLoan {
     fn make(
         domain: &Domain,
         span: Span,
@@ -347,8 +347,8 @@ impl Lent {
     }
 }
 
-impl Lendings {
-    fn add(&self, id: u64, lendable: Lendable) {
+impl RegionLoans {
+    fn add(&self, id: u64, lendable: LoanableRegion) {
         self.0.lock().insert(id, lendable);
     }
 
@@ -367,7 +367,12 @@ impl Lendings {
 
     /// Makes a region of registered memory, for one endpoint. Other memory can be lent and ended
     /// meanwhile.
-    fn lend(&self, id: u64, domain: &Domain, ep: &Object<raw::Ep>) -> Result<Arc<Lent>, RailError> {
+    fn lend(
+        &self,
+        id: u64,
+        domain: &Domain,
+        ep: &Object<raw::Ep>,
+    ) -> Result<Arc<RegionLoan>, RailError> {
         let gone = || domain.error("fi_mr_regattr", libc::ENOENT);
         let (span, kind, rights) = {
             let mut lendings = self.0.lock();
@@ -375,7 +380,7 @@ impl Lendings {
             lendable.making += 1;
             (lendable.span, lendable.kind, lendable.rights)
         };
-        let made = Lent::make(domain, span, kind, rights, ep);
+        let made = RegionLoan::make(domain, span, kind, rights, ep);
         let mut lendings = self.0.lock();
         let lendable = lendings.get_mut(&id).ok_or_else(gone)?;
         lendable.making -= 1;
@@ -446,7 +451,7 @@ mod tests {
             Err(why) => return eprintln!("skipped: {why}"),
         };
         domain.mr_mode |= raw::FI_MR_ENDPOINT;
-        let (domain, lendings) = (Arc::new(domain), Arc::<Lendings>::default());
+        let (domain, lendings) = (Arc::new(domain), Arc::<RegionLoans>::default());
         let queue = Queue::open(&domain, 16).expect("a queue");
         let endpoint = Endpoint::open(&domain, &queue).expect("an endpoint");
         let bytes = vec![0_u8; 4096];

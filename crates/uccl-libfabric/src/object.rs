@@ -33,11 +33,11 @@ unsafe impl Kind for raw::Ep {}
 /// An open object that we own. It is closed when dropped.
 pub(super) struct Object<T: Kind> {
     object: NonNull<T>,
-    fate: Fate,
+    fate: ObjectState,
 }
 
 #[derive(Clone, Copy)]
-enum Fate {
+enum ObjectState {
     Open,
     Closed,
     /// It stays open until the process ends.
@@ -69,7 +69,7 @@ impl<T: Kind> Object<T> {
     pub(super) unsafe fn made(make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Self, i32> {
         let mut made = ptr::null_mut();
         match (make(&raw mut made), NonNull::new(made)) {
-            (0, Some(object)) => Ok(Self { object, fate: Fate::Open }),
+            (0, Some(object)) => Ok(Self { object, fate: ObjectState::Open }),
             (0, None) => Err(-libc::ENOMEM),
             (code, _) => Err(code),
         }
@@ -80,7 +80,7 @@ impl<T: Kind> Object<T> {
     /// # Safety
     /// The object must stay open as long as the returned alias exists.
     pub(super) unsafe fn alias(&self) -> Self {
-        Self { object: self.object, fate: Fate::Kept }
+        Self { object: self.object, fate: ObjectState::Kept }
     }
 
     pub(super) fn as_ptr(&self) -> *mut T {
@@ -142,9 +142,9 @@ impl<T: Kind> Object<T> {
     /// after any other error the object is lost.
     pub(super) fn close(&mut self) -> Result<(), i32> {
         match self.fate {
-            Fate::Open => {}
-            Fate::Closed | Fate::Kept => return Ok(()),
-            Fate::Lost(code) => return Err(code),
+            ObjectState::Open => {}
+            ObjectState::Closed | ObjectState::Kept => return Ok(()),
+            ObjectState::Lost(code) => return Err(code),
         }
         let close = self.ops().and_then(|ops| ops.close).ok_or(-libc::ENOSYS)?;
         for _ in 0..CLOSE_ATTEMPTS {
@@ -153,7 +153,7 @@ impl<T: Kind> Object<T> {
             let code = unsafe { close(self.fid()) };
             if code != -libc::EBUSY && code != -libc::EAGAIN {
                 let closed = checked(code);
-                self.fate = closed.map_or_else(Fate::Lost, |()| Fate::Closed);
+                self.fate = closed.map_or_else(ObjectState::Lost, |()| ObjectState::Closed);
                 return closed;
             }
             std::thread::yield_now();
@@ -163,13 +163,13 @@ impl<T: Kind> Object<T> {
 
     /// Leaves it open until the process ends.
     pub(super) fn keep(&mut self) {
-        self.fate = Fate::Kept;
+        self.fate = ObjectState::Kept;
     }
 }
 
 impl<T: Kind> Drop for Object<T> {
     fn drop(&mut self) {
-        if let Fate::Open = self.fate
+        if let ObjectState::Open = self.fate
             && let Err(code) = self.close()
         {
             tracing::warn!(code, object = std::any::type_name::<T>(), "libfabric did not close it");

@@ -16,7 +16,7 @@ use super::{
     domain::Domain,
     info::{Info, InfoList},
     library::Library,
-    memory::{Lendings, LibfabricRegistration},
+    memory::{LibfabricRegistration, RegionLoans},
     settings::LibfabricSettings,
 };
 
@@ -27,7 +27,7 @@ const SOFTWARE: [&str; 5] = ["tcp", "sockets", "udp", "net", "shm"];
 /// A domain of one of libfabric's providers.
 pub struct LibfabricRail {
     domain: Arc<Domain>,
-    lendings: Arc<Lendings>,
+    lendings: Arc<RegionLoans>,
     info: RailInfo,
 }
 
