@@ -4,7 +4,7 @@ use uccl_wire::message::{
     self, Answer, AskPiece, Direction, MAX_ASK_PIECES, MAX_ASKED_PIECES, MAX_ASKS,
 };
 
-use crate::{Violation, numbered::Numbered};
+use crate::{Violation, numbered::NumberedQueue};
 
 /// The peer gets no more asks after this many declined ones in a row.
 const PATIENCE: u32 = 8;
@@ -18,7 +18,7 @@ struct Ask<A> {
 
 /// Asks that the peer has not answered.
 pub struct Asks<A> {
-    open: Numbered<Ask<A>>,
+    open: NumberedQueue<Ask<A>>,
     pieces: usize,
     /// How often in a row the peer has declined.
     declined: u32,
@@ -26,7 +26,7 @@ pub struct Asks<A> {
 
 impl<A> Default for Asks<A> {
     fn default() -> Self {
-        Self { open: Numbered::default(), pieces: 0, declined: 0 }
+        Self { open: NumberedQueue::default(), pieces: 0, declined: 0 }
     }
 }
 

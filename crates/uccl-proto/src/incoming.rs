@@ -55,7 +55,7 @@ impl Arrived {
 
 /// The state of a send when the peer's cancel arrives.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) enum Withdrawn<R> {
+pub(crate) enum CancelState<R> {
     /// No receive had met it. The answer reports it as cancelled.
     Unmet,
     /// A receive is fetching it; that has to end.
@@ -158,16 +158,17 @@ impl<R: Clone> Incoming<R> {
     }
 
     /// Handles the peer's cancel of a send.
-    pub(crate) fn cancelled(&mut self, seq: u64, out: &mut Vec<u8>) -> Withdrawn<R> {
+    pub(crate) fn cancelled(&mut self, seq: u64, out: &mut Vec<u8>) -> CancelState<R> {
         if let Some(at) = self.arrived.iter().position(|arrived| arrived.seq() == seq) {
             if let Some(arrived) = self.arrived.remove(at) {
                 self.forget(&arrived);
             }
             message::fin(seq, Verdict::Cancelled, out);
-            return Withdrawn::Unmet;
+            return CancelState::Unmet;
         }
         let fetching = self.fetching.iter().find(|(fetched, _)| *fetched == seq);
-        fetching.map_or(Withdrawn::Received, |(_, receive)| Withdrawn::Fetching(receive.clone()))
+        fetching
+            .map_or(CancelState::Received, |(_, receive)| CancelState::Fetching(receive.clone()))
     }
 
     /// Encodes the answer to a send. Its data must not move any more.
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!(inbox.receive(1), None);
         assert_eq!(inbox.receive(2), None);
         assert_eq!(announce(&mut inbox, 10, 1), Ok(Some(1)));
-        assert_eq!(inbox.cancelled(10, &mut Vec::new()), Withdrawn::Fetching(1));
+        assert_eq!(inbox.cancelled(10, &mut Vec::new()), CancelState::Fetching(1));
         assert_eq!(come(&mut inbox, 11, 1, 5), Ok(Some(2)));
         assert_eq!(come(&mut inbox, 12, 1, 5), Ok(None));
         assert_eq!(announce(&mut inbox, 13, 2), Ok(None));
@@ -271,11 +272,11 @@ mod tests {
         let (mut inbox, mut out) = (Inbox::default(), Vec::new());
         come(&mut inbox, 1, 1, 5).expect("as agreed");
         announce(&mut inbox, 2, 1).expect("as agreed");
-        assert_eq!(inbox.cancelled(1, &mut out), Withdrawn::Unmet);
+        assert_eq!(inbox.cancelled(1, &mut out), CancelState::Unmet);
         assert_eq!(inbox.receive(7).map(|(_, arrived)| arrived.seq()), Some(2));
-        assert_eq!(inbox.cancelled(2, &mut out), Withdrawn::Fetching(7));
+        assert_eq!(inbox.cancelled(2, &mut out), CancelState::Fetching(7));
         inbox.finish(2, Verdict::Cancelled, &mut out);
-        assert_eq!(inbox.cancelled(2, &mut out), Withdrawn::Received);
+        assert_eq!(inbox.cancelled(2, &mut out), CancelState::Received);
     }
 
     #[test]
@@ -283,11 +284,11 @@ mod tests {
         let (mut inbox, mut out) = (Inbox::default(), Vec::new());
         for seq in 0..3 {
             come(&mut inbox, seq, 1, EAGER_WINDOW).expect("there is room for its bytes");
-            assert_eq!(inbox.cancelled(seq, &mut out), Withdrawn::Unmet);
+            assert_eq!(inbox.cancelled(seq, &mut out), CancelState::Unmet);
         }
         for seq in 3..=3 + (MAX_PIECES / 65_536) as u64 {
             announce(&mut inbox, seq, 65_536).expect("there is room for its pieces");
-            assert_eq!(inbox.cancelled(seq, &mut out), Withdrawn::Unmet);
+            assert_eq!(inbox.cancelled(seq, &mut out), CancelState::Unmet);
         }
     }
 }

@@ -13,13 +13,13 @@ use crate::Violation;
 /// The lost lanes of a connection.
 pub struct Lanes<O> {
     /// One entry per lane, up to the last that was lost.
-    fates: Vec<Fate<O>>,
+    fates: Vec<LostLane<O>>,
     /// Whether the connection has ended: nothing is posted again.
     is_closed: bool,
 }
 
 /// The state of a lost lane.
-struct Fate<O> {
+struct LostLane<O> {
     /// When our end died; `None` while it lives.
     dead_since_ms: Option<u64>,
     is_peer_dead: bool,
@@ -33,13 +33,13 @@ impl<O> Default for Lanes<O> {
     }
 }
 
-impl<O> Default for Fate<O> {
+impl<O> Default for LostLane<O> {
     fn default() -> Self {
         Self { dead_since_ms: None, is_peer_dead: false, orphans: Vec::new() }
     }
 }
 
-impl<O> Fate<O> {
+impl<O> LostLane<O> {
     fn is_settled(&self) -> bool {
         self.dead_since_ms.is_some() && self.is_peer_dead
     }
@@ -114,9 +114,9 @@ impl<O> Lanes<O> {
         std::mem::take(&mut self.fates).into_iter().flat_map(|fate| fate.orphans).collect()
     }
 
-    fn fate(&mut self, lane: usize) -> &mut Fate<O> {
+    fn fate(&mut self, lane: usize) -> &mut LostLane<O> {
         if self.fates.len() <= lane {
-            self.fates.resize_with(lane + 1, Fate::default);
+            self.fates.resize_with(lane + 1, LostLane::default);
         }
         &mut self.fates[lane]
     }

@@ -12,12 +12,12 @@ const LOOKS_A_TIMEOUT: u64 = 20;
 
 /// The signs of life of each lane of a connection.
 pub struct Liveness {
-    watches: SmallVec<[Watch; 1]>,
+    watches: SmallVec<[LaneSilence; 1]>,
 }
 
 impl Liveness {
     pub(crate) fn new(lanes: usize) -> Self {
-        Self { watches: (0..lanes).map(|_| Watch::default()).collect() }
+        Self { watches: (0..lanes).map(|_| LaneSilence::default()).collect() }
     }
 
     pub(crate) fn lanes(&self) -> usize {
@@ -26,7 +26,7 @@ impl Liveness {
 
     /// Notes that nothing waits for a lane.
     pub fn rest(&mut self, lane: usize) {
-        self.watches[lane] = Watch::default();
+        self.watches[lane] = LaneSilence::default();
     }
 
     /// Looks at a lane that something waits for. It was last heard at `heard`. All times are in
@@ -38,7 +38,7 @@ impl Liveness {
 
 /// The signs of life of one lane.
 #[derive(Default)]
-struct Watch {
+struct LaneSilence {
     /// Since when something waits for it.
     waiting_since_ms: Option<u64>,
     ping_ms: Option<u64>,
@@ -58,7 +58,7 @@ pub enum Look {
     Silent(u64),
 }
 
-impl Watch {
+impl LaneSilence {
     /// Looks at a lane that was last heard at `heard`; all times are in milliseconds.
     fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> Look {
         let since = *self.waiting_since_ms.get_or_insert(now);
@@ -90,7 +90,7 @@ mod tests {
 
     /// Lets `threads` threads look every 10 ms, from when the peer was last heard. Returns when the
     /// peer is given up.
-    fn given_up_at(watch: &mut Watch, from: u64, threads: u32) -> u64 {
+    fn given_up_at(watch: &mut LaneSilence, from: u64, threads: u32) -> u64 {
         for now in (from..).step_by(10) {
             for _ in 0..threads {
                 if let Look::Silent(_) = watch.look(now, 0, TIMEOUT_MS) {
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_silent_peer_is_given_up_when_its_time_is_over() {
         for threads in [1, 100] {
-            let at = given_up_at(&mut Watch::default(), 0, threads);
+            let at = given_up_at(&mut LaneSilence::default(), 0, threads);
             assert!((TIMEOUT_MS..TIMEOUT_MS + 50).contains(&at), "{threads} threads: {at} ms");
         }
     }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_peer_has_time_to_answer_after_we_were_stopped_however_many_look() {
         for threads in [1, 100] {
-            let mut watch = Watch::default();
+            let mut watch = LaneSilence::default();
             assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
             // This process did not run for long, so the peer could not be asked.
             let resumed = 20 * TIMEOUT_MS;
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_answers_lives() {
-        let mut watch = Watch::default();
+        let mut watch = LaneSilence::default();
         assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
         assert_eq!(watch.look(300, 0, TIMEOUT_MS), Look::Ping);
         for now in (300..5000).step_by(10) {

@@ -9,7 +9,7 @@ use crate::{
     limits::{EAGER_WINDOW, MAX_WAITING},
 };
 
-enum Waiting {
+enum ArrivedNotification {
     Fetching,
     Here(Vec<u8>),
     There(Source),
@@ -34,7 +34,7 @@ pub enum Next {
 /// Notifications of one connection that have not been delivered, oldest first.
 #[derive(Default)]
 pub struct Notifications {
-    queue: VecDeque<(u64, Waiting)>,
+    queue: VecDeque<(u64, ArrivedNotification)>,
     bytes: usize,
 }
 
@@ -44,17 +44,17 @@ impl Notifications {
         if self.bytes + payload.len() > EAGER_WINDOW {
             return Err(Violation::Notifs);
         }
-        self.push(id, Waiting::Here(payload.to_vec()))?;
+        self.push(id, ArrivedNotification::Here(payload.to_vec()))?;
         self.bytes += payload.len();
         Ok(())
     }
 
     /// Adds a notification with a payload to be fetched.
     pub(crate) fn announced(&mut self, id: u64, source: Source) -> Result<(), Violation> {
-        self.push(id, Waiting::There(source))
+        self.push(id, ArrivedNotification::There(source))
     }
 
-    fn push(&mut self, id: u64, waiting: Waiting) -> Result<(), Violation> {
+    fn push(&mut self, id: u64, waiting: ArrivedNotification) -> Result<(), Violation> {
         if self.queue.len() >= MAX_WAITING {
             return Err(Violation::Notifs);
         }
@@ -66,25 +66,24 @@ impl Notifications {
     pub fn next(&mut self, out: &mut Vec<u8>) -> Next {
         let Some((id, waiting)) = self.queue.front_mut() else { return Next::Nothing };
         let id = *id;
-        match std::mem::replace(waiting, Waiting::Fetching) {
-            Waiting::Here(payload) => {
+        match std::mem::replace(waiting, ArrivedNotification::Fetching) {
+            ArrivedNotification::Here(payload) => {
                 self.queue.pop_front();
                 self.bytes -= payload.len();
                 message::notif_ack(id, true, out);
                 Next::Deliver(payload)
             }
-            Waiting::There(source) => Next::Fetch { id, source },
-            Waiting::Fetching => Next::Nothing,
+            ArrivedNotification::There(source) => Next::Fetch { id, source },
+            ArrivedNotification::Fetching => Next::Nothing,
         }
     }
 
     /// Notes that a payload has been fetched (`is_here`), or cannot be fetched. Encodes the answer,
     /// after which the notification is delivered or dropped. False if it is not being fetched.
     pub fn fetched(&mut self, id: u64, is_here: bool, out: &mut Vec<u8>) -> bool {
-        let is_first = self
-            .queue
-            .front()
-            .is_some_and(|(first, waiting)| *first == id && matches!(waiting, Waiting::Fetching));
+        let is_first = self.queue.front().is_some_and(|(first, waiting)| {
+            *first == id && matches!(waiting, ArrivedNotification::Fetching)
+        });
         if is_first {
             self.queue.pop_front();
             message::notif_ack(id, is_here, out);

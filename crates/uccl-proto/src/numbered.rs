@@ -4,19 +4,19 @@
 use std::collections::VecDeque;
 
 /// A queue with entries that are found by their number.
-pub(crate) struct Numbered<T> {
+pub(crate) struct NumberedQueue<T> {
     /// The number of the first entry.
     first: u64,
     entries: VecDeque<Option<T>>,
 }
 
-impl<T> Default for Numbered<T> {
+impl<T> Default for NumberedQueue<T> {
     fn default() -> Self {
         Self { first: 1, entries: VecDeque::new() }
     }
 }
 
-impl<T> Numbered<T> {
+impl<T> NumberedQueue<T> {
     /// The number that the next entry gets. Never 0.
     pub(crate) fn next(&self) -> u64 {
         self.first + self.entries.len() as u64
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn entries_are_found_by_number_and_only_once() {
-        let mut numbered = Numbered::default();
+        let mut numbered = NumberedQueue::default();
         for name in ["one", "two", "three"] {
             numbered.push(name);
         }

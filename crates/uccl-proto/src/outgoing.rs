@@ -8,7 +8,7 @@ use uccl_wire::message::{self, Source};
 use crate::{
     Full, Handles, Violation,
     limits::{EAGER_IOVS, EAGER_MAX, EAGER_WINDOW, MAX_PIECES, MAX_WAITING},
-    numbered::Numbered,
+    numbered::NumberedQueue,
 };
 
 /// How data reaches a peer that receives it.
@@ -21,7 +21,7 @@ pub enum Way {
 }
 
 /// A send or a notification that the peer has not answered.
-struct Sent<T> {
+struct PendingSend<T> {
     handle: T,
     eager: usize,
     pieces: usize,
@@ -29,7 +29,7 @@ struct Sent<T> {
     is_withdrawn: bool,
 }
 
-impl<T> Sent<T> {
+impl<T> PendingSend<T> {
     fn new(handle: T, eager: usize, pieces: usize) -> Self {
         Self { handle, eager, pieces, is_withdrawn: false }
     }
@@ -41,13 +41,18 @@ pub struct Outgoing<H: Handles> {
     eager: usize,
     /// Iovs of sends. The peer keeps a list of them until its receives come.
     pieces: usize,
-    sends: Numbered<Sent<H::Send>>,
-    notifs: Numbered<Sent<H::Notif>>,
+    sends: NumberedQueue<PendingSend<H::Send>>,
+    notifs: NumberedQueue<PendingSend<H::Notif>>,
 }
 
 impl<H: Handles> Default for Outgoing<H> {
     fn default() -> Self {
-        Self { eager: 0, pieces: 0, sends: Numbered::default(), notifs: Numbered::default() }
+        Self {
+            eager: 0,
+            pieces: 0,
+            sends: NumberedQueue::default(),
+            notifs: NumberedQueue::default(),
+        }
     }
 }
 
@@ -74,7 +79,7 @@ impl<H: Handles> Outgoing<H> {
         out: &mut Vec<u8>,
     ) -> u64 {
         let eager = lens.clone().map(|len| len as usize).sum();
-        let sent = Sent::new(handle, eager, lens.len());
+        let sent = PendingSend::new(handle, eager, lens.len());
         message::eager_head(self.sends.next(), lens, out);
         self.push_send(sent)
     }
@@ -86,12 +91,12 @@ impl<H: Handles> Outgoing<H> {
         handle: H::Send,
         out: &mut Vec<u8>,
     ) -> u64 {
-        let sent = Sent::new(handle, 0, sources.len());
+        let sent = PendingSend::new(handle, 0, sources.len());
         message::rts(self.sends.next(), sources, out);
         self.push_send(sent)
     }
 
-    fn push_send(&mut self, sent: Sent<H::Send>) -> u64 {
+    fn push_send(&mut self, sent: PendingSend<H::Send>) -> u64 {
         self.eager += sent.eager;
         self.pieces += sent.pieces;
         let seq = self.sends.next();
@@ -118,7 +123,7 @@ impl<H: Handles> Outgoing<H> {
         let id = self.notifs.next();
         message::notif_head(id, out);
         self.eager += len;
-        self.notifs.push(Sent::new(handle, len, 0));
+        self.notifs.push(PendingSend::new(handle, len, 0));
         id
     }
 
@@ -126,7 +131,7 @@ impl<H: Handles> Outgoing<H> {
     pub fn rendezvous_notif(&mut self, source: Source, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_rts(id, source, out);
-        self.notifs.push(Sent::new(handle, 0, 0));
+        self.notifs.push(PendingSend::new(handle, 0, 0));
         id
     }
 

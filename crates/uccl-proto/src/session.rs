@@ -13,7 +13,7 @@ use crate::{
     asked::Asked,
     asks::Asks,
     assembler::Assembler,
-    incoming::{Incoming, Withdrawn},
+    incoming::{CancelState, Incoming},
     lanes::Lanes,
     liveness::Liveness,
     notifications::Notifications,
@@ -199,8 +199,8 @@ impl<H: Handles> Session<H> {
                 met.map_or(Event::Nothing, |receive| Event::Fetch { receive, seq, sources })
             }
             Message::SendCancel { seq } => match self.incoming.cancelled(seq, out) {
-                Withdrawn::Fetching(receive) => Event::EndReceive(receive),
-                Withdrawn::Unmet | Withdrawn::Received => Event::Nothing,
+                CancelState::Fetching(receive) => Event::EndReceive(receive),
+                CancelState::Unmet | CancelState::Received => Event::Nothing,
             },
             Message::Fin { seq, verdict } => {
                 Event::SendEnded { send: self.outgoing.send_ended(seq)?, verdict }

@@ -10,12 +10,12 @@ use uccl_wire::{
     signal::Change,
 };
 
-use crate::{Full, Violation, limits::MAX_SIGNALS, numbered::Numbered};
+use crate::{Full, Violation, limits::MAX_SIGNALS, numbered::NumberedQueue};
 
 /// Signals of both ends.
 pub struct Signals<T> {
     /// Our signals that the peer has not answered.
-    sent: Numbered<T>,
+    sent: NumberedQueue<T>,
     /// The number of the peer's last signal.
     heard: u64,
     /// How many of the peer's signals we have not answered.
@@ -24,7 +24,7 @@ pub struct Signals<T> {
 
 impl<T> Default for Signals<T> {
     fn default() -> Self {
-        Self { sent: Numbered::default(), heard: 0, open: 0 }
+        Self { sent: NumberedQueue::default(), heard: 0, open: 0 }
     }
 }
 
