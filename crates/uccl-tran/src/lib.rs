@@ -83,5 +83,5 @@ mod sender;
 pub use congestion::Congestion;
 pub use params::{Params, ParamsError};
 pub use receiver::{OutOfOrder, Receiver, Verdict};
-pub use sender::{Event, PacketNumber, Refused, SendError, Sender};
+pub use sender::{AckError, Event, PacketNumber, SendError, Sender};
 pub use uccl_wire::ack::Ack;

@@ -11,12 +11,12 @@ const GRANULARITY: Duration = Duration::from_micros(100);
 pub(crate) struct Rtt {
     smoothed: Duration,
     variation: Duration,
-    measured: Option<Least>,
+    measured: Option<MinRtt>,
 }
 
 /// The least round trip lately. Older ones are forgotten, as paths change.
 #[derive(Clone, Copy, Debug)]
-struct Least {
+struct MinRtt {
     since: Instant,
     before: Duration,
     now: Duration,
@@ -32,12 +32,12 @@ impl Rtt {
     /// cannot be true.
     pub(crate) fn record(&mut self, now: Instant, sample: Duration, held: Duration) -> Duration {
         let Some(least) = &mut self.measured else {
-            self.measured = Some(Least { since: now, before: sample, now: sample });
+            self.measured = Some(MinRtt { since: now, before: sample, now: sample });
             (self.smoothed, self.variation) = (sample, sample / 2);
             return sample;
         };
         if now.saturating_duration_since(least.since) > MIN_EPOCH {
-            *least = Least { since: now, before: least.now, now: sample };
+            *least = MinRtt { since: now, before: least.now, now: sample };
         }
         least.now = least.now.min(sample);
         let without = sample.saturating_sub(held);
@@ -63,7 +63,7 @@ impl Rtt {
     }
 }
 
-impl Least {
+impl MinRtt {
     fn min(&self) -> Duration {
         self.before.min(self.now)
     }

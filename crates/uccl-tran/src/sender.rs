@@ -13,7 +13,7 @@ use crate::{
     congestion::Window,
     loss::LossRate,
     rtt::Rtt,
-    sender::flight::{Flight, Sent, State},
+    sender::flight::{Flight, PostedMessage, State},
 };
 
 /// The immediate of a message.
@@ -55,7 +55,7 @@ pub enum SendError {
 /// Why an acknowledgement was refused. A refused acknowledgement changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum AckError {
     /// It covers a number that was not sent.
     #[error("{acked:#x} was acknowledged; {sent} numbers from {first:#x} on were sent")]
     NeverSent {
@@ -150,7 +150,8 @@ impl Sender {
         }
         // This message, as the last one, serves as a probe.
         self.probing = None;
-        let number = self.flight.push(Sent { at: now, item, bytes, state: State::Message });
+        let number =
+            self.flight.push(PostedMessage { at: now, item, bytes, state: State::Message });
         Ok(self.wire(number))
     }
 
@@ -159,9 +160,9 @@ impl Sender {
     /// # Errors
     /// When it covers numbers that were not sent, or the path was given up. Then it has changed
     /// nothing.
-    pub fn on_ack(&mut self, now: Instant, ack: &Ack) -> Result<(), Refused> {
+    pub fn on_ack(&mut self, now: Instant, ack: &Ack) -> Result<(), AckError> {
         if self.life != Life::Alive {
-            return Err(Refused::PathDead);
+            return Err(AckError::PathDead);
         }
         let largest = self.expand(ack)?;
         let full = self.window.is_some_and(|window| self.flight.bytes() * 2 >= window.bytes());
@@ -270,7 +271,8 @@ impl Sender {
             self.probing = None;
             return None;
         }
-        let number = self.flight.push(Sent { at: now, item: 0, bytes: 0, state: State::Probe });
+        let number =
+            self.flight.push(PostedMessage { at: now, item: 0, bytes: 0, state: State::Probe });
         self.probing = Some(number + 1);
         Some(number)
     }
@@ -286,9 +288,9 @@ impl Sender {
     }
 
     /// The largest number that an acknowledgement covers, if all that it covers was sent.
-    fn expand(&self, ack: &Ack) -> Result<u64, Refused> {
+    fn expand(&self, ack: &Ack) -> Result<u64, AckError> {
         let sent = self.flight.next();
-        let refused = |back: u32| Refused::NeverSent {
+        let refused = |back: u32| AckError::NeverSent {
             acked: ack.largest.wrapping_sub(back),
             first: self.params.first,
             sent,

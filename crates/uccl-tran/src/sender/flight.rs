@@ -8,7 +8,7 @@ use crate::Event;
 
 /// A message or probe that was posted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) struct PostedMessage {
     pub(super) at: Instant,
     pub(super) item: u64,
     pub(super) bytes: u64,
@@ -40,7 +40,7 @@ impl State {
 
 /// The messages that an acknowledgement settled.
 #[derive(Default)]
-pub(super) struct Landed {
+pub(super) struct SettledMessages {
     pub(super) any: bool,
     pub(super) messages: u32,
     pub(super) bytes: u64,
@@ -49,7 +49,7 @@ pub(super) struct Landed {
 /// The numbers `first..next`, in a ring that never has to grow.
 #[derive(Debug)]
 pub(super) struct Flight {
-    ring: Vec<Option<Sent>>,
+    ring: Vec<Option<PostedMessage>>,
     first: u64,
     next: u64,
     /// One after the largest number that was acknowledged.
@@ -112,12 +112,12 @@ impl Flight {
         self.next - u64::from(self.probes_at_end)
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<&Sent> {
+    pub(super) fn get(&self, number: u64) -> Option<&PostedMessage> {
         let here = (self.first..self.next).contains(&number);
         self.ring.get(self.place(number)).filter(|_| here)?.as_ref()
     }
 
-    fn get_mut(&mut self, number: u64) -> Option<&mut Sent> {
+    fn get_mut(&mut self, number: u64) -> Option<&mut PostedMessage> {
         let (here, place) = ((self.first..self.next).contains(&number), self.place(number));
         self.ring.get_mut(place).filter(|_| here)?.as_mut()
     }
@@ -127,7 +127,7 @@ impl Flight {
     }
 
     /// Adds a message or probe that is to be posted, and returns its number.
-    pub(super) fn push(&mut self, sent: Sent) -> u64 {
+    pub(super) fn push(&mut self, sent: PostedMessage) -> u64 {
         if sent.state == State::Message {
             self.messages += 1;
             self.bytes = self.bytes.saturating_add(sent.bytes);
@@ -154,8 +154,8 @@ impl Flight {
     }
 
     /// Records all numbers that have come according to an acknowledgement.
-    pub(super) fn land(&mut self, largest: u64, ack: &Ack) -> Landed {
-        let mut landed = Landed::default();
+    pub(super) fn land(&mut self, largest: u64, ack: &Ack) -> SettledMessages {
+        let mut landed = SettledMessages::default();
         for number in self.settled.max(self.first)..=largest {
             let back = largest - number;
             let came = u32::try_from(back).is_ok_and(|back| ack.has(back));

@@ -85,7 +85,7 @@ fn silence_is_answered_with_one_probe_number_and_death() {
     assert_eq!(sender.unsettled().collect::<Vec<_>>(), [0]);
     assert_eq!((sender.next_timeout(), sender.poll(now)), (None, None));
     assert_eq!(sender.send(now, 1, 1), Err(SendError::PathDead(1000 * MS)));
-    assert_eq!(sender.on_ack(now, &ack(&[0])), Err(Refused::PathDead));
+    assert_eq!(sender.on_ack(now, &ack(&[0])), Err(AckError::PathDead));
 }
 
 #[test]
