@@ -10,7 +10,7 @@ use crate::{
     call::Table,
     column::{packed_length, same_length},
     endpoint::PyEndpoint,
-    error::{Stop, settle},
+    error::{CallError, settle},
     memory::Memory,
     params::Param,
     reuse::region_of,
@@ -26,9 +26,9 @@ pub(crate) fn advertise<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let a =
         signatures::ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
-    let out = a.get(Param::OutBuf).map(Out::of).transpose()?;
+    let out = a.get(Param::OutBuf).map(AdvertBuffer::of).transpose()?;
     let memory = Memory::of(a.need(Param::Ptr)?)?;
-    let ask = Ask {
+    let ask = AdvertRequest {
         conn: a.opt(Param::Conn)?,
         mr: a.req(Param::Mr)?,
         ptr: memory.addr,
@@ -66,7 +66,7 @@ pub(crate) fn advertisev<'py>(
         outs => (outs, a.get(Param::NumIovs)),
     };
     let count = count.map(|n| n.extract::<usize>()).transpose()?;
-    match outs.map(Outs::of).transpose()? {
+    match outs.map(AdvertBuffers::of).transpose()? {
         Some(mut outs) => {
             let put = make_all(ep, &a, count, Some(&outs)).and_then(|made| outs.put(&made));
             answer(py, settle(put.map(|()| true), false)?)
@@ -86,8 +86,8 @@ fn make_all(
     ep: &PyEndpoint,
     a: &Args<'_, 6>,
     count: Option<usize>,
-    outs: Option<&Outs>,
-) -> Result<Vec<Advert>, Stop> {
+    outs: Option<&AdvertBuffers>,
+) -> Result<Vec<Advert>, CallError> {
     let table = Table::of(a, count)?;
     if let Some(outs) = outs {
         outs.expect(a.function(), table.count)?;
@@ -103,14 +103,14 @@ fn make_all(
 }
 
 /// The memory that the caller advertises.
-struct Ask {
+struct AdvertRequest {
     conn: Option<u64>,
     mr: u64,
     ptr: usize,
     len: usize,
 }
 
-fn make(ep: &PyEndpoint, ask: &Ask) -> Result<Advert, Stop> {
+fn make(ep: &PyEndpoint, ask: &AdvertRequest) -> Result<Advert, CallError> {
     if let Some(conn) = ask.conn {
         ep.core.connection(ConnId(conn))?;
     }
@@ -121,8 +121,8 @@ fn make(ep: &PyEndpoint, ask: &Ask) -> Result<Advert, Stop> {
     Ok(ep.core.advertise(mr, ask.ptr, ask.len)?)
 }
 
-fn readonly(mr: MrId) -> Stop {
-    Stop::refuse(format!(
+fn readonly(mr: MrId) -> CallError {
+    CallError::refuse(format!(
         "{mr} was registered from a read-only buffer, and peers may write what is advertised"
     ))
 }
@@ -152,9 +152,9 @@ fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
 }
 
 /// A buffer that the caller gave for an advert.
-struct Out(BufferView);
+struct AdvertBuffer(BufferView);
 
-impl Out {
+impl AdvertBuffer {
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         match BufferView::of(object)? {
             Some(view) if !view.is_readonly() => Ok(Self(view)),
@@ -165,48 +165,51 @@ impl Out {
         }
     }
 
-    fn put(&mut self, advert: &Advert) -> Result<(), Stop> {
+    fn put(&mut self, advert: &Advert) -> Result<(), CallError> {
         if self.0.copy_from(&advert.encode()) {
             return Ok(());
         }
-        Err(Stop::refuse(format!("out_buf has {} bytes; an advert has {ADVERT_LEN}", self.0.len())))
+        Err(CallError::refuse(format!(
+            "out_buf has {} bytes; an advert has {ADVERT_LEN}",
+            self.0.len()
+        )))
     }
 }
 
 /// Buffers of the caller for adverts.
-enum Outs {
+enum AdvertBuffers {
     /// One buffer for all adverts, one after another.
     Packed(BufferView),
-    Each(Vec<Out>),
+    Each(Vec<AdvertBuffer>),
 }
 
-impl Outs {
+impl AdvertBuffers {
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         match buffer::packed(object) {
             Some(view) if view.is_readonly() => {
                 Err(PyTypeError::new_err("out_buf_list is one buffer, and may only be read"))
             }
             Some(view) => Ok(Self::Packed(view)),
-            None => Ok(Self::Each(args::list(object, Out::of)?)),
+            None => Ok(Self::Each(args::list(object, AdvertBuffer::of)?)),
         }
     }
 
     /// Raises unless there is room for exactly `count` adverts.
-    fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
+    fn expect(&self, function: &str, count: usize) -> Result<(), CallError> {
         match self {
             Self::Packed(view) => packed_length::<ADVERT_LEN>(function, count, view),
             Self::Each(outs) => same_length(function, count, outs.len()),
         }
     }
 
-    fn put(&mut self, adverts: &[Advert]) -> Result<(), Stop> {
+    fn put(&mut self, adverts: &[Advert]) -> Result<(), CallError> {
         match self {
             Self::Packed(view) => {
                 let mut all = Vec::with_capacity(adverts.len() * ADVERT_LEN);
                 adverts.iter().for_each(|advert| all.extend_from_slice(&advert.encode()));
                 match view.copy_from(&all) {
                     true => Ok(()),
-                    false => Err(Stop::refuse("out_buf_list does not take the adverts")),
+                    false => Err(CallError::refuse("out_buf_list does not take the adverts")),
                 }
             }
             Self::Each(outs) => {

@@ -10,12 +10,12 @@ use pyo3::{
 use uccl_p2p::{ConnId, Error, MrId, Op};
 
 use crate::{
-    advertised::{Entry, Key, Life},
+    advertised::{Entry, Key, ObjectLife},
     args::{Named, Positional},
     call::Spans,
     endpoint::PyEndpoint,
-    error::{Stop, settle},
-    ipc::{Local, count, piece, pieces},
+    error::{CallError, settle},
+    ipc::{LocalPiece, count, piece, pieces},
     memory::Owner,
     params::Param,
     registration::deregister,
@@ -60,8 +60,8 @@ pub(crate) fn advertisev(
     settle(Result::<Vec<_>, _>::map(made, Some), None)
 }
 
-fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8>, Stop> {
-    let Local { iov, object } = piece;
+fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: LocalPiece) -> Result<Vec<u8>, CallError> {
+    let LocalPiece { iov, object } = piece;
     let mr = add(ep, (conn, iov.ptr, iov.len), object.map(|(owner, _)| owner))?;
     let ep = ep.get();
     let advert = ep.core.advertise(mr, iov.ptr, iov.len)?;
@@ -69,14 +69,14 @@ fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8
 }
 
 /// The region of a range, which is made unless it exists.
-fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrId, Stop> {
+fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrId, CallError> {
     let (py, this) = (ep.py(), ep.get());
     this.core.connection(key.0)?;
     // The caller's list may change meanwhile, so the watched object is kept alive until its region
     // exists.
     let (mut life, _alive) = match owner {
-        Some(owner) => Life::of(ep, key, owner)?,
-        None => (Life::Address, None),
+        Some(owner) => ObjectLife::of(ep, key, owner)?,
+        None => (ObjectLife::Address, None),
     };
     // Stale regions end before the new registration: regions of one allocation share the handle
     // that peers of this host get.
@@ -90,7 +90,7 @@ fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrI
     // No Python code runs under the lock: it could free a watched object, and its callback takes
     // the lock.
     let (mr, keep) = py.detach(|| this.advertised.add(&this.core, key, &mut life))?;
-    if let (Life::Kept(owner), true) = (life, keep) {
+    if let (ObjectLife::Kept(owner), true) = (life, keep) {
         this.regions.keep(mr, Some(owner));
     }
     Ok(mr)
@@ -134,7 +134,7 @@ fn gone(ep: &PyEndpoint, key: Key, watch: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-impl Life {
+impl ObjectLife {
     /// The life of an object's range, and the watched object.
     fn of<'py>(
         ep: &Bound<'py, PyEndpoint>,

@@ -22,7 +22,7 @@ use crate::{memory::Owner, regions::register};
 pub(crate) type Key = (ConnId, usize, usize);
 
 #[derive(Default)]
-pub(crate) struct Advertised(Mutex<HashMap<Key, Entry>>);
+pub(crate) struct AdvertisedObjects(Mutex<HashMap<Key, Entry>>);
 
 /// A region, and the objects that it depends on.
 pub(crate) struct Entry {
@@ -37,20 +37,20 @@ pub(crate) struct Entry {
 }
 
 /// The time for which a range is advertised.
-pub(crate) enum Life {
+pub(crate) enum ObjectLife {
     Address,
     Kept(Owner),
     Watched(usize, Py<PyWeakrefReference>),
 }
 
-impl Advertised {
+impl AdvertisedObjects {
     /// The region of a range, which is made unless it exists; and whether the caller has to keep
     /// the owner in `life`.
     pub(crate) fn add(
         &self,
         core: &Endpoint,
         key: Key,
-        life: &mut Life,
+        life: &mut ObjectLife,
     ) -> Result<(MrId, bool), Error> {
         if let Some(entry) = self.0.lock().get_mut(&key) {
             return Ok((entry.mr, entry.is_to_keep(life)));
@@ -118,16 +118,17 @@ impl Entry {
     }
 
     /// Adds a life to the entry; returns whether the caller has to keep its owner.
-    fn is_to_keep(&mut self, life: &mut Life) -> bool {
-        let is_watch = matches!(life, Life::Watched(..));
-        match std::mem::replace(life, Life::Address) {
+    fn is_to_keep(&mut self, life: &mut ObjectLife) -> bool {
+        let is_watch = matches!(life, ObjectLife::Watched(..));
+        match std::mem::replace(life, ObjectLife::Address) {
             // An object that is watched already is alive, so no other object has its address.
-            Life::Watched(object, _) if self.watched.iter().any(|(other, _)| *other == object) => {}
-            Life::Watched(object, watch) => self.watched.push((object, watch)),
+            ObjectLife::Watched(object, _)
+                if self.watched.iter().any(|(other, _)| *other == object) => {}
+            ObjectLife::Watched(object, watch) => self.watched.push((object, watch)),
             kept => *life = kept,
         }
         self.lasts |= !is_watch;
-        let keep = matches!(life, Life::Kept(_)) && !self.keeps;
+        let keep = matches!(life, ObjectLife::Kept(_)) && !self.keeps;
         self.keeps |= keep;
         keep
     }

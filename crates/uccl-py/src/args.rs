@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyDict, PyInt, PyList, PyString, PyTuple},
 };
 
-use crate::{error::Stop, params::Param};
+use crate::{error::CallError, params::Param};
 
 /// The positional arguments of a Python call.
 pub(crate) type Positional<'a, 'py> = &'a Bound<'py, PyTuple>;
@@ -174,9 +174,13 @@ impl<'py, const N: usize> Args<'py, N> {
     }
 
     /// The result; a TypeError names its argument.
-    pub(crate) fn named<T>(&self, param: Param, result: Result<T, Stop>) -> Result<T, Stop> {
+    pub(crate) fn named<T>(
+        &self,
+        param: Param,
+        result: Result<T, CallError>,
+    ) -> Result<T, CallError> {
         result.map_err(|stop| match stop {
-            Stop::Raise(e) => Stop::Raise(self.name(param, e)),
+            CallError::Raise(e) => CallError::Raise(self.name(param, e)),
             refused => refused,
         })
     }

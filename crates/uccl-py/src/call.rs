@@ -11,7 +11,7 @@ use crate::{
     buffer,
     column::{Blobs, Column, same_length},
     endpoint::PyEndpoint,
-    error::{Stop, settle},
+    error::{CallError, settle},
     interrupt::waiting,
     memory::Memory,
     meta::advert,
@@ -72,7 +72,10 @@ impl Call {
 
 impl Extras {
     /// Reads the parameters that the call has.
-    pub(crate) fn of<const N: usize>(ep: &PyEndpoint, args: &Args<'_, N>) -> Result<Self, Stop> {
+    pub(crate) fn of<const N: usize>(
+        ep: &PyEndpoint,
+        args: &Args<'_, N>,
+    ) -> Result<Self, CallError> {
         let bytes = |notif| buffer::bytes(notif).map(|bytes| bytes.into_owned());
         let notif = args.get(Param::Notif).map(bytes).transpose()?;
         let stream =
@@ -84,7 +87,11 @@ impl Extras {
 }
 
 /// Runs a transfer to its end.
-pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<bool> {
+pub(crate) fn run(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    call: Result<Call, CallError>,
+) -> PyResult<bool> {
     let ran = call.and_then(|call| {
         let request = call.request();
         waiting(py, &ep.core, |core, interrupt| core.run(&request, interrupt))??;
@@ -97,7 +104,7 @@ pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<Call, Stop>) -> 
 pub(crate) fn post(
     ep: &PyEndpoint,
     py: Python<'_>,
-    call: Result<Call, Stop>,
+    call: Result<Call, CallError>,
 ) -> PyResult<(bool, u64)> {
     let core = &ep.core;
     let posted = call.and_then(|call| {
@@ -114,7 +121,7 @@ pub(crate) fn scalar_two_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Call, Stop> {
+) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
     let extras = Extras::of(ep, &a)?;
@@ -129,7 +136,7 @@ pub(crate) fn scalar_one_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Call, Stop> {
+) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
     let advert = advert(a.need(Param::Meta)?)?;
@@ -145,7 +152,7 @@ pub(crate) fn vector_two_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Call, Stop> {
+) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iovs = Table::of(&a, a.size(Param::NumIovs)?)?.iovs(ep, op)?;
     let extras = Extras::of(ep, &a)?;
@@ -160,7 +167,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Call, Stop> {
+) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let table = Table::of(&a, a.size(Param::NumIovs)?)?;
     let metas: Blobs<'_, ADVERT_LEN> = a.with(Param::MetaV, Blobs::of)?;
@@ -194,7 +201,7 @@ fn iov(
     mr: u64,
     ptr: &Bound<'_, PyAny>,
     size: Option<usize>,
-) -> Result<Iov, Stop> {
+) -> Result<Iov, CallError> {
     let memory = memory(op, ptr)?;
     let iov = Iov { mr: region_of(mr), ptr: memory.addr, len: memory.sized(size)? };
     writable(ep, op, std::slice::from_ref(&iov))?;
@@ -202,10 +209,10 @@ fn iov(
 }
 
 /// Refuses an operation that writes a read-only region.
-fn writable(ep: &PyEndpoint, op: Op, iovs: &[Iov]) -> Result<(), Stop> {
+fn writable(ep: &PyEndpoint, op: Op, iovs: &[Iov]) -> Result<(), CallError> {
     match ep.regions.readonly_of(iovs) {
         Some(mr) if writes(op) => {
-            Err(Stop::refuse(format!("{mr} was registered from a read-only buffer")))
+            Err(CallError::refuse(format!("{mr} was registered from a read-only buffer")))
         }
         _ => Ok(()),
     }
@@ -222,7 +229,7 @@ pub(crate) struct Table<'a, 'py, const N: usize> {
 
 impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
     /// Reads the parameters; all are `count` long, if that is given.
-    pub(crate) fn of(args: &'a Args<'py, N>, count: Option<usize>) -> Result<Self, Stop> {
+    pub(crate) fn of(args: &'a Args<'py, N>, count: Option<usize>) -> Result<Self, CallError> {
         let mrs = args.with(Param::MrV, Column::of)?;
         let spans = Spans::of(args)?;
         let count = count.unwrap_or(mrs.len());
@@ -232,7 +239,7 @@ impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
     }
 
     /// The pieces, checked for the operation.
-    pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, Stop> {
+    pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, CallError> {
         let mut iovs = vec![UNSIZED; self.count];
         self.args.named(
             Param::MrV,
@@ -267,7 +274,7 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 
     /// Raises unless there are `count` of each.
-    pub(crate) fn expect(&self, count: usize) -> Result<(), Stop> {
+    pub(crate) fn expect(&self, count: usize) -> Result<(), CallError> {
         for column in std::iter::once(&self.ptrs).chain(&self.sizes) {
             same_length(self.args.function(), count, column.len())?;
         }
@@ -275,7 +282,7 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 
     /// Sets address and length of each piece.
-    pub(crate) fn fill<T: Place>(&self, op: Op, places: &mut [T]) -> Result<(), Stop> {
+    pub(crate) fn fill<T: PieceSlot>(&self, op: Op, places: &mut [T]) -> Result<(), CallError> {
         let set = |place: &mut T, ptr: u64| place.iov().ptr = ptr as usize;
         let filled = self.ptrs.fill(places, set, |place, ptr| {
             let memory = memory(op, &ptr)?;
@@ -304,20 +311,20 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
 }
 
 /// A piece of a vector that is being filled.
-pub(crate) trait Place {
+pub(crate) trait PieceSlot {
     fn iov(&mut self) -> &mut Iov;
 
     /// Called with the object's memory if the piece is of an object.
     fn lies_in(&mut self, _: Memory) {}
 }
 
-impl Place for Iov {
+impl PieceSlot for Iov {
     fn iov(&mut self) -> &mut Self {
         self
     }
 }
 
-fn has_size(iov: &Iov) -> Result<(), Stop> {
+fn has_size(iov: &Iov) -> Result<(), CallError> {
     if iov.len == UNSIZED.len {
         return Err(crate::memory::no_size().into());
     }

@@ -17,7 +17,7 @@ use pyo3::{
 use crate::{
     args,
     buffer::{self, Array, BufferView},
-    error::Stop,
+    error::CallError,
 };
 
 /// A list of anything.
@@ -72,8 +72,8 @@ impl<'py> Items<'py> {
     pub(crate) fn each(
         &self,
         count: usize,
-        mut each: impl FnMut(usize, Item<'_, 'py>) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        mut each: impl FnMut(usize, Item<'_, 'py>) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
         for i in 0..count {
             each(i, self.get(i)?)?;
         }
@@ -139,8 +139,8 @@ impl<'py> Column<'py> {
         &self,
         rows: &mut [T],
         set: impl Fn(&mut T, u64),
-        other: impl Fn(&mut T, Bound<'py, PyAny>) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        other: impl Fn(&mut T, Bound<'py, PyAny>) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
         let items = match self {
             Self::Array(array) if array.fill(rows, &set) => return Ok(()),
             Self::Array(_) => {
@@ -162,7 +162,7 @@ impl<'py> Column<'py> {
         &self,
         rows: &mut [T],
         set: impl Fn(&mut T, u64),
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CallError> {
         self.fill(rows, &set, |row, item| {
             set(row, item.extract()?);
             Ok(())
@@ -183,7 +183,7 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
     }
 
     /// Raises unless there are `count` blobs.
-    pub(crate) fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
+    pub(crate) fn expect(&self, function: &str, count: usize) -> Result<(), CallError> {
         match self {
             Self::Packed(view) => packed_length::<LEN>(function, count, view),
             Self::Items(items) => same_length(function, count, items.len()),
@@ -196,20 +196,20 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
         &self,
         count: usize,
         decode: impl Fn(&[u8; LEN]) -> Result<T, E>,
-        of_object: impl Fn(&Bound<'py, PyAny>) -> Result<T, Stop>,
-    ) -> Result<Vec<T>, Stop> {
+        of_object: impl Fn(&Bound<'py, PyAny>) -> Result<T, CallError>,
+    ) -> Result<Vec<T>, CallError> {
         let mut decoded = Vec::with_capacity(count);
         match self {
             Self::Packed(view) => {
                 // SAFETY: the GIL is held meanwhile, and decoding runs no Python code.
                 let bytes = unsafe { view.as_slice() };
                 for blob in bytes.as_chunks().0.iter().take(count) {
-                    decoded.push(decode(blob).map_err(Stop::refuse)?);
+                    decoded.push(decode(blob).map_err(CallError::refuse)?);
                 }
             }
             Self::Items(items) => items.each(count, |_, item| {
                 decoded.push(match item.exact_blob() {
-                    Some(blob) => decode(blob).map_err(Stop::refuse)?,
+                    Some(blob) => decode(blob).map_err(CallError::refuse)?,
                     None => of_object(&item.owned())?,
                 });
                 Ok(())
@@ -220,11 +220,11 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
 }
 
 /// Raises if two lists of one call differ in length.
-pub(crate) fn same_length(function: &str, expected: usize, got: usize) -> Result<(), Stop> {
+pub(crate) fn same_length(function: &str, expected: usize, got: usize) -> Result<(), CallError> {
     if expected == got {
         return Ok(());
     }
-    Err(Stop::runtime(format!(
+    Err(CallError::runtime(format!(
         "{function}(): all lists must have num_iovs items ({expected} and {got} given)"
     )))
 }
@@ -234,11 +234,11 @@ pub(crate) fn packed_length<const LEN: usize>(
     function: &str,
     count: usize,
     view: &BufferView,
-) -> Result<(), Stop> {
+) -> Result<(), CallError> {
     if count.checked_mul(LEN) == Some(view.len()) {
         return Ok(());
     }
-    Err(Stop::runtime(format!(
+    Err(CallError::runtime(format!(
         "{function}(): {count} pieces of {LEN} bytes are needed, one after another, and not {} bytes",
         view.len()
     )))

@@ -8,7 +8,7 @@ use crate::{
     args::{self, Named, Positional},
     call::{Call, Extras, Pieces},
     endpoint::PyEndpoint,
-    error::Stop,
+    error::CallError,
     memory::Memory,
     params::Param,
     registration,
@@ -113,7 +113,7 @@ pub(crate) fn register(
     ep: &PyEndpoint,
     py: Python<'_>,
     tensors: &Bound<'_, PyAny>,
-) -> Result<Vec<PyXferDesc>, Stop> {
+) -> Result<Vec<PyXferDesc>, CallError> {
     let tensors = args::list(tensors, |tensor| Ok(tensor.clone()))?;
     let memories = tensors.iter().enumerate().map(|(i, tensor)| of_tensor(i, tensor));
     let memories = memories.collect::<PyResult<Vec<_>>>()?;
@@ -123,7 +123,7 @@ pub(crate) fn register(
 }
 
 /// Registers tensors, all or none, or finds the regions that they lie in.
-fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<u64>, Stop> {
+fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<u64>, CallError> {
     let mut mrs = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         match add(ep, py, tensor) {
@@ -140,14 +140,18 @@ fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<
     Ok(mrs)
 }
 
-fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<u64, Stop> {
+fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<u64, CallError> {
     let range = (tensor.addr, tensor.len.unwrap_or_default(), tensor.is_readonly());
     let number = py.detach(|| ep.reuse.join(&ep.core, range))?;
     ep.regions.keep(region_of(number), tensor.owner);
     Ok(number)
 }
 
-fn describe(ep: &PyEndpoint, number: u64, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
+fn describe(
+    ep: &PyEndpoint,
+    number: u64,
+    (addr, len): (usize, usize),
+) -> Result<PyXferDesc, CallError> {
     let mr = region_of(number);
     let mut desc = XferDesc { addr: addr as u64, size: len as u64, ..XferDesc::default() };
     // A peer with keys may write, so a read-only buffer has none.
@@ -185,7 +189,7 @@ pub(crate) fn deregister(
     ep: &PyEndpoint,
     py: Python<'_>,
     descs: &Bound<'_, PyAny>,
-) -> Result<(), Stop> {
+) -> Result<(), CallError> {
     let mut first_failure = Ok(());
     for mr in ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
         first_failure = first_failure.and(registration::remove(ep, py, mr));
@@ -219,12 +223,12 @@ pub(crate) fn transfer(
     ep: &PyEndpoint,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Call, Stop> {
+) -> Result<Call, CallError> {
     let a = signatures::TRANSFER.bind(args, kwargs)?;
     let clone = |desc: &Bound<'_, PyAny>| Ok(desc.cast::<PyXferDesc>()?.borrow().clone());
     let (local, remote) = (a.list(Param::LocalDescs, clone)?, a.list(Param::RemoteDescs, clone)?);
     if local.len() != remote.len() {
-        return Err(Stop::runtime(format!(
+        return Err(CallError::runtime(format!(
             "local and remote descriptors must be as many ({} and {} given)",
             local.len(),
             remote.len()
@@ -233,32 +237,34 @@ pub(crate) fn transfer(
     let op = match a.req::<String>(Param::OpName)?.as_str() {
         "read" => Op::Read,
         "write" => Op::Write,
-        name => return Err(Stop::runtime(format!("Invalid op_name: {name}"))),
+        name => return Err(CallError::runtime(format!("Invalid op_name: {name}"))),
     };
     let conn = ConnId(a.req(Param::Conn)?);
     if let Err(e) = ep.core.connection(conn) {
-        return Err(Stop::runtime(format!("Invalid conn_id: {e}")));
+        return Err(CallError::runtime(format!("Invalid conn_id: {e}")));
     }
     let mut iovs = Vec::with_capacity(local.len());
     let mut adverts = Vec::with_capacity(remote.len());
     for (local, remote) in local.iter().zip(&remote) {
         if local.mr_id == NO_REGION || remote.desc.rkeys.is_empty() {
-            return Err(Stop::runtime(
+            return Err(CallError::runtime(
                 "a transfer needs local descriptors from register_memory, and remote ones with keys",
             ));
         }
         if op == Op::Read && ep.regions.is_readonly(region_of(local.mr_id).0) {
-            return Err(Stop::refuse("the destination was registered from a read-only buffer"));
+            return Err(CallError::refuse(
+                "the destination was registered from a read-only buffer",
+            ));
         }
         iovs.push(iov(local)?);
-        adverts.push(remote.desc.advert().map_err(Stop::refuse)?);
+        adverts.push(remote.desc.advert().map_err(CallError::refuse)?);
     }
     let extras = Extras::of(ep, &a)?;
     Ok(Call { conn, op, iovs: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
 }
 
-fn iov(local: &PyXferDesc) -> Result<Iov, Stop> {
-    let address = |n: u64| usize::try_from(n).map_err(Stop::refuse);
+fn iov(local: &PyXferDesc) -> Result<Iov, CallError> {
+    let address = |n: u64| usize::try_from(n).map_err(CallError::refuse);
     let (ptr, len) = (address(local.desc.addr)?, address(local.desc.size)?);
     Ok(Iov { mr: region_of(local.mr_id), ptr, len })
 }

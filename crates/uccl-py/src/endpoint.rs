@@ -8,7 +8,8 @@ use uccl_wire::{
 };
 
 use crate::{
-    advertised::Advertised, implicit::Implicit, peers::Peers, regions::Regions, reuse::Reuse,
+    advertised::AdvertisedObjects, implicit::ImplicitRegions, peers::Peers, regions::Regions,
+    reuse::Reuse,
 };
 
 #[doc = signature!(NEW)]
@@ -22,8 +23,8 @@ pub(crate) struct PyEndpoint {
     pub(crate) regions: Regions,
     pub(crate) reuse: Reuse,
     pub(crate) peers: Peers,
-    pub(crate) implicit: Implicit,
-    pub(crate) advertised: Advertised,
+    pub(crate) implicit: ImplicitRegions,
+    pub(crate) advertised: AdvertisedObjects,
 }
 
 impl PyEndpoint {

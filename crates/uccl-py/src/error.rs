@@ -46,14 +46,14 @@ pub(crate) fn exception(error: &Error) -> PyErr {
 }
 
 /// The reason why a call ends early.
-pub(crate) enum Stop {
+pub(crate) enum CallError {
     /// An exception: the arguments are invalid.
     Raise(PyErr),
     /// A failure value: the engine refuses, or this module in its place.
     Refuse(String),
 }
 
-impl Stop {
+impl CallError {
     /// A failure value.
     pub(crate) fn refuse(reason: impl Display) -> Self {
         Self::Refuse(reason.to_string())
@@ -66,23 +66,23 @@ impl Stop {
     }
 }
 
-impl From<PyErr> for Stop {
+impl From<PyErr> for CallError {
     fn from(e: PyErr) -> Self {
         Self::Raise(e)
     }
 }
 
-impl From<Error> for Stop {
+impl From<Error> for CallError {
     fn from(e: Error) -> Self {
         Self::refuse(e)
     }
 }
 
 /// The result of a call: its value, or `answer` with the reason remembered, or an exception.
-pub(crate) fn settle<T>(result: Result<T, Stop>, answer: T) -> PyResult<T> {
+pub(crate) fn settle<T>(result: Result<T, CallError>, answer: T) -> PyResult<T> {
     match result {
         Ok(value) => Ok(value),
-        Err(Stop::Refuse(reason)) => Ok(refuse(reason, answer)),
-        Err(Stop::Raise(e)) => Err(e),
+        Err(CallError::Refuse(reason)) => Ok(refuse(reason, answer)),
+        Err(CallError::Raise(e)) => Err(e),
     }
 }

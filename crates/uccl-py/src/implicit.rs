@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 use uccl_p2p::{MrId, TransferId};
 
 #[derive(Default)]
-pub(crate) struct Implicit {
+pub(crate) struct ImplicitRegions {
     /// Regions by transfer, of transfers that are not known to have ended.
     transfers: Mutex<HashMap<u64, Vec<MrId>>>,
     /// The number of these transfers, for a check without the lock.
     count: AtomicUsize,
 }
 
-impl Implicit {
+impl ImplicitRegions {
     /// Adds the regions of a transfer that has begun.
     pub(crate) fn add(&self, transfer: TransferId, mrs: Vec<MrId>) {
         let mut transfers = self.transfers.lock();

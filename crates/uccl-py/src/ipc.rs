@@ -13,10 +13,10 @@ use uccl_wire::{
 use crate::{
     args::{Args, Named, Positional, Signature},
     buffer,
-    call::{self, Call, Extras, Pieces, Place, Spans},
+    call::{self, Call, Extras, PieceSlot, Pieces, Spans},
     column::Blobs,
     endpoint::PyEndpoint,
-    error::{self, Stop},
+    error::{self, CallError},
     memory::{Memory, Owner, too_long},
     params::Param,
     regions::register,
@@ -24,25 +24,25 @@ use crate::{
 };
 
 /// A piece of local memory without a region yet.
-pub(crate) struct Local {
+pub(crate) struct LocalPiece {
     pub(crate) iov: Iov,
     /// The object of the piece, and the object's length.
     pub(crate) object: Option<(Owner, usize)>,
 }
 
-impl Local {
+impl LocalPiece {
     fn unknown() -> Self {
         Self { iov: call::UNSIZED, object: None }
     }
 
-    fn of(memory: Memory, len: usize) -> Result<Self, Stop> {
+    fn of(memory: Memory, len: usize) -> Result<Self, CallError> {
         memory.fits(len)?;
         let Memory { addr, len: held, owner } = memory;
         let object = owner.map(|owner| (owner, held.unwrap_or(len)));
         Ok(Self { iov: Iov { ptr: addr, len, ..call::UNSIZED }, object })
     }
 
-    fn check(&self) -> Result<(), Stop> {
+    fn check(&self) -> Result<(), CallError> {
         match &self.object {
             Some((_, held)) if self.iov.len > *held => Err(too_long(self.iov.len, *held)),
             _ => Ok(()),
@@ -50,7 +50,7 @@ impl Local {
     }
 }
 
-impl Place for Local {
+impl PieceSlot for LocalPiece {
     fn iov(&mut self) -> &mut Iov {
         &mut self.iov
     }
@@ -62,15 +62,15 @@ impl Place for Local {
 }
 
 /// Regions that last for one call.
-struct Temporary<'a> {
+struct TemporaryRegions<'a> {
     ep: &'a PyEndpoint,
     mrs: Vec<MrId>,
 }
 
-impl Temporary<'_> {
+impl TemporaryRegions<'_> {
     /// Registers memory; its object is kept as long as the region.
-    fn add(&mut self, local: Local) -> Result<Iov, Error> {
-        let Local { iov, object } = local;
+    fn add(&mut self, local: LocalPiece) -> Result<Iov, Error> {
+        let LocalPiece { iov, object } = local;
         let mr = register(&self.ep.core, iov.ptr, iov.len)?;
         self.mrs.push(mr);
         self.ep.regions.keep(mr, object.map(|(owner, _)| owner));
@@ -86,7 +86,7 @@ impl Temporary<'_> {
 pub(crate) struct IpcCall {
     conn: ConnId,
     op: Op,
-    pieces: Pieces<Local>,
+    pieces: Pieces<LocalPiece>,
     adverts: Pieces<Advert>,
     extras: Extras,
 }
@@ -98,7 +98,7 @@ pub(crate) fn scalar_two_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<IpcCall, Stop> {
+) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
     let extras = Extras::of(ep, &a)?;
@@ -118,7 +118,7 @@ pub(crate) fn scalar_one_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<IpcCall, Stop> {
+) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
     let adverts = Pieces::One(advert(a.need(Param::Info)?)?);
@@ -133,7 +133,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<IpcCall, Stop> {
+) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let spans = Spans::of(&a)?;
     let count = count(&a, &spans)?;
@@ -147,8 +147,12 @@ pub(crate) fn vector_one_sided<const N: usize>(
 }
 
 /// Runs a call to its end.
-pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) -> PyResult<bool> {
-    let mut temporary = Temporary { ep, mrs: Vec::new() };
+pub(crate) fn run(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    call: Result<IpcCall, CallError>,
+) -> PyResult<bool> {
+    let mut temporary = TemporaryRegions { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
     let ran = call::run(ep, py, call);
     let ended = temporary.end(py);
@@ -158,10 +162,10 @@ pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) 
 pub(crate) fn post(
     ep: &PyEndpoint,
     py: Python<'_>,
-    call: Result<IpcCall, Stop>,
+    call: Result<IpcCall, CallError>,
 ) -> PyResult<(bool, u64)> {
     sweep(ep, py);
-    let mut temporary = Temporary { ep, mrs: Vec::new() };
+    let mut temporary = TemporaryRegions { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
     let posted = call::post(ep, py, call);
     let Ok((true, transfer)) = posted else {
@@ -194,7 +198,7 @@ fn sweep(ep: &PyEndpoint, py: Python<'_>) {
     }
 }
 
-fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
+fn prepare(call: IpcCall, temporary: &mut TemporaryRegions<'_>) -> Result<Call, CallError> {
     let IpcCall { conn, op, pieces, adverts, extras } = call;
     let iovs = match pieces {
         Pieces::One(piece) => Pieces::One(temporary.add(piece)?),
@@ -206,17 +210,21 @@ fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
     Ok(Call { conn, op, iovs, adverts, extras })
 }
 
-pub(crate) fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Local, Stop> {
+pub(crate) fn piece(
+    op: Op,
+    ptr: &Bound<'_, PyAny>,
+    size: Option<usize>,
+) -> Result<LocalPiece, CallError> {
     let memory: Memory = call::memory(op, ptr)?;
     let len = memory.sized(size)?;
-    Local::of(memory, len)
+    LocalPiece::of(memory, len)
 }
 
 /// The number of pieces, which a parameter may give as well.
 pub(crate) fn count<const N: usize>(
     a: &Args<'_, N>,
     spans: &Spans<'_, '_, N>,
-) -> Result<usize, Stop> {
+) -> Result<usize, CallError> {
     let count = a.opt(Param::NumIovs)?.unwrap_or(spans.len());
     spans.expect(count)?;
     Ok(count)
@@ -226,24 +234,24 @@ pub(crate) fn pieces<const N: usize>(
     op: Op,
     spans: &Spans<'_, '_, N>,
     count: usize,
-) -> Result<Vec<Local>, Stop> {
-    let mut pieces: Vec<_> = (0..count).map(|_| Local::unknown()).collect();
+) -> Result<Vec<LocalPiece>, CallError> {
+    let mut pieces: Vec<_> = (0..count).map(|_| LocalPiece::unknown()).collect();
     spans.fill(op, &mut pieces)?;
-    pieces.iter().try_for_each(Local::check)?;
+    pieces.iter().try_for_each(LocalPiece::check)?;
     Ok(pieces)
 }
 
 /// Decodes the advert in the info that `advertise_ipc` made.
-fn advert(info: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
+fn advert(info: &Bound<'_, PyAny>) -> Result<Advert, CallError> {
     let bytes = buffer::bytes(info)?;
     if bytes.len() != IPC_INFO_LEN {
-        return Err(Stop::runtime(format!(
+        return Err(CallError::runtime(format!(
             "info must be exactly {} bytes (what advertise_ipc returned), not {}",
             IPC_INFO_LEN,
             bytes.len()
         )));
     }
-    decode(&bytes).map_err(Stop::refuse)
+    decode(&bytes).map_err(CallError::refuse)
 }
 
 fn decode(info: &[u8]) -> Result<Advert, IpcInfoError> {

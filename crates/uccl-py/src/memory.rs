@@ -6,7 +6,7 @@ use pyo3::{
     types::PyDict,
 };
 
-use crate::{args, buffer::BufferView, error::Stop};
+use crate::{args, buffer::BufferView, error::CallError};
 
 /// Memory that a caller named: an address, or an object that has one.
 pub(crate) struct Memory {
@@ -82,7 +82,7 @@ impl Memory {
     }
 
     /// Checks that a length fits the object; an address has no length.
-    pub(crate) fn fits(&self, len: usize) -> Result<(), Stop> {
+    pub(crate) fn fits(&self, len: usize) -> Result<(), CallError> {
         match self.len {
             Some(held) if len > held => Err(too_long(len, held)),
             _ => Ok(()),
@@ -139,8 +139,8 @@ impl Memory {
 }
 
 /// The failure of a length that exceeds the object.
-pub(crate) fn too_long(len: usize, held: usize) -> Stop {
-    Stop::refuse(format!("{len} bytes do not fit the object, which has {held}"))
+pub(crate) fn too_long(len: usize, held: usize) -> CallError {
+    CallError::refuse(format!("{len} bytes do not fit the object, which has {held}"))
 }
 
 /// The exception for an address without a length.

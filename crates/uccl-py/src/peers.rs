@@ -14,7 +14,7 @@ use uccl_wire::metadata::Metadata;
 
 use crate::{
     args::{Named, Positional},
-    error::Stop,
+    error::CallError,
     interrupt::waiting,
     params::Param,
     signatures,
@@ -39,7 +39,7 @@ pub(crate) fn connect(
     py: Python<'_>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<u64, Stop> {
+) -> Result<u64, CallError> {
     let a = signatures::CONNECT.bind(args, kwargs)?;
     let host: String = a.req(Param::RemoteIp)?;
     let gpu = a.get(Param::RemoteGpu).map(gpu_index).transpose()?;
@@ -58,7 +58,7 @@ pub(crate) fn connect(
         (Some(port), _) => u16::try_from(port)
             .ok()
             .filter(|&p| p != 0)
-            .ok_or_else(|| Stop::refuse(format!("{port} is no port")))?,
+            .ok_or_else(|| CallError::refuse(format!("{port} is no port")))?,
     };
     let addrs = py.detach(|| uccl_p2p::resolve(&host, port))?;
     connect_to(core, py, &addrs, awaited, a.seconds(Param::Timeout)?)
@@ -70,7 +70,7 @@ pub(crate) fn connect_local(
     py: Python<'_>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<u64, Stop> {
+) -> Result<u64, CallError> {
     let a = signatures::CONNECT_LOCAL.bind(args, kwargs)?;
     let config = core.config();
     let port = config.well_known_port(gpu_index(a.need(Param::RemoteGpu)?)?)?;
@@ -85,7 +85,7 @@ fn connect_to(
     addrs: &[SocketAddr],
     awaited: bool,
     timeout: Option<Duration>,
-) -> Result<u64, Stop> {
+) -> Result<u64, CallError> {
     let connected = waiting(py, core, |core, interrupt| {
         if awaited {
             core.connect_any_when_up(addrs, timeout, interrupt)
@@ -103,7 +103,7 @@ impl Peers {
         core: &Endpoint,
         py: Python<'_>,
         timeout: Option<Duration>,
-    ) -> Result<Accepted, Stop> {
+    ) -> Result<Accepted, CallError> {
         let mut remote = self.remote.lock();
         while let Some(accepted) = remote.pop_front() {
             if core.check_connection(accepted.conn).is_ok() {
@@ -121,7 +121,7 @@ impl Peers {
         core: &Endpoint,
         py: Python<'_>,
         timeout: Option<Duration>,
-    ) -> Result<Accepted, Stop> {
+    ) -> Result<Accepted, CallError> {
         loop {
             let accepted = waiting(py, core, |core, interrupt| core.accept(timeout, interrupt))??;
             if core.connection(accepted.conn)?.same_host {
@@ -140,8 +140,8 @@ impl Peers {
         core: &Endpoint,
         py: Python<'_>,
         metadata: &[u8],
-    ) -> Result<u64, Stop> {
-        let peer = Metadata::decode(metadata).map_err(Stop::refuse)?;
+    ) -> Result<u64, CallError> {
+        let peer = Metadata::decode(metadata).map_err(CallError::refuse)?;
         let addr = SocketAddr::new(peer.ip, peer.port);
         let added = waiting(py, core, |core, interrupt| {
             let place = Arc::clone(self.added.lock().entry(metadata.to_vec()).or_default());

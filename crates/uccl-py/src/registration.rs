@@ -7,16 +7,16 @@ use crate::{
     args::{Named, Positional},
     column::same_length,
     endpoint::PyEndpoint,
-    error::Stop,
+    error::CallError,
     memory::Memory,
     params::Param,
     regions::register,
-    reuse::{Ending, Leaving, region_of},
+    reuse::{EndingRegion, RemainingUsers, region_of},
     signatures,
 };
 
 /// Registers memory and keeps its owner.
-fn add(ep: &PyEndpoint, py: Python<'_>, memory: Memory, len: usize) -> Result<MrId, Stop> {
+fn add(ep: &PyEndpoint, py: Python<'_>, memory: Memory, len: usize) -> Result<MrId, CallError> {
     memory.fits(len)?;
     let (core, ptr) = (&ep.core, memory.addr);
     let mr = py.detach(|| register(core, ptr, len))?;
@@ -30,7 +30,7 @@ pub(crate) fn reg(
     py: Python<'_>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<u64, Stop> {
+) -> Result<u64, CallError> {
     let a = signatures::REG.bind(args, kwargs)?;
     let memory = Memory::of(a.need(Param::Ptr)?)?;
     let len = memory.sized(a.opt(Param::Size)?)?;
@@ -43,7 +43,7 @@ pub(crate) fn regv(
     py: Python<'_>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
-) -> Result<Vec<u64>, Stop> {
+) -> Result<Vec<u64>, CallError> {
     let a = signatures::REGV.bind(args, kwargs)?;
     let memories = a.list(Param::Ptrs, Memory::of)?;
     let sizes = match a.get(Param::Sizes) {
@@ -60,10 +60,11 @@ fn add_all(
     py: Python<'_>,
     memories: Vec<Memory>,
     sizes: Vec<Option<usize>>,
-) -> Result<Vec<u64>, Stop> {
+) -> Result<Vec<u64>, CallError> {
     let mut mrs = Vec::with_capacity(memories.len());
     for (memory, size) in memories.into_iter().zip(sizes) {
-        let added = memory.sized(size).map_err(Stop::from).and_then(|len| add(ep, py, memory, len));
+        let added =
+            memory.sized(size).map_err(CallError::from).and_then(|len| add(ep, py, memory, len));
         match added {
             Ok(mr) => mrs.push(mr.0),
             Err(stop) => {
@@ -81,14 +82,19 @@ fn add_all(
 /// Ends one use of a region, and with the last use the region.
 pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, number: u64) -> Result<(), Error> {
     match ep.reuse.leave(number) {
-        Leaving::Others => Ok(()),
-        Leaving::Nobody => Err(Error::UnknownRegion(MrId(number))),
-        Leaving::Last(ending) => end(ep, py, region_of(number), ending),
+        RemainingUsers::Others => Ok(()),
+        RemainingUsers::Nobody => Err(Error::UnknownRegion(MrId(number))),
+        RemainingUsers::Last(ending) => end(ep, py, region_of(number), ending),
     }
 }
 
 /// Ends a region that is not shared any more.
-fn end(ep: &PyEndpoint, py: Python<'_>, mr: MrId, ending: Option<Ending>) -> Result<(), Error> {
+fn end(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    mr: MrId,
+    ending: Option<EndingRegion>,
+) -> Result<(), Error> {
     let core = &ep.core;
     let ended = py.detach(|| core.deregister(mr));
     if ended.is_ok() {

@@ -31,23 +31,23 @@ pub(crate) fn region_of(number: u64) -> MrId {
 /// The regions that `register_memory` made.
 #[derive(Default)]
 pub(crate) struct Reuse {
-    regions: Mutex<Tensors>,
+    regions: Mutex<SharedRegions>,
 }
 
 #[derive(Default)]
-struct Tensors {
-    by_range: BTreeMap<Range, Shared>,
+struct SharedRegions {
+    by_range: BTreeMap<Range, SharedRegion>,
     by_id: HashMap<MrId, Range>,
 }
 
-struct Shared {
+struct SharedRegion {
     mr: MrId,
     /// The users that have not left.
     users: BTreeSet<u64>,
     next: u64,
 }
 
-impl Shared {
+impl SharedRegion {
     fn new(mr: MrId) -> Self {
         Self { mr, users: BTreeSet::new(), next: 0 }
     }
@@ -64,32 +64,32 @@ impl Shared {
 }
 
 /// A region that is not shared any more, because it is about to end.
-pub(crate) struct Ending(Range, Shared);
+pub(crate) struct EndingRegion(Range, SharedRegion);
 
-impl Tensors {
+impl SharedRegions {
     /// The shortest region with the same rights that contains a range.
-    fn around(&mut self, (addr, len, readonly): Range) -> Option<&mut Shared> {
+    fn around(&mut self, (addr, len, readonly): Range) -> Option<&mut SharedRegion> {
         let end = addr.checked_add(len).filter(|_| len > 0)?;
         let before = self.by_range.range_mut(..=(addr, usize::MAX, true));
         let around = before.filter(|((at, len, same), _)| *same == readonly && at + len >= end);
         around.min_by_key(|((_, len, _), _)| *len).map(|(_, shared)| shared)
     }
 
-    fn insert(&mut self, range: Range, shared: Shared) {
+    fn insert(&mut self, range: Range, shared: SharedRegion) {
         self.by_id.insert(shared.mr, range);
         self.by_range.insert(range, shared);
     }
 
-    fn take(&mut self, mr: MrId) -> Option<Ending> {
+    fn take(&mut self, mr: MrId) -> Option<EndingRegion> {
         let range = self.by_id.remove(&mr)?;
-        Some(Ending(range, self.by_range.remove(&range)?))
+        Some(EndingRegion(range, self.by_range.remove(&range)?))
     }
 }
 
 impl Reuse {
     /// Shares a region once more that could not end, unless its memory was registered anew
     /// meanwhile.
-    pub(crate) fn put_back(&self, Ending(range, shared): Ending) {
+    pub(crate) fn put_back(&self, EndingRegion(range, shared): EndingRegion) {
         let mut tensors = self.regions.lock();
         if !tensors.by_range.contains_key(&range) {
             tensors.insert(range, shared);
@@ -115,40 +115,40 @@ impl Reuse {
             core.deregister(mr)?;
             return Ok(number);
         }
-        let mut shared = Shared::new(mr);
+        let mut shared = SharedRegion::new(mr);
         let number = shared.join();
         tensors.insert(range, shared);
         Ok(number)
     }
 
     /// Removes the user of a number; with the last user the region is about to end.
-    pub(crate) fn leave(&self, number: u64) -> Leaving {
+    pub(crate) fn leave(&self, number: u64) -> RemainingUsers {
         let (mr, user) = (region_of(number), number >> ID_BITS);
         let mut tensors = self.regions.lock();
         let tensors = &mut *tensors;
         let shared = tensors.by_id.get(&mr).and_then(|range| tensors.by_range.get_mut(range));
         match shared {
-            Some(shared) if !shared.users.contains(&user) => Leaving::Nobody,
+            Some(shared) if !shared.users.contains(&user) => RemainingUsers::Nobody,
             Some(shared) if shared.users.len() > 1 => {
                 shared.users.remove(&user);
-                Leaving::Others
+                RemainingUsers::Others
             }
             // A region that is not shared may have been shared before: its memory was registered
             // anew while it failed to end.
-            _ => Leaving::Last(tensors.take(mr)),
+            _ => RemainingUsers::Last(tensors.take(mr)),
         }
     }
 
     /// Forgets all regions, once all have ended.
     pub(crate) fn clear(&self) {
-        *self.regions.lock() = Tensors::default();
+        *self.regions.lock() = SharedRegions::default();
     }
 }
 
 /// The users of a region after one of them has left.
-pub(crate) enum Leaving {
+pub(crate) enum RemainingUsers {
     Others,
     /// The number is unknown, or its user has left before.
     Nobody,
-    Last(Option<Ending>),
+    Last(Option<EndingRegion>),
 }

@@ -10,12 +10,12 @@ use pyo3::{
 use uccl_p2p::{Change, ConnId, Endpoint, Error, MrId, Signal, Until};
 
 use crate::{
-    args::Args, error::Stop, interrupt::waiting, memory::Memory, meta, params::Param,
+    args::Args, error::CallError, interrupt::waiting, memory::Memory, meta, params::Param,
     reuse::region_of,
 };
 
 /// `signal=(meta, value, "set" or "add")` and `strong=`, if the caller gave one.
-pub(crate) fn of<const N: usize>(args: &Args<'_, N>) -> Result<Option<Signal>, Stop> {
+pub(crate) fn of<const N: usize>(args: &Args<'_, N>) -> Result<Option<Signal>, CallError> {
     let strong = args.opt(Param::Strong)?.unwrap_or(false);
     let Some(signal) = args.get(Param::Signal) else { return Ok(None) };
     let of_three = || {
@@ -48,22 +48,23 @@ fn value_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// A word of this endpoint's memory: its region and its address.
-pub(crate) struct Word {
+pub(crate) struct SignalWord {
     pub(crate) mr: MrId,
     pub(crate) ptr: usize,
 }
 
-impl Word {
+impl SignalWord {
     /// The word at an address, or at the start of an object; in the named region, or in the one
     /// that contains it.
     pub(crate) fn of(
         core: &Endpoint,
         ptr: &Bound<'_, PyAny>,
         mr: Option<u64>,
-    ) -> Result<Self, Stop> {
+    ) -> Result<Self, CallError> {
         let ptr = Memory::of(ptr)?.addr;
         let mr = mr.map(region_of).or_else(|| core.region_holding(ptr, size_of::<u64>()));
-        let unknown = || Stop::refuse(format!("no registered memory holds a word at {ptr:#x}"));
+        let unknown =
+            || CallError::refuse(format!("no registered memory holds a word at {ptr:#x}"));
         Ok(Self { mr: mr.ok_or_else(unknown)?, ptr })
     }
 
@@ -76,7 +77,7 @@ impl Word {
         conn: Option<ConnId>,
         until: Until,
         timeout: Option<Duration>,
-    ) -> Result<Option<u64>, Stop> {
+    ) -> Result<Option<u64>, CallError> {
         let waited = waiting(py, core, |core, interrupt| match conn {
             Some(conn) => core.wait_word_from(conn, (self.mr, self.ptr), until, timeout, interrupt),
             None => core.wait_word(self.mr, self.ptr, until, timeout, interrupt),

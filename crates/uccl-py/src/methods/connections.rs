@@ -8,7 +8,7 @@ use super::{Args, Kwargs};
 use crate::{
     advertise_ipc, args, buffer,
     endpoint::PyEndpoint,
-    error::{self, Stop, settle},
+    error::{self, CallError, settle},
     peers,
     reuse::region_of,
 };
@@ -138,8 +138,8 @@ impl PyEndpoint {
     ) -> PyResult<Option<&'static str>> {
         let advert = match crate::meta::advert(meta) {
             Ok(advert) => advert,
-            Err(Stop::Raise(e)) => return Err(e),
-            Err(Stop::Refuse(reason)) => return Ok(error::refuse(reason, None)),
+            Err(CallError::Raise(e)) => return Err(e),
+            Err(CallError::Refuse(reason)) => return Ok(error::refuse(reason, None)),
         };
         let conn = ConnId(conn_id);
         let path = match mr_id {

@@ -5,8 +5,8 @@ use uccl_p2p::Endpoint;
 
 use super::{Args, Kwargs};
 use crate::{
-    advertised::Advertised, config, endpoint::PyEndpoint, error, implicit::Implicit, peers::Peers,
-    regions::Regions, reuse::Reuse,
+    advertised::AdvertisedObjects, config, endpoint::PyEndpoint, error, implicit::ImplicitRegions,
+    peers::Peers, regions::Regions, reuse::Reuse,
 };
 
 #[pymethods]
@@ -21,8 +21,8 @@ impl PyEndpoint {
             regions: Regions::default(),
             reuse: Reuse::default(),
             peers: Peers::default(),
-            implicit: Implicit::default(),
-            advertised: Advertised::default(),
+            implicit: ImplicitRegions::default(),
+            advertised: AdvertisedObjects::default(),
         })
     }
 

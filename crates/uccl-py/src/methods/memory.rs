@@ -6,7 +6,7 @@ use super::{Args, Kwargs};
 use crate::{
     advertise, advertise_ipc, buffer, descs,
     endpoint::PyEndpoint,
-    error::{self, Stop, settle},
+    error::{self, CallError, settle},
     registration,
     reuse::region_of,
     shared::PySharedMemory,
@@ -162,9 +162,9 @@ impl PyEndpoint {
 }
 
 /// The value, or an exception: for calls without a failure value.
-fn raising<T>(result: Result<T, Stop>) -> PyResult<T> {
+fn raising<T>(result: Result<T, CallError>) -> PyResult<T> {
     result.map_err(|stop| match stop {
-        Stop::Raise(e) => e,
-        Stop::Refuse(reason) => PyRuntimeError::new_err(reason),
+        CallError::Raise(e) => e,
+        CallError::Refuse(reason) => PyRuntimeError::new_err(reason),
     })
 }

@@ -7,9 +7,9 @@ use super::wait_timeout;
 use crate::{
     args, buffer,
     endpoint::PyEndpoint,
-    error::{self, Stop, settle},
+    error::{self, CallError, settle},
     interrupt::waiting,
-    signal::Word,
+    signal::SignalWord,
     stream,
 };
 
@@ -32,9 +32,9 @@ impl PyEndpoint {
     ) -> PyResult<(bool, u64)> {
         let timeout = timeout.map(args::seconds).transpose()?;
         let until = if equals { Until::Equals(value) } else { Until::AtLeast(value) };
-        let waited = Word::of(&self.core, ptr, mr_id).and_then(|word| {
+        let waited = SignalWord::of(&self.core, ptr, mr_id).and_then(|word| {
             let value = word.wait(&self.core, py, conn_id.map(ConnId), until, timeout)?;
-            value.ok_or_else(|| Stop::refuse("the word was not that in time"))
+            value.ok_or_else(|| CallError::refuse("the word was not that in time"))
         });
         settle(waited.map(|value| (true, value)), (false, 0))
     }
@@ -53,7 +53,7 @@ impl PyEndpoint {
         conn_id: Option<u64>,
     ) -> PyResult<bool> {
         let stream = stream::of(&self.core, stream)?;
-        let held = Word::of(&self.core, ptr, mr_id).and_then(|Word { mr, ptr }| {
+        let held = SignalWord::of(&self.core, ptr, mr_id).and_then(|SignalWord { mr, ptr }| {
             match conn_id.map(ConnId) {
                 Some(conn) => {
                     let word = (mr, ptr);
