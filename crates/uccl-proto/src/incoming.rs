@@ -12,7 +12,7 @@ use crate::{
 
 /// A send that came before its receive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Arrived {
+pub enum EarlySend {
     /// Its data came with the message.
     Eager {
         /// Its number.
@@ -31,7 +31,7 @@ pub enum Arrived {
     },
 }
 
-impl Arrived {
+impl EarlySend {
     fn seq(&self) -> u64 {
         match self {
             Self::Eager { seq, .. } | Self::Rendezvous { seq, .. } => *seq,
@@ -67,7 +67,7 @@ pub(crate) enum CancelState<R> {
 /// Receives and sends that have not met, and receives that are fetching data.
 pub struct Incoming<R> {
     posted: VecDeque<R>,
-    arrived: VecDeque<Arrived>,
+    arrived: VecDeque<EarlySend>,
     bytes: usize,
     pieces: usize,
     /// Each with the number of its send.
@@ -84,12 +84,12 @@ impl<R> Default for Incoming<R> {
 impl<R: Clone> Incoming<R> {
     /// Starts a receive. Returns the oldest send that waits, which it meets; `None`: the receive
     /// waits.
-    pub fn receive(&mut self, receive: R) -> Option<(R, Arrived)> {
+    pub fn receive(&mut self, receive: R) -> Option<(R, EarlySend)> {
         let Some(arrived) = self.next_arrived() else {
             self.posted.push_back(receive);
             return None;
         };
-        if let Arrived::Rendezvous { seq, .. } = arrived {
+        if let EarlySend::Rendezvous { seq, .. } = arrived {
             self.fetching.push((seq, receive.clone()));
         }
         Some((receive, arrived))
@@ -107,7 +107,7 @@ impl<R: Clone> Incoming<R> {
         }
         // Before the data is copied.
         self.check_room(data.len(), lens.iter().len())?;
-        self.keep(Arrived::Eager { seq, lens: lens.iter().collect(), data: data.to_vec() });
+        self.keep(EarlySend::Eager { seq, lens: lens.iter().collect(), data: data.to_vec() });
         Ok(None)
     }
 
@@ -123,7 +123,7 @@ impl<R: Clone> Incoming<R> {
             return Ok(Some(receive));
         }
         self.check_room(0, sources.iter().len())?;
-        self.keep(Arrived::Rendezvous { seq, sources: sources.iter().collect() });
+        self.keep(EarlySend::Rendezvous { seq, sources: sources.iter().collect() });
         Ok(None)
     }
 
@@ -134,19 +134,19 @@ impl<R: Clone> Incoming<R> {
         if is_full { Err(Violation::Sends) } else { Ok(()) }
     }
 
-    fn keep(&mut self, arrived: Arrived) {
+    fn keep(&mut self, arrived: EarlySend) {
         self.bytes += arrived.bytes();
         self.pieces += arrived.pieces();
         self.arrived.push_back(arrived);
     }
 
-    fn next_arrived(&mut self) -> Option<Arrived> {
+    fn next_arrived(&mut self) -> Option<EarlySend> {
         let arrived = self.arrived.pop_front()?;
         self.forget(&arrived);
         Some(arrived)
     }
 
-    fn forget(&mut self, arrived: &Arrived) {
+    fn forget(&mut self, arrived: &EarlySend) {
         self.bytes -= arrived.bytes();
         self.pieces -= arrived.pieces();
     }

@@ -52,7 +52,7 @@ impl<O> LostLane<O> {
 
 /// The next step of an operation on a lost lane.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Orphan<O> {
+pub enum OrphanStep<O> {
     /// It ends, because its connection does.
     End(O),
     /// Post it again.
@@ -90,16 +90,16 @@ impl<O> Lanes<O> {
     }
 
     /// Decides about an operation that has ended because its lane died.
-    pub fn orphaned(&mut self, lane: usize, operation: O) -> Orphan<O> {
+    pub fn orphaned(&mut self, lane: usize, operation: O) -> OrphanStep<O> {
         if lane == 0 || self.is_closed {
-            return Orphan::End(operation);
+            return OrphanStep::End(operation);
         }
         let fate = self.fate(lane);
         if fate.is_settled() {
-            return Orphan::Post(operation);
+            return OrphanStep::Post(operation);
         }
         fate.orphans.push(operation);
-        Orphan::Waits
+        OrphanStep::Waits
     }
 
     /// Since when the peer owes us a message that its end of some lane is dead.
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn operations_wait_until_neither_end_of_their_lane_lives() {
         let (mut lanes, mut out) = (Lanes::default(), Vec::new());
-        assert_eq!(lanes.orphaned(1, "a"), Orphan::Waits);
+        assert_eq!(lanes.orphaned(1, "a"), OrphanStep::Waits);
         assert_eq!(lanes.our_end_died(1, 7, &mut out), None);
         assert_eq!((lanes.owed_since_ms(), out.is_empty()), (Some(7), false));
-        assert_eq!(lanes.orphaned(1, "b"), Orphan::Waits);
+        assert_eq!(lanes.orphaned(1, "b"), OrphanStep::Waits);
         assert_eq!(lanes.peer_end_died(1, 3), Ok(Some(vec!["a", "b"])));
-        assert_eq!((lanes.owed_since_ms(), lanes.orphaned(1, "c")), (None, Orphan::Post("c")));
+        assert_eq!((lanes.owed_since_ms(), lanes.orphaned(1, "c")), (None, OrphanStep::Post("c")));
         assert_eq!(lanes.peer_end_died(2, 3), Ok(None));
-        assert_eq!(lanes.orphaned(2, "d"), Orphan::Waits);
+        assert_eq!(lanes.orphaned(2, "d"), OrphanStep::Waits);
         assert_eq!(lanes.our_end_died(2, 9, &mut out), Some(vec!["d"]));
     }
 
@@ -147,9 +147,9 @@ mod tests {
         assert_eq!(lanes.peer_end_died(2, 2), Err(Violation::UnknownLane { lane: 2, lanes: 2 }));
         assert_eq!(lanes.peer_end_died(1, 2), Ok(None));
         assert_eq!(lanes.peer_end_died(1, 2), Err(Violation::RepeatedLaneDown(1)));
-        assert_eq!(lanes.orphaned(0, ()), Orphan::End(()));
-        assert_eq!(lanes.orphaned(1, ()), Orphan::Waits);
+        assert_eq!(lanes.orphaned(0, ()), OrphanStep::End(()));
+        assert_eq!(lanes.orphaned(1, ()), OrphanStep::Waits);
         assert_eq!(lanes.close(), [()]);
-        assert_eq!(lanes.orphaned(1, ()), Orphan::End(()));
+        assert_eq!(lanes.orphaned(1, ()), OrphanStep::End(()));
     }
 }

@@ -31,7 +31,7 @@ impl Liveness {
 
     /// Looks at a lane that something waits for. It was last heard at `heard`. All times are in
     /// milliseconds.
-    pub fn look(&mut self, lane: usize, now: u64, heard: u64, timeout_ms: u64) -> Look {
+    pub fn look(&mut self, lane: usize, now: u64, heard: u64, timeout_ms: u64) -> LaneVerdict {
         self.watches[lane].look(now, heard, timeout_ms)
     }
 }
@@ -49,7 +49,7 @@ struct LaneSilence {
 
 /// The result of a look at a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum LaneVerdict {
     /// There is nothing to do.
     Fine,
     /// Ask it for a sign of life.
@@ -60,7 +60,7 @@ pub enum Look {
 
 impl LaneSilence {
     /// Looks at a lane that was last heard at `heard`; all times are in milliseconds.
-    fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> Look {
+    fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> LaneVerdict {
         let since = *self.waiting_since_ms.get_or_insert(now);
         let silent = now.saturating_sub(heard.max(since));
         if now.saturating_sub(self.looked_ms) >= timeout_ms / LOOKS_A_TIMEOUT {
@@ -69,16 +69,16 @@ impl LaneSilence {
         match self.ping_ms {
             Some(sent) if heard >= sent => self.ping_ms = None,
             Some(_) if silent > timeout_ms && self.looks_since_ping > LOOKS => {
-                return Look::Silent(silent);
+                return LaneVerdict::Silent(silent);
             }
             Some(_) => {}
             None if silent > timeout_ms / 4 => {
                 (self.ping_ms, self.looks_since_ping, self.looked_ms) = (Some(now), 0, now);
-                return Look::Ping;
+                return LaneVerdict::Ping;
             }
             None => {}
         }
-        Look::Fine
+        LaneVerdict::Fine
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     fn given_up_at(watch: &mut LaneSilence, from: u64, threads: u32) -> u64 {
         for now in (from..).step_by(10) {
             for _ in 0..threads {
-                if let Look::Silent(_) = watch.look(now, 0, TIMEOUT_MS) {
+                if let LaneVerdict::Silent(_) = watch.look(now, 0, TIMEOUT_MS) {
                     return now;
                 }
             }
@@ -114,7 +114,7 @@ mod tests {
     fn a_peer_has_time_to_answer_after_we_were_stopped_however_many_look() {
         for threads in [1, 100] {
             let mut watch = LaneSilence::default();
-            assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
+            assert_eq!(watch.look(0, 0, TIMEOUT_MS), LaneVerdict::Fine);
             // This process did not run for long, so the peer could not be asked.
             let resumed = 20 * TIMEOUT_MS;
             let at = given_up_at(&mut watch, resumed, threads);
@@ -125,11 +125,14 @@ mod tests {
     #[test]
     fn a_peer_that_answers_lives() {
         let mut watch = LaneSilence::default();
-        assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
-        assert_eq!(watch.look(300, 0, TIMEOUT_MS), Look::Ping);
+        assert_eq!(watch.look(0, 0, TIMEOUT_MS), LaneVerdict::Fine);
+        assert_eq!(watch.look(300, 0, TIMEOUT_MS), LaneVerdict::Ping);
         for now in (300..5000).step_by(10) {
             let heard = now - now % 200;
-            assert!(!matches!(watch.look(now, heard, TIMEOUT_MS), Look::Silent(_)), "at {now} ms");
+            assert!(
+                !matches!(watch.look(now, heard, TIMEOUT_MS), LaneVerdict::Silent(_)),
+                "at {now} ms"
+            );
         }
     }
 }

@@ -17,7 +17,7 @@ enum ArrivedNotification {
 
 /// The next step for the oldest notification that has not been delivered.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Next {
+pub enum NextStep {
     /// Deliver it, after its answer has been sent: its receiver may close the connection at once.
     Deliver(Vec<u8>),
     /// Fetch its payload.
@@ -63,18 +63,18 @@ impl Notifications {
     }
 
     /// Returns the next step. If that is a delivery, encodes the answer.
-    pub fn next(&mut self, out: &mut Vec<u8>) -> Next {
-        let Some((id, waiting)) = self.queue.front_mut() else { return Next::Nothing };
+    pub fn next(&mut self, out: &mut Vec<u8>) -> NextStep {
+        let Some((id, waiting)) = self.queue.front_mut() else { return NextStep::Nothing };
         let id = *id;
         match std::mem::replace(waiting, ArrivedNotification::Fetching) {
             ArrivedNotification::Here(payload) => {
                 self.queue.pop_front();
                 self.bytes -= payload.len();
                 message::notif_ack(id, true, out);
-                Next::Deliver(payload)
+                NextStep::Deliver(payload)
             }
-            ArrivedNotification::There(source) => Next::Fetch { id, source },
-            ArrivedNotification::Fetching => Next::Nothing,
+            ArrivedNotification::There(source) => NextStep::Fetch { id, source },
+            ArrivedNotification::Fetching => NextStep::Nothing,
         }
     }
 
@@ -108,14 +108,14 @@ mod tests {
         notifs.arrived(1, b"one").expect("as agreed");
         notifs.announced(2, SOURCE).expect("as agreed");
         notifs.arrived(3, b"three").expect("as agreed");
-        assert_eq!(notifs.next(&mut out), Next::Deliver(b"one".to_vec()));
-        assert_eq!(notifs.next(&mut out), Next::Fetch { id: 2, source: SOURCE });
-        assert_eq!(notifs.next(&mut out), Next::Nothing);
+        assert_eq!(notifs.next(&mut out), NextStep::Deliver(b"one".to_vec()));
+        assert_eq!(notifs.next(&mut out), NextStep::Fetch { id: 2, source: SOURCE });
+        assert_eq!(notifs.next(&mut out), NextStep::Nothing);
         assert!(!notifs.fetched(3, true, &mut out), "it is not its turn");
         assert!(notifs.fetched(2, true, &mut out));
         assert!(!notifs.fetched(2, true, &mut out), "it has been");
-        assert_eq!(notifs.next(&mut out), Next::Deliver(b"three".to_vec()));
-        assert_eq!(notifs.next(&mut out), Next::Nothing);
+        assert_eq!(notifs.next(&mut out), NextStep::Deliver(b"three".to_vec()));
+        assert_eq!(notifs.next(&mut out), NextStep::Nothing);
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         notifs.arrived(1, &vec![0; EAGER_WINDOW]).expect("as agreed");
         assert_eq!(notifs.arrived(2, &[0]), Err(Violation::Notifs));
-        assert!(matches!(notifs.next(&mut out), Next::Deliver(_)));
+        assert!(matches!(notifs.next(&mut out), NextStep::Deliver(_)));
         for id in 0..MAX_WAITING as u64 {
             notifs.arrived(id, &[]).expect("as agreed");
         }
@@ -136,7 +136,7 @@ mod tests {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         for id in 1..=3 {
             notifs.arrived(id, &vec![7; EAGER_WINDOW]).expect("as agreed");
-            assert!(matches!(notifs.next(&mut out), Next::Deliver(_)));
+            assert!(matches!(notifs.next(&mut out), NextStep::Deliver(_)));
         }
     }
 
@@ -145,7 +145,7 @@ mod tests {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         notifs.announced(1, SOURCE).expect("as agreed");
         assert!(!notifs.fetched(1, true, &mut out) && out.is_empty());
-        assert_eq!(notifs.next(&mut out), Next::Fetch { id: 1, source: SOURCE });
+        assert_eq!(notifs.next(&mut out), NextStep::Fetch { id: 1, source: SOURCE });
         assert!(notifs.fetched(1, true, &mut out));
     }
 

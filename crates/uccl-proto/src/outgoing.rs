@@ -13,7 +13,7 @@ use crate::{
 
 /// How data reaches a peer that receives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum SendProtocol {
     /// In the message.
     Eager,
     /// The peer fetches it.
@@ -36,7 +36,7 @@ impl<T> PendingSend<T> {
 }
 
 /// Sends and notifications that the peer has not answered.
-pub struct Outgoing<H: Handles> {
+pub struct PendingSends<H: Handles> {
     /// Bytes that were sent inside messages.
     eager: usize,
     /// Iovs of sends. The peer keeps a list of them until its receives come.
@@ -45,7 +45,7 @@ pub struct Outgoing<H: Handles> {
     notifs: NumberedQueue<PendingSend<H::Notif>>,
 }
 
-impl<H: Handles> Default for Outgoing<H> {
+impl<H: Handles> Default for PendingSends<H> {
     fn default() -> Self {
         Self {
             eager: 0,
@@ -56,19 +56,24 @@ impl<H: Handles> Default for Outgoing<H> {
     }
 }
 
-impl<H: Handles> Outgoing<H> {
+impl<H: Handles> PendingSends<H> {
     /// How to send `len` bytes in `iovs` iovs. `is_readable`: the memory can be copied into a
     /// message.
     ///
     /// # Errors
     /// The peer has to keep too many iovs already.
-    pub fn admit_send(&self, len: usize, iovs: usize, is_readable: bool) -> Result<Way, Full> {
+    pub fn admit_send(
+        &self,
+        len: usize,
+        iovs: usize,
+        is_readable: bool,
+    ) -> Result<SendProtocol, Full> {
         if self.pieces + iovs > MAX_PIECES {
             let what = "the list of iovs of sends that no receive has met";
             return Err(Full { what, limit: MAX_PIECES });
         }
         let is_short = is_readable && self.has_room(len) && iovs <= EAGER_IOVS;
-        Ok(if is_short { Way::Eager } else { Way::Rendezvous })
+        Ok(if is_short { SendProtocol::Eager } else { SendProtocol::Rendezvous })
     }
 
     /// Encodes the head of an eager send. The driver appends the data. Returns the send's number.
@@ -109,12 +114,12 @@ impl<H: Handles> Outgoing<H> {
     /// # Errors
     /// Too many notifications are unanswered. Those that no caller waits for any more count as
     /// well.
-    pub fn admit_notif(&self, len: usize) -> Result<Way, Full> {
+    pub fn admit_notif(&self, len: usize) -> Result<SendProtocol, Full> {
         if self.notifs.len() >= MAX_WAITING {
             let what = "the list of notifications that the peer has not taken in";
             return Err(Full { what, limit: MAX_WAITING });
         }
-        Ok(if self.has_room(len) { Way::Eager } else { Way::Rendezvous })
+        Ok(if self.has_room(len) { SendProtocol::Eager } else { SendProtocol::Rendezvous })
     }
 
     /// Encodes the head of an eager notification of `len` bytes. The driver appends the payload.
@@ -194,7 +199,7 @@ mod tests {
         type Operation = u32;
     }
 
-    type Outbox = Outgoing<Numbers>;
+    type Outbox = PendingSends<Numbers>;
 
     #[test]
     fn a_send_that_ended_makes_room_for_its_pieces() {
@@ -202,13 +207,13 @@ mod tests {
         let source = Source { addr: 0, len: 1, key: 2, slot: 3 };
         const IOVS: usize = 65_536;
         for _ in 0..MAX_PIECES / IOVS {
-            assert_eq!(outbox.admit_send(1, IOVS, false), Ok(Way::Rendezvous));
+            assert_eq!(outbox.admit_send(1, IOVS, false), Ok(SendProtocol::Rendezvous));
             out.clear();
             outbox.rendezvous_send(vec![source; IOVS].into_iter(), 7, &mut out);
         }
         assert!(outbox.admit_send(1, 1, false).is_err());
         assert_eq!(outbox.send_ended(1), Ok(7));
-        assert_eq!(outbox.admit_send(1, IOVS, false), Ok(Way::Rendezvous));
+        assert_eq!(outbox.admit_send(1, IOVS, false), Ok(SendProtocol::Rendezvous));
         assert!(outbox.admit_send(1, IOVS + 1, false).is_err());
     }
 
@@ -216,7 +221,7 @@ mod tests {
     fn what_ended_makes_room_for_bytes_in_messages() {
         let (mut outbox, mut out) = (Outbox::default(), Vec::new());
         for id in 0..(EAGER_WINDOW / EAGER_MAX) as u32 {
-            assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(Way::Eager));
+            assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(SendProtocol::Eager));
             match id % 2 {
                 0 => outbox.eager_notif(EAGER_MAX, id, &mut out),
                 _ => outbox.eager_send([EAGER_MAX as u32].into_iter(), id, &mut out),
@@ -224,7 +229,7 @@ mod tests {
         }
         for (sends, notifs) in [(0, 0), (1, 0), (1, 1)] {
             assert_eq!(outbox.eager_bytes(), EAGER_WINDOW - (sends + notifs) * EAGER_MAX);
-            let way = if sends > 0 { Way::Eager } else { Way::Rendezvous };
+            let way = if sends > 0 { SendProtocol::Eager } else { SendProtocol::Rendezvous };
             assert_eq!(outbox.admit_send(EAGER_MAX, 1, true), Ok(way));
             assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(way));
             let _ = match (sends, notifs) {
@@ -239,7 +244,7 @@ mod tests {
         let (mut outbox, mut out) = (Outbox::default(), Vec::new());
         let source = Source { addr: 0, len: 1, key: 2, slot: 3 };
         for handle in 0..MAX_WAITING as u32 {
-            assert_eq!(outbox.admit_notif(0), Ok(Way::Eager));
+            assert_eq!(outbox.admit_notif(0), Ok(SendProtocol::Eager));
             out.clear();
             match handle % 2 {
                 0 => outbox.eager_notif(0, handle, &mut out),
@@ -248,7 +253,7 @@ mod tests {
         }
         assert!(outbox.admit_notif(0).is_err());
         assert_eq!(outbox.notif_ended(1), Ok(0));
-        assert_eq!(outbox.admit_notif(0), Ok(Way::Eager));
+        assert_eq!(outbox.admit_notif(0), Ok(SendProtocol::Eager));
     }
 
     #[test]
@@ -266,9 +271,9 @@ mod tests {
     fn only_short_readable_sends_go_in_messages() {
         let outbox = Outbox::default();
         let way = |len, iovs, is_readable| outbox.admit_send(len, iovs, is_readable);
-        assert_eq!(way(EAGER_MAX, EAGER_IOVS, true), Ok(Way::Eager));
-        assert_eq!(way(EAGER_MAX, EAGER_IOVS, false), Ok(Way::Rendezvous));
-        assert_eq!(way(EAGER_MAX, EAGER_IOVS + 1, true), Ok(Way::Rendezvous));
-        assert_eq!(way(EAGER_MAX + 1, 1, true), Ok(Way::Rendezvous));
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS, true), Ok(SendProtocol::Eager));
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS, false), Ok(SendProtocol::Rendezvous));
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS + 1, true), Ok(SendProtocol::Rendezvous));
+        assert_eq!(way(EAGER_MAX + 1, 1, true), Ok(SendProtocol::Rendezvous));
     }
 }

@@ -17,14 +17,14 @@ use crate::{
     lanes::Lanes,
     liveness::Liveness,
     notifications::Notifications,
-    outgoing::Outgoing,
+    outgoing::PendingSends,
     signals::Signals,
 };
 
 /// One end of a connection.
 pub struct Session<H: Handles> {
     /// Our sends and notifications.
-    pub outgoing: Outgoing<H>,
+    pub outgoing: PendingSends<H>,
     /// Our receives and the peer's sends.
     pub incoming: Incoming<H::Receive>,
     /// The peer's notifications.
@@ -156,7 +156,7 @@ impl<H: Handles> Session<H> {
     #[must_use]
     pub fn new(lanes: usize) -> Self {
         Self {
-            outgoing: Outgoing::default(),
+            outgoing: PendingSends::default(),
             incoming: Incoming::default(),
             notifications: Notifications::default(),
             signals: Signals::default(),

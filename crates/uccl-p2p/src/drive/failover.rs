@@ -17,7 +17,7 @@ use uccl_fabric::{
     clock,
     lane::{Completion, Lane, OpError, OpResult, RailLane},
 };
-use uccl_proto::lanes::Orphan;
+use uccl_proto::lanes::OrphanStep;
 
 use super::{
     connection::{Connection, Piece},
@@ -111,12 +111,12 @@ impl Connection {
         let lane = piece.lane;
         let orphan = self.talk.lock().session.lanes.orphaned(lane, piece);
         match orphan {
-            Orphan::End(piece) => Arc::clone(&piece.transfer).complete(Err(OpError::LaneDown)),
-            Orphan::Post(piece) => {
+            OrphanStep::End(piece) => Arc::clone(&piece.transfer).complete(Err(OpError::LaneDown)),
+            OrphanStep::Post(piece) => {
                 self.condemn(lane, OpError::LaneDown);
                 self.adopt(vec![piece]);
             }
-            Orphan::Waits => self.condemn(lane, OpError::LaneDown),
+            OrphanStep::Waits => self.condemn(lane, OpError::LaneDown),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
 use uccl_fabric::clock;
-use uccl_proto::liveness::Look;
+use uccl_proto::liveness::LaneVerdict;
 
 use super::connection::Connection;
 
@@ -28,22 +28,22 @@ impl Connection {
                 liveness.look(n, now, lane.last_heard_ms(), timeout_ms)
             };
             match look {
-                Look::Fine => {}
-                Look::Ping => {
+                LaneVerdict::Fine => {}
+                LaneVerdict::Ping => {
                     // A lane that cannot be pinged is dead. The next progress notices that.
                     let _ = lane.ping();
                     self.kick_if_busy();
                 }
-                Look::Silent(ms) if n == 0 => {
+                LaneVerdict::Silent(ms) if n == 0 => {
                     let reason = format!("no sign of life for {}", seconds(ms));
                     return self.fail(self.lost_to(reason));
                 }
                 // The first lane is pinged as often as this one, so it answers as well or is given
                 // up.
-                Look::Silent(ms) if self.heard_first_within(timeout_ms / 2) => {
+                LaneVerdict::Silent(ms) if self.heard_first_within(timeout_ms / 2) => {
                     self.lose_lane(n, format_args!("silent for {}", seconds(ms)));
                 }
-                Look::Silent(_) => {}
+                LaneVerdict::Silent(_) => {}
             }
         }
         self.check_debts(timeout_ms);

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use smallvec::smallvec;
 use uccl_fabric::mem::RemoteSpan;
-use uccl_proto::notifications::Next;
+use uccl_proto::notifications::NextStep;
 use uccl_wire::message::Source;
 
 use super::{
@@ -27,18 +27,18 @@ impl Connection {
             while self.core.notif_bytes.load(Relaxed) <= NOTIF_LIMIT {
                 message.clear();
                 match session.notifications.next(message) {
-                    Next::Deliver(payload) => {
+                    NextStep::Deliver(payload) => {
                         if !self.may_tell() {
                             return;
                         }
                         let notif = Notification { conn: self.id, payload };
                         self.core.push_notif(notif, || self.send_message(&[message]));
                     }
-                    Next::Fetch { id, source } => {
+                    NextStep::Fetch { id, source } => {
                         fetch = Some((id, source));
                         break;
                     }
-                    Next::Nothing => break,
+                    NextStep::Nothing => break,
                 }
             }
         }

@@ -8,7 +8,7 @@ use uccl_fabric::{
     lane::{OpError, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
-use uccl_proto::incoming::Arrived;
+use uccl_proto::incoming::EarlySend;
 use uccl_wire::message::{Source, Verdict};
 
 use super::{
@@ -32,10 +32,12 @@ impl Connection {
         };
         match met {
             None => {}
-            Some((_, Arrived::Eager { seq, lens, data })) => {
+            Some((_, EarlySend::Eager { seq, lens, data })) => {
                 self.take_eager(transfer, seq, lens.into_iter(), &data);
             }
-            Some((_, Arrived::Rendezvous { seq, sources })) => self.fetch(transfer, seq, &sources),
+            Some((_, EarlySend::Rendezvous { seq, sources })) => {
+                self.fetch(transfer, seq, &sources)
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use smallvec::SmallVec;
 use uccl_fabric::{guarded, lane::OpError, mem::Span, region::Rights};
-use uccl_proto::outgoing::Way;
+use uccl_proto::outgoing::SendProtocol;
 use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
@@ -46,7 +46,7 @@ impl Connection {
         message.clear();
         let outgoing = &mut session.outgoing;
         let seq = match outgoing.admit_send(len, spans.len(), is_readable)? {
-            Way::Eager => {
+            SendProtocol::Eager => {
                 // SAFETY: inside registered regions, which the transfer's leases keep registered.
                 // The caller may have unmapped them.
                 if !spans.iter().all(|span| unsafe { guarded::is_readable(*span) }) {
@@ -61,7 +61,7 @@ impl Connection {
                 self.send_message(&parts);
                 seq
             }
-            Way::Rendezvous => {
+            SendProtocol::Rendezvous => {
                 let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
                 let (sources, grants) = granted?;
                 let sent = Sent { grants, ..Sent::of(transfer) };
@@ -92,11 +92,11 @@ impl Connection {
         self.check_open(session)?;
         message.clear();
         match session.outgoing.admit_notif(len)? {
-            Way::Eager => {
+            SendProtocol::Eager => {
                 session.outgoing.eager_notif(len, Sent::of(transfer), message);
                 self.send_message(&[message, payload.as_ref()]);
             }
-            Way::Rendezvous => {
+            SendProtocol::Rendezvous => {
                 let payload = payload::kept(payload);
                 let span = Span { addr: payload.as_ptr() as usize, len };
                 let grant = self.grant_private(span)?;

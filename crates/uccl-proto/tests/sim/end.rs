@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use uccl_proto::{Handles, Session, incoming::Arrived, lanes::Orphan, outgoing::Way};
+use uccl_proto::{
+    Handles, Session, incoming::EarlySend, lanes::OrphanStep, outgoing::SendProtocol,
+};
 use uccl_wire::{
     frame::Status,
     message::{Answer, Place, Source, Verdict},
@@ -139,12 +141,12 @@ impl End {
         let len: usize = lens.iter().map(|len| *len as usize).sum();
         let outgoing = &mut self.session.outgoing;
         let seq = match outgoing.admit_send(len, lens.len(), is_readable).ok()? {
-            Way::Eager => {
+            SendProtocol::Eager => {
                 let seq = outgoing.eager_send(lens.iter().copied(), id, &mut message);
                 message.extend(bytes_of(id, &lens));
                 seq
             }
-            Way::Rendezvous => {
+            SendProtocol::Rendezvous => {
                 self.keys.insert(id);
                 let source = |len: &u32| Source { addr: 0, len: (*len).into(), key: id, slot: 0 };
                 outgoing.rendezvous_send(lens.iter().map(source), id, &mut message)
@@ -161,7 +163,7 @@ impl End {
     }
 
     /// Begins a receive. Returns the send that it met, if one was there.
-    pub(crate) fn receive(&mut self, room: Vec<u32>) -> Option<(u64, Arrived)> {
+    pub(crate) fn receive(&mut self, room: Vec<u32>) -> Option<(u64, EarlySend)> {
         let id = self.receives.len() as u64;
         self.receives.push(Receive { room, met: None, ended: None, is_fenced: false });
         self.session.incoming.receive(id)
@@ -201,11 +203,11 @@ impl End {
         let (id, mut message) = (self.notifs.len() as u64, Vec::new());
         let outgoing = &mut self.session.outgoing;
         match outgoing.admit_notif(len).ok()? {
-            Way::Eager => {
+            SendProtocol::Eager => {
                 outgoing.eager_notif(len, id, &mut message);
                 message.extend(vec![id as u8; len]);
             }
-            Way::Rendezvous => {
+            SendProtocol::Rendezvous => {
                 let key = NOTIFS | id;
                 self.keys.insert(key);
                 let source = Source { addr: 0, len: len as u64, key, slot: 0 };
@@ -254,9 +256,9 @@ impl End {
         let operation = &mut self.operations[id as usize];
         assert!(!std::mem::replace(&mut operation.is_orphan, true), "it is told once");
         match self.session.lanes.orphaned(operation.lane, id) {
-            Orphan::Post(_) => true,
-            Orphan::Waits => false,
-            Orphan::End(_) => panic!("the connection lives"),
+            OrphanStep::Post(_) => true,
+            OrphanStep::Waits => false,
+            OrphanStep::End(_) => panic!("the connection lives"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A peer that sends arbitrary messages.
 
 use fastrand::Rng;
-use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::Arrived, notifications::Next};
+use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::EarlySend, notifications::NextStep};
 use uccl_wire::{
     frame::Status,
     message::{
@@ -49,7 +49,7 @@ fn begin(victim: &mut End, rng: &mut Rng) {
         0 => drop(victim.send(vec![rng.u32(..100); rng.usize(..3)], rng.bool())),
         1 => {
             if let Some((receive, arrived)) = victim.receive(vec![64; rng.usize(..3)]) {
-                let (Arrived::Eager { seq, .. } | Arrived::Rendezvous { seq, .. }) = arrived;
+                let (EarlySend::Eager { seq, .. } | EarlySend::Rendezvous { seq, .. }) = arrived;
                 victim.receives[receive as usize].met = Some(seq);
                 victim.received(receive, Verdict::Received);
             }
@@ -93,7 +93,7 @@ fn hear(victim: &mut End, rng: &mut Rng, bytes: &[u8]) -> Result<(), Violation> 
         }
         Event::SignalEnded { signal, status } => victim.signal_ended(signal, status),
         Event::Notified => {
-            while let Next::Deliver(_) = victim.session.notifications.next(&mut out) {}
+            while let NextStep::Deliver(_) = victim.session.notifications.next(&mut out) {}
         }
         Event::Copy { id, pieces, .. } => {
             let slots = pieces.iter().map(|piece| piece.owner.slot).collect();

@@ -6,10 +6,10 @@ use fastrand::Rng;
 use uccl_proto::{
     Event,
     asked::{CopyEnd, Slots},
-    incoming::Arrived,
+    incoming::EarlySend,
     limits::EAGER_MAX,
-    liveness::Look,
-    notifications::Next,
+    liveness::LaneVerdict,
+    notifications::NextStep,
 };
 use uccl_wire::{
     frame::Status,
@@ -232,10 +232,10 @@ impl World {
         let room = if self.rng.u8(..) < 30 { self.rng.u32(..40) } else { 64 << 10 };
         match self.ends[at].receive(vec![room; iovs]) {
             None => {}
-            Some((receive, Arrived::Eager { seq, lens, data })) => {
+            Some((receive, EarlySend::Eager { seq, lens, data })) => {
                 self.take_eager(at, receive, seq, &lens, &data);
             }
-            Some((receive, Arrived::Rendezvous { seq, sources })) => {
+            Some((receive, EarlySend::Rendezvous { seq, sources })) => {
                 self.fetch(at, receive, seq, &sources);
             }
         }
@@ -278,17 +278,17 @@ impl World {
         loop {
             let mut out = Vec::new();
             match self.ends[at].session.notifications.next(&mut out) {
-                Next::Deliver(payload) => {
+                NextStep::Deliver(payload) => {
                     self.say(at, out);
                     let id = self.ends[at].delivered;
                     assert!(payload.iter().all(|byte| *byte == id as u8), "another's payload");
                     assert_eq!(payload.len(), self.ends[1 - at].notifs[id as usize].len);
                     self.deliver(at, true);
                 }
-                Next::Fetch { id, source } => {
+                NextStep::Fetch { id, source } => {
                     return self.later(Happening::NotifFetched { at, id, key: source.key });
                 }
-                Next::Nothing => return,
+                NextStep::Nothing => return,
             }
         }
     }
@@ -612,9 +612,9 @@ impl World {
         for at in 0..2 {
             let (now, end) = (self.now, &mut self.ends[at]);
             match end.session.liveness.look(0, now, end.heard_ms, TIMEOUT_MS) {
-                Look::Fine => {}
-                Look::Ping => self.later(Happening::Heard { at }),
-                Look::Silent(ms) => panic!("a peer that answers is given up after {ms} ms"),
+                LaneVerdict::Fine => {}
+                LaneVerdict::Ping => self.later(Happening::Heard { at }),
+                LaneVerdict::Silent(ms) => panic!("a peer that answers is given up after {ms} ms"),
             }
         }
     }
