@@ -93,7 +93,7 @@ struct Live {
 
 /// Memory that passed the access check: the peer may make the access it asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Admitted {
+pub struct AdmittedMemory {
     /// The memory.
     pub span: Span,
     /// Its kind.
@@ -105,7 +105,7 @@ pub struct Admitted {
 
 /// The description of a region for a peer that has its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Described {
+pub struct RegionDescription {
     /// The memory.
     pub span: Span,
     /// The accesses that peers may make.
@@ -265,25 +265,25 @@ impl RegionTable {
     /// their hazard words holds the slot (`uccl_local::shm::Hazards::holds`). Keep the returned
     /// value until then.
     ///
-    /// Must not be called by a thread that holds a [`Locked`].
+    /// Must not be called by a thread that holds a [`TableGuard`].
     ///
     /// # Errors
     /// [`RegionError::Unknown`] when the slot holds no region, or a region with another key.
-    pub fn revoke(&self, slot: u32, key: u64) -> Result<Revoked, RegionError> {
+    pub fn revoke(&self, slot: u32, key: u64) -> Result<RevokedRegion, RegionError> {
         let mut state = self.inner.state.write();
         let entry = state.slots.get_mut(slot as usize).ok_or(RegionError::Unknown)?;
         let live = entry.take_if(|live| live.key == key).ok_or(RegionError::Unknown)?;
         self.inner.published.retire(slot);
         drop(state);
-        Ok(Revoked { inner: self.inner.clone(), slot, span: live.listing.span })
+        Ok(RevokedRegion { inner: self.inner.clone(), slot, span: live.listing.span })
     }
 
     /// Locks the table against revocation: an access checked under the guard stays allowed while
     /// the guard lives. A thread must not take it twice, nor hold it for long: registration waits
     /// for it too.
     #[must_use]
-    pub fn lock(&self) -> Locked<'_> {
-        Locked(self.inner.state.read())
+    pub fn lock(&self) -> TableGuard<'_> {
+        TableGuard(self.inner.state.read())
     }
 
     /// Checks a peer's access to `span` and returns the memory, which the CPU reaches. Counts a
@@ -291,7 +291,7 @@ impl RegionTable {
     ///
     /// # Errors
     /// The reason for the refusal, as a wire status.
-    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
+    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<AdmittedMemory, Status> {
         self.admit_any(span, access).and_then(|admitted| {
             if admitted.kind.is_host_accessible() {
                 return Ok(admitted);
@@ -305,11 +305,11 @@ impl RegionTable {
     ///
     /// # Errors
     /// As there.
-    pub fn admit_any(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
+    pub fn admit_any(&self, span: &RemoteSpan, access: Access) -> Result<AdmittedMemory, Status> {
         let located = self.inner.state.read().locate(span, access.into());
         let admitted = located.map(|(located, live)| {
             let region = live.part_of.unwrap_or(span.slot);
-            Admitted { span: located.span, kind: live.listing.kind, region }
+            AdmittedMemory { span: located.span, kind: live.listing.kind, region }
         });
         admitted.map_err(|e| {
             self.note_refusal();
@@ -327,13 +327,13 @@ impl RegionTable {
         &self,
         span: &RemoteSpan,
         needed: impl Into<Rights>,
-    ) -> Result<(Located, InUse), AccessError> {
+    ) -> Result<(Located, RegionUse), AccessError> {
         let state = self.inner.state.read();
         let (located, live) = state.locate(span, needed.into())?;
         let slot = live.part_of.unwrap_or(span.slot);
         // Added before the lock is released, so that a thread that revokes the region then sees it.
         self.inner.in_use.lock().push(slot);
-        Ok((located, InUse { inner: Arc::clone(&self.inner), slot }))
+        Ok((located, RegionUse { inner: Arc::clone(&self.inner), slot }))
     }
 
     /// Whether the region in a slot, revoked or not, is being accessed without the table's lock.
@@ -346,14 +346,14 @@ impl RegionTable {
     ///
     /// # Errors
     /// The reason for the refusal, as a wire status.
-    pub fn describe(&self, slot: u32, key: u64) -> Result<Described, Status> {
+    pub fn describe(&self, slot: u32, key: u64) -> Result<RegionDescription, Status> {
         let live = self.inner.state.read().slots.get(slot as usize).copied().flatten();
         let Some(Live { listing, part_of, .. }) = live.filter(|live| live.key == key) else {
             self.note_refusal();
             return Err(Status::UnknownKey);
         };
         let Listing { span, rights, kind, .. } = listing;
-        Ok(Described { span, rights, kind, region: part_of.unwrap_or(slot) })
+        Ok(RegionDescription { span, rights, kind, region: part_of.unwrap_or(slot) })
     }
 
     /// The memfd of the published table, to hand to peers on this host. The first call lists all
@@ -386,12 +386,12 @@ impl RegionTable {
 
 /// A region is in use while this exists.
 #[derive(Debug)]
-pub struct InUse {
+pub struct RegionUse {
     inner: Arc<Inner>,
     slot: u32,
 }
 
-impl Drop for InUse {
+impl Drop for RegionUse {
     fn drop(&mut self) {
         let mut in_use = self.inner.in_use.lock();
         if let Some(at) = in_use.iter().position(|slot| *slot == self.slot) {
@@ -402,9 +402,9 @@ impl Drop for InUse {
 
 /// The region table, locked against changes.
 #[derive(Debug)]
-pub struct Locked<'a>(RwLockReadGuard<'a, State>);
+pub struct TableGuard<'a>(RwLockReadGuard<'a, State>);
 
-impl Locked<'_> {
+impl TableGuard<'_> {
     /// Checks a peer's access to `span` and returns the memory, which the CPU reaches.
     ///
     /// # Errors
@@ -434,13 +434,13 @@ impl Locked<'_> {
 /// this region could be mistaken for one on the next region in the slot.
 #[derive(Debug)]
 #[must_use = "dropping it frees the slot: wait for the peers' hazards first"]
-pub struct Revoked {
+pub struct RevokedRegion {
     inner: Arc<Inner>,
     slot: u32,
     span: Span,
 }
 
-impl Revoked {
+impl RevokedRegion {
     /// The region's slot in the table, which hazard words name.
     #[must_use]
     pub fn slot(&self) -> u32 {
@@ -454,7 +454,7 @@ impl Revoked {
     }
 }
 
-impl Drop for Revoked {
+impl Drop for RevokedRegion {
     fn drop(&mut self) {
         self.inner.state.write().free.push(self.slot);
     }

@@ -236,7 +236,7 @@ impl<P: PipeRx> Rx<P> {
 
     /// Lists the destination memory of the rest of this write's payload, as far as the regions
     /// allow.
-    fn aim_at_regions(&mut self, regions: &uccl_fabric::region::Locked<'_>) {
+    fn aim_at_regions(&mut self, regions: &uccl_fabric::region::TableGuard<'_>) {
         if !self.write_ok() {
             return;
         }

@@ -491,7 +491,7 @@ impl<P: PipeTx> Tx<P> {
 }
 
 fn check_all(
-    regions: &uccl_fabric::region::Locked<'_>,
+    regions: &uccl_fabric::region::TableGuard<'_>,
     mut pieces: impl Iterator<Item = RemoteSpan>,
 ) -> Status {
     pieces.find_map(|piece| regions.check(&piece, Access::Read).err()).map_or(Status::Ok, status_of)

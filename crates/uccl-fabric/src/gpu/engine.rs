@@ -34,10 +34,10 @@ pub struct Engine {
 
 /// Marks the end of copies.
 #[derive(Debug)]
-pub struct Mark(Marked);
+pub struct Mark(MarkKind);
 
 #[derive(Debug)]
-enum Marked {
+enum MarkKind {
     Event(Event),
     /// The flag of the launch that ends last. Most looks at it need no call of the driver.
     Flag(Flag),
@@ -50,8 +50,8 @@ impl Mark {
     /// The error with which the copies ended.
     pub fn is_done(&self) -> Result<bool, GpuError> {
         match &self.0 {
-            Marked::Event(event) => event.is_done(),
-            Marked::Flag(flag) => flag.is_done(),
+            MarkKind::Event(event) => event.is_done(),
+            MarkKind::Flag(flag) => flag.is_done(),
         }
     }
 }
@@ -165,7 +165,7 @@ impl Engine {
     /// now.
     pub fn lead(&mut self, stream: &Stream) -> Result<(), GpuError> {
         let mark = self.fence()?;
-        if let Marked::Event(event) = &mark.0 {
+        if let MarkKind::Event(event) = &mark.0 {
             stream.wait(event)?;
         }
         self.reuse(mark);
@@ -188,7 +188,7 @@ impl Engine {
             None => Event::new(self.context)?,
         };
         event.record(&self.stream)?;
-        Ok(Mark(Marked::Event(event)))
+        Ok(Mark(MarkKind::Event(event)))
     }
 
     /// Copies with the kernel, which then changes a word.
@@ -209,7 +209,7 @@ impl Engine {
             // SAFETY: the caller's promise.
             let flag = unsafe { self.launch_part(part, word, blocks)? };
             if others.is_empty() {
-                return Ok(Mark(Marked::Flag(flag)));
+                return Ok(Mark(MarkKind::Flag(flag)));
             }
             rest = others;
         }
@@ -263,7 +263,7 @@ impl Engine {
 
     /// Takes back the mark of copies that have ended.
     pub fn reuse(&mut self, mark: Mark) {
-        if let Marked::Event(event) = mark.0 {
+        if let MarkKind::Event(event) = mark.0 {
             self.spare.push(event);
         }
     }

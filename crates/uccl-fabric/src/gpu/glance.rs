@@ -9,7 +9,7 @@ use uccl_device::cuda::{Direction, Event, GpuError, Gpus, PinnedBuffer, Priority
 
 /// Fetches words of a GPU's memory, one after the other, by copies on a stream of its own.
 #[derive(Debug)]
-pub struct Glance {
+pub struct WordReader {
     device: u32,
     stream: Stream,
     event: Event,
@@ -18,7 +18,7 @@ pub struct Glance {
     began: Option<Instant>,
 }
 
-impl Glance {
+impl WordReader {
     /// Locks a word of host memory. Make it before any stream is held up until a word that it reads
     /// changes.
     ///

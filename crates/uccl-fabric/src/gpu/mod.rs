@@ -13,7 +13,7 @@ pub(crate) use self::put::change_word;
 pub use self::{
     copier::{CopyBy, StandIn},
     engine::{Engine, Mark, Route},
-    glance::Glance,
+    glance::WordReader,
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,

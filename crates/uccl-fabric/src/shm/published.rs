@@ -281,7 +281,7 @@ mod tests {
     use uccl_wire::frame::Status;
 
     use super::*;
-    use crate::region::{Admitted, Region, RegionTable};
+    use crate::region::{AdmittedMemory, Region, RegionTable};
 
     const BACKING: SharedBacking = SharedBacking { id: 9, offset: 4096 };
 
@@ -367,7 +367,7 @@ mod tests {
                 assert_eq!((found.device, found.locked), (device, locked), "{kind}");
             }
             let admitted = table.admit(&region.remote(), Access::Read);
-            let whole = Admitted { span, kind, region: region.slot };
+            let whole = AdmittedMemory { span, kind, region: region.slot };
             assert_eq!(admitted, if device { Err(Status::Device) } else { Ok(whole) });
             let part = Span { addr: 0x1010, len: 8 };
             let part = table.insert_part(region.slot, kind, part, Rights::READ, None).unwrap();

@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_device::cuda::GpuError;
-use uccl_fabric::gpu::Glance;
+use uccl_fabric::gpu::WordReader;
 
 use super::regions::Lease;
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
 const NAP: Duration = Duration::from_micros(50);
 /// For this long after the last word was added, the thread yields instead of sleeping.
 const BRISK: Duration = Duration::from_millis(1);
-/// Most idle [`Glance`]s that are kept for reuse.
+/// Most idle [`WordReader`]s that are kept for reuse.
 const MOST_SPARE: usize = 8;
 
 /// The words that are looked at, and the thread.
@@ -39,11 +39,11 @@ pub(super) struct Glances(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    added: Vec<(Arc<Word>, Glance)>,
+    added: Vec<(Arc<Word>, WordReader)>,
     /// All words, also those that are not looked at any more.
     words: Vec<Weak<Word>>,
     last_added: Option<Instant>,
-    spare: Vec<Glance>,
+    spare: Vec<WordReader>,
     thread: Option<JoinHandle<()>>,
     is_running: bool,
 }
@@ -85,7 +85,7 @@ impl Glances {
             at.map(|at| spare.swap_remove(at))
         };
         // Without the lock: the driver may take long.
-        let glance = spare.map_or_else(|| Glance::new(device), Ok);
+        let glance = spare.map_or_else(|| WordReader::new(device), Ok);
         let glance = glance.map_err(|e| Error::Invalid(format!("stream: {e}")))?;
         let (seen, is_over) = (Mutex::new(Ok(None)), AtomicBool::new(false));
         let word = Arc::new(Word { address, lease, seen, is_over });
@@ -128,7 +128,7 @@ impl Drop for Glances {
 }
 
 fn look_at_all(all: &Mutex<State>) {
-    let mut words: Vec<(Arc<Word>, Glance)> = Vec::new();
+    let mut words: Vec<(Arc<Word>, WordReader)> = Vec::new();
     loop {
         let is_brisk = {
             let mut state = all.lock();
@@ -153,7 +153,7 @@ fn look_at_all(all: &Mutex<State>) {
 }
 
 /// Looks at a word. False if it need not be looked at any more, and no look is under way.
-fn goes_on(word: &Word, glance: &mut Glance) -> bool {
+fn goes_on(word: &Word, glance: &mut WordReader) -> bool {
     let looked = look(word, glance);
     let is_under_way = glance.is_under_way();
     if let Err(e) = looked {
@@ -164,7 +164,7 @@ fn goes_on(word: &Word, glance: &mut Glance) -> bool {
     is_under_way || !word.is_over.load(Acquire)
 }
 
-fn look(word: &Word, glance: &mut Glance) -> std::result::Result<(), GpuError> {
+fn look(word: &Word, glance: &mut WordReader) -> std::result::Result<(), GpuError> {
     if let Some(seen) = glance.seen()? {
         *word.seen.lock() = Ok(Some(seen));
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use uccl_fabric::{
     mem::Span,
-    region::{Region, RegionTable, Revoked},
+    region::{Region, RegionTable, RevokedRegion},
 };
 use uccl_wire::message::Source;
 
@@ -54,7 +54,7 @@ pub(crate) struct Lent<C: Carrier> {
     /// The slot of the registered region that contains it, if there is one.
     pub(crate) part_of: Option<u32>,
     /// The key's slot.
-    pub(crate) revoked: Revoked,
+    pub(crate) revoked: RevokedRegion,
     /// Keeps the transfer from ending while the peer may touch the memory.
     pub(crate) hold: Option<Hold<C>>,
     /// The memory itself, if nothing else keeps it allocated.

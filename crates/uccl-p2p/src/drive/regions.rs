@@ -18,7 +18,7 @@ use uccl_fabric::{
     gpu::GpuShare,
     mem::Span,
     regcache::{RegCache, Registration},
-    region::{Region, RegionTable, Revoked, Rights, SharedBacking},
+    region::{Region, RegionTable, RevokedRegion, Rights, SharedBacking},
 };
 
 use super::places;
@@ -115,7 +115,7 @@ impl std::ops::Deref for Found<'_> {
 pub(crate) struct Ending {
     pub(crate) mr: Arc<Mr>,
     /// Keeps the slot from being used again, until the memory has been let go.
-    revoked: Mutex<Option<Revoked>>,
+    revoked: Mutex<Option<RevokedRegion>>,
 }
 
 impl Ending {

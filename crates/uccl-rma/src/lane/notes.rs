@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_fabric::region::{Described, Rights};
+use uccl_fabric::region::{RegionDescription, Rights};
 use uccl_wire::{
     frame::Status,
     rails::{Grant, LANDING, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
@@ -349,7 +349,7 @@ impl RmaLane {
             return self.grant_landing(state);
         }
         let described = self.regions.describe(region.slot, region.key)?;
-        let Described { span, rights, kind, region: root } = described;
+        let RegionDescription { span, rights, kind, region: root } = described;
         let pinned = self.rails.of_slot(root);
         let paths =
             pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));

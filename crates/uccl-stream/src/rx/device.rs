@@ -208,7 +208,7 @@ impl<P: PipeRx> Rx<P> {
     /// Lists the memory that the first `len` bytes of `rest` are.
     fn locate_filled(
         &mut self,
-        regions: &uccl_fabric::region::Locked<'_>,
+        regions: &uccl_fabric::region::TableGuard<'_>,
         len: usize,
         mut rest: Stretch,
     ) -> Result<(), AccessError> {
