@@ -81,7 +81,7 @@ impl Agent {
     /// Whether a failure of this kind is the first of the connection to another agent. For an
     /// unknown agent, which has no connection, every failure counts as the first.
     pub(crate) fn is_new_failure(&self, name: &[u8], status: Status) -> bool {
-        self.remotes.read().get(name).is_none_or(|remote| remote.said.is_new(status))
+        self.remotes.read().get(name).is_none_or(|remote| remote.logged.is_new(status))
     }
 
     fn remote(&self, name: &[u8]) -> Result<Arc<Remote>> {

@@ -69,8 +69,8 @@ pub(crate) struct Param {
     value: Bytes,
 }
 
-type Take = unsafe extern "C" fn(*mut c_void, Bytes);
-type TakePair = unsafe extern "C" fn(*mut c_void, Bytes, Bytes);
+type Sink = unsafe extern "C" fn(*mut c_void, Bytes);
+type PairSink = unsafe extern "C" fn(*mut c_void, Bytes, Bytes);
 
 /// `nixlMetaDesc`.
 #[repr(C)]
@@ -132,7 +132,7 @@ fn answer_for(
     what: &'static str,
     call: impl FnOnce() -> Result<Status>,
 ) -> c_int {
-    answer_about(what, |status| transfer.remote.said.is_new(status), call)
+    answer_about(what, |status| transfer.remote.logged.is_new(status), call)
 }
 
 fn answer_about(
@@ -166,7 +166,7 @@ unsafe fn give<T>(to: *mut *mut T, object: T) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_options(to: *mut c_void, take: TakePair) {
+unsafe extern "C" fn uccl_nixl_options(to: *mut c_void, take: PairSink) {
     for name in Config::names() {
         // SAFETY: as the module says.
         unsafe { take(to, Bytes::of(name.as_bytes()), Bytes::of(b"")) };
@@ -217,7 +217,7 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: Take) -> c_int {
+unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: Sink) -> c_int {
     answer("getConnInfo", || {
         let info = agent.conn_info().to_string();
         // SAFETY: as the module says.
@@ -286,7 +286,7 @@ unsafe extern "C" fn uccl_nixl_region_number(memory: &Memory) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_public_data(memory: &Memory, to: *mut c_void, take: Take) -> c_int {
+unsafe extern "C" fn uccl_nixl_public_data(memory: &Memory, to: *mut c_void, take: Sink) -> c_int {
     answer("getPublicData", || {
         // SAFETY: as the module says.
         unsafe { take(to, Bytes::of(&memory.advert().encode())) };
@@ -325,7 +325,7 @@ unsafe extern "C" fn uccl_nixl_query(
     addr: usize,
     len: usize,
     to: *mut c_void,
-    take: TakePair,
+    take: PairSink,
 ) -> c_int {
     answer("queryMem", || {
         let Some(known) = agent.query(addr, len)? else { return Ok(Status::NotFound) };
@@ -416,7 +416,7 @@ unsafe extern "C" fn uccl_nixl_cost(transfer: &Transfer) -> Estimate {
 unsafe extern "C" fn uccl_nixl_take_notifs(
     agent: &Agent,
     to: *mut c_void,
-    take: TakePair,
+    take: PairSink,
 ) -> c_int {
     answer("getNotifs", || {
         for arrived in agent.endpoint.take_notifs()? {

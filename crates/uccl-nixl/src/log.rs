@@ -36,15 +36,15 @@ fn of_nixl(level: &str) -> &'static str {
 /// The kinds of failure that were logged of one connection: NIXL asks about a failed transfer as
 /// often as it likes.
 #[derive(Default)]
-pub(crate) struct Said(Mutex<Vec<Status>>);
+pub(crate) struct LoggedFailures(Mutex<Vec<Status>>);
 
-impl Said {
+impl LoggedFailures {
     /// Whether a failure is the first of its kind.
     pub(crate) fn is_new(&self, status: Status) -> bool {
-        let mut said = self.0.lock();
-        let is_new = !said.contains(&status);
+        let mut logged = self.0.lock();
+        let is_new = !logged.contains(&status);
         if is_new {
-            said.push(status);
+            logged.push(status);
         }
         is_new
     }
@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn a_failure_is_said_once_a_kind_and_connection() {
-        let said = Said::default();
-        assert!(said.is_new(Status::Backend));
-        assert!(!said.is_new(Status::Backend));
-        assert!(said.is_new(Status::RemoteDisconnect));
-        said.clear();
-        assert!(said.is_new(Status::Backend));
+        let logged = LoggedFailures::default();
+        assert!(logged.is_new(Status::Backend));
+        assert!(!logged.is_new(Status::Backend));
+        assert!(logged.is_new(Status::RemoteDisconnect));
+        logged.clear();
+        assert!(logged.is_new(Status::Backend));
     }
 }

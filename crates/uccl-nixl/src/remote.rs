@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use uccl_p2p::{ConnId, Endpoint, Status, TransferHandle, Uninterrupted};
 
-use crate::{conn_info::ConnInfo, cost::Cost, log::Said, status::Result};
+use crate::{conn_info::ConnInfo, cost::Cost, log::LoggedFailures, status::Result};
 
 /// One agent that transfers go to. The first caller that needs the connection makes it. It is made
 /// again if it was lost and the same endpoint is still there.
@@ -13,7 +13,7 @@ pub(crate) struct Remote {
     /// Notifications that were sent alone and not seen to arrive.
     sent: Mutex<Vec<TransferHandle>>,
     pub(crate) cost: Mutex<Cost>,
-    pub(crate) said: Said,
+    pub(crate) logged: LoggedFailures,
 }
 
 impl Remote {
@@ -23,7 +23,7 @@ impl Remote {
             conn: Mutex::default(),
             sent: Mutex::default(),
             cost: Mutex::default(),
-            said: Said::default(),
+            logged: LoggedFailures::default(),
         }
     }
 
@@ -39,7 +39,7 @@ impl Remote {
         }
         let ConnInfo { addr, instance } = self.info;
         let made = endpoint.connect_to(addr, instance, None, &mut Uninterrupted)?;
-        self.said.clear();
+        self.logged.clear();
         *conn = Some(made);
         Ok(made)
     }

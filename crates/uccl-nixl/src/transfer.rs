@@ -23,12 +23,12 @@ pub(crate) struct Transfer {
     iovs: Vec<Iov>,
     adverts: Vec<Advert>,
     bytes: u64,
-    posted: Mutex<Posted>,
+    posted: Mutex<TransferState>,
 }
 
-enum Posted {
-    Not,
-    Under(TransferHandle, Instant),
+enum TransferState {
+    Idle,
+    InFlight(TransferHandle, Instant),
     Failed(Engine),
     Ended,
 }
@@ -37,24 +37,24 @@ impl Transfer {
     pub(crate) fn new(remote: Arc<Remote>, op: Op, pieces: (Vec<Iov>, Vec<Advert>)) -> Self {
         let (iovs, adverts) = pieces;
         let bytes = iovs.iter().map(|iov| iov.len as u64).sum();
-        Self { remote, op, iovs, adverts, bytes, posted: Mutex::new(Posted::Not) }
+        Self { remote, op, iovs, adverts, bytes, posted: Mutex::new(TransferState::Idle) }
     }
 
     /// Starts it. The notification is this post's alone: the next one has its own, or none.
     pub(crate) fn post(&self, endpoint: &Endpoint, notif: Option<&[u8]>) -> Result<Status> {
         let mut posted = self.posted.lock();
-        if let Posted::Under(transfer, _) = &*posted
+        if let TransferState::InFlight(transfer, _) = &*posted
             && matches!(transfer.poll()?, Stand::Pending)
         {
             return Err(Error::StillActive);
         }
-        *posted = Posted::Not;
+        *posted = TransferState::Idle;
         if self.iovs.is_empty() {
             // All of the transfer is memory without bytes.
             if let Some(notif) = notif {
                 self.remote.notify(endpoint, notif)?;
             }
-            *posted = Posted::Ended;
+            *posted = TransferState::Ended;
             return Ok(Status::Success);
         }
         let conn = self.remote.conn(endpoint)?;
@@ -63,7 +63,7 @@ impl Transfer {
         match endpoint.try_run_held(&request)? {
             Tried::Done(_) => Ok(self.ended(&mut posted, started)),
             Tried::Under(transfer) => {
-                *posted = Posted::Under(transfer, started);
+                *posted = TransferState::InFlight(transfer, started);
                 self.look(&mut posted)
             }
         }
@@ -74,25 +74,27 @@ impl Transfer {
         self.look(&mut self.posted.lock())
     }
 
-    fn look(&self, posted: &mut Posted) -> Result<Status> {
+    fn look(&self, posted: &mut TransferState) -> Result<Status> {
         let (stand, started) = match posted {
-            Posted::Under(transfer, started) => (transfer.poll()?, *started),
-            Posted::Failed(e) => return Err(e.clone().into()),
-            Posted::Ended => return Ok(Status::Success),
-            Posted::Not => return Err(Error::Invalid("the transfer has not been posted".into())),
+            TransferState::InFlight(transfer, started) => (transfer.poll()?, *started),
+            TransferState::Failed(e) => return Err(e.clone().into()),
+            TransferState::Ended => return Ok(Status::Success),
+            TransferState::Idle => {
+                return Err(Error::Invalid("the transfer has not been posted".into()));
+            }
         };
         match stand {
             Stand::Pending => Ok(Status::InProgress),
             Stand::Failed(e) => {
-                *posted = Posted::Failed(e.clone());
+                *posted = TransferState::Failed(e.clone());
                 Err(e.into())
             }
             Stand::Done(_) => Ok(self.ended(posted, started)),
         }
     }
 
-    fn ended(&self, posted: &mut Posted, started: Instant) -> Status {
-        *posted = Posted::Ended;
+    fn ended(&self, posted: &mut TransferState, started: Instant) -> Status {
+        *posted = TransferState::Ended;
         self.remote.cost.lock().learn(self.bytes, started.elapsed());
         Status::Success
     }
@@ -104,9 +106,10 @@ impl Transfer {
     /// that succeeds, because it has been said.
     pub(crate) fn cancel(&self) -> Result<()> {
         let mut posted = self.posted.lock();
-        let Posted::Under(transfer, _) = &*posted else { return Ok(()) };
+        let TransferState::InFlight(transfer, _) = &*posted else { return Ok(()) };
         let said = what_a_cancel_says(&transfer.cancel()?);
-        *posted = said.as_ref().err().map_or(Posted::Ended, |e| Posted::Failed(e.clone()));
+        *posted =
+            said.as_ref().err().map_or(TransferState::Ended, |e| TransferState::Failed(e.clone()));
         Ok(said?)
     }
 
