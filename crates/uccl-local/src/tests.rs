@@ -11,7 +11,7 @@ use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     alloc::{SharedBuf, lookup},
-    lane::{Completion, RemoteSpans, Spans},
+    lane::{Completion, Handling, RemoteSpans, Spans},
     region::{RegionTable, Rights},
 };
 
@@ -27,8 +27,12 @@ const LONG: usize = (AT_ONCE as usize) * 2;
 struct NoMessages;
 
 impl MessageSink for NoMessages {
-    fn message(&self, _: &[u8]) -> Result<(), String> {
+    fn message(&self, _: &[u8]) -> Result<Handling, String> {
         Err("nobody sends messages".into())
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {}

@@ -8,8 +8,9 @@ mod pinned;
 mod put;
 mod share;
 mod staging;
+mod words;
 
-pub(crate) use self::put::change_word;
+pub(crate) use self::words::begin_change;
 pub use self::{
     copier::{CopyBy, StandIn},
     engine::{Engine, Mark, Route},
@@ -18,4 +19,5 @@ pub use self::{
     put::put,
     share::GpuShare,
     staging::{Ended, PATIENCE, Staging},
+    words::{WordChange, advance_words, prepare_words},
 };
