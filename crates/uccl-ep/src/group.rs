@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use uccl_local::cma::Process;
+use uccl_device::Process;
 use uccl_p2p::Endpoint;
 use uccl_wire::ep_card::{EpCard, EpEndpoint};
 

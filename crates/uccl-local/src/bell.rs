@@ -16,11 +16,11 @@ use std::{
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::{SmallVec, smallvec};
+use uccl_device::Process;
 use uccl_fabric::alloc::Shareable;
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
-    cma::Process,
     cuda_ipc::{OpenedGpu, Owner},
     fdpass::{FdSocket, is_want},
     offers::{Line, RETRACT, with_id},

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use uccl_device::cuda::PeerId;
+use uccl_device::{Process, cuda::PeerId};
 use uccl_fabric::{
     gpu::CopyBy,
     region::RegionTable,
@@ -23,7 +23,6 @@ use uccl_stream::{StreamLane, StreamOptions};
 
 use super::{KILL_PATIENCE, LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
-    cma::Process,
     cuda_ipc::{Bouncers, Owner},
     fdpass::{FdSocket, Message},
     shm::{ByteRing, Direct, Hazards, hazard::HAZARD_BYTES},

@@ -9,8 +9,10 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_device::cuda::{Context, DeviceBuffer, Gpus, Priority, Stream};
-use uccl_local::cma::Process;
+use uccl_device::{
+    Process,
+    cuda::{Context, DeviceBuffer, Gpus, Priority, Stream},
+};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use uccl_local::cma::Process;
+use uccl_device::Process;
 
 use super::status::Reports;
 use crate::error::{Error, Result};

@@ -14,13 +14,12 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_device::{
-    HostIdentity,
+    HostIdentity, Process,
     cuda::{
         Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
         PinnedBuffer, Priority, Stream,
     },
 };
-use uccl_local::cma::Process;
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use uccl_device::Process;
 use uccl_fabric::guarded::{self, Unmapped};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pieces::Stretch;
@@ -19,7 +20,7 @@ use super::hazard::Hazards;
 use super::mappings::PeerMappings;
 use super::memo::Memo;
 use super::published::{Checked, PeerCheck, PeerTable};
-use crate::cma::{CmaError, Process};
+use crate::cma::{CmaError, PeerMemory};
 
 /// How the peer's memory can be reached from here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +119,8 @@ impl Found {
 pub struct Direct {
     pub(super) table: PeerTable,
     pub(super) accesses: Arc<Accesses>,
-    process: Option<Process>,
+    /// The peer's memory through the kernel, if that can be reached.
+    memory: Option<PeerMemory>,
     pub(super) mappings: PeerMappings,
     /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here,
     /// or 0.
@@ -134,7 +136,7 @@ impl Direct {
         Self {
             table,
             accesses: Arc::new(Accesses::new(hazards)),
-            process,
+            memory: process.map(PeerMemory::of),
             mappings: PeerMappings::new(),
             memo: Memo::default(),
             closed: AtomicBool::new(false),
@@ -213,7 +215,7 @@ impl Direct {
                 Reach::None
             }
             Ok(found) if !found.base.is_null() => Reach::Mapped,
-            Ok(_) if self.process.is_some() => Reach::Cma,
+            Ok(_) if self.memory.is_some() => Reach::Cma,
             Err(DirectError::Device) => Reach::Gpu,
             _ => Reach::None,
         }
@@ -291,9 +293,9 @@ impl Direct {
         let _access = self.access(remote.slot)?;
         let there = self.find(remote)?.admit(remote, access)?;
         if there.is_null() {
-            let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
+            let memory = self.memory.as_ref().ok_or(DirectError::Unreachable)?;
             // SAFETY: the caller's promise.
-            return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
+            return Ok(unsafe { memory.copy(access, &[*local], &[(remote.addr, remote.len)])? });
         }
         // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the
         // access is counted.
@@ -369,9 +371,8 @@ impl Direct {
             self.check_all(access, &remote[first..])?;
         }
         let mut rest = remote;
-        let process = self.process.as_ref();
-        let mut walk =
-            Walk { local, rest: Stretch::all(local), access, process, queue: Vec::new() };
+        let memory = self.memory.as_ref();
+        let mut walk = Walk { local, rest: Stretch::all(local), access, memory, queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
             self.admits()?;
@@ -394,7 +395,7 @@ impl Direct {
     fn check_all(&self, access: Access, remote: &[RemoteSpan]) -> Result<(), DirectError> {
         for span in remote {
             let there = self.find(span)?.admit(span, access)?;
-            if there.is_null() && self.process.is_none() {
+            if there.is_null() && self.memory.is_none() {
                 return Err(DirectError::Unreachable);
             }
         }
@@ -457,7 +458,7 @@ struct Walk<'a> {
     /// The part of it that is not done.
     rest: Stretch,
     access: Access,
-    process: Option<&'a Process>,
+    memory: Option<&'a PeerMemory>,
     /// Pieces that will go through the kernel in one call.
     queue: Vec<(Span, (u64, u64))>,
 }
@@ -497,10 +498,10 @@ impl Walk<'_> {
         if self.queue.is_empty() {
             return Ok(());
         }
-        let process = self.process.ok_or(DirectError::Unreachable)?;
+        let memory = self.memory.ok_or(DirectError::Unreachable)?;
         let (local, remote): (Vec<_>, Vec<_>) = self.queue.drain(..).unzip();
         // SAFETY: the caller's promise.
-        unsafe { process.copy(self.access, &local, &remote)? };
+        unsafe { memory.copy(self.access, &local, &remote)? };
         Ok(())
     }
 }

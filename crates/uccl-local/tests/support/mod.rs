@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::smallvec;
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, Process};
 use uccl_fabric::{
     lane::{Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
     mem::{RemoteSpan, Span},
@@ -19,7 +19,6 @@ use uccl_fabric::{
 use uccl_local as local;
 use uccl_local::{
     LocalLane, Setup,
-    cma::Process,
     fdpass::{FdSocket, Message},
 };
 
