@@ -10,6 +10,7 @@ mod dist;
 mod done;
 mod ep;
 mod fetch;
+mod floors;
 mod guest;
 mod hammer;
 mod headers;

@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use crate::{
     capi, circles, demo, deny,
     done::Done,
-    ep, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
-    python, readme,
+    ep, floors, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package,
+    prefetch, python, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -107,6 +107,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "whether modules import each other in a circle",
         run: |_| circles::check().map(Done::from),
+    },
+    Step {
+        name: "floors",
+        group: Group::Lint,
+        about: "whether dependencies between the crates point down",
+        run: |_| floors::check().map(Done::from),
     },
     Step {
         name: "words",
