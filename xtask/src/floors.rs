@@ -76,7 +76,7 @@ const FLOORS: &[Floor] = &[
     // Nothing depends on these but tests.
     Floor {
         name: "tests",
-        crates: &["uccl-chaos", "uccl-conformance", "uccl-storm"],
+        crates: &["uccl-chaos", "uccl-conformance", "uccl-fuzz", "uccl-storm"],
         below: &["ground", "contracts", "links", "engine"],
         shared: None,
     },

@@ -1,7 +1,7 @@
-//! Throws random and mutated bytes at every parser of the crate.
+//! Throws random and mutated bytes at every parser of uccl-wire.
 //!
 //! ```text
-//! cargo run --release -p uccl-wire --example hammer -- [COUNT [SEED]]
+//! cargo run --release -p uccl-fuzz --example hammer -- [COUNT [SEED]]
 //! ```
 //!
 //! Frame i depends on the seed and i alone, so a failure is found again with its seed. Fails if a
@@ -16,7 +16,7 @@ use std::{
 
 use fastrand::Rng;
 use peak_alloc::PeakAlloc;
-use uccl_wire::fuzz::{PARSERS, samples};
+use uccl_fuzz::{PARSERS, samples};
 
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;

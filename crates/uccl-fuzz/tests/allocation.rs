@@ -1,7 +1,7 @@
 //! No number in hostile bytes makes a parser take memory that the bytes' length does not justify.
 
 use peak_alloc::PeakAlloc;
-use uccl_wire::fuzz::{PARSERS, samples};
+use uccl_fuzz::{PARSERS, samples};
 
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
@@ -13,7 +13,7 @@ const ALLOWED_BYTES: usize = 16 << 10;
 #[test]
 fn memory_follows_the_input() {
     for mut bytes in samples() {
-        let _ = uccl_wire::fuzz::all_parsers(&bytes);
+        let _ = uccl_fuzz::all_parsers(&bytes);
         for at in 0..bytes.len() {
             for width in [1, 2, 4, 8] {
                 let end = (at + width).min(bytes.len());
