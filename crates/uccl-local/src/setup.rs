@@ -140,7 +140,7 @@ fn build(
     let bell = Arc::new(Bell::new(socket, Arc::clone(&direct), owner));
     let (pipe, tx, rx) = ShmPipe::new(tx, rx, &bell);
     let (regions, checksum) = (setup.regions, setup.checksum);
-    let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };
+    let options = StreamOptions { regions, checksum, copy_by: CopyBy::default() };
     Ok(LocalLane {
         stream: StreamLane::new(pipe, tx, rx, options),
         direct,

@@ -30,7 +30,8 @@ fn lane<P: Pipe>(
     regions: &Arc<RegionTable>,
     checksum: bool,
 ) -> StreamLane<P> {
-    let options = StreamOptions { regions: Arc::clone(regions), checksum, copy_by: CopyBy::Gpus };
+    let options =
+        StreamOptions { regions: Arc::clone(regions), checksum, copy_by: CopyBy::default() };
     StreamLane::new(pipe, tx, rx, options)
 }
 

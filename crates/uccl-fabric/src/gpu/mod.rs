@@ -2,6 +2,7 @@
 //! the bytes of a GPU where a link reaches host memory only.
 
 mod copier;
+mod cuda;
 mod engine;
 mod glance;
 mod pinned;
@@ -12,7 +13,7 @@ mod words;
 
 pub(crate) use self::words::begin_change;
 pub use self::{
-    copier::{CopyBy, StandIn},
+    copier::{CopyBackend, CopyBy, CopyQueue},
     engine::{Engine, Mark, Route},
     glance::Glance,
     pinned::{CHUNK, Chunk, Slab},

@@ -188,7 +188,7 @@ impl<T> Drop for Staging<T> {
             // A GPU finishes the copies that it was given. So the chunks are leaked, and with the
             // copier the memory that the GPU reads its orders from.
             mem::forget(mem::take(&mut self.line));
-            mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::Gpus)));
+            mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::default())));
         }
     }
 }
