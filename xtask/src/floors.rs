@@ -69,9 +69,9 @@ const FLOORS: &[Floor] = &[
     // It lists the devices of the links.
     Floor {
         name: "command",
-        crates: &["uccl-cli"],
+        crates: &["uccl-bench", "uccl-cli"],
         below: &["ground", "links", "engine", "expert parallelism"],
-        shared: None,
+        shared: Some("uccl-bench"),
     },
     // Nothing depends on these but tests.
     Floor {

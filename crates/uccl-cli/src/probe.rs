@@ -11,8 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
-
-use crate::vm::{Way, copy};
+use uccl_bench::vm::{Way, copy};
 
 /// The hidden subcommand that the probing child runs.
 pub(crate) const SUBCOMMAND: &str = "probe-memory";

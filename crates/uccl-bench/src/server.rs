@@ -35,7 +35,7 @@ impl Peer {
 }
 
 /// Runs as the second process of a benchmark on this host.
-pub(crate) fn serve_parent() -> Result<()> {
+pub fn serve_parent() -> Result<()> {
     // Closed pipes end this process too, but not while it is stuck.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot be tied to the parent")?;
     let reader = io::stdin().as_fd().try_clone_to_owned()?;

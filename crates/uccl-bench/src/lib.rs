@@ -1,4 +1,22 @@
 //! `uccl bench`: transfers between two processes, and the limits they are compared with.
+//!
+//! One side leads: it has the command's arguments, measures, and prints. The other side serves it,
+//! as a process or a thread of this host or as a process of another host.
+//!
+//! ```text
+//!   arguments    plan   the arguments, and the points that follow from them
+//!                kinds, size, pattern, pieces, place: the dimensions of a point
+//!   sides        run    the side that leads: one point after the other
+//!                server the side that serves
+//!                side   an endpoint, its memory of a point, its part of a phase
+//!                buffer, flag, ordered: memory, its watched byte, transfers on a CUDA stream
+//!   between      peer   the other side as the leading one knows it
+//!                control, auth: the messages of the two, and their first ones
+//!   results      stats, report, table, plot: numbers, JSON and CSV, lines, a picture
+//!   limits       the machine without the engine: copies, TCP, shared memory, GPUs
+//!   ep           dispatch and combine between ranks of this host
+//!   vm           copies between two processes' memory, for `limits` and for the command
+//! ```
 
 mod auth;
 mod buffer;
@@ -22,6 +40,7 @@ mod side;
 mod size;
 mod stats;
 mod table;
+pub mod vm;
 
 use std::io::{IsTerminal, stderr};
 
@@ -29,7 +48,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use uccl_device::{Topology, cuda::Gpus};
 
-pub(crate) use self::{
+pub use self::{
     ep::{RANK_SUBCOMMAND, serve_rank},
     peer::SUBCOMMAND,
     plan::BenchArgs,
@@ -45,7 +64,8 @@ use self::{
 };
 
 /// Runs the benchmark of the arguments. An error if a byte arrived wrong.
-pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+pub fn run(args: BenchArgs) -> Result<()> {
+    let args = &args.with_preset();
     if let Some(What::Ep(args)) = &args.what {
         return ep::run(args);
     }

@@ -6,10 +6,8 @@ use anyhow::{Context, Result, bail};
 
 use super::{Channel, LimitRequest, Reply, Row, Size, sized};
 use crate::{
-    bench::{
-        buffer::HostBuffer,
-        control::{Request, unexpected},
-    },
+    buffer::HostBuffer,
+    control::{Request, unexpected},
     vm::{Way, copy},
 };
 

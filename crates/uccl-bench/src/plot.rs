@@ -216,7 +216,7 @@ fn corners(index: usize) -> &'static [(i32, i32)] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::tests::row;
+    use crate::report::tests::row;
 
     #[test]
     fn one_line_an_op_and_path() {

@@ -83,7 +83,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::bench::control::Channel;
+    use crate::control::Channel;
 
     #[test]
     fn each_round_has_a_mark_of_its_own() {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use uccl_device::cuda::PinnedBuffer;
 use uccl_p2p::{Endpoint, SharedBuf};
 
-use crate::bench::{
+use crate::{
     pattern::{fill, mismatch},
     pieces::Pieces,
     place,

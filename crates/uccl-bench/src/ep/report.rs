@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::{shape::Shape, task::Timed};
-use crate::bench::{
+use crate::{
     report::Machine,
     stats::{Latencies, Latency},
 };

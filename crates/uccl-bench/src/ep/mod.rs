@@ -13,7 +13,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use uccl_device::Topology;
 
-pub(crate) use self::ranks::{RANK_SUBCOMMAND, serve_rank};
+pub use self::ranks::{RANK_SUBCOMMAND, serve_rank};
 use self::{report::Report, shape::Shape, task::Ranks};
 use super::report::{Machine, Sink};
 

@@ -15,7 +15,7 @@ use rustix::{
 };
 
 use super::{Channel, LimitRequest, Reply, Row, Spin, latencies};
-use crate::bench::control::{Request, unexpected};
+use crate::control::{Request, unexpected};
 
 const PAGE: usize = 4096;
 const WORDS: usize = 8;

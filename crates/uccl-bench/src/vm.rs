@@ -4,7 +4,7 @@ use std::io;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub enum Way {
     /// From the other process into this one.
     Read,
     /// From this process into the other one.
@@ -19,13 +19,7 @@ pub(crate) enum Way {
 /// # Safety
 /// This process must own the `len` bytes at `local` for reading and, for [`Way::Read`], for
 /// writing. The two processes must have agreed that this one writes to the other's memory.
-pub(crate) unsafe fn copy(
-    pid: u32,
-    remote: u64,
-    local: *mut u8,
-    len: usize,
-    way: Way,
-) -> io::Result<()> {
+pub unsafe fn copy(pid: u32, remote: u64, local: *mut u8, len: usize, way: Way) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     let mut done = 0;
     while done < len {

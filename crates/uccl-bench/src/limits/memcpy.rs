@@ -5,7 +5,7 @@ use std::{hint::black_box, time::Duration};
 use anyhow::Result;
 
 use super::{Row, Size, sized};
-use crate::bench::buffer::HostBuffer;
+use crate::buffer::HostBuffer;
 
 pub(super) fn measure(size: Size, time: Duration) -> Result<Row> {
     let len = usize::try_from(size.0)?;

@@ -15,7 +15,7 @@ use uccl_p2p::Config;
 use super::{auth::greet, control::Channel, role::Role};
 
 /// The hidden subcommand that a spawned peer runs.
-pub(crate) const SUBCOMMAND: &str = "bench-peer";
+pub const SUBCOMMAND: &str = "bench-peer";
 
 /// The other side, as the leading side knows it.
 pub(crate) struct Peer {

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use uccl_device::cuda::{Context, DeviceBuffer, Direction, Priority, Stream};
 
 use super::host::{HostBuffer, POISON, too_much};
-use crate::bench::pieces::Pieces;
+use crate::pieces::Pieces;
 
 pub(crate) struct GpuBuffer {
     memory: DeviceBuffer,

@@ -66,7 +66,7 @@ pub(crate) enum What {
 /// --inflight 1 measures both on the same transfers and one buffer.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct BenchArgs {
+pub struct BenchArgs {
     #[command(subcommand)]
     pub(crate) what: Option<What>,
     /// A well-known measurement; other options that are given override its own

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// The hidden subcommand of a rank's process.
-pub(crate) const RANK_SUBCOMMAND: &str = "bench-ep-rank";
+pub const RANK_SUBCOMMAND: &str = "bench-ep-rank";
 /// The longest message of a rank: a card, or the times of its rounds.
 const LONGEST: usize = 1 << 26;
 
@@ -137,7 +137,7 @@ fn read_message(from: &mut impl Read) -> io::Result<Vec<u8>> {
 }
 
 /// Serves one rank in this process. Its parent carries the exchange among ranks.
-pub(crate) fn serve_rank() -> Result<()> {
+pub fn serve_rank() -> Result<()> {
     let (mut stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
     let (rank, ranks): (usize, Ranks) = serde_json::from_slice(&read_message(&mut stdin)?)?;
     let mut exchange = |mine: Vec<u8>| {
@@ -158,7 +158,7 @@ pub(crate) fn serve_rank() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::ep::shape::tests::SMALL;
+    use crate::ep::shape::tests::SMALL;
 
     #[test]
     fn ranks_measure_every_call_in_every_round() {

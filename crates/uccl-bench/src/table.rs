@@ -78,7 +78,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::tests::row as sample;
+    use crate::report::tests::row as sample;
 
     #[test]
     fn every_line_is_aligned() {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_a_dash_and_a_note_follows() {
-        let mut missing = crate::bench::report::Row::limit("vm-read", 4096);
+        let mut missing = crate::report::Row::limit("vm-read", 4096);
         missing.note = Some("refused".into());
         let line = row(&missing);
         assert_eq!(line.matches(" -").count(), 5, "{line}");

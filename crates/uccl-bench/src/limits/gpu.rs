@@ -7,7 +7,7 @@ use anyhow::Result;
 use uccl_device::cuda::{Context, Direction, Priority, Stream};
 
 use super::{Row, Size, rate_of, sized};
-use crate::bench::{
+use crate::{
     buffer::{GpuBuffer, HostBuffer},
     place::{self, Place, Places},
 };

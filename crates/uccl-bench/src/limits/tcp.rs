@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use socket2::SockRef;
 
 use super::{Channel, Latencies, LimitRequest, Reply, Row, Spin, latencies, rate};
-use crate::bench::control::{Request, unexpected};
+use crate::control::{Request, unexpected};
 
 /// Bytes of one blocking call.
 const CALL: usize = 1 << 20;
