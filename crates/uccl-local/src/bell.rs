@@ -21,7 +21,7 @@ use uccl_fabric::alloc::Shareable;
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
-    cuda_ipc::{OpenedGpu, Owner},
+    cuda_ipc::{OfferedMemory, Owner},
     fdpass::{FdSocket, is_want},
     offers::{Line, RETRACT, with_id},
     shm::Direct,
@@ -205,7 +205,7 @@ impl Bell {
                     return Err(wrong(&format!("{} descriptors, not {needed}", fds.len())));
                 }
                 let id = offer.id;
-                self.direct.insert_gpu(id, OpenedGpu::new(offer, fds, self.owner)?)
+                self.direct.insert_gpu(id, OfferedMemory::new(offer, fds, self.owner)?)
             }
             [RETRACT, a, b, c, d] => {
                 self.direct.remove_mapping(u32::from_le_bytes([a, b, c, d]));

@@ -13,7 +13,7 @@ use uccl_fabric::{
 
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
-    cuda_ipc::{GpuJobs, Pieces, Posting, batches, is_sliced},
+    cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, is_sliced},
     shm::Reach,
 };
 
@@ -183,7 +183,7 @@ impl LocalLane {
         let batches = batches(&pieces.remote);
         let posting = |range: &Range<usize>, done| {
             let (pieces, range) = (&pieces, range.clone());
-            Posting { kind, memory, pieces, range, in_slices, word, done }
+            PostRequest { kind, memory, pieces, range, in_slices, word, done }
         };
         if let [all] = &batches[..] {
             // SAFETY: the caller's promise.
@@ -215,7 +215,7 @@ impl LocalLane {
         let Operation { kind, local, memory, remote, done } = op;
         let (range, pieces) = (0..remote.len(), Arc::new(Pieces { local, remote }));
         let (pieces_of, done_of) = (&pieces, &done);
-        let posting = Posting {
+        let posting = PostRequest {
             kind,
             memory,
             pieces: pieces_of,
@@ -246,7 +246,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn launch(&self, posting: &Posting<'_>) -> Result<Posted, LaneError> {
+    unsafe fn launch(&self, posting: &PostRequest<'_>) -> Result<Posted, LaneError> {
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.gpu.post(&self.direct, posting) };
         let launched = match launch() {

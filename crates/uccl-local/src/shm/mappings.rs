@@ -11,7 +11,7 @@ use uccl_device::cuda::Context;
 
 use super::accesses::{Accesses, InUse};
 use super::segment::{MapMode, Mapping};
-use crate::cuda_ipc::{LockedHost, OpenedGpu};
+use crate::cuda_ipc::{LockedHost, OfferedMemory};
 
 /// The most offers kept from one peer: each may cost a mapping, of which a process has some ten
 /// thousand.
@@ -29,7 +29,7 @@ struct Maps {
     by_id: HashMap<u32, Arc<Mapping>>,
     /// Segments that are locked for GPUs, or just being locked.
     locked: HashMap<u32, Arc<Locked>>,
-    gpus: HashMap<u32, Arc<OpenedGpu>>,
+    gpus: HashMap<u32, Arc<OfferedMemory>>,
     /// Removed, but perhaps still in use by the accesses that were under way then.
     retired: Vec<(Arc<Mapping>, InUse)>,
     /// No offer is accepted any more.
@@ -85,7 +85,7 @@ impl PeerMappings {
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when
     /// the peer has offered too much.
-    pub fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
+    pub fn insert_gpu(&self, id: u32, memory: OfferedMemory) -> io::Result<()> {
         let mut maps = self.maps.lock();
         maps.admit()?;
         if maps.gpus.contains_key(&id) {
@@ -97,7 +97,7 @@ impl PeerMappings {
 
     /// The GPU memory that the peer calls `id`.
     #[must_use]
-    pub fn gpu(&self, id: u32) -> Option<Arc<OpenedGpu>> {
+    pub fn gpu(&self, id: u32) -> Option<Arc<OfferedMemory>> {
         self.maps.lock().gpus.get(&id).cloned()
     }
 

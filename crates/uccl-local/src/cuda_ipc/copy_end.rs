@@ -2,7 +2,7 @@
 
 /// The other end of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Other {
+pub(super) enum CopyEnd {
     /// The GPU that copies, or the host.
     Near,
     /// Another GPU, by its UUID.

@@ -17,7 +17,7 @@ use uccl_device::cuda::{
 };
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
-use super::descriptors::Waiting;
+use super::descriptors::PendingDescriptors;
 
 /// One importer for the process, so that each handle is opened only once.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
@@ -33,17 +33,17 @@ pub enum Owner {
 
 /// Memory that the peer offered.
 #[derive(Debug)]
-pub struct OpenedGpu {
+pub struct OfferedMemory {
     offer: GpuOffer,
     owner: Owner,
-    opened: Mutex<Opened>,
+    opened: Mutex<OfferState>,
 }
 
 /// The state of offered memory: which GPUs of ours have it open.
 #[derive(Debug, Default)]
-struct Opened {
+struct OfferState {
     /// The descriptors, until it is mapped.
-    fds: Waiting,
+    fds: PendingDescriptors,
     /// The mapping for each GPU, by its ordinal.
     mappings: HashMap<u32, Arc<Mapping>>,
 }
@@ -55,12 +55,12 @@ pub struct Place {
     /// Its address.
     pub address: u64,
     /// Keeps the address valid.
-    pub keep: Keep,
+    pub keep: PlaceOwner,
 }
 
 /// The object that keeps a [`Place`] valid.
 #[derive(Clone, Debug)]
-pub enum Keep {
+pub enum PlaceOwner {
     /// Another process's GPU memory, open.
     Mapping(Arc<Mapping>),
     /// The peer's shared host memory, locked.
@@ -69,17 +69,17 @@ pub enum Keep {
     Nothing,
 }
 
-impl OpenedGpu {
+impl OfferedMemory {
     /// Records an offer; nothing is opened yet.
     ///
     /// # Errors
     /// [`io::ErrorKind::QuotaExceeded`] when too many descriptors wait to be opened already.
     pub fn new(offer: GpuOffer, fds: Vec<OwnedFd>, owner: Owner) -> io::Result<Self> {
         let fds = match owner {
-            Owner::Other(_) => Waiting::of(fds)?,
-            Owner::Ourselves => Waiting::default(),
+            Owner::Other(_) => PendingDescriptors::of(fds)?,
+            Owner::Ourselves => PendingDescriptors::default(),
         };
-        let opened = Opened { fds, mappings: HashMap::new() };
+        let opened = OfferState { fds, mappings: HashMap::new() };
         Ok(Self { offer, owner, opened: Mutex::new(opened) })
     }
 
@@ -117,7 +117,7 @@ impl OpenedGpu {
             if let Some(theirs) = self.context() {
                 context.enable_peer(theirs?)?;
             }
-            return Ok(Place { address: self.offer.base, keep: Keep::Nothing });
+            return Ok(Place { address: self.offer.base, keep: PlaceOwner::Nothing });
         };
         let mut opened = self.opened.lock();
         let gpu = context.device().ordinal();
@@ -144,11 +144,11 @@ impl OpenedGpu {
     }
 
     fn within(&self, mapping: &Arc<Mapping>) -> Place {
-        Place { address: mapping.address(), keep: Keep::Mapping(Arc::clone(mapping)) }
+        Place { address: mapping.address(), keep: PlaceOwner::Mapping(Arc::clone(mapping)) }
     }
 }
 
-impl Opened {
+impl OfferState {
     /// Maps the memory of the descriptors, and closes them. Later calls only let other GPUs in.
     fn map(&mut self, context: &'static Context, lens: &[u64]) -> Result<Arc<Mapping>, GpuError> {
         if let Some(mapping) = self.mappings.values().next() {
@@ -158,7 +158,7 @@ impl Opened {
         let fds = self.fds.as_slice();
         let pieces: Vec<_> = fds.iter().zip(lens).map(|(fd, len)| (fd, *len as usize)).collect();
         let mapping = Importer::map(context, &pieces)?;
-        self.fds = Waiting::default();
+        self.fds = PendingDescriptors::default();
         Ok(mapping)
     }
 }
@@ -176,9 +176,9 @@ pub struct LockedHost {
 
 /// Bytes that count as locked.
 #[derive(Debug)]
-struct Counted(u64);
+struct LockedBytes(u64);
 
-impl Counted {
+impl LockedBytes {
     /// Counts `bytes` bytes, unless the sum exceeds `most`.
     fn of(bytes: u64, most: u64) -> Option<Self> {
         let sum = |locked: u64| locked.checked_add(bytes).filter(|sum| *sum <= most);
@@ -186,7 +186,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for LockedBytes {
     fn drop(&mut self) {
         LOCKED_BYTES.fetch_sub(self.0, Relaxed);
     }
@@ -213,10 +213,11 @@ impl LockedHost {
         mapping: Arc<uccl_fabric::shm::Mapping>,
     ) -> Result<Self, GpuError> {
         let most = most_locked();
-        let counted = Counted::of(mapping.len() as u64, most).ok_or_else(|| GpuError::System {
-            doing: format!("locking {} bytes of a peer's memory", mapping.len()),
-            reason: format!("at most {most} bytes of peers' memory are locked"),
-        })?;
+        let counted =
+            LockedBytes::of(mapping.len() as u64, most).ok_or_else(|| GpuError::System {
+                doing: format!("locking {} bytes of a peer's memory", mapping.len()),
+                reason: format!("at most {most} bytes of peers' memory are locked"),
+            })?;
         let (start, len) = (mapping.as_ptr() as u64, mapping.len());
         // The bytes count until the driver has let go of them.
         let kept = (Arc::clone(&mapping), counted);
@@ -243,11 +244,11 @@ mod tests {
 
     #[test]
     fn what_is_locked_for_peers_is_bounded_in_all() {
-        let half = Counted::of(50, 100).unwrap();
-        let rest = Counted::of(50, 100).unwrap();
-        assert!(Counted::of(1, 100).is_none() && Counted::of(u64::MAX, 100).is_none());
+        let half = LockedBytes::of(50, 100).unwrap();
+        let rest = LockedBytes::of(50, 100).unwrap();
+        assert!(LockedBytes::of(1, 100).is_none() && LockedBytes::of(u64::MAX, 100).is_none());
         drop(half);
-        assert!(Counted::of(51, 100).is_none() && Counted::of(50, 100).is_some());
+        assert!(LockedBytes::of(51, 100).is_none() && LockedBytes::of(50, 100).is_some());
         drop(rest);
         assert!(most_locked() > 1 << 20);
     }
