@@ -11,7 +11,7 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
+use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::CopyThreads};
 use crate::{
     cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, is_sliced},
     shm::Reach,
@@ -131,20 +131,20 @@ impl LocalLane {
             }));
         }
         if op.memory.device().is_some() {
-            return self.jobs.post(op, Hands::Many, JOB).map(Posted::Pending);
+            return self.jobs.post(op, CopyThreads::Many, JOB).map(Posted::Pending);
         }
-        let hands = self.sharing.choose(len);
-        if few && len <= AT_ONCE && hands == Hands::One {
+        let threads = self.sharing.choose(len);
+        if few && len <= AT_ONCE && threads == CopyThreads::One {
             let started = Instant::now();
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
             if copied.is_ok() {
-                self.sharing.learn(hands, len, started.elapsed());
+                self.sharing.learn(threads, len, started.elapsed());
             }
             return Ok(Posted::Done(copied));
         }
-        let done = self.sharing.timed(hands, len, Arc::clone(&op.done));
-        self.jobs.post(Operation { done, ..op }, hands, JOB).map(Posted::Pending)
+        let done = self.sharing.timed(threads, len, Arc::clone(&op.done));
+        self.jobs.post(Operation { done, ..op }, threads, JOB).map(Posted::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some

@@ -92,7 +92,7 @@ pub const BATCH: usize = 16;
 
 /// A region of the peer's, and where it is mapped here.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct PeerRegion {
     addr: u64,
     len: u64,
     rights: Rights,
@@ -100,7 +100,7 @@ struct Found {
     base: *mut u8,
 }
 
-impl Found {
+impl PeerRegion {
     /// The address in our mapping at which an access starts: null when the region is not mapped.
     #[inline(always)]
     fn admit(&self, span: &RemoteSpan, needed: impl Into<Rights>) -> Result<*mut u8, AccessError> {
@@ -224,7 +224,7 @@ impl Direct {
     /// Finds the region of a range, in the memo if nothing has changed. The caller must have
     /// claimed a hazard before.
     #[inline(always)]
-    fn find(&self, remote: &RemoteSpan) -> Result<Found, DirectError> {
+    fn find(&self, remote: &RemoteSpan) -> Result<PeerRegion, DirectError> {
         let version = self.table.version(remote.slot).ok_or(DirectError::Unreachable)?;
         let epoch = self.mappings.epoch();
         if let Some([key, slot, seen, mapped, addr, len, rights, base]) = self.memo.get(remote.slot)
@@ -232,14 +232,14 @@ impl Direct {
             let same = key == remote.key && slot == u64::from(remote.slot) + 1;
             if same && seen == version && mapped == epoch && version & 1 == 1 {
                 let rights = Rights::from_bits(rights);
-                return Ok(Found { addr, len, rights, base: base as *mut u8 });
+                return Ok(PeerRegion { addr, len, rights, base: base as *mut u8 });
             }
         }
         self.find_anew(remote, epoch)
     }
 
     #[cold]
-    fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<Found, DirectError> {
+    fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<PeerRegion, DirectError> {
         let checked = self.table.find(remote)?;
         if checked.device {
             // The CPU cannot copy it. Copies by GPUs look the memory up elsewhere.
@@ -253,7 +253,7 @@ impl Direct {
         let slot = u64::from(remote.slot) + 1;
         self.memo
             .put(remote.slot, &[remote.key, slot, version, epoch, addr, len, bits, base as u64]);
-        Ok(Found { addr, len, rights, base })
+        Ok(PeerRegion { addr, len, rights, base })
     }
 
     /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other
@@ -364,7 +364,7 @@ impl Direct {
         if here != there {
             return Err(DirectError::Length { local: here, remote: there });
         }
-        let mut held = Held::new(&self.accesses);
+        let mut held = BatchHazards::new(&self.accesses);
         let mut first = held.claim(remote)?;
         if first < remote.len() {
             // Regions beyond the first batch of hazards are checked in advance too.
@@ -404,14 +404,14 @@ impl Direct {
 }
 
 /// The hazards of one batch.
-struct Held<'a> {
+struct BatchHazards<'a> {
     accesses: &'a Accesses,
     slots: [u32; BATCH],
     guards: [Option<HazardGuard<'a>>; BATCH],
     count: usize,
 }
 
-impl<'a> Held<'a> {
+impl<'a> BatchHazards<'a> {
     fn new(accesses: &'a Accesses) -> Self {
         Self { accesses, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
     }
@@ -536,23 +536,23 @@ mod tests {
     use uccl_fabric::shm::Segment;
 
     /// An owner and an initiator, both in this process.
-    struct Both {
+    struct BothSides {
         table: RegionTable,
         owner: Hazards,
         direct: Direct,
     }
 
-    fn both(process: bool) -> Both {
+    fn both(process: bool) -> BothSides {
         let table = RegionTable::new().unwrap();
         let connection = Segment::create("test", 4096).unwrap();
         let owner = Hazards::new(&connection, 0).unwrap();
         let peer = PeerTable::map(table.published_fd().try_clone_to_owned().unwrap()).unwrap();
         let process = process.then(|| Process::open(std::process::id() as i32).unwrap());
         let direct = Direct::new(peer, owner.clone(), process);
-        Both { table, owner, direct }
+        BothSides { table, owner, direct }
     }
 
-    impl Both {
+    impl BothSides {
         fn share(&self, buf: &SharedBuf) {
             let fd = buf.fd().try_clone_to_owned().unwrap();
             self.direct.insert_mapping(buf.id(), fd, buf.span().len).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use uccl_device::cuda::Context;
 
-use super::accesses::{Accesses, InUse};
+use super::accesses::{AccessSnapshot, Accesses};
 use super::segment::{MapMode, Mapping};
 use crate::cuda_ipc::{LockedHost, OfferedMemory};
 
@@ -22,16 +22,16 @@ const MAX_MAPPED: usize = 1 << 42;
 
 /// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one
 /// takes seconds: only threads that want that segment wait for it.
-type Locked = OnceLock<Option<Arc<LockedHost>>>;
+type LockedSegment = OnceLock<Option<Arc<LockedHost>>>;
 
 #[derive(Debug, Default)]
 struct Maps {
     by_id: HashMap<u32, Arc<Mapping>>,
     /// Segments that are locked for GPUs, or just being locked.
-    locked: HashMap<u32, Arc<Locked>>,
+    locked: HashMap<u32, Arc<LockedSegment>>,
     gpus: HashMap<u32, Arc<OfferedMemory>>,
     /// Removed, but perhaps still in use by the accesses that were under way then.
-    retired: Vec<(Arc<Mapping>, InUse)>,
+    retired: Vec<(Arc<Mapping>, AccessSnapshot)>,
     /// No offer is accepted any more.
     closed: bool,
 }
