@@ -42,7 +42,7 @@ pub(crate) enum Request {
     /// Do your part of measuring a limit.
     Limit(LimitRequest),
     /// Start an endpoint and accept my connection.
-    Open(Open),
+    Open(EndpointOptions),
     /// Make the memory of a point; these are the adverts of mine.
     Prepare { point: Point, adverts: Vec<WireAdvert> },
     /// Let go of the memory of a point.
@@ -91,7 +91,7 @@ pub(crate) enum LimitRequest {
 
 /// How an endpoint is to behave.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Open {
+pub(crate) struct EndpointOptions {
     pub(crate) transport: TransportKind,
     pub(crate) checksum: Option<ChecksumMode>,
     pub(crate) streams: Option<usize>,

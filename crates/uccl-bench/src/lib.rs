@@ -9,7 +9,7 @@
 //!   sides        run    the side that leads: one point after the other
 //!                server the side that serves
 //!                side   an endpoint, its memory of a point, its part of a phase
-//!                buffer, flag, ordered: memory, its watched byte, transfers on a CUDA stream
+//!                buffer, flag, ordered_stream: memory, its watched byte, transfers on a CUDA stream
 //!   between      peer   the other side as the leading one knows it
 //!                control, auth: the messages of the two, and their first ones
 //!   results      stats, report, table, plot: numbers, JSON and CSV, lines, a picture
@@ -25,7 +25,7 @@ mod ep;
 mod flag;
 mod kinds;
 mod limits;
-mod ordered;
+mod ordered_stream;
 mod pattern;
 mod peer;
 mod pieces;
@@ -58,15 +58,15 @@ use self::{
     kinds::{DeviceKind, TransportKind},
     peer::Peer,
     place::Place,
-    plan::What,
-    report::{GpuNames, Machine, Report, Row, Sink, Verified},
+    plan::Measurement,
+    report::{GpuNames, Machine, Report, Row, Sink, Verification},
     run::Session,
 };
 
 /// Runs the benchmark of the arguments. An error if a byte arrived wrong.
 pub fn run(args: BenchArgs) -> Result<()> {
     let args = &args.with_preset();
-    if let Some(What::Ep(args)) = &args.what {
+    if let Some(Measurement::Ep(args)) = &args.measurement {
         return ep::run(args);
     }
     args.check()?;
@@ -236,7 +236,7 @@ impl Output {
         if let Some(path) = &args.plot {
             report::write_file(path, &plot::svg(&self.rows, "uccl bench")?)?;
         }
-        let wrong = self.rows.iter().filter(|row| row.verified == Verified::No).count();
+        let wrong = self.rows.iter().filter(|row| row.verified == Verification::No).count();
         match wrong {
             0 => Ok(()),
             _ => bail!(

@@ -27,11 +27,11 @@ pub(crate) struct Peer {
     /// The GPU that it uses, if it uses one.
     pub(crate) gpu: u32,
     /// The server, if this process started it.
-    started: Option<Started>,
+    server: Option<LocalServer>,
 }
 
 /// A server on this host.
-pub(super) enum Started {
+pub(super) enum LocalServer {
     /// Another process.
     Process(Child),
     /// A thread of this one, for as long as the socket is open.
@@ -39,10 +39,10 @@ pub(super) enum Started {
 }
 
 impl Peer {
-    pub(super) fn greeted(channel: Channel, started: Started) -> Result<Self> {
+    pub(super) fn greeted(channel: Channel, server: LocalServer) -> Result<Self> {
         let ip = Ipv4Addr::LOCALHOST.into();
-        let started = Some(started);
-        let mut peer = Self { channel, ip, host: String::new(), gpu: 0, started };
+        let server = Some(server);
+        let mut peer = Self { channel, ip, host: String::new(), gpu: 0, server };
         peer.host = greet(&mut peer.channel, Role::Lead, None)?;
         Ok(peer)
     }
@@ -61,7 +61,7 @@ impl Peer {
             bail!("the second process has no pipes");
         };
         let channel = Channel::new(stdout.into(), stdin.into());
-        Self::greeted(channel, Started::Process(child))
+        Self::greeted(channel, LocalServer::Process(child))
     }
 
     /// Reaches one that listens on another host.
@@ -76,24 +76,24 @@ impl Peer {
         let ip = stream.peer_addr()?.ip();
         let mut channel = Channel::over(stream)?;
         let host = greet(&mut channel, Role::Lead, Config::from_env()?.psk.as_deref())?;
-        Ok(Self { channel, ip, host, gpu: 0, started: None })
+        Ok(Self { channel, ip, host, gpu: 0, server: None })
     }
 
     /// Whether it was started from here, on this host.
     pub(crate) fn is_local(&self) -> bool {
-        self.started.is_some()
+        self.server.is_some()
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        match &mut self.started {
-            Some(Started::Process(child)) => {
+        match &mut self.server {
+            Some(LocalServer::Process(child)) => {
                 // It ends by itself once the channel closes, but must not outlive this process if it hangs.
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            Some(Started::Thread { thread, socket }) => {
+            Some(LocalServer::Thread { thread, socket }) => {
                 let _ = socket.shutdown(Shutdown::Both);
                 // The server has answered with its error, or the channel's end shows it.
                 let _ = thread.take().map(JoinHandle::join);

@@ -52,7 +52,7 @@ impl Preset {
 
 /// Measurements other than transfers.
 #[derive(Subcommand, Debug)]
-pub(crate) enum What {
+pub(crate) enum Measurement {
     Ep(EpArgs),
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum What {
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    pub(crate) what: Option<What>,
+    pub(crate) measurement: Option<Measurement>,
     /// A well-known measurement; other options that are given override its own
     #[arg(long, value_enum)]
     pub(crate) preset: Option<Preset>,

@@ -146,7 +146,7 @@ fn chart(page: &Page<'_>, series: &[Series], title: &str) -> Result<()> {
         .label_style(FONT)
         .draw()?;
     for (index, one) in series.iter().enumerate() {
-        let Look { line, dash } = Look::of(index, one);
+        let LineStyle { line, dash } = LineStyle::of(index, one);
         let Some((drawn, not)) = dash else {
             chart.draw_series(LineSeries::new(one.points.iter().copied(), line))?;
             let marked = |&place| EmptyElement::at(place) + Polygon::new(corners(index), line);
@@ -167,7 +167,7 @@ fn chart(page: &Page<'_>, series: &[Series], title: &str) -> Result<()> {
 /// Draws the legend beside the chart, where it hides nothing.
 fn legend(page: &Page<'_>, series: &[Series]) -> Result<()> {
     for (index, series) in series.iter().enumerate() {
-        let look = Look::of(index, series);
+        let look = LineStyle::of(index, series);
         let y = LEGEND_STEP * (index as i32 + 2);
         let ends = [(0, y), (30, y)];
         match look.dash {
@@ -185,12 +185,12 @@ fn legend(page: &Page<'_>, series: &[Series]) -> Result<()> {
 }
 
 /// How a line looks.
-struct Look {
+struct LineStyle {
     line: ShapeStyle,
     dash: Option<(i32, i32)>,
 }
 
-impl Look {
+impl LineStyle {
     fn of(index: usize, series: &Series) -> Self {
         let (colour, dash) = match series.limit {
             true => {

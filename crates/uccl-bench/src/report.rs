@@ -15,7 +15,7 @@ use super::stats::Latency;
 /// Whether the bytes that arrived were checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verified {
+pub(crate) enum Verification {
     /// Some bytes differ from the sent ones, or bytes beside them were touched.
     No,
     /// The bytes were not checked.
@@ -24,7 +24,7 @@ pub(crate) enum Verified {
     Yes,
 }
 
-impl Verified {
+impl Verification {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::No => "NO",
@@ -67,7 +67,7 @@ pub(crate) struct Row {
     /// Time of one transfer with nothing else outstanding.
     pub(crate) latency_us: Option<Latency>,
     /// Whether the bytes were checked.
-    pub(crate) verified: Verified,
+    pub(crate) verified: Verification,
     /// Further facts: the congestion control, why a number is missing.
     pub(crate) note: Option<String>,
 }
@@ -90,7 +90,7 @@ impl Row {
             count: 0,
             gb_per_s: None,
             latency_us: None,
-            verified: Verified::Skipped,
+            verified: Verification::Skipped,
             note: None,
         }
     }
@@ -239,7 +239,7 @@ pub(crate) mod tests {
             gb_per_s: Some(gb_per_s),
             latency_us: Some(Latency { p50: 1.5, p99: 20.25, min: 1.0 }),
             count: 1000,
-            verified: Verified::Yes,
+            verified: Verification::Yes,
             ..Row::limit(op, size_bytes)
         }
     }

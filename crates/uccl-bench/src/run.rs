@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    control::{Open, Phase, Point, Reply, Request, unexpected},
+    control::{EndpointOptions, Phase, Point, Reply, Request, unexpected},
     kinds::{Direction, Memory, OpKind, TransportKind},
     peer::Peer,
     place,
     plan::BenchArgs,
-    report::{GpuNames, Row, Verified},
+    report::{GpuNames, Row, Verification},
     role::Role,
-    side::{Listening, Prepared, Side},
+    side::{ListeningEndpoint, PointMemory, Side},
     stats::{Latencies, gb_per_s, median},
 };
 
@@ -45,7 +45,7 @@ impl<'a> Session<'a> {
         transport: TransportKind,
     ) -> Result<Self> {
         let places = args.places(Memory::Heap, peer.gpu);
-        let open = Open {
+        let open = EndpointOptions {
             transport,
             checksum: args.checksum,
             streams: args.streams,
@@ -55,9 +55,9 @@ impl<'a> Session<'a> {
         };
         // A phase may take as long as its transfers; the slowest is one that times out.
         peer.channel.set_patience(args.timeout + args.duration * 10);
-        let listening = Listening::start(&open)?;
+        let listening = ListeningEndpoint::start(&open)?;
         let this = places.lead.gpu().map(place::name).transpose()?;
-        let theirs = Open { gpu: places.serve.gpu(), ..open };
+        let theirs = EndpointOptions { gpu: places.serve.gpu(), ..open };
         let (port, other) = match peer.channel.ask(&Request::Open(theirs))? {
             Reply::Opened { port, gpu } => (port, gpu),
             other => return Err(unexpected(&other)),
@@ -101,8 +101,8 @@ impl<'a> Session<'a> {
 
     pub(crate) fn measure(&mut self, point: Point) -> Result<Row> {
         let mut prepared = self.prepare(point)?;
-        let mut latency = Measured::default();
-        let mut rate = Measured::default();
+        let mut latency = BatchRates::default();
+        let mut rate = BatchRates::default();
         let inflight = if point.op == OpKind::Pingpong { 1 } else { self.inflight };
         let latencies = match inflight {
             // With one outstanding, the rate follows from the same transfers.
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
         };
         let verified = match self.verify {
             true => self.verify(&mut prepared)?,
-            false => (Verified::Skipped, None),
+            false => (Verification::Skipped, None),
         };
         let path = prepared.path(&self.side)?;
         self.peer.channel.order(&Request::Release)?;
@@ -155,8 +155,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn prepare(&mut self, point: Point) -> Result<Prepared> {
-        let mut prepared = Prepared::new(&self.side, point, Role::Lead)?;
+    fn prepare(&mut self, point: Point) -> Result<PointMemory> {
+        let mut prepared = PointMemory::new(&self.side, point, Role::Lead)?;
         let adverts = prepared.adverts()?;
         match self.peer.channel.ask(&Request::Prepare { point, adverts })? {
             Reply::Prepared { adverts } => prepared.meet(adverts)?,
@@ -174,11 +174,11 @@ impl<'a> Session<'a> {
     /// Runs batches of a phase that together take about `time`.
     fn batches(
         &mut self,
-        prepared: &mut Prepared,
+        prepared: &mut PointMemory,
         phase: Phase,
         batches: u32,
         time: Duration,
-        measured: &mut Measured,
+        measured: &mut BatchRates,
     ) -> Result<Latencies> {
         let count = self.calibrate(prepared, phase, time / batches)?;
         let mut all = Latencies::new();
@@ -198,7 +198,12 @@ impl<'a> Session<'a> {
 
     /// The number of transfers that take about `time`. Its runs warm up the memory and paths of the
     /// batches; the time of the first is ignored, because it may include set-up.
-    fn calibrate(&mut self, prepared: &mut Prepared, phase: Phase, time: Duration) -> Result<u64> {
+    fn calibrate(
+        &mut self,
+        prepared: &mut PointMemory,
+        phase: Phase,
+        time: Duration,
+    ) -> Result<u64> {
         let least = phase.inflight as u64;
         let mut count = least;
         self.go(prepared, &Phase { count, ..phase })?;
@@ -213,7 +218,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs a phase on both sides; the elapsed time is the slower side's.
-    fn go(&mut self, prepared: &mut Prepared, phase: &Phase) -> Result<(Duration, Latencies)> {
+    fn go(&mut self, prepared: &mut PointMemory, phase: &Phase) -> Result<(Duration, Latencies)> {
         let together = prepared.needs_both();
         if together {
             match self.peer.channel.ask(&Request::Go(*phase))? {
@@ -243,7 +248,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs one round and checks every byte.
-    fn verify(&mut self, prepared: &mut Prepared) -> Result<(Verified, Option<String>)> {
+    fn verify(&mut self, prepared: &mut PointMemory) -> Result<(Verification, Option<String>)> {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).context("the system has no random numbers")?;
         let seed = u64::from_le_bytes(seed);
@@ -265,12 +270,12 @@ impl<'a> Session<'a> {
             None => prepared.check(seed)?,
             wrong => wrong,
         };
-        Ok((if wrong.is_some() { Verified::No } else { Verified::Yes }, wrong))
+        Ok((if wrong.is_some() { Verification::No } else { Verification::Yes }, wrong))
     }
 }
 
 #[derive(Default)]
-struct Measured {
+struct BatchRates {
     gb_per_s: Vec<f64>,
     count: u64,
 }
@@ -294,7 +299,7 @@ fn remedy(transport: TransportKind, peer: &Peer) -> String {
     .to_owned()
 }
 
-impl Prepared {
+impl PointMemory {
     /// Bytes that a phase's transfers move, both ways.
     fn bytes(&self, phase: &Phase, count: u64) -> u64 {
         let point = self.point();

@@ -14,10 +14,10 @@ use super::{
     auth::greet,
     control::{Channel, Phase, Point, Reply, Request, WireAdvert},
     limits,
-    peer::{Peer, Started, with_port},
+    peer::{LocalServer, Peer, with_port},
     place,
     role::Role,
-    side::{Listening, Prepared, Side},
+    side::{ListeningEndpoint, PointMemory, Side},
 };
 
 impl Peer {
@@ -30,7 +30,7 @@ impl Peer {
         });
         let thread = Some(thread.context("cannot start a thread")?);
         let channel = Channel::new(ours.try_clone()?.into(), ours.try_clone()?.into());
-        Self::greeted(channel, Started::Thread { thread, socket: ours })
+        Self::greeted(channel, LocalServer::Thread { thread, socket: ours })
     }
 }
 
@@ -83,7 +83,7 @@ fn serve_one(stream: TcpStream, psk: Option<&[u8]>) -> Result<String> {
 
 /// The state of the serving side between requests. Memory of a point goes before its endpoint does.
 struct Server {
-    prepared: Option<Prepared>,
+    prepared: Option<PointMemory>,
     side: Option<Side>,
     channel: Channel,
     /// The leading side's address; none if it is this process's parent.
@@ -125,7 +125,7 @@ impl Server {
             Request::Go(phase) => self.go(&phase),
             Request::Limit(limit) => limits::serve(&limit, &mut self.channel, self.lead),
             Request::Open(open) => {
-                let listening = Listening::start(&open)?;
+                let listening = ListeningEndpoint::start(&open)?;
                 let gpu = open.gpu.map(place::name).transpose()?;
                 self.channel.send(&Reply::Opened { port: listening.port(), gpu })?;
                 self.side = Some(listening.accept(&mut self.channel.watch_words()?)?);
@@ -142,7 +142,7 @@ impl Server {
     fn prepare(&mut self, point: Point, adverts: Vec<WireAdvert>) -> Result<Reply> {
         self.prepared = None;
         let side = self.side.as_ref().context("memory was asked for before a connection")?;
-        let mut prepared = Prepared::new(side, point, Role::Serve)?;
+        let mut prepared = PointMemory::new(side, point, Role::Serve)?;
         prepared.meet(adverts)?;
         let adverts = prepared.adverts()?;
         self.prepared = Some(prepared);

@@ -17,10 +17,10 @@ use uccl_p2p::{
 
 use super::{
     buffer::{Buffer, POISON},
-    control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
+    control::{Channel, EndpointOptions, HangUp, Phase, Point, WireAdvert},
     flag::Flag,
     kinds::{ChecksumMode, OpKind},
-    ordered::Ordered,
+    ordered_stream::OrderedStream,
     pattern,
     pieces::Pieces,
     place::{self, Place},
@@ -34,7 +34,7 @@ const WORD: usize = 8;
 const MEET: Duration = Duration::from_secs(10);
 
 /// An endpoint that listens, before it has a connection.
-pub(crate) struct Listening {
+pub(crate) struct ListeningEndpoint {
     endpoint: Endpoint,
     timeout: Duration,
 }
@@ -46,8 +46,8 @@ pub(crate) struct Side {
     timeout: Duration,
 }
 
-impl Listening {
-    pub(crate) fn start(open: &Open) -> Result<Self> {
+impl ListeningEndpoint {
+    pub(crate) fn start(open: &EndpointOptions) -> Result<Self> {
         let mut config = Config::from_env().context("an environment variable is not understood")?;
         if let Some(transport) = open.transport.setting() {
             config.transport = transport;
@@ -104,7 +104,7 @@ struct Slots {
     pieces: Pieces,
     slots: Vec<Slot>,
     /// The stream that its transfers keep the order of, if there is one.
-    ordered: Option<Ordered>,
+    ordered: Option<OrderedStream>,
 }
 
 struct Slot {
@@ -159,7 +159,7 @@ impl Slots {
     /// From now on its transfers are in the order of a stream, if the point's are to be.
     fn in_order(mut self, point: &Point, role: Role) -> Result<Self> {
         if let (true, Place::Gpu(gpu)) = (point.stream, point.places.of(role)) {
-            let ordered = Ordered::new(gpu, point.op, self.slots.len(), point.size as usize)?;
+            let ordered = OrderedStream::new(gpu, point.op, self.slots.len(), point.size as usize)?;
             self.ordered = Some(ordered);
         }
         Ok(self)
@@ -221,7 +221,7 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         // A stream that failed has ended its work too.
-        let _ = self.ordered.as_ref().map(Ordered::finish);
+        let _ = self.ordered.as_ref().map(OrderedStream::finish);
         for slot in self.slots.drain(..) {
             // A buffer that peers may still write to is leaked. A region that is unknown has ended
             // with its endpoint.
@@ -234,7 +234,7 @@ impl Drop for Slots {
 }
 
 /// A side's memory for one point.
-pub(crate) struct Prepared {
+pub(crate) struct PointMemory {
     point: Point,
     role: Role,
     /// Memory of this side's own transfers.
@@ -264,12 +264,12 @@ impl Roles {
 }
 
 /// Times of a phase on this side.
-pub(crate) struct Took {
+pub(crate) struct PhaseTimes {
     pub(crate) elapsed: Duration,
     pub(crate) latencies: Latencies,
 }
 
-impl Prepared {
+impl PointMemory {
     pub(crate) fn new(side: &Side, point: Point, role: Role) -> Result<Self> {
         let roles = Roles::of(role, &point);
         let memory = |wanted: bool| match wanted && point.op != OpKind::Notif {
@@ -346,7 +346,12 @@ impl Prepared {
     }
 
     /// Does this side's part of a phase, until it is done or the other side hangs up.
-    pub(crate) fn go(&mut self, side: &Side, phase: &Phase, channel: &Channel) -> Result<Took> {
+    pub(crate) fn go(
+        &mut self,
+        side: &Side,
+        phase: &Phase,
+        channel: &Channel,
+    ) -> Result<PhaseTimes> {
         if let Some(seed) = phase.seed {
             let mut payload = vec![0; self.payload.len()];
             pattern::fill(&mut payload, seed);
@@ -376,7 +381,7 @@ impl Prepared {
                 latencies
             })?,
         };
-        Ok(Took { elapsed: started.elapsed(), latencies })
+        Ok(PhaseTimes { elapsed: started.elapsed(), latencies })
     }
 
     fn post_all(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<Latencies> {
@@ -449,18 +454,18 @@ impl Prepared {
         Ok(latencies)
     }
 
-    fn expected(&self, phase: &Phase) -> Expected {
-        Expected { len: self.payload.len(), seed: phase.seed }
+    fn expected(&self, phase: &Phase) -> ExpectedNotification {
+        ExpectedNotification { len: self.payload.len(), seed: phase.seed }
     }
 }
 
 /// The expected length and pattern of each notification of a phase.
-struct Expected {
+struct ExpectedNotification {
     len: usize,
     seed: Option<u64>,
 }
 
-impl Expected {
+impl ExpectedNotification {
     fn check(&self, payload: &[u8]) -> Result<()> {
         if payload.len() != self.len {
             bail!("a notification of {} bytes arrived as {}", self.len, payload.len());
@@ -510,7 +515,7 @@ impl Side {
         &self,
         phase: &Phase,
         op: Op,
-        (slots, ordered): (&[Slot], &Ordered),
+        (slots, ordered): (&[Slot], &OrderedStream),
         watch: &mut HangUp,
     ) -> Result<Latencies> {
         let turns = phase.slots.clamp(1, slots.len()) as u64;
@@ -537,7 +542,13 @@ impl Side {
     }
 
     /// Enqueues some work, a transfer after it, and some work after that.
-    fn step(&self, op: Op, slot: &Slot, index: usize, ordered: &Ordered) -> Result<TransferId> {
+    fn step(
+        &self,
+        op: Op,
+        slot: &Slot,
+        index: usize,
+        ordered: &OrderedStream,
+    ) -> Result<TransferId> {
         let piece = slot.iovs[0].ptr;
         ordered.before(index, piece)?;
         let stream = ordered.stream();
@@ -598,7 +609,12 @@ impl Side {
         Ok(self.endpoint.send_notif(self.conn, payload.clone(), Some(self.timeout))?)
     }
 
-    fn notified(&self, count: u64, expected: &Expected, watch: &mut HangUp) -> Result<()> {
+    fn notified(
+        &self,
+        count: u64,
+        expected: &ExpectedNotification,
+        watch: &mut HangUp,
+    ) -> Result<()> {
         let mut missing = count;
         while missing > 0 {
             let notifs = self.endpoint.wait_notifs(Some(self.timeout), watch)?;

@@ -24,7 +24,7 @@ pub(super) enum Work {
 
 /// Rows of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Counted {
+pub(super) struct RowCounts {
     /// Rows that experts read or write.
     pub(super) all: usize,
     /// The part of these that belongs to other ranks.
@@ -98,12 +98,12 @@ impl Work {
     }
 
     /// The rows of a rank's tokens.
-    pub(super) fn counted(self, shape: Shape, me: usize, choices: &[i32]) -> Counted {
+    pub(super) fn counted(self, shape: Shape, me: usize, choices: &[i32]) -> RowCounts {
         let nodes = Nodes { count: shape.nodes, ranks: shape.ranks / shape.nodes };
         let is_relayed = self.may_relay() && nodes.count > 1 && nodes.ranks > 1;
         let goes_by_expert =
             matches!(self, Self::LowLatencyCombine | Self::LowLatencyCombineInPlace);
-        let mut counted = Counted { all: 0, foreign: 0, across: 0 };
+        let mut counted = RowCounts { all: 0, foreign: 0, across: 0 };
         for chosen in choices.chunks(shape.num_topk) {
             let ranks = || chosen.iter().map(|expert| *expert as usize / shape.local());
             let distinct = |of: &dyn Fn(usize) -> usize| {
@@ -144,7 +144,7 @@ mod tests {
             Shape { ranks: 4, nodes: 2, num_tokens: 2, hidden: 128, num_topk: 4, num_experts: 8 };
         let choices = [0, 4, 5, 6, 0, 1, 2, 7];
         let counted = |work: Work| {
-            let Counted { all, foreign, across } = work.counted(shape, 0, &choices);
+            let RowCounts { all, foreign, across } = work.counted(shape, 0, &choices);
             (all, foreign, across)
         };
         assert_eq!(counted(Work::LowLatency), (8, 5, 3));

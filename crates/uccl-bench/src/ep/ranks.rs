@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use uccl_ep::Exchange;
 
 use super::{
-    task::{Ranks, Timed},
+    task::{CallTimes, Ranks},
     work,
 };
 
@@ -23,7 +23,7 @@ const LONGEST: usize = 1 << 26;
 
 impl Ranks {
     /// Runs each as a thread of this process.
-    pub(crate) fn as_threads(self) -> Result<Vec<Vec<Timed>>> {
+    pub(crate) fn as_threads(self) -> Result<Vec<Vec<CallTimes>>> {
         let ranks = self.shape.ranks;
         let (given, all_gave) = (Mutex::new(vec![Vec::new(); ranks]), Barrier::new(ranks));
         let run = |rank: usize| {
@@ -47,7 +47,7 @@ impl Ranks {
     }
 
     /// Runs each as a process.
-    pub(crate) fn as_processes(self) -> Result<Vec<Vec<Timed>>> {
+    pub(crate) fn as_processes(self) -> Result<Vec<Vec<CallTimes>>> {
         let mut all = (0..self.shape.ranks).map(|_| Rank::start()).collect::<Result<Vec<_>>>()?;
         for (rank, process) in all.iter_mut().enumerate() {
             process.send(&serde_json::to_vec(&(rank, self))?)?;
@@ -78,7 +78,7 @@ impl Ranks {
 #[derive(Serialize, Deserialize)]
 enum Message {
     Gives(Vec<u8>),
-    Measured(Vec<Timed>),
+    Measured(Vec<CallTimes>),
     Failed(String),
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{shape::Shape, task::Timed};
+use super::{shape::Shape, task::CallTimes};
 use crate::{
     report::Machine,
     stats::{Latencies, Latency},
@@ -42,7 +42,7 @@ struct Row {
 
 impl Report {
     /// Makes the report from each rank's measurements.
-    pub(crate) fn of(shape: Shape, machine: Machine, all: &[Vec<Timed>]) -> Result<Self> {
+    pub(crate) fn of(shape: Shape, machine: Machine, all: &[Vec<CallTimes>]) -> Result<Self> {
         let calls = all.first().map_or(0, Vec::len);
         let rows = (0..calls).map(|call| {
             let ranks: Vec<_> = all.iter().filter_map(|timed| timed.get(call)).collect();
@@ -58,8 +58,8 @@ impl Report {
 }
 
 impl Row {
-    fn of(ranks: &[&Timed]) -> Option<Self> {
-        let mean = |of: fn(&Timed) -> u64| {
+    fn of(ranks: &[&CallTimes]) -> Option<Self> {
+        let mean = |of: fn(&CallTimes) -> u64| {
             ranks.iter().map(|timed| of(timed) as f64).sum::<f64>() / ranks.len() as f64
         };
         let bytes = mean(|timed| timed.bytes);
@@ -79,7 +79,7 @@ impl Row {
 }
 
 /// The latency of rounds: each counts with its slowest rank's time.
-fn slowest(ranks: &[&Timed], of: impl Fn(&Timed) -> &[Duration]) -> Option<Latency> {
+fn slowest(ranks: &[&CallTimes], of: impl Fn(&CallTimes) -> &[Duration]) -> Option<Latency> {
     let mut latencies = Latencies::new();
     let rounds = ranks.iter().map(|timed| of(timed).len()).min()?;
     for round in 0..rounds {
@@ -131,10 +131,10 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn timed(calls: [u64; 3], bytes: u64) -> Timed {
+    fn timed(calls: [u64; 3], bytes: u64) -> CallTimes {
         let durations = |all: [u64; 3]| all.map(Duration::from_micros).to_vec();
         let copies = durations([10, 10, 10]);
-        Timed {
+        CallTimes {
             name: "dispatch".into(),
             bytes,
             foreign: 500,

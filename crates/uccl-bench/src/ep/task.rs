@@ -15,7 +15,7 @@ pub(crate) struct Ranks {
 
 /// A rank's times of one kind of call.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Timed {
+pub(crate) struct CallTimes {
     /// The name of the call.
     pub(crate) name: String,
     /// Bytes of the rows that experts read or write.

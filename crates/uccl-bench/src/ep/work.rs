@@ -22,9 +22,9 @@ use uccl_ep::{
 use uccl_p2p::Transport;
 
 use super::{
-    kind::{Counted, Work},
+    kind::{RowCounts, Work},
     shape::Shape,
-    task::{Ranks, Timed},
+    task::{CallTimes, Ranks},
 };
 
 /// Rounds before those that are timed: memory is touched, and the first one is verified.
@@ -37,7 +37,7 @@ pub(crate) fn measure(
     ranks: Ranks,
     rank: usize,
     exchange: &mut Exchange<'_>,
-) -> Result<Vec<Timed>> {
+) -> Result<Vec<CallTimes>> {
     let shape = ranks.shape;
     pin(rank, shape.ranks)?;
     let config = Config {
@@ -184,12 +184,12 @@ struct Rank {
 }
 
 impl Rank {
-    fn timed(&self, work: Work) -> Timed {
+    fn timed(&self, work: Work) -> CallTimes {
         let row = work.row(self.shape.hidden) as u64;
-        let Counted { all, foreign, across } =
+        let RowCounts { all, foreign, across } =
             work.counted(self.shape, self.group.rank(), &self.choices);
         let [bytes, foreign, across] = [all, foreign, across].map(|rows| rows as u64 * row);
-        Timed {
+        CallTimes {
             name: work.name().to_owned(),
             bytes,
             foreign,

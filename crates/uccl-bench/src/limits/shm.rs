@@ -24,26 +24,26 @@ const WORDS: usize = 8;
 #[repr(C, align(128))]
 struct Mailbox {
     message: [AtomicU64; WORDS],
-    turn: Turn,
+    turn: TurnWord,
 }
 
 #[repr(C, align(64))]
-struct Turn(AtomicU64);
+struct TurnWord(AtomicU64);
 
 /// The leading side's mailbox, then the other's.
 #[repr(C)]
-struct Boxes {
+struct Mailboxes {
     ping: Mailbox,
     pong: Mailbox,
 }
 
-const _: () = assert!(size_of::<Boxes>() <= PAGE);
+const _: () = assert!(size_of::<Mailboxes>() <= PAGE);
 
 /// The number that ends the exchange.
 const OVER: u64 = u64::MAX;
 
 /// A shared page, zeroed when it is new.
-struct Page(NonNull<Boxes>);
+struct Page(NonNull<Mailboxes>);
 
 impl Page {
     fn map(fd: impl AsFd) -> Result<Self> {
@@ -54,7 +54,7 @@ impl Page {
         Ok(Self(NonNull::new(page.cast()).context("a mapping at address zero")?))
     }
 
-    fn boxes(&self) -> &Boxes {
+    fn boxes(&self) -> &Mailboxes {
         // SAFETY: page aligned, at least as long as Boxes, and made of atomics alone, which any bytes
         // are and which another process may change.
         unsafe { self.0.as_ref() }
@@ -106,7 +106,7 @@ fn open(pid: u32, fd: i32) -> Result<File> {
     file.with_context(|| format!("cannot open {path}"))
 }
 
-fn echo(boxes: &Boxes) -> Result<()> {
+fn echo(boxes: &Mailboxes) -> Result<()> {
     let mut message = [0; WORDS];
     let mut turn = 0;
     loop {
@@ -144,7 +144,7 @@ pub(super) fn measure(channel: &mut Channel, time: Duration) -> Result<Row> {
     Ok(Row { count: latencies.count(), latency_us: latencies.summary(1), ..row })
 }
 
-fn ping(boxes: &Boxes, time: Duration) -> Result<super::Latencies> {
+fn ping(boxes: &Mailboxes, time: Duration) -> Result<super::Latencies> {
     let mut message = [1; WORDS];
     let mut turn = 0;
     latencies(time, || {

@@ -19,7 +19,7 @@ use super::{
 const HEAD: usize = 4 << 10;
 
 /// A stream, and the memory that work on it needs.
-pub(crate) struct Ordered {
+pub(crate) struct OrderedStream {
     stream: Stream,
     gpu: u32,
     /// The first bytes of each slot: as they are to be sent, or as the stream found them after their transfer.
@@ -28,7 +28,7 @@ pub(crate) struct Ordered {
     sends: bool,
 }
 
-impl Ordered {
+impl OrderedStream {
     /// For `slots` buffers on a GPU, the first pieces of which are `piece_len` long.
     pub(crate) fn new(gpu: u32, op: OpKind, slots: usize, piece_len: usize) -> Result<Self> {
         let context = place::context(gpu)?;
