@@ -1,4 +1,4 @@
-//! Words: lines of JSON between the two ends and the driver, which forwards some of them.
+//! Messages: lines of JSON between the two ends and the driver, which forwards some of them.
 
 use std::net::SocketAddr;
 
@@ -11,18 +11,18 @@ pub(crate) type GrantId = u64;
 
 /// A message, sent as one line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Word {
+pub(crate) enum ControlMessage {
     /// To the peer: the address and the instance of my current endpoint.
     Up { addr: SocketAddr, instance: u64 },
     /// To the peer: this memory is yours until you return it or I revoke it.
-    Grant { hand: usize, id: GrantId, advert: Vec<u8>, content: Content },
+    Grant { worker: usize, id: GrantId, advert: Vec<u8>, content: Content },
     /// To the peer: I no longer use this grant, and this is its content. `None`: a write of mine
     /// may still land.
-    Return { hand: usize, id: GrantId, content: Option<Content> },
+    Return { worker: usize, id: GrantId, content: Option<Content> },
     /// To the peer: I have taken this grant back.
-    Revoked { hand: usize, id: GrantId },
+    Revoked { worker: usize, id: GrantId },
     /// To the peer: an access to your grant was refused.
-    Refused { hand: usize, id: GrantId, why: String },
+    Refused { worker: usize, id: GrantId, why: String },
     /// To both ends: finish.
     End,
     /// To both ends: something went wrong elsewhere; send your history.
@@ -35,7 +35,7 @@ pub(crate) enum Word {
     Told { at_ns: u64, what: String },
 }
 
-impl Word {
+impl ControlMessage {
     pub(crate) fn line(&self) -> String {
         // These types always serialize.
         serde_json::to_string(self).unwrap_or_default()

@@ -1,30 +1,30 @@
-//! Grants: a hand grants memory to the peer's hand of the same number, which alone uses it from
+//! Grants: a worker grants memory to the peer's worker of the same number, which alone uses it from
 //! then on.
 
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use uccl_p2p::{Error, wire::advert::Advert};
 
-use super::Hand;
+use super::Worker;
 use crate::{
+    buffer::Use,
     content::Content,
+    control::{ControlMessage, GrantId},
     end::notifs,
     history,
     pattern::Pattern,
-    plot::Use,
     watch,
-    word::{GrantId, Word},
 };
 
-/// The most grants that a hand holds.
+/// The most grants that a worker holds.
 const MOST: usize = 10;
 
-/// Memory of the peer that this hand may use.
+/// Memory of the peer that this worker may use.
 pub(super) struct Grant {
     pub(super) id: GrantId,
     pub(super) advert: Advert,
     pub(super) content: Content,
-    /// A transfer of this hand uses it.
+    /// A transfer of this worker uses it.
     pub(super) busy: bool,
     /// A write was lost with its connection and may land until the owner learns of the loss. The
     /// content is unknown.
@@ -33,13 +33,13 @@ pub(super) struct Grant {
     taken: bool,
 }
 
-impl Hand {
-    pub(super) fn hear(&mut self, word: Word) {
-        match word {
-            Word::Grant { id, advert, content, .. } => self.take(id, &advert, content),
-            Word::Return { id, content, .. } => self.take_back(id, content.as_ref()),
-            Word::Revoked { id, .. } => self.forget(id),
-            Word::Refused { id, why, .. } => self.judge_refusal(id, &why),
+impl Worker {
+    pub(super) fn hear(&mut self, message: ControlMessage) {
+        match message {
+            ControlMessage::Grant { id, advert, content, .. } => self.take(id, &advert, content),
+            ControlMessage::Return { id, content, .. } => self.take_back(id, content.as_ref()),
+            ControlMessage::Revoked { id, .. } => self.forget(id),
+            ControlMessage::Refused { id, why, .. } => self.judge_refusal(id, &why),
             _ => {}
         }
         let Some(peer) = *self.shared.peer.lock() else { return };
@@ -66,48 +66,48 @@ impl Hand {
         }
     }
 
-    /// Grants a registered plot to the peer.
+    /// Grants a registered buffer to the peer.
     pub(super) fn grant(&mut self) {
-        let Some(i) = self.some_plot(|plot| matches!(plot.held, Use::Registered(_))) else {
+        let Some(i) = self.some_buffer(|buffer| matches!(buffer.held, Use::Registered(_))) else {
             return;
         };
-        let Some(mr) = self.plots[i].held.mr() else { return };
+        let Some(mr) = self.buffers[i].held.mr() else { return };
         self.check(i, "before it is granted");
-        let (addr, len) = (self.plots[i].addr, self.plots[i].len);
+        let (addr, len) = (self.buffers[i].addr, self.buffers[i].len);
         let advert = match self.world.ep.advertise(mr, addr, len) {
             Ok(advert) => advert.encode().to_vec(),
             Err(Error::Closed | Error::UnknownRegion(_)) if self.is_going() => return,
             Err(e) => history::broken(format!("{mr} cannot be advertised: {e}")),
         };
         let stamp = self.shared.stamp();
-        let plot = &mut self.plots[i];
-        plot.fill(0..len, Pattern::data(stamp));
+        let buffer = &mut self.buffers[i];
+        buffer.fill(0..len, Pattern::data(stamp));
         let id = self.shared.next_grant.fetch_add(1, SeqCst);
-        let content = plot.content.clone();
-        plot.content = Content::new(len, None);
-        plot.held = Use::Granted(mr, id);
-        plot.last = format!("granted as {id:x}");
+        let content = buffer.content.clone();
+        buffer.content = Content::new(len, None);
+        buffer.held = Use::Granted(mr, id);
+        buffer.last = format!("granted as {id:x}");
         self.note(format!("grant {id:x}: {mr}, {addr:#x} + {len:#x}"));
-        history::say(&Word::Grant { hand: self.number, id, advert, content });
+        history::say(&ControlMessage::Grant { worker: self.number, id, advert, content });
     }
 
     fn granted(&self, id: GrantId) -> Option<usize> {
         let is = |held| matches!(held, Use::Granted(_, granted) if granted == id);
-        self.plots.iter().position(|plot| is(plot.held))
+        self.buffers.iter().position(|buffer| is(buffer.held))
     }
 
-    /// Takes a plot back after the peer has returned its grant.
+    /// Takes a buffer back after the peer has returned its grant.
     fn take_back(&mut self, id: GrantId, content: Option<&Content>) {
         // The grant was revoked already, or its endpoint was closed.
         let Some(i) = self.granted(id) else { return };
-        let Use::Granted(mr, _) = self.plots[i].held else { return };
+        let Use::Granted(mr, _) = self.buffers[i].held else { return };
         self.note(format!("grant {id:x} comes back, {mr}, {}", content.is_some()));
-        let Some(content) = content else { return self.deregister_plot(i, mr) };
-        let plot = &mut self.plots[i];
-        plot.check_is_data("returned");
-        plot.check_against(content, 0..plot.len, "returned");
-        plot.held = Use::Registered(mr);
-        plot.last = format!("grant {id:x} came back");
+        let Some(content) = content else { return self.deregister_buffer(i, mr) };
+        let buffer = &mut self.buffers[i];
+        buffer.check_is_data("returned");
+        buffer.check_against(content, 0..buffer.len, "returned");
+        buffer.held = Use::Registered(mr);
+        buffer.last = format!("grant {id:x} came back");
         self.guard(i, 0..content.len());
     }
 
@@ -133,7 +133,7 @@ impl Hand {
     pub(super) fn say_return(&self, grant: Grant) {
         self.note(format!("return {:x}, tainted: {}", grant.id, grant.tainted));
         let content = (!grant.tainted).then_some(grant.content);
-        history::say(&Word::Return { hand: self.number, id: grant.id, content });
+        history::say(&ControlMessage::Return { worker: self.number, id: grant.id, content });
     }
 
     /// Sends a notification with a random payload, by one of the two calls.

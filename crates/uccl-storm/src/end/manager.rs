@@ -1,4 +1,4 @@
-//! The keeper: a thread that makes connections, closes endpoints and takes notifications.
+//! The manager: a thread that makes connections, closes endpoints and takes notifications.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst, mpsc::Sender},
@@ -9,49 +9,49 @@ use uccl_p2p::{ConnId, Error, Uninterrupted};
 
 use super::{
     EndArgs, notifs,
-    world::{Shared, World},
+    world::{SharedState, World},
 };
-use crate::{history, watch, word::Word};
+use crate::{control::ControlMessage, history, watch};
 
 const NAP: Duration = Duration::from_millis(5);
-/// Time that the keeper waits for the peer to connect before it turns to its other duties.
+/// Time that the manager waits for the peer to connect before it turns to its other duties.
 const PATIENCE: Duration = Duration::from_millis(30);
 /// One turn in this many closes the endpoint.
 const CLOSES: u32 = 800;
 
-pub(crate) struct Keeper {
-    shared: Arc<Shared>,
+pub(crate) struct Manager {
+    shared: Arc<SharedState>,
     rng: fastrand::Rng,
-    doors: Vec<Sender<Word>>,
-    /// Number of connections that the keeper wants.
+    senders: Vec<Sender<ControlMessage>>,
+    /// Number of connections that the manager wants.
     conns: usize,
-    hands: u64,
+    workers: u64,
     closes: bool,
 }
 
-impl Keeper {
+impl Manager {
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedState>,
         args: &EndArgs,
-        doors: Vec<Sender<Word>>,
+        senders: Vec<Sender<ControlMessage>>,
         seed: u64,
     ) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let conns = rng.usize(1..=2);
-        let (hands, closes) = (args.hands as u64, args.does("close"));
-        Self { shared: Arc::clone(shared), rng, doors, conns, hands, closes }
+        let (workers, closes) = (args.workers as u64, args.does("close"));
+        Self { shared: Arc::clone(shared), rng, senders, conns, workers, closes }
     }
 
     pub(crate) fn run(mut self) {
         self.say_up();
-        while self.shared.hands_ended.load(SeqCst) < self.hands {
+        while self.shared.workers_ended.load(SeqCst) < self.workers {
             let world = self.shared.world();
             self.prune(&world);
             self.connect(&world);
             // No error needs handling: only this thread closes the endpoint, and forked children do
             // not run this loop.
             for notif in world.ep.take_notifs().unwrap_or_default() {
-                notifs::deliver(&notif.payload, &self.doors);
+                notifs::deliver(&notif.payload, &self.senders);
             }
             if self.closes && !self.shared.is_ending() && self.rng.u32(0..CLOSES) == 0 {
                 self.close(&world);
@@ -66,7 +66,7 @@ impl Keeper {
         let world = self.shared.world();
         let (addr, instance) = (world.ep.addr(), world.ep.instance());
         history::note(format!("up: at {addr}, instance {instance:x}, {:?}", world.ep.config()));
-        history::say(&Word::Up { addr, instance });
+        history::say(&ControlMessage::Up { addr, instance });
     }
 
     fn close(&self, world: &World) {

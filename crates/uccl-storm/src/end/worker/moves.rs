@@ -7,24 +7,24 @@ use uccl_p2p::{
     wire::advert::Advert,
 };
 
-use super::{Hand, fate::Fate};
+use super::{Worker, completion::Completion};
 use crate::{
+    buffer::Use,
     clock,
+    control::{ControlMessage, GrantId},
     end::{notifs, world::World},
     history,
     pattern::Pattern,
-    plot::Use,
     watch,
-    word::{GrantId, Word},
 };
 
-/// The most moves that a hand has under way.
+/// The most moves that a worker has under way.
 const MOST: usize = 8;
 
-/// A range of a plot, and the range of a grant that it is read from or written to.
+/// A range of a buffer, and the range of a grant that it is read from or written to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    plot: usize,
+    buffer: usize,
     mr: MrId,
     here: usize,
     grant: GrantId,
@@ -42,7 +42,7 @@ impl Part {
         self.there..self.there + self.len
     }
 
-    /// The pattern of a write's source, at its place in the plot.
+    /// The pattern of a write's source, at its place in the buffer.
     fn source(&self) -> Pattern {
         Pattern::data(self.stamp).moved(self.here, self.there)
     }
@@ -68,15 +68,15 @@ impl Move {
 }
 
 /// An interrupt that fires now and then.
-struct Coin<'a>(&'a mut fastrand::Rng);
+struct RandomInterrupt<'a>(&'a mut fastrand::Rng);
 
-impl Interrupt for Coin<'_> {
+impl Interrupt for RandomInterrupt<'_> {
     fn interrupted(&mut self) -> bool {
         self.0.u32(0..40) == 0
     }
 }
 
-impl Hand {
+impl Worker {
     fn timeout(&mut self) -> Option<Duration> {
         match self.rng.u32(0..10) {
             0..2 => Some(Duration::from_millis(self.rng.u64(1..20))),
@@ -113,9 +113,11 @@ impl Hand {
         let mut parts: Vec<Part> = Vec::new();
         let wanted = [1, 1, 1, 2, 3][self.rng.usize(0..5)];
         for _ in 0..wanted {
-            let taken: Vec<_> = parts.iter().map(|part| part.plot).collect();
-            let free: Vec<_> = (0..self.plots.len())
-                .filter(|i| matches!(self.plots[*i].held, Use::Registered(_)) && !taken.contains(i))
+            let taken: Vec<_> = parts.iter().map(|part| part.buffer).collect();
+            let free: Vec<_> = (0..self.buffers.len())
+                .filter(|i| {
+                    matches!(self.buffers[*i].held, Use::Registered(_)) && !taken.contains(i)
+                })
                 .collect();
             let grants: Vec<_> = (0..self.grants.len())
                 .filter(|i| {
@@ -126,10 +128,10 @@ impl Hand {
             if free.is_empty() || grants.is_empty() {
                 break;
             }
-            let plot = free[self.rng.usize(0..free.len())];
+            let buffer = free[self.rng.usize(0..free.len())];
             let grant = &self.grants[grants[self.rng.usize(0..grants.len())]];
-            let Some(mr) = self.plots[plot].held.mr() else { break };
-            let (ours, theirs) = (self.plots[plot].len, grant.content.len());
+            let Some(mr) = self.buffers[buffer].held.mr() else { break };
+            let (ours, theirs) = (self.buffers[buffer].len, grant.content.len());
             let most = ours.min(theirs);
             // One part in three is long. The lengths of the others are even over the powers of two.
             let is_long = self.rng.u32(0..3) == 0;
@@ -138,7 +140,7 @@ impl Hand {
             let here = self.rng.usize(0..=ours - len);
             let there = self.rng.usize(0..=theirs - len);
             let stamp = self.shared.stamp();
-            parts.push(Part { plot, mr, here, grant: grant.id, there, len, stamp });
+            parts.push(Part { buffer, mr, here, grant: grant.id, there, len, stamp });
         }
         parts
     }
@@ -146,14 +148,15 @@ impl Hand {
     /// Prepares the memory of a move, which owns it from now on.
     fn take_up(&mut self, op: Op, parts: &[Part]) {
         for part in parts {
-            let plot = &mut self.plots[part.plot];
-            plot.check(part.ours(), "before it is used");
+            let buffer = &mut self.buffers[part.buffer];
+            buffer.check(part.ours(), "before it is used");
             match op {
-                Op::Write => plot.fill(part.ours(), part.source()),
-                _ => plot.content.set(part.ours(), None),
+                Op::Write => buffer.fill(part.ours(), part.source()),
+                _ => buffer.content.set(part.ours(), None),
             }
-            plot.held = Use::Flying(part.mr);
-            plot.last = format!("{op:?} {:x} + {:#x} at {:#x}", part.grant, part.there, part.here);
+            buffer.held = Use::Flying(part.mr);
+            buffer.last =
+                format!("{op:?} {:x} + {:#x} at {:#x}", part.grant, part.there, part.here);
             let grants = &mut self.grants;
             if let Some(grant) = grants.iter_mut().find(|grant| grant.id == part.grant) {
                 grant.busy = true;
@@ -183,7 +186,7 @@ impl Hand {
                     history::broken("a grant has no such part".into());
                 };
                 let here = part.here + at;
-                iovs.push(self.plots[part.plot].iov(part.mr, here..here + len));
+                iovs.push(self.buffers[part.buffer].iov(part.mr, here..here + len));
                 adverts.push(advert);
             }
         }
@@ -200,8 +203,8 @@ impl Hand {
         let limit = new.timeout.unwrap_or(ep.config().transfer_timeout) + ep.config().timeout;
         let tried = match self.rng.u32(0..4) {
             0 => {
-                let mut coin = Coin(&mut self.rng);
-                watch::call("run", limit, || ep.run(&request, &mut coin)).map(Tried::Done)
+                let mut interrupt = RandomInterrupt(&mut self.rng);
+                watch::call("run", limit, || ep.run(&request, &mut interrupt)).map(Tried::Done)
             }
             1 => watch::call("try_run", limit, || ep.try_run(&request)),
             _ => watch::call("post", limit, || ep.post(&request)).map(Tried::Under),
@@ -224,18 +227,18 @@ impl Hand {
         };
         let mut content = grant.content.clone();
         content.set(part.theirs(), Some(Pattern::data(part.stamp)));
-        let (hand, id) = (self.number, part.grant);
-        notifs::farewell(&Word::Return { hand, id, content: Some(content) })
+        let (worker, id) = (self.number, part.grant);
+        notifs::farewell(&ControlMessage::Return { worker, id, content: Some(content) })
     }
 
-    /// Ends a move: its local memory is this hand's again, at once.
+    /// Ends a move: its local memory is this worker's again, at once.
     fn finish(&mut self, ended: Move, result: &Result<Outcome, Error>) {
-        let fate = result.as_ref().map_or_else(|e| self.judge(e), |_| Fate::Done);
-        self.note(format!("{:?} of {:?}: {fate:?}, {result:?}", ended.op, ended.id));
+        let completion = result.as_ref().map_or_else(|e| self.judge(e), |_| Completion::Done);
+        self.note(format!("{:?} of {:?}: {completion:?}, {result:?}", ended.op, ended.id));
         let counts = &self.shared.counts;
-        match fate {
-            Fate::Done => &counts.done,
-            Fate::Refused => &counts.refused,
+        match completion {
+            Completion::Done => &counts.done,
+            Completion::Refused => &counts.refused,
             _ => &counts.failed,
         }
         .fetch_add(1, SeqCst);
@@ -244,51 +247,51 @@ impl Hand {
             history::broken(format!("{result:?} of {all} bytes: {ended:?}"));
         }
         for part in &ended.parts {
-            self.finish_part(&ended, part, fate);
+            self.finish_part(&ended, part, completion);
         }
-        if let (Fate::Refused, [part], Err(e)) = (fate, &ended.parts[..], result) {
-            let (hand, id, why) = (self.number, part.grant, e.to_string());
+        if let (Completion::Refused, [part], Err(e)) = (completion, &ended.parts[..], result) {
+            let (worker, id, why) = (self.number, part.grant, e.to_string());
             if let Error::RemoteAccess { .. } = e {
-                history::say(&Word::Refused { hand, id, why });
+                history::say(&ControlMessage::Refused { worker, id, why });
             }
         }
     }
 
-    fn finish_part(&mut self, ended: &Move, part: &Part, fate: Fate) {
+    fn finish_part(&mut self, ended: &Move, part: &Part, completion: Completion) {
         let at = self.grants.iter().position(|grant| grant.id == part.grant);
-        if fate == Fate::Stuck {
-            self.keep(part.plot);
+        if completion == Completion::Stuck {
+            self.keep(part.buffer);
         }
-        let plot = &mut self.plots[part.plot];
+        let buffer = &mut self.buffers[part.buffer];
         if ended.op == Op::Write {
-            plot.check(part.ours(), "after it was written from");
-        } else if let (Fate::Done, Some(at)) = (fate, at)
+            buffer.check(part.ours(), "after it was written from");
+        } else if let (Completion::Done, Some(at)) = (completion, at)
             && !self.grants[at].tainted
         {
             for (range, pattern) in self.grants[at].content.known(part.theirs()) {
                 let here = part.here + range.start - part.there;
-                let mut read = plot.content.clone();
+                let mut read = buffer.content.clone();
                 read.set(here..here + range.len(), Some(pattern.moved(here, range.start)));
-                plot.check_against(&read, here..here + range.len(), "what was read");
+                buffer.check_against(&read, here..here + range.len(), "what was read");
             }
         }
-        if plot.held == Use::Flying(part.mr) {
-            plot.held = Use::Registered(part.mr);
+        if buffer.held == Use::Flying(part.mr) {
+            buffer.held = Use::Registered(part.mr);
         }
-        plot.last = format!("{}, {fate:?} at {}", plot.last, clock::shared_ns());
-        if fate != Fate::Stuck {
-            self.guard(part.plot, part.ours());
+        buffer.last = format!("{}, {completion:?} at {}", buffer.last, clock::shared_ns());
+        if completion != Completion::Stuck {
+            self.guard(part.buffer, part.ours());
         }
         let Some(at) = at else { return };
         let grant = &mut self.grants[at];
         grant.busy = false;
         if ended.op == Op::Write {
-            let written = (fate == Fate::Done).then_some(Pattern::data(part.stamp));
+            let written = (completion == Completion::Done).then_some(Pattern::data(part.stamp));
             grant.content.set(part.theirs(), written);
-            grant.tainted |= matches!(fate, Fate::Lost | Fate::Stuck);
+            grant.tainted |= matches!(completion, Completion::Lost | Completion::Stuck);
         }
-        match fate {
-            Fate::Done if ended.last => drop(self.grants.swap_remove(at)),
+        match completion {
+            Completion::Done if ended.last => drop(self.grants.swap_remove(at)),
             _ if ended.last => {
                 self.grants[at].tainted = true;
                 let grant = self.grants.swap_remove(at);
@@ -308,9 +311,9 @@ impl Hand {
         self.finish(ended, &result);
     }
 
-    /// Cancels a letter and a move, if there are some.
+    /// Cancels a send or receive and a move, if there are some.
     pub(super) fn cancel(&mut self) {
-        self.cancel_letter();
+        self.cancel_send_recv();
         if self.moves.is_empty() {
             return;
         }
@@ -339,9 +342,9 @@ impl Hand {
         self.end_move(at, status);
     }
 
-    /// Polls a letter and a move, and reports those that are past their time.
+    /// Polls a send or receive and a move, and reports those that are past their time.
     pub(super) fn look(&mut self) {
-        self.look_at_letters();
+        self.look_at_send_recvs();
         if !self.moves.is_empty() {
             let at = self.rng.usize(0..self.moves.len());
             if let Some(id) = self.moves[at].id {
@@ -355,20 +358,20 @@ impl Hand {
         }
     }
 
-    /// Ends the moves and letters of a deregistered plot. None of them may be pending.
-    pub(super) fn end_what_uses(&mut self, plot: usize) {
-        let uses = |known: &Move| known.parts.iter().any(|part| part.plot == plot);
+    /// Ends the moves, sends and receives of a deregistered buffer. None of them may be pending.
+    pub(super) fn end_what_uses(&mut self, buffer: usize) {
+        let uses = |known: &Move| known.parts.iter().any(|part| part.buffer == buffer);
         while let Some(at) = self.moves.iter().position(uses) {
             self.must_have_ended(at, "its region was deregistered");
         }
-        self.end_letters_that_use(plot);
+        self.end_send_recvs_that_use(buffer);
     }
 
     pub(super) fn end_all(&mut self, why: &str) {
         while !self.moves.is_empty() {
             self.must_have_ended(0, why);
         }
-        self.end_all_letters(why);
+        self.end_all_send_recvs(why);
     }
 
     fn must_have_ended(&mut self, at: usize, why: &str) {

@@ -1,4 +1,4 @@
-//! A plot: a piece of this process's memory, its content, and its current user.
+//! A buffer: a piece of this process's memory, its content, and its current user.
 
 use std::ops::Range;
 
@@ -6,21 +6,21 @@ use uccl_p2p::{Iov, MrId, SharedBuf};
 
 use crate::{
     content::Content,
+    control::GrantId,
     history,
     pattern::{self, Pattern},
-    word::GrantId,
 };
 
-/// The current user of a plot.
+/// The current user of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
-    /// The plot's hand alone; the plot is not registered.
+    /// The buffer's worker alone; the buffer is not registered.
     Mine,
-    /// The plot's hand alone; the plot is registered.
+    /// The buffer's worker alone; the buffer is registered.
     Registered(MrId),
-    /// The peer; the plot is registered.
+    /// The peer; the buffer is registered.
     Granted(MrId, GrantId),
-    /// Transfers of this process; the plot is registered.
+    /// Transfers of this process; the buffer is registered.
     Flying(MrId),
     /// Unknown: a call could not rule out that somebody still writes it. The storm uses it no more.
     Kept,
@@ -35,14 +35,14 @@ impl Use {
     }
 }
 
-/// The memory of plots. It is never freed, as peers may write kept plots.
-pub(crate) struct Ground {
+/// The memory of buffers. It is never freed, as peers may write kept buffers.
+pub(crate) struct Arena {
     base: usize,
     len: usize,
     next: usize,
 }
 
-impl Ground {
+impl Arena {
     /// Memory of this process alone.
     pub(crate) fn private(len: usize) -> Self {
         let (access, flags) =
@@ -55,21 +55,21 @@ impl Ground {
 
     /// Memory that peers can map.
     pub(crate) fn shared(buf: SharedBuf) -> Self {
-        let ground = Self { base: buf.as_ptr() as usize, len: buf.len(), next: 0 };
+        let arena = Self { base: buf.as_ptr() as usize, len: buf.len(), next: 0 };
         std::mem::forget(buf);
-        ground
+        arena
     }
 
     /// The next `len` bytes, behind a gap.
     fn take(&mut self, len: usize, gap: usize) -> usize {
         let at = self.next + gap;
-        assert!(at + len <= self.len, "too little ground");
+        assert!(at + len <= self.len, "too little memory");
         self.next = at + len;
         self.base + at
     }
 }
 
-pub(crate) struct Plot {
+pub(crate) struct Buffer {
     pub(crate) addr: usize,
     pub(crate) len: usize,
     pub(crate) held: Use,
@@ -78,9 +78,9 @@ pub(crate) struct Plot {
     pub(crate) last: String,
 }
 
-impl Plot {
-    pub(crate) fn new(ground: &mut Ground, len: usize, gap: usize) -> Self {
-        let addr = ground.take(len, gap);
+impl Buffer {
+    pub(crate) fn new(arena: &mut Arena, len: usize, gap: usize) -> Self {
+        let addr = arena.take(len, gap);
         let content = Content::new(len, None);
         Self { addr, len, held: Use::Mine, content, last: "new".into() }
     }
@@ -91,7 +91,7 @@ impl Plot {
 
     /// Fills a range with a pattern and records it.
     pub(crate) fn fill(&mut self, range: Range<usize>, pattern: Pattern) {
-        // SAFETY: the plot lies in ground, which is never freed, and this range is its hand's.
+        // SAFETY: the buffer lies in the arena, which is never freed, and this range is its worker's.
         unsafe { pattern.fill(self.addr, range.start, range.len()) };
         self.content.set(range, Some(pattern));
     }
@@ -99,13 +99,13 @@ impl Plot {
     /// The bytes at `at`, as they are now.
     pub(crate) fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         assert!(at + N <= self.len);
-        // SAFETY: the bytes are inside the plot.
+        // SAFETY: the bytes are inside the buffer.
         unsafe { ((self.addr + at) as *const [u8; N]).read_unaligned() }
     }
 
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: the bytes are inside the plot and are its hand's.
+        // SAFETY: the bytes are inside the buffer and are its worker's.
         unsafe { std::ptr::copy(bytes.as_ptr(), (self.addr + at) as *mut u8, bytes.len()) };
         self.content.set(at..at + bytes.len(), None);
     }
@@ -116,15 +116,15 @@ impl Plot {
     }
 
     pub(crate) fn check_against(&self, content: &Content, range: Range<usize>, when: &str) {
-        // SAFETY: the plot lies in ground, which is never freed.
-        if let Some(stray) = unsafe { content.compare(self.addr, range) } {
-            history::broken(format!("{when}: {stray}; {self:?}"));
+        // SAFETY: the buffer lies in the arena, which is never freed.
+        if let Some(mismatch) = unsafe { content.compare(self.addr, range) } {
+            history::broken(format!("{when}: {mismatch}; {self:?}"));
         }
     }
 
-    /// Checks a plot that was the peer's: peers write data, so no guard may lie in it.
+    /// Checks a buffer that was the peer's: peers write data, so no guard may lie in it.
     pub(crate) fn check_is_data(&self, when: &str) {
-        // SAFETY: the plot lies in ground, which is never freed.
+        // SAFETY: the buffer lies in the arena, which is never freed.
         if let Some((first, count)) = unsafe { pattern::guards_among(self.addr, self.len) } {
             history::broken(format!(
                 "{when}: {count} bytes, from {first:#x} on, come from memory that had been given back; {self:?}"
@@ -133,9 +133,9 @@ impl Plot {
     }
 }
 
-impl std::fmt::Debug for Plot {
+impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { addr, len, held, last, .. } = self;
-        write!(f, "plot of {len:#x} bytes at {addr:#x}, {held:?}, last: {last}")
+        write!(f, "buffer of {len:#x} bytes at {addr:#x}, {held:?}, last: {last}")
     }
 }

@@ -1,9 +1,9 @@
-//! A hand: a thread with plots of its own, which does one random action after the other.
+//! A worker: a thread with buffers of its own, which does one random action after the other.
 
-mod fate;
+mod completion;
 mod grants;
-mod letters;
 mod moves;
+mod send_recvs;
 
 use std::{
     ops::Range,
@@ -13,22 +13,23 @@ use std::{
 
 use uccl_p2p::{Error, MrId};
 
-use self::{grants::Grant, letters::Letter, moves::Move};
+use self::{grants::Grant, moves::Move, send_recvs::SendRecv};
 use super::{
     EndArgs, fork,
-    world::{Shared, World},
+    world::{SharedState, World},
 };
 use crate::{
-    clock, history,
+    buffer::{Arena, Buffer, Use},
+    clock,
+    control::ControlMessage,
+    history,
     pattern::Pattern,
-    plot::{Ground, Plot, Use},
     watch,
-    word::Word,
 };
 
-/// Bytes of a hand's memory.
-pub(crate) const GROUND: usize = 40 << 20;
-/// Upper bounds of the plots' sizes in bytes. Few plots are large.
+/// Bytes of a worker's memory.
+pub(crate) const ARENA_LEN: usize = 40 << 20;
+/// Upper bounds of the buffers' sizes in bytes. Few buffers are large.
 const SIZES: [usize; 14] = [
     1,
     64,
@@ -49,50 +50,52 @@ const SIZES: [usize; 14] = [
 const DISCONNECTS: u32 = 1500;
 const FORKS: u32 = 1500;
 
-pub(crate) struct Hand {
+pub(crate) struct Worker {
     number: usize,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     world: Arc<World>,
     rng: fastrand::Rng,
-    words: Receiver<Word>,
-    plots: Vec<Plot>,
-    /// Memory of the peer that this hand may use.
+    messages: Receiver<ControlMessage>,
+    buffers: Vec<Buffer>,
+    /// Memory of the peer that this worker may use.
     grants: Vec<Grant>,
     moves: Vec<Move>,
-    letters: Vec<Letter>,
+    send_recvs: Vec<SendRecv>,
     does: EndArgs,
 }
 
-impl Hand {
+impl Worker {
     pub(crate) fn new(
         number: usize,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedState>,
         does: &EndArgs,
-        mut ground: Ground,
-        words: Receiver<Word>,
+        mut arena: Arena,
+        messages: Receiver<ControlMessage>,
         seed: u64,
     ) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let plots = SIZES
+        let buffers = SIZES
             .iter()
-            .map(|most| Plot::new(&mut ground, rng.usize(most / 2 + 1..=*most), rng.usize(1..9000)))
+            .map(|most| {
+                Buffer::new(&mut arena, rng.usize(most / 2 + 1..=*most), rng.usize(1..9000))
+            })
             .collect();
         let shared = Arc::clone(shared);
         let world = shared.world();
-        let mut hand = Self {
+        let mut worker = Self {
             number,
             shared,
             world,
             rng,
-            words,
-            plots,
+            messages,
+            buffers,
             grants: vec![],
             moves: vec![],
-            letters: vec![],
+            send_recvs: vec![],
             does: does.clone(),
         };
-        (0..hand.plots.len()).for_each(|plot| hand.guard_all(plot, "new"));
-        hand
+        (0..worker.buffers.len()).for_each(|buffer| worker.guard_all(buffer, "new"));
+        worker
     }
 
     pub(crate) fn run(mut self) {
@@ -100,7 +103,7 @@ impl Hand {
             self.turn();
         }
         self.end();
-        self.shared.hands_ended.fetch_add(1, SeqCst);
+        self.shared.workers_ended.fetch_add(1, SeqCst);
     }
 
     fn note(&self, what: impl AsRef<str>) {
@@ -109,8 +112,8 @@ impl Hand {
 
     fn turn(&mut self) {
         self.follow_world();
-        while let Ok(word) = self.words.try_recv() {
-            self.hear(word);
+        while let Ok(message) = self.messages.try_recv() {
+            self.hear(message);
         }
         match self.rng.u32(0..100) {
             0..12 => self.register(),
@@ -126,8 +129,8 @@ impl Hand {
         }
         self.look();
         if self.rng.u32(0..4) == 0 {
-            let plot = self.rng.usize(0..self.plots.len());
-            self.check(plot, "at rest");
+            let buffer = self.rng.usize(0..self.buffers.len());
+            self.check(buffer, "at rest");
         }
     }
 
@@ -150,7 +153,7 @@ impl Hand {
         let ep = &self.world.ep;
         let ended = watch::call("disconnect", ep.config().timeout, || ep.disconnect(conn));
         self.note(format!("disconnect {conn}: {ended:?}"));
-        // The connection's transfers have failed, and their memory is this hand's again.
+        // The connection's transfers have failed, and their memory is this worker's again.
         for i in 0..self.moves.len() {
             if self.moves[i].conn == conn && self.moves[i].is_pending(&self.world) {
                 history::broken(format!("unfinished after {conn} was ended: {:?}", self.moves[i]));
@@ -165,43 +168,43 @@ impl Hand {
         clock::active() + timeout + config.timeout + watch::SLACK
     }
 
-    /// A random plot that satisfies `fits`, if there is one.
-    fn some_plot(&mut self, fits: impl Fn(&Plot) -> bool) -> Option<usize> {
-        let fitting: Vec<_> = (0..self.plots.len()).filter(|i| fits(&self.plots[*i])).collect();
+    /// A random buffer that satisfies `fits`, if there is one.
+    fn some_buffer(&mut self, fits: impl Fn(&Buffer) -> bool) -> Option<usize> {
+        let fitting: Vec<_> = (0..self.buffers.len()).filter(|i| fits(&self.buffers[*i])).collect();
         (!fitting.is_empty()).then(|| fitting[self.rng.usize(0..fitting.len())])
     }
 
-    fn check(&self, plot: usize, when: &str) {
-        let plot = &self.plots[plot];
-        if plot.held != Use::Kept {
-            plot.check(0..plot.len, when);
+    fn check(&self, buffer: usize, when: &str) {
+        let buffer = &self.buffers[buffer];
+        if buffer.held != Use::Kept {
+            buffer.check(0..buffer.len, when);
         }
     }
 
     /// Fills a range with a guard: nobody may write it from now on.
-    fn guard(&mut self, plot: usize, range: Range<usize>) {
+    fn guard(&mut self, buffer: usize, range: Range<usize>) {
         let stamp = self.shared.stamp();
-        self.plots[plot].fill(range, Pattern::guard(stamp));
+        self.buffers[buffer].fill(range, Pattern::guard(stamp));
     }
 
-    fn guard_all(&mut self, plot: usize, why: &str) {
-        let len = self.plots[plot].len;
-        self.guard(plot, 0..len);
-        self.plots[plot].last = format!("{why} at {}", clock::shared_ns());
+    fn guard_all(&mut self, buffer: usize, why: &str) {
+        let len = self.buffers[buffer].len;
+        self.guard(buffer, 0..len);
+        self.buffers[buffer].last = format!("{why} at {}", clock::shared_ns());
     }
 
     fn register(&mut self) {
-        let Some(i) = self.some_plot(|plot| plot.held == Use::Mine) else { return };
+        let Some(i) = self.some_buffer(|buffer| buffer.held == Use::Mine) else { return };
         self.check(i, "before it is registered");
-        let plot = &self.plots[i];
-        // SAFETY: the plot lies in ground, which is never freed.
+        let buffer = &self.buffers[i];
+        // SAFETY: the buffer lies in the arena, which is never freed.
         let registered = watch::call("register", Duration::ZERO, || unsafe {
-            self.world.ep.register(plot.addr, plot.len)
+            self.world.ep.register(buffer.addr, buffer.len)
         });
         match registered {
             Ok(mr) => {
-                self.note(format!("register {:#x} + {:#x}: {mr}", plot.addr, plot.len));
-                self.plots[i].held = Use::Registered(mr);
+                self.note(format!("register {:#x} + {:#x}: {mr}", buffer.addr, buffer.len));
+                self.buffers[i].held = Use::Registered(mr);
             }
             Err(Error::Closed) => {}
             Err(e) => history::broken(format!("memory cannot be registered: {e}")),
@@ -209,17 +212,17 @@ impl Hand {
     }
 
     fn deregister(&mut self) {
-        let Some(i) = self.some_plot(|plot| plot.held.mr().is_some()) else { return };
-        let Some(mr) = self.plots[i].held.mr() else { return };
-        self.deregister_plot(i, mr);
+        let Some(i) = self.some_buffer(|buffer| buffer.held.mr().is_some()) else { return };
+        let Some(mr) = self.buffers[i].held.mr() else { return };
+        self.deregister_buffer(i, mr);
     }
 
-    fn deregister_plot(&mut self, i: usize, mr: MrId) {
-        self.note(format!("deregister {mr} ({:?}) ...", self.plots[i].held));
+    fn deregister_buffer(&mut self, i: usize, mr: MrId) {
+        self.note(format!("deregister {mr} ({:?}) ...", self.buffers[i].held));
         let ep = &self.world.ep;
         let ended = watch::call("deregister", ep.config().timeout, || ep.deregister(mr));
         self.note(format!("deregister {mr}: {ended:?}"));
-        let flying = matches!(self.plots[i].held, Use::Flying(_));
+        let flying = matches!(self.buffers[i].held, Use::Flying(_));
         match ended {
             Ok(()) => {
                 if flying {
@@ -232,14 +235,14 @@ impl Hand {
             Err(Error::UnknownRegion(_) | Error::Closed) if self.is_going() => {}
             Err(Error::StillTouched { .. }) if !flying => self.keep(i),
             Err(e) => {
-                history::broken(format!("{mr} was not deregistered: {e}; {:?}", self.plots[i]))
+                history::broken(format!("{mr} was not deregistered: {e}; {:?}", self.buffers[i]))
             }
         }
     }
 
-    /// Takes a plot out of use: a call could not rule out that somebody still writes it.
+    /// Takes a buffer out of use: a call could not rule out that somebody still writes it.
     fn keep(&mut self, i: usize) {
-        self.plots[i].held = Use::Kept;
+        self.buffers[i].held = Use::Kept;
         self.shared.counts.kept.fetch_add(1, SeqCst);
     }
 
@@ -249,24 +252,24 @@ impl Hand {
     }
 
     fn is_mine_again(&mut self, i: usize, why: &str) {
-        if let Use::Granted(_, id) = self.plots[i].held {
-            history::say(&Word::Revoked { hand: self.number, id });
-            self.plots[i].check_is_data(why);
+        if let Use::Granted(_, id) = self.buffers[i].held {
+            history::say(&ControlMessage::Revoked { worker: self.number, id });
+            self.buffers[i].check_is_data(why);
         } else {
             self.check(i, why);
         }
-        self.plots[i].held = Use::Mine;
+        self.buffers[i].held = Use::Mine;
         self.guard_all(i, why);
     }
 
-    /// After the endpoint was closed, takes its plots back and continues with its successor.
+    /// After the endpoint was closed, takes its buffers back and continues with its successor.
     fn follow_world(&mut self) {
         if !self.world.is_closed() {
             return;
         }
         self.end_all("closed");
-        for i in 0..self.plots.len() {
-            match self.plots[i].held.mr() {
+        for i in 0..self.buffers.len() {
+            match self.buffers[i].held.mr() {
                 Some(mr) if self.world.kept.lock().contains(&mr) => self.keep(i),
                 Some(_) => self.is_mine_again(i, "closed"),
                 None => {}
@@ -275,20 +278,20 @@ impl Hand {
         self.world = self.shared.world();
     }
 
-    /// Ends all operations and takes all plots back.
+    /// Ends all operations and takes all buffers back.
     fn end(&mut self) {
         self.note("ending");
         self.follow_world();
-        while !(self.moves.is_empty() && self.letters.is_empty()) {
+        while !(self.moves.is_empty() && self.send_recvs.is_empty()) {
             self.cancel();
             self.look();
         }
-        for i in 0..self.plots.len() {
-            if let Some(mr) = self.plots[i].held.mr() {
-                self.deregister_plot(i, mr);
+        for i in 0..self.buffers.len() {
+            if let Some(mr) = self.buffers[i].held.mr() {
+                self.deregister_buffer(i, mr);
             }
         }
         std::thread::sleep(Duration::from_millis(20));
-        (0..self.plots.len()).for_each(|i| self.check(i, "at the end"));
+        (0..self.buffers.len()).for_each(|i| self.check(i, "at the end"));
     }
 }
