@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// The results of a run of tests, from its output.
 #[derive(Default, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct TestResults {
     /// Number of passed tests of each program.
     pub(super) passed: Vec<usize>,
     /// Tests that have ended, well or not.
@@ -14,32 +14,32 @@ pub(super) struct Told {
     pub(super) signal: Option<String>,
 }
 
-impl Told {
+impl TestResults {
     pub(super) fn of<S: AsRef<str>>(lines: &[S]) -> Self {
-        let mut told = Self::default();
+        let mut results = Self::default();
         let mut in_list = false;
         for line in lines.iter().map(AsRef::as_ref) {
             if let Some((name, end)) = result_of(line) {
-                told.ended.insert(name.to_owned());
+                results.ended.insert(name.to_owned());
                 if end == "FAILED" {
-                    told.failed.insert(name.to_owned());
+                    results.failed.insert(name.to_owned());
                 }
             }
             if let Some(count) = passed(line) {
-                told.passed.push(count);
+                results.passed.push(count);
             }
             if let Some((_, signal)) = line.split_once("(signal: ") {
-                told.signal = Some(signal.trim_end_matches(')').to_owned());
+                results.signal = Some(signal.trim_end_matches(')').to_owned());
             }
             // The list at the end has each name on a line of its own. The output of failed tests
             // has a heading too.
             if let Some(name) = line.strip_prefix("    ").filter(|_| in_list) {
-                told.failed.insert(name.to_owned());
+                results.failed.insert(name.to_owned());
             } else {
                 in_list = line == "failures:";
             }
         }
-        told
+        results
     }
 }
 
@@ -87,14 +87,14 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 5 filtered out; 
 running 0 tests
 
 test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.00s";
-        let told = Told::of(&said.lines().collect::<Vec<_>>());
-        let want = Told {
+        let results = TestResults::of(&said.lines().collect::<Vec<_>>());
+        let want = TestResults {
             passed: vec![2, 0],
             ended: names(&["a::bad", "a::good", "a::other"]),
             failed: names(&["a::bad"]),
             signal: None,
         };
-        assert_eq!(told, want);
+        assert_eq!(results, want);
     }
 
     #[test]
@@ -105,8 +105,8 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; fini
             "error: test failed, to rerun pass `--lib`",
             "  process didn't exit successfully: `t` (signal: 11, SIGSEGV: invalid memory reference)",
         ];
-        let told = Told::of(&said);
-        assert_eq!((told.passed.len(), told.ended), (0, names(&["a::good"])));
-        assert_eq!(told.signal.as_deref(), Some("11, SIGSEGV: invalid memory reference"));
+        let results = TestResults::of(&said);
+        assert_eq!((results.passed.len(), results.ended), (0, names(&["a::good"])));
+        assert_eq!(results.signal.as_deref(), Some("11, SIGSEGV: invalid memory reference"));
     }
 }
