@@ -164,7 +164,11 @@ impl<T> Staging<T> {
     /// As for [`Self::settle`]. Then no step is dropped.
     pub fn clear(&mut self, patience: Duration) -> Result<(), GpuError> {
         self.settle(patience)?;
-        self.line.clear();
+        for (step, _) in self.line.drain(..) {
+            if let Step::Copy(copying) = step {
+                self.copier.release(copying);
+            }
+        }
         Ok(())
     }
 

@@ -16,6 +16,8 @@ const SLOT: u32 = 7;
 #[derive(Default)]
 struct Script {
     copies: Vec<Copy>,
+    /// The copies that were released.
+    released: Vec<usize>,
     /// Looks at copies so far.
     looks: u64,
     /// From this look on, all copies have ended.
@@ -70,7 +72,9 @@ impl CopyQueue for Actor {
         script.copies[name].result.clone()
     }
 
-    fn release(&mut self, _name: usize) {}
+    fn release(&mut self, name: usize) {
+        self.0.lock().released.push(name);
+    }
 }
 
 /// Makes actors that follow one script.
@@ -254,6 +258,19 @@ fn settling_waits_for_late_copies_and_their_ends_are_told_after_it() {
     assert!(script.lock().copies.iter().all(|copy| copy.result.is_some()));
     let told = std::iter::from_fn(|| staging.ended()).map(|ended| ended.what);
     assert!(told.eq(0..4));
+}
+
+/// A queue keeps what belongs to a copy until then.
+#[test]
+fn every_copy_is_released_once_whether_its_end_is_reported_or_cleared() {
+    let (mut staging, script) = staging(Direction::DeviceToHost);
+    let mut memory = [3; 4];
+    (0..3).for_each(|what| start(&mut staging, what, &mut memory));
+    script.lock().all_end_at = Some(0);
+    assert!(staging.ended().is_some());
+    assert_eq!(script.lock().released, [0]);
+    staging.clear(PATIENCE).expect("they end");
+    assert_eq!(script.lock().released, [0, 1, 2]);
 }
 
 #[test]
