@@ -49,14 +49,14 @@ impl OrderedStream {
     pub(crate) fn before(&self, slot: usize, piece: usize) -> Result<()> {
         match self.sends {
             true => self.copy(piece as u64, self.head(slot)),
-            false => self.spoil(piece),
+            false => self.poison_head(piece),
         }
     }
 
     /// The work after it.
     pub(crate) fn after(&self, slot: usize, piece: usize) -> Result<()> {
         match self.sends {
-            true => self.spoil(piece),
+            true => self.poison_head(piece),
             false => self.copy(self.head(slot), piece as u64),
         }
     }
@@ -65,7 +65,7 @@ impl OrderedStream {
     pub(crate) fn keep(&self, slot: usize, piece: usize) -> Result<()> {
         if self.sends {
             self.copy(self.head(slot), piece as u64)?;
-            self.spoil(piece)?;
+            self.poison_head(piece)?;
         }
         self.finish()
     }
@@ -97,7 +97,7 @@ impl OrderedStream {
         Ok(unsafe { self.stream.copy(to, from, self.head_len, Direction::DeviceToDevice) }?)
     }
 
-    fn spoil(&self, piece: usize) -> Result<()> {
+    fn poison_head(&self, piece: usize) -> Result<()> {
         // SAFETY: as in `copy`.
         Ok(unsafe { self.stream.fill(piece as u64, POISON, self.head_len) }?)
     }

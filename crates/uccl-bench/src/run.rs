@@ -100,7 +100,7 @@ impl<'a> Session<'a> {
     }
 
     pub(crate) fn measure(&mut self, point: Point) -> Result<Row> {
-        let mut prepared = self.prepare(point)?;
+        let mut memory = self.prepare(point)?;
         let mut latency = BatchRates::default();
         let mut rate = BatchRates::default();
         let inflight = if point.op == OpKind::Pingpong { 1 } else { self.inflight };
@@ -108,24 +108,24 @@ impl<'a> Session<'a> {
             // With one outstanding, the rate follows from the same transfers.
             1 if point.op != OpKind::Notif => {
                 let alone = self.phase(&point, 1);
-                self.batches(&mut prepared, alone, BATCHES, self.duration, &mut rate)?
+                self.batches(&mut memory, alone, BATCHES, self.duration, &mut rate)?
             }
             inflight => {
                 let alone = self.phase(&point, 1);
                 let half = self.duration / 2;
-                let latencies = self.batches(&mut prepared, alone, 2, half, &mut latency)?;
+                let latencies = self.batches(&mut memory, alone, 2, half, &mut latency)?;
                 let many = Phase { ping_pong: false, ..self.phase(&point, inflight) };
-                self.batches(&mut prepared, many, BATCHES, half, &mut rate)?;
+                self.batches(&mut memory, many, BATCHES, half, &mut rate)?;
                 latencies
             }
         };
         let verified = match self.verify {
-            true => self.verify(&mut prepared)?,
+            true => self.verify(&mut memory)?,
             false => (Verification::Skipped, None),
         };
-        let path = prepared.path(&self.side)?;
+        let path = memory.path(&self.side)?;
         self.peer.channel.order(&Request::Release)?;
-        drop(prepared);
+        drop(memory);
         let hops = if point.op.goes_back_and_forth() { 2 } else { 1 };
         Ok(Row {
             gb_per_s: median(&rate.gb_per_s),
@@ -156,13 +156,13 @@ impl<'a> Session<'a> {
     }
 
     fn prepare(&mut self, point: Point) -> Result<PointMemory> {
-        let mut prepared = PointMemory::new(&self.side, point, Role::Lead)?;
-        let adverts = prepared.adverts()?;
+        let mut memory = PointMemory::new(&self.side, point, Role::Lead)?;
+        let adverts = memory.adverts()?;
         match self.peer.channel.ask(&Request::Prepare { point, adverts })? {
-            Reply::Prepared { adverts } => prepared.meet(adverts)?,
+            Reply::Prepared { adverts } => memory.meet(adverts)?,
             other => return Err(unexpected(&other)),
         }
-        Ok(prepared)
+        Ok(memory)
     }
 
     /// A phase with `inflight` outstanding transfers; `batches` sets its count.
@@ -174,13 +174,13 @@ impl<'a> Session<'a> {
     /// Runs batches of a phase that together take about `time`.
     fn batches(
         &mut self,
-        prepared: &mut PointMemory,
+        memory: &mut PointMemory,
         phase: Phase,
         batches: u32,
         time: Duration,
         measured: &mut BatchRates,
     ) -> Result<Latencies> {
-        let count = self.calibrate(prepared, phase, time / batches)?;
+        let count = self.calibrate(memory, phase, time / batches)?;
         let mut all = Latencies::new();
         let started = Instant::now();
         for batch in 0..batches {
@@ -188,27 +188,22 @@ impl<'a> Session<'a> {
             if batch >= FEWEST_BATCHES && started.elapsed() > time * 2 {
                 break;
             }
-            let (elapsed, latencies) = self.go(prepared, &Phase { count, ..phase })?;
+            let (elapsed, latencies) = self.run_phase(memory, &Phase { count, ..phase })?;
             all.add(&latencies);
             measured.count += count;
-            measured.gb_per_s.push(gb_per_s(prepared.bytes(&phase, count), elapsed));
+            measured.gb_per_s.push(gb_per_s(memory.bytes(&phase, count), elapsed));
         }
         Ok(all)
     }
 
     /// The number of transfers that take about `time`. Its runs warm up the memory and paths of the
     /// batches; the time of the first is ignored, because it may include set-up.
-    fn calibrate(
-        &mut self,
-        prepared: &mut PointMemory,
-        phase: Phase,
-        time: Duration,
-    ) -> Result<u64> {
+    fn calibrate(&mut self, memory: &mut PointMemory, phase: Phase, time: Duration) -> Result<u64> {
         let least = phase.inflight as u64;
         let mut count = least;
-        self.go(prepared, &Phase { count, ..phase })?;
+        self.run_phase(memory, &Phase { count, ..phase })?;
         loop {
-            let (elapsed, _) = self.go(prepared, &Phase { count, ..phase })?;
+            let (elapsed, _) = self.run_phase(memory, &Phase { count, ..phase })?;
             let target = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9) * count as f64;
             if elapsed * 4 >= time || count >= MAX_COUNT {
                 return Ok((target as u64).clamp(least, MAX_COUNT));
@@ -218,8 +213,12 @@ impl<'a> Session<'a> {
     }
 
     /// Runs a phase on both sides; the elapsed time is the slower side's.
-    fn go(&mut self, prepared: &mut PointMemory, phase: &Phase) -> Result<(Duration, Latencies)> {
-        let together = prepared.needs_both();
+    fn run_phase(
+        &mut self,
+        memory: &mut PointMemory,
+        phase: &Phase,
+    ) -> Result<(Duration, Latencies)> {
+        let together = memory.needs_both();
         if together {
             match self.peer.channel.ask(&Request::Go(*phase))? {
                 Reply::Ready => {}
@@ -227,7 +226,7 @@ impl<'a> Session<'a> {
             }
         }
         let started = Instant::now();
-        let took = prepared.go(&self.side, phase, &self.peer.channel);
+        let took = memory.run_phase(&self.side, phase, &self.peer.channel);
         if !together {
             let took = took?;
             return Ok((took.elapsed, took.latencies));
@@ -248,12 +247,12 @@ impl<'a> Session<'a> {
     }
 
     /// Runs one round and checks every byte.
-    fn verify(&mut self, prepared: &mut PointMemory) -> Result<(Verification, Option<String>)> {
+    fn verify(&mut self, memory: &mut PointMemory) -> Result<(Verification, Option<String>)> {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).context("the system has no random numbers")?;
         let seed = u64::from_le_bytes(seed);
         self.peer.channel.send(&Request::Fill { seed })?;
-        prepared.fill(seed)?;
+        memory.fill(seed)?;
         match self.peer.channel.reply()? {
             Reply::Done => {}
             other => return Err(unexpected(&other)),
@@ -261,13 +260,13 @@ impl<'a> Session<'a> {
         let slots = self.slots;
         let round =
             Phase { count: slots as u64, inflight: 1, slots, ping_pong: false, seed: Some(seed) };
-        self.go(prepared, &round)?;
+        self.run_phase(memory, &round)?;
         let theirs = match self.peer.channel.ask(&Request::Check { seed })? {
             Reply::Checked { wrong } => wrong.map(|wrong| format!("the other side's {wrong}")),
             other => return Err(unexpected(&other)),
         };
         let wrong = match theirs {
-            None => prepared.check(seed)?,
+            None => memory.check(seed)?,
             wrong => wrong,
         };
         Ok((if wrong.is_some() { Verification::No } else { Verification::Yes }, wrong))

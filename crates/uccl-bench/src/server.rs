@@ -83,7 +83,7 @@ fn serve_one(stream: TcpStream, psk: Option<&[u8]>) -> Result<String> {
 
 /// The state of the serving side between requests. Memory of a point goes before its endpoint does.
 struct Server {
-    prepared: Option<PointMemory>,
+    memory: Option<PointMemory>,
     side: Option<Side>,
     channel: Channel,
     /// The leading side's address; none if it is this process's parent.
@@ -92,7 +92,7 @@ struct Server {
 
 impl Server {
     fn new(channel: Channel, lead: Option<IpAddr>) -> Self {
-        Self { prepared: None, side: None, channel, lead }
+        Self { memory: None, side: None, channel, lead }
     }
 
     /// Answers until the leading side hangs up.
@@ -110,19 +110,19 @@ impl Server {
     fn answer(&mut self, request: Request) -> Result<Reply> {
         match request {
             Request::Check { seed } => {
-                let prepared = self.prepared.as_ref().context(NOT_PREPARED)?;
-                Ok(Reply::Checked { wrong: prepared.check(seed)? })
+                let memory = self.memory.as_ref().context(NOT_PREPARED)?;
+                Ok(Reply::Checked { wrong: memory.check(seed)? })
             }
             Request::Close => {
-                self.prepared = None;
+                self.memory = None;
                 self.side = None;
                 Ok(Reply::Done)
             }
             Request::Fill { seed } => {
-                self.prepared.as_mut().context(NOT_PREPARED)?.fill(seed)?;
+                self.memory.as_mut().context(NOT_PREPARED)?.fill(seed)?;
                 Ok(Reply::Done)
             }
-            Request::Go(phase) => self.go(&phase),
+            Request::Go(phase) => self.run_phase(&phase),
             Request::Limit(limit) => limits::serve(&limit, &mut self.channel, self.lead),
             Request::Open(open) => {
                 let listening = ListeningEndpoint::start(&open)?;
@@ -133,27 +133,27 @@ impl Server {
             }
             Request::Prepare { point, adverts } => self.prepare(point, adverts),
             Request::Release => {
-                self.prepared = None;
+                self.memory = None;
                 Ok(Reply::Done)
             }
         }
     }
 
     fn prepare(&mut self, point: Point, adverts: Vec<WireAdvert>) -> Result<Reply> {
-        self.prepared = None;
+        self.memory = None;
         let side = self.side.as_ref().context("memory was asked for before a connection")?;
-        let mut prepared = PointMemory::new(side, point, Role::Serve)?;
-        prepared.meet(adverts)?;
-        let adverts = prepared.adverts()?;
-        self.prepared = Some(prepared);
+        let mut memory = PointMemory::new(side, point, Role::Serve)?;
+        memory.meet(adverts)?;
+        let adverts = memory.adverts()?;
+        self.memory = Some(memory);
         Ok(Reply::Prepared { adverts })
     }
 
-    fn go(&mut self, phase: &Phase) -> Result<Reply> {
+    fn run_phase(&mut self, phase: &Phase) -> Result<Reply> {
         let side = self.side.as_ref().context(NOT_PREPARED)?;
-        let prepared = self.prepared.as_mut().context(NOT_PREPARED)?;
+        let memory = self.memory.as_mut().context(NOT_PREPARED)?;
         self.channel.send(&Reply::Ready)?;
-        let took = prepared.go(side, phase, &self.channel)?;
+        let took = memory.run_phase(side, phase, &self.channel)?;
         Ok(Reply::Finished { elapsed_ns: took.elapsed.as_nanos() as u64 })
     }
 }

@@ -346,7 +346,7 @@ impl PointMemory {
     }
 
     /// Does this side's part of a phase, until it is done or the other side hangs up.
-    pub(crate) fn go(
+    pub(crate) fn run_phase(
         &mut self,
         side: &Side,
         phase: &Phase,
@@ -365,7 +365,7 @@ impl PointMemory {
         let started = Instant::now();
         let latencies = match (roles.active, roles.passive && this.is_two_sided()) {
             _ if phase.ping_pong && this.point.op == OpKind::Pingpong => {
-                this.volley(side, first..first + phase.count, &mut mine)?
+                this.exchange_writes(side, first..first + phase.count, &mut mine)?
             }
             _ if phase.ping_pong => this.ping_pong(side, phase, &mut mine)?,
             (true, false) => this.post_all(side, phase, &mut mine)?,
@@ -431,7 +431,12 @@ impl PointMemory {
     }
 
     /// Writes back and forth, each side waiting for the other's in its own memory.
-    fn volley(&self, side: &Side, rounds: Range<u64>, watch: &mut HangUp) -> Result<Latencies> {
+    fn exchange_writes(
+        &self,
+        side: &Side,
+        rounds: Range<u64>,
+        watch: &mut HangUp,
+    ) -> Result<Latencies> {
         let (Some(mine), Some(theirs)) = (&self.active, &self.passive) else {
             bail!("a phase was asked for before its memory");
         };

@@ -140,7 +140,7 @@ impl GpuJobs {
         let context = context_of(direct, memory, remote)?;
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
-        let passes_slices = gpu.turns.is_flying();
+        let passes_slices = gpu.turns.has_slices();
         let way =
             Way { direct, kind, memory, context, passes_slices, word, blocks: 0, behind: None };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
@@ -245,7 +245,7 @@ impl GpuJobs {
             let mut engine = short();
             for (turns, queue) in queues {
                 if engine.is_none() {
-                    engine = turns.rush(queue, *name, &self.ledger).ok()?;
+                    engine = turns.enqueue_rest(queue, *name, &self.ledger).ok()?;
                 }
             }
             if let Some(engine) = engine {
@@ -315,14 +315,14 @@ impl GpuJobs {
     /// Finds the flights that have ended, releases their resources, and enqueues more copies within
     /// the limits. Calls no completions.
     pub(crate) fn drive(&self) {
-        self.harvest();
+        self.take_ended();
         if self.ledger.queued() > 0 {
             self.late_turns.drive();
             self.gpus().iter().for_each(|gpu| gpu.turns.drive());
         }
     }
 
-    fn harvest(&self) {
+    fn take_ended(&self) {
         let mut flights = self.flights.lock();
         let mut results: SmallVec<[OpResult; 4]> = SmallVec::new();
         let ended = flights.extract_if(.., |short| {

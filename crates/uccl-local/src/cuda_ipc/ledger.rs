@@ -48,7 +48,7 @@ impl Ledger {
     }
 
     /// A queued operation has ended.
-    pub(super) fn unqueue(&self) {
+    pub(super) fn count_dequeued(&self) {
         self.queued.fetch_sub(1, SeqCst);
     }
 

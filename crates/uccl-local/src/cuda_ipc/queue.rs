@@ -268,7 +268,7 @@ impl SlicedOperation {
         let result = state.error.take().map_or(Ok(()), Err);
         drop(state);
         self.plan.ledger.landed(done, result);
-        self.plan.ledger.unqueue();
+        self.plan.ledger.count_dequeued();
     }
 }
 

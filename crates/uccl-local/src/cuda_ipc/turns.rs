@@ -86,7 +86,7 @@ impl Turns {
     }
 
     /// Whether the GPU has slices, as far as is known.
-    pub(super) fn is_flying(&self) -> bool {
+    pub(super) fn has_slices(&self) -> bool {
         // A thread that has it locked enqueues more.
         self.flights.try_lock().is_none_or(|flights| !flights.is_empty())
     }
@@ -103,7 +103,7 @@ impl Turns {
     /// Enqueues all that is left of an operation, out of turn, and returns the engine that has
     /// enqueued it. `Ok(None)`: the operation is not here, and no slice of it is under way. `Err`:
     /// not all can be enqueued now.
-    pub(super) fn rush(
+    pub(super) fn enqueue_rest(
         &self,
         lane: &Queue,
         name: OpName,

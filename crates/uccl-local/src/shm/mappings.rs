@@ -68,7 +68,7 @@ impl PeerMappings {
         accesses: &Accesses,
     ) -> io::Result<()> {
         let mut maps = self.maps.lock();
-        maps.reap(accesses);
+        maps.drop_unused(accesses);
         maps.admit()?;
         if maps.by_id.contains_key(&id) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -133,13 +133,13 @@ impl PeerMappings {
             return true;
         }
         let Some(mapping) = maps.by_id.remove(&id) else {
-            maps.reap(accesses);
+            maps.drop_unused(accesses);
             return false;
         };
         // Accesses that begin after this see the new epoch; the others are in `in_use`.
         self.epoch.fetch_add(1, Ordering::SeqCst);
         maps.retired.push((mapping, accesses.in_use()));
-        maps.reap(accesses);
+        maps.drop_unused(accesses);
         true
     }
 
@@ -179,7 +179,7 @@ impl PeerMappings {
 }
 
 impl Maps {
-    fn reap(&mut self, accesses: &Accesses) {
+    fn drop_unused(&mut self, accesses: &Accesses) {
         self.retired.retain_mut(|(_, uses)| !accesses.ended(uses));
     }
 
