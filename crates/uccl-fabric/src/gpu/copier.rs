@@ -8,7 +8,7 @@ use uccl_device::{
     cuda::{Direction, GpuError, gather::Piece},
 };
 
-use super::{Chunk, Slab, cuda::CudaBackend};
+use super::{Chunk, Slab};
 use crate::{
     guarded::{self, Unmapped},
     mem::{Located, Span},
@@ -79,12 +79,6 @@ impl CopyBy {
     /// As [`CopyBackend::copier_of`].
     pub fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
         self.0.copier_of(kind)
-    }
-}
-
-impl Default for CopyBy {
-    fn default() -> Self {
-        Self::of(CudaBackend)
     }
 }
 

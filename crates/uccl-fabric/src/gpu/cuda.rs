@@ -7,11 +7,17 @@ use uccl_device::{
 
 use super::{
     Chunk, Engine, Mark, Route, Slab,
-    copier::{CopyBackend, CopyQueue},
+    copier::{CopyBackend, CopyBy, CopyQueue},
 };
 
 /// The GPUs that CUDA's driver shows.
-pub(super) struct CudaBackend;
+struct CudaBackend;
+
+impl Default for CopyBy {
+    fn default() -> Self {
+        Self::of(CudaBackend)
+    }
+}
 
 impl CopyBackend for CudaBackend {
     fn queue(&self) -> Box<dyn CopyQueue> {
