@@ -25,7 +25,7 @@ impl Image {
 pub static COPY: Image =
     Image { ptx: concat!(include_str!("../ptx/copy.ptx"), "\0"), machine_code: COPY_CODE };
 
-/// Expert parallelism: `kernels/ep.cu`.
+/// Expert parallelism: `kernels/ep/ep.cu`.
 pub static EP: Image =
     Image { ptx: concat!(include_str!("../ptx/ep.ptx"), "\0"), machine_code: EP_CODE };
 

@@ -1,7 +1,7 @@
 //! Dispatch and combine between ranks with GPUs: small batches in low latency mode here, and
 //! [`normal`] mode.
 //!
-//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep*.cuh`) do all
+//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep`) do all
 //! work. They also number and place calls, so that a CUDA graph can repeat them. The calls of a
 //! rank have to begin in the same order on its GPU as those of the others on theirs. They follow
 //! the protocol of the CPU's calls, with the same words in the windows, and their results have the

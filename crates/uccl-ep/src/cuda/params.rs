@@ -1,4 +1,4 @@
-//! The parameters of the kernels: `kernels/ep.cuh` in Rust. Addresses are those that the GPU uses.
+//! The parameters of the kernels: `kernels/ep/params.cuh` in Rust. Addresses are those that the GPU uses.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -432,7 +432,7 @@ pub(super) struct WholeNormalCombine {
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
 #[must_use]
 pub fn layout_assertions() -> String {
-    let mut text = String::from("#include \"ep_wait.cuh\"\n#include <stddef.h>\n");
+    let mut text = String::from("#include \"ep/wait.cuh\"\n#include <stddef.h>\n");
     let mut same = |cuda: &str, rust: usize| {
         text += &format!("static_assert({cuda} == {rust}u, \"{cuda} is {rust} in Rust\");\n");
     };

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../../../kernels/ep.cu"
+#include "../../../../kernels/ep/ep.cu"
 
 namespace {
 

@@ -26,7 +26,7 @@ constexpr u32 UCCL_EP_THREADS = 512;
 constexpr u32 UCCL_EP_PACKING_THREADS = 1024;
 constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
 constexpr u32 UCCL_EP_LAYOUT_THREADS = 512;
-// Parts of a call, from each rank, that have marks: see ep_parts.cuh.
+// Parts of a call, from each rank, that have marks: see chunks.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
 // Notes from each rank in a call of a small batch: counts, or a flag and then weights.
 constexpr u32 UCCL_EP_NOTES = 1 + 8192;
@@ -93,10 +93,10 @@ constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
   u64 windows[UCCL_EP_MOST_RANKS];  // by rank; of far ranks, their mirrors
-  u64 home;                         // this rank's window, or its staging copy: see ep_home.cuh
+  u64 home;                         // this rank's window, or its staging copy: see staging.cuh
   u64 far;                          // a bit for each rank whose window this GPU does not reach
   u64 mirrors;                      // the base of commands' sources
-  u64 ring;                         // of commands: see ep_far.cuh
+  u64 ring;                         // of commands: see far.cuh
   u64 own;
   u64 status;
   u64 timeout_ns;
@@ -132,7 +132,7 @@ struct UcclEpPlaced {
   u64 masked;  // a bit for each rank that is left out
 };
 
-// The routing of tokens; see ep_layout.cuh.
+// The routing of tokens; see layout.cuh.
 struct UcclEpRoutes {
   u64 choices;  // tokens * top_k integers
   u64 masks;    // u64 by token: its ranks
@@ -189,7 +189,7 @@ struct UcclEpSend {
   float global_scale;   // for a null `global_scale_at`
   u32 how;
   u32 is_few;    // whether `send` finds the places of tokens itself, without `layout`
-  u32 in_parts;  // whether each record has a mark: see ep_parts.cuh
+  u32 in_parts;  // whether each record has a mark: see chunks.cuh
 };
 
 struct UcclEpReceive {
@@ -206,7 +206,7 @@ struct UcclEpReceive {
   u64 stats;         // the same, added to; or null
   u64 waits;         // u64 by rank: nanoseconds of waiting, added to; or null
   u64 src_info;      // i32 by row: the token
-  u64 records;       // the combine's input: see ep_records.cuh
+  u64 records;       // the combine's input: see low_latency/handle.cuh
   u64 layout_range;  // i64 by expert and rank: first << 32 | count
   u32 expert_rows;   // rows of each expert
   u32 slots;

@@ -9,9 +9,9 @@
 // `normal_sum`. A launch that waits for peers has so few blocks that all of them run at the same
 // time, with those of all other ranks on the GPU.
 
-#include "ep_combine_parts.cuh"
-#include "ep_normal_combine.cuh"
-#include "ep_packed.cuh"
+#include "low_latency/combine_chunks.cuh"
+#include "low_latency/packed.cuh"
+#include "normal/combine.cuh"
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
     uccl_ep_layout(const __grid_constant__ UcclEpLayout p) {

@@ -3,7 +3,7 @@
 // and the rows, each with its choice.
 #pragma once
 
-#include "ep_warp.cuh"
+#include "../warp.cuh"
 
 constexpr u32 STARTS = UCCL_EP_MOST_RANKS + 1;
 constexpr u32 NO_ROW = 0xffffffff;

@@ -2,8 +2,8 @@
 // pushes commands to a ring there. A proxy carries them out, as in crates/uccl-ep/src/far.
 #pragma once
 
-#include "ep.cuh"
-#include "ep_warp.cuh"
+#include "params.cuh"
+#include "warp.cuh"
 
 // A ring, in words: the offset of the proxy's count of popped commands, and of the slots.
 constexpr u32 RING_TAIL = 16;

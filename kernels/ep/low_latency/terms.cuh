@@ -3,8 +3,8 @@
 // rank with many rows may send its part instead.
 #pragma once
 
-#include "ep_numerics.cuh"
-#include "ep_warp.cuh"
+#include "../numerics.cuh"
+#include "../warp.cuh"
 
 // The terms of a sum: one for each lane, or none. In order, the first lanes have them. Masks have a
 // bit for each lane.

@@ -3,8 +3,8 @@
 // whole, before it is read. Elsewhere window and copy are the same memory.
 #pragma once
 
-#include "ep.cuh"
-#include "ep_warp.cuh"
+#include "params.cuh"
+#include "warp.cuh"
 
 // The address in the staging copy of an address of this rank's window.
 __device__ __forceinline__ u64 at_home(const UcclEpGroup& g, u64 address) { return g.home + (address - g.windows[g.rank]); }

@@ -2,8 +2,8 @@
 // for them and sets them.
 #pragma once
 
-#include "ep_far.cuh"
-#include "ep_home.cuh"
+#include "far.cuh"
+#include "staging.cuh"
 
 // A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
 constexpr u32 LINE = 64;
@@ -283,7 +283,7 @@ struct Awaited {
   u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `mark`; NO_CALL: the word has none
 };
 
-// The lowest bit of the call's number in a part's mark: see ep_parts.cuh.
+// The lowest bit of the call's number in a part's mark: see chunks.cuh.
 constexpr u16 MARK_CALL = 22;
 constexpr u16 NO_CALL = 63;
 

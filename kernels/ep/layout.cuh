@@ -5,8 +5,8 @@
 // before the dispatch.
 #pragma once
 
-#include "ep_wait.cuh"
-#include "ep_warp.cuh"
+#include "wait.cuh"
+#include "warp.cuh"
 
 constexpr u32 NO_EXPERT = 0xffffffff;
 

@@ -1,10 +1,10 @@
 // Dispatch: tokens go to the ranks of their experts.
 #pragma once
 
-#include "ep_few.cuh"
-#include "ep_numerics.cuh"
-#include "ep_parts.cuh"
-#include "ep_records.cuh"
+#include "../chunks.cuh"
+#include "../numerics.cuh"
+#include "handle.cuh"
+#include "small_batch.cuh"
 
 // Lanes that share a group of 128 channels, with 16 each.
 constexpr u32 GROUP_LANES = 8;

@@ -7,7 +7,7 @@
 // weights.
 #pragma once
 
-#include "ep_combine.cuh"
+#include "combine.cuh"
 
 struct ReturningParts {
   Returning rows;

@@ -4,8 +4,8 @@
 // back; all else in this file about parts is of normal mode.
 #pragma once
 
-#include "ep_wait.cuh"
-#include "ep_warp.cuh"
+#include "wait.cuh"
+#include "warp.cuh"
 
 // Up to so many rows, each row is a part.
 constexpr u32 FEW_ROWS = 1024;

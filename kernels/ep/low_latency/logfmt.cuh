@@ -2,7 +2,7 @@
 // last bit.
 #pragma once
 
-#include "ep_numerics.cuh"
+#include "../numerics.cuh"
 
 // Logarithms of the significands of a bf16: log2(1 + at / 128), the nearest multiple of 2^-44.
 struct Logarithms {

@@ -5,8 +5,8 @@
 // that the lanes' words fill a sector.
 #pragma once
 
-#include "ep_combine.cuh"
-#include "ep_logfmt.cuh"
+#include "combine.cuh"
+#include "logfmt.cuh"
 
 constexpr u32 GROUP_PLACE = 2 * GROUP;
 

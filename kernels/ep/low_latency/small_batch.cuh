@@ -2,7 +2,7 @@
 // `layout` before. It reads the choices of all tokens, and counts those before its own.
 #pragma once
 
-#include "ep_layout.cuh"
+#include "../layout.cuh"
 
 // Choices that name no expert: no choice, and an invalid one.
 constexpr u32 NONE = 0xffff;

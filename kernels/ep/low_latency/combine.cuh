@@ -1,9 +1,9 @@
 // Combine: rows come back from the experts, and are summed.
 #pragma once
 
-#include "ep_dispatch.cuh"
-#include "ep_scan.cuh"
-#include "ep_terms.cuh"
+#include "../scan.cuh"
+#include "dispatch.cuh"
+#include "terms.cuh"
 
 // Up to so many records, a block counts their rows, to give all warps equally many. With more
 // records, each warp has about as many rows anyway.

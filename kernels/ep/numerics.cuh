@@ -1,7 +1,7 @@
 // The number formats of numerics/ in Rust, with equal bits.
 #pragma once
 
-#include "ep.cuh"
+#include "params.cuh"
 
 __device__ __forceinline__ float bf16_to_f32(u32 bits) { return __uint_as_float(bits << 16); }
 

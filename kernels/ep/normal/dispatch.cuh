@@ -1,9 +1,9 @@
 // Normal-mode dispatch: a token goes once to each rank that has one of its experts.
 #pragma once
 
-#include "ep_dispatch.cuh"
-#include "ep_parts.cuh"
-#include "ep_scan.cuh"
+#include "../chunks.cuh"
+#include "../low_latency/dispatch.cuh"
+#include "../scan.cuh"
 
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.

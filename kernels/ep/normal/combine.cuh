@@ -2,8 +2,8 @@
 // expert, a returned row is a sum already, unless each row goes back.
 #pragma once
 
-#include "ep_combine.cuh"
-#include "ep_normal_dispatch.cuh"
+#include "../low_latency/combine.cuh"
+#include "dispatch.cuh"
 
 // Vectors of a row that a lane sums at a time: in a final sum, in one of one or two rows, and in
 // one that is sent on.
