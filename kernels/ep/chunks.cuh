@@ -1,5 +1,5 @@
-// Where ranks reach each other's windows, a call's rows are sent in parts. Each part has a mark
-// (its ready flag), so that a receiver waits only for the rows that it takes; `arrived` then says
+// Where ranks reach each other's windows, a call's rows are sent in parts. Each part has a ready
+// flag, so that a receiver waits only for the rows that it takes; `arrived` then says
 // that the counts are there. In a small batch a part is a record, or a piece of a row that goes
 // back; all else in this file about parts is of normal mode.
 #pragma once
@@ -10,7 +10,7 @@
 // Up to so many rows, each row is a part.
 constexpr u32 FEW_ROWS = 1024;
 // Fewer rows than this are cut into as many pieces, which several warps share: about two for each
-// warp that sends on 24 blocks. A warp sends its next piece only when the mark of its last one is
+// warp that sends on 24 blocks. A warp sends its next piece only when the flag of its last one is
 // set, which takes long: with smaller pieces it would wait more often.
 constexpr u32 ENOUGH_PIECES = 256;
 constexpr u32 MOST_PIECES = 8;
@@ -18,11 +18,11 @@ constexpr u32 MOST_PIECES = 8;
 __device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MOST_PIECES), 1u); }
 
 // How rows are cut; both sides compute it from their number: so many rows in a part, and so many
-// pieces in a row. Each piece of a part has a mark.
+// pieces in a row. Each piece of a part has a flag.
 struct Cut {
   u32 rows;
   u32 pieces;
-  u32 marks;
+  u32 flags;
 };
 
 __device__ __forceinline__ Cut cut_of(u32 rows) {
@@ -35,16 +35,16 @@ __device__ __forceinline__ Cut cut_of(u32 rows) {
   return {of_part, 1, (rows + of_part - 1) / of_part};
 }
 
-// A part's rows, among all rows, and the warps that work on a mark's piece of them.
+// A part's rows, among all rows, and the warps that work on a flag's piece of them.
 struct Part {
   u32 begin;
   u32 end;
   Team team;
 };
 
-__device__ __forceinline__ Part part_of(const Cut& cut, u32 mark, u32 rows) {
-  u32 begin = mark / cut.pieces * cut.rows;
-  return {begin, min(begin + cut.rows, rows), {0, 0, mark % cut.pieces, cut.pieces}};
+__device__ __forceinline__ Part part_of(const Cut& cut, u32 flag, u32 rows) {
+  u32 begin = flag / cut.pieces * cut.rows;
+  return {begin, min(begin + cut.rows, rows), {0, 0, flag % cut.pieces, cut.pieces}};
 }
 
 // The last blocks of a launch send before they take out; the others take out from the start. More
@@ -104,83 +104,83 @@ __device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPla
   if (threadIdx.x == 0) own_of(g)->claimed[slot_of(call.number)] = 0;
 }
 
-// A mark: the call's number, the index of the part's first row among those for its receiver, and
-// the number of rows, 63 at most.
-constexpr u32 MARK_FIRST = 6;
+// A part's ready flag: the call's number, the index of the part's first row among those for its
+// receiver, and the number of rows, 63 at most.
+constexpr u32 FLAG_FIRST = 6;
 
-__device__ __forceinline__ u64 mark_of_part(u64 call, u32 first, u32 count) {
-  return call << MARK_CALL | first << MARK_FIRST | count;
+__device__ __forceinline__ u64 chunk_flag(u64 call, u32 first, u32 count) {
+  return call << FLAG_CALL | first << FLAG_FIRST | count;
 }
-__device__ __forceinline__ u32 first_of_mark(u64 mark) { return static_cast<u32>(mark) >> MARK_FIRST & 0xffff; }
-__device__ __forceinline__ u32 count_of_mark(u64 mark) { return static_cast<u32>(mark) & ((1u << MARK_FIRST) - 1); }
+__device__ __forceinline__ u32 first_of_flag(u64 flag) { return static_cast<u32>(flag) >> FLAG_FIRST & 0xffff; }
+__device__ __forceinline__ u32 count_of_flag(u64 flag) { return static_cast<u32>(flag) & ((1u << FLAG_FIRST) - 1); }
 
-// The first mark of a call's parts from a rank.
-__device__ __forceinline__ u64 marks_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
+// The first flag of a call's parts from a rank.
+__device__ __forceinline__ u64 flags_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
   u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
-  return g.windows[at] + g.marks_at + nth * UCCL_EP_PARTS * sizeof(u64);
+  return g.windows[at] + g.flags_at + nth * UCCL_EP_PARTS * sizeof(u64);
 }
 
-// The address of a call's first note from a rank. A note has the call's number, at the same bits as
-// a mark, and a value in one word, so that it needs no fence.
-__device__ __forceinline__ u64 notes_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
+// The address of a call's first tagged word from a rank. A tagged word has the call's number, at
+// the same bits as a flag, and a value in one word, so that it needs no fence.
+__device__ __forceinline__ u64 tagged_words_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
   u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
-  return g.windows[at] + g.notes_at + nth * UCCL_EP_NOTES * sizeof(u64);
+  return g.windows[at] + g.tagged_at + nth * UCCL_EP_TAGGED_WORDS * sizeof(u64);
 }
 
-__device__ __forceinline__ u64 note_of(u64 call, u32 value) { return call << MARK_CALL | value; }
-__device__ __forceinline__ u32 value_of_note(u64 note) { return static_cast<u32>(note) & ((1u << MARK_CALL) - 1); }
+__device__ __forceinline__ u64 tagged_word(u64 call, u32 value) { return call << FLAG_CALL | value; }
+__device__ __forceinline__ u32 value_of_tagged(u64 word) { return static_cast<u32>(word) & ((1u << FLAG_CALL) - 1); }
 
-// Waits for a mark or a note of a rank, and returns it in `seen`. One thread.
-__device__ __forceinline__ bool wait_for_note(const UcclEpGroup& g, Waiting& w, u32 peer, u64 word, u64& seen) {
+// Waits for a flag or a tagged word of a rank, and returns it in `seen`. One thread.
+__device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, Waiting& w, u32 peer, u64 word, u64& seen) {
   u64 call = w.call.number;
-  Awaited note = {word, mark_of(call), peer, UCCL_EP_DATA, MARK_CALL};
-  return wait_for_word(g, w, note, seen, [&](u64 told) { return told >> MARK_CALL == call; }) == CAME;
+  Awaited wait = {word, flag_of(call), peer, UCCL_EP_DATA, FLAG_CALL};
+  return wait_for_word(g, w, wait, seen, [&](u64 told) { return told >> FLAG_CALL == call; }) == CAME;
 }
 
-// Waits for marks, one for each lane or none. All lanes of a warp take part. Returns whether all
-// are there; `seen` is the lane's mark.
-__device__ __forceinline__ bool wait_for_parts(const UcclEpGroup& g, Waiting& w, bool has, u32 peer, u64 word,
+// Waits for flags, one for each lane or none. All lanes of a warp take part. Returns whether all
+// are there; `seen` is the lane's flag.
+__device__ __forceinline__ bool wait_for_flags(const UcclEpGroup& g, Waiting& w, bool has, u32 peer, u64 word,
                                                u64& seen) {
   seen = 0;
-  bool are_there = __all_sync(ALL, !has || wait_for_note(g, w, peer, word, seen));
+  bool are_there = __all_sync(ALL, !has || wait_for_tagged_word(g, w, peer, word, seen));
   __syncwarp();
   return are_there;
 }
 
-// A mark to be set.
-struct Mark {
+// A ready flag to be set.
+struct ReadyFlag {
   u64 word;  // or 0: there is none
   u64 value;
 };
 
-// Marks of parts that the warps of a block have sent. Stores to another GPU take long to arrive:
-// one warp waits for them, and sets the marks, while the others go on.
+// Flags of parts that the warps of a block have sent. Stores to another GPU take long to arrive:
+// one warp waits for them, and sets the flags, while the others go on.
 struct Outgoing {
   static constexpr u32 WARPS = UCCL_EP_THREADS / LANES;
 
-  Mark marks[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last part
+  ReadyFlag flags[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last part
   u32 counts[WARPS];
   u32 sent[WARPS];   // parts, shifted by one; the low bit: there are no more
-  u32 told[WARPS];   // parts whose marks are set
+  u32 told[WARPS];   // parts whose flags are set
 };
 
 constexpr u32 IS_OVER = 1;
 
-// A warp has sent its `nth` part: hands over its `count` marks, `of(i)`. First waits until the
-// marks of its part before are set.
+// A warp has sent its `nth` part: hands over its `count` flags, `of(i)`. First waits until the
+// flags of its part before are set.
 template <typename Of>
 __device__ __forceinline__ void tell_later(Outgoing& out, u32 nth, u32 count, Of of) {
   u32 warp = warp_of_thread();
   while (look_shared(out.told[warp]) != nth) relax();
   __syncwarp();
 #pragma unroll 1
-  for (u32 i = lane_of_thread(); i < count; i += LANES) out.marks[warp][i] = of(i);
+  for (u32 i = lane_of_thread(); i < count; i += LANES) out.flags[warp][i] = of(i);
   if (lane_of_thread() == 0) out.counts[warp] = count;
   __syncwarp();
   if (lane_of_thread() == 0) say_to_block(out.sent[warp], (nth + 1) << 1);
 }
 
-// One warp sets the marks of so many sending warps, one for each lane, until all have sent their
+// One warp sets the flags of so many sending warps, one for each lane, until all have sent their
 // last part.
 __device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
   u32 lane = lane_of_thread(), told = 0;
@@ -192,20 +192,20 @@ __device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
       relax();
       continue;
     }
-    // Orders the marks behind the data of the warps that have handed them over.
+    // Orders the flags behind the data of the warps that have handed them over.
     __threadfence_system();
     if (has) {
 #pragma unroll 1
       for (u32 i = 0; i < out.counts[lane]; i++) {
-        Mark mark = out.marks[lane][i];
-        if (mark.word != 0) store_relaxed(mark.word, mark.value);
+        ReadyFlag flag = out.flags[lane][i];
+        if (flag.word != 0) store_relaxed(flag.word, flag.value);
       }
       say_to_block(out.told[lane], ++told);
     }
   }
 }
 
-// Sends `count` parts, each by `send(part, nth)`, which hands over its marks by `tell_later`. All
+// Sends `count` parts, each by `send(part, nth)`, which hands over its flags by `tell_later`. All
 // warps of the sending blocks take part.
 template <typename Send>
 __device__ __forceinline__ void send_parts(Outgoing& out, u32 count, const Share& share, Send send) {

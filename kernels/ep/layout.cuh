@@ -70,7 +70,8 @@ __device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32
   return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
 }
 
-// The tokens of a chunk that go to a rank, or chose an expert: a bit for each, so their order is the same each time.
+// The tokens of a chunk that go to a rank, or chose an expert: a bit for each, so their order is
+// the same each time.
 struct Column {
   static constexpr u32 BITS = 32;
   static constexpr u32 WORDS = UCCL_EP_CHUNK / BITS;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void clear(Layout& s, u32 columns) {
   for (u32 i = threadIdx.x; i < UCCL_EP_CHUNK * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
 }
 
-// Notes that a token of the chunk goes to a rank.
+// Adds a rank to those of a token of the chunk.
 __device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
   s.columns[rank].add(token);
   atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
@@ -128,8 +129,8 @@ __device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks
   return choice_of(r, ranks, at) == NO_EXPERT && !is_none(r, at);
 }
 
-// Notes the first invalid choice of a token that has one. One thread.
-UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token) {
+// Sets a fault for the first invalid choice of a token that has one. One thread.
+UCCL_SELDOM void set_choice_fault(const UcclEpLayout& p, Waiting& w, u32 token) {
   const UcclEpRoutes& r = p.routes;
   u64 first = static_cast<u64>(token) * r.top_k;
   u32 nth = 0;
@@ -137,7 +138,7 @@ UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token)
   while (nth + 1 < r.top_k && !is_wrong_choice(r, p.group.ranks, first + nth)) nth++;
   w.expected[p.group.rank] = token;
   w.seen[p.group.rank] = nth;
-  note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
+  set_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
 // Calls `each(at, token, expert)` for the choices of a chunk; a thread has several in flight. All
@@ -163,7 +164,7 @@ __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& 
   }
 }
 
-// Finds the ranks of a chunk's tokens. Notes an invalid choice.
+// Finds the ranks of a chunk's tokens. Sets a fault for an invalid choice.
 __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks;
@@ -180,7 +181,7 @@ __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, con
       s.columns[ranks + expert].add(token - chunk.begin);
       send_to(s, token - chunk.begin, expert / r.local_experts);
     } else if (!is_none(r, at)) {
-      note_wrong_choice(p, s.waiting, token);
+      set_choice_fault(p, s.waiting, token);
     }
   });
 }

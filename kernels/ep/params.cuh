@@ -12,7 +12,7 @@ constexpr u32 UCCL_EP_MOST_TOP_K = 32;
 // Bounds of a small batch, where each block of `send` reads all choices.
 constexpr u32 UCCL_EP_FEW_TOKENS = 512;
 constexpr u32 UCCL_EP_FEW_CHOICES = 4096;
-// A token's number has 16 bits in a record's first word and in a mark.
+// A token's number has 16 bits in a record's first word and in a flag.
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be in flight at once.
 constexpr u32 UCCL_EP_SLOTS = 8;
@@ -26,10 +26,11 @@ constexpr u32 UCCL_EP_THREADS = 512;
 constexpr u32 UCCL_EP_PACKING_THREADS = 1024;
 constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
 constexpr u32 UCCL_EP_LAYOUT_THREADS = 512;
-// Parts of a call, from each rank, that have marks: see chunks.cuh.
+// Parts of a call, from each rank, that have ready flags: see chunks.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
-// Notes from each rank in a call of a small batch: counts, or a flag and then weights.
-constexpr u32 UCCL_EP_NOTES = 1 + 8192;
+// Tagged words from each rank in a call of a small batch: counts, or whether weights follow and
+// then weights.
+constexpr u32 UCCL_EP_TAGGED_WORDS = 1 + 8192;
 // Tokens that a block of `layout` counts.
 constexpr u32 UCCL_EP_CHUNK = 128;
 
@@ -102,8 +103,8 @@ struct UcclEpGroup {
   u64 timeout_ns;
   u64 pool_at;   // in bytes from the start of a window
   u64 pool;      // bytes
-  u64 marks_at;  // of parts, as `pool_at`; 0: parts have none
-  u64 notes_at;  // as `marks_at`
+  u64 flags_at;  // of parts, as `pool_at`; 0: parts have none
+  u64 tagged_at;  // as `flags_at`
   u32 rank;
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
@@ -189,7 +190,7 @@ struct UcclEpSend {
   float global_scale;   // for a null `global_scale_at`
   u32 how;
   u32 is_few;    // whether `send` finds the places of tokens itself, without `layout`
-  u32 in_parts;  // whether each record has a mark: see chunks.cuh
+  u32 in_parts;  // whether each record has a flag: see chunks.cuh
 };
 
 struct UcclEpReceive {
@@ -227,7 +228,7 @@ struct UcclEpReturn {
   u32 len;          // rows of the input
   u32 slots;
   u32 top_k;
-  u32 pieces;       // of a row, each of which has a mark; 0: rows have no marks
+  u32 pieces;       // of a row, each of which has a flag; 0: rows have no flags
   u32 sums;         // whether a rank with a token's weights may send its part of the sum instead of many rows
 };
 

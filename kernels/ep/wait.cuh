@@ -1,11 +1,12 @@
-// Words between ranks in a call, as in crates/uccl-ep/src/protocol: marks, and the code that waits
-// for them and sets them.
+// Words between ranks in a call, as in crates/uccl-ep/src/protocol: ready flags, and the code that
+// waits for them and sets them.
 #pragma once
 
 #include "far.cuh"
 #include "staging.cuh"
 
-// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
+// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header
+// for each call.
 constexpr u32 LINE = 64;
 constexpr u32 LINES = 3 + UCCL_EP_SLOTS;
 
@@ -38,10 +39,10 @@ __device__ __forceinline__ u64 header_at_home(const UcclEpGroup& g, u32 of, u64 
   return at_home(g, header_of(g, g.rank, of, call));
 }
 
-// A call's mark. The call has one round, which is the last; in `taken` the mark is the end of the
-// call.
-__device__ __forceinline__ u64 mark_of(u64 call) { return call << 17 | 1; }
-__device__ __forceinline__ u64 call_of(u64 mark) { return mark >> 17; }
+// A call's ready flag. The call has one round, which is the last; in `taken` the flag is the end of
+// the call.
+__device__ __forceinline__ u64 flag_of(u64 call) { return call << 17 | 1; }
+__device__ __forceinline__ u64 call_of(u64 flag) { return flag >> 17; }
 
 __device__ __forceinline__ UcclEpOwn* own_of(const UcclEpGroup& g) {
   return reinterpret_cast<UcclEpOwn*>(g.own);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
 // found the place. `owed`: the call, if its end is sent when the next one begins; or 0.
-__device__ __forceinline__ void note_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
+__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
   UcclEpOwn* own = own_of(g);
   u32 slot = slot_of(call.number);
   u64 begin = call.place - g.pool_at;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that were late.
     if (g.masks_late != 0) call.masked = own_of(g)->masked;
-    note_place(g, c, call, c.stays != 0 ? call.number : 0);
+    store_place(g, c, call, c.stays != 0 ? call.number : 0);
   }
   __syncthreads();
 }
@@ -149,7 +150,7 @@ __device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlac
   if (owed == 0) return;
 #pragma unroll 1
   for (u32 peer = lane_of_thread(); peer < g.ranks; peer += LANES) {
-    if (hears_of_end(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), mark_of(owed));
+    if (hears_of_end(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), flag_of(owed));
   }
 }
 
@@ -194,8 +195,8 @@ __device__ __forceinline__ void go_on(const Waiting& from, Waiting& to) {
   __syncthreads();
 }
 
-// Notes a rank's fault, which one thread has found. The block reports the first one.
-__device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 peer) {
+// Sets a fault of a rank, which one thread has found. The block reports the first one.
+__device__ __forceinline__ void set_fault(Waiting& w, u32 state, u32 what, u32 peer) {
   u32 before = atomicCAS(&w.state, 0u, state);
   if (before != 0 && before != state) return;
   if (before == 0) w.what = what;
@@ -245,7 +246,7 @@ __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall&
   return false;
 }
 
-// Results of a wait: a fault; the word has its mark; or the call may go on without the rank.
+// Results of a wait: a fault; the word has its flag; or the call may go on without the rank.
 constexpr u32 FAULT = 0;
 constexpr u32 CAME = 1;
 constexpr u32 LATE = 2;
@@ -268,26 +269,26 @@ __device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 
   atomicOr(&w.rowless, 1ull << rank);
 }
 
-// Whether a word has the mark; a word of `taken` may have that of a later call.
-__device__ __forceinline__ bool has_mark(u64 seen, u64 mark, u32 what) {
-  return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
+// Whether a word has the flag; a word of `taken` may have that of a later call.
+__device__ __forceinline__ bool has_flag(u64 seen, u64 flag, u32 what) {
+  return seen == flag || (what == UCCL_EP_ROOM && call_of(seen) > call_of(flag));
 }
 
-// A thread's wait for a mark in a word that a peer sets. A part's mark has another format, with the
+// A thread's wait for a flag in a word that a peer sets. A part's flag has another format, with the
 // same call.
 struct Awaited {
   u64 word;
-  u64 mark;
+  u64 flag;
   u32 peer;
   u32 what;
-  u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `mark`; NO_CALL: the word has none
+  u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `flag`; NO_CALL: the word has none
 };
 
-// The lowest bit of the call's number in a part's mark: see chunks.cuh.
-constexpr u16 MARK_CALL = 22;
+// The lowest bit of the call's number in a part's flag: see chunks.cuh.
+constexpr u16 FLAG_CALL = 22;
 constexpr u16 NO_CALL = 63;
 
-// Checks for other reasons to end a wait, as its word has no mark yet. Returns CAME if there is
+// Checks for other reasons to end a wait, as its word has no flag yet. Returns CAME if there is
 // none.
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
@@ -314,10 +315,10 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
-    u64 told = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? mark_of(seen >> a.call_at) : seen;
-    w.expected[peer] = a.mark;
+    u64 told = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? flag_of(seen >> a.call_at) : seen;
+    w.expected[peer] = a.flag;
     w.seen[peer] = fault != 0 ? fault : told;
-    note_fault(w, state, a.what, peer);
+    set_fault(w, state, a.what, peer);
   }
   return look_shared(w.state) != 0 ? FAULT : CAME;
 }
@@ -353,10 +354,10 @@ __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, c
   }
 }
 
-// Waits until a peer's word has the mark; a word of `taken` may have that of a later call.
-__device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, const Awaited& a) {
+// Waits until a peer's word has the flag; a word of `taken` may have that of a later call.
+__device__ __forceinline__ u32 wait_for_flag(const UcclEpGroup& g, Waiting& w, const Awaited& a) {
   u64 seen;
-  return wait_for_word(g, w, a, seen, [&](u64 word) { return has_mark(word, a.mark, a.what); });
+  return wait_for_word(g, w, a, seen, [&](u64 word) { return has_flag(word, a.flag, a.what); });
 }
 
 // Reads a word of `taken`: a rank has one for each slot.
@@ -365,7 +366,7 @@ __device__ __forceinline__ u64 load_taken(const UcclEpGroup& g, u32 i) {
 }
 
 // Checks all words of `taken` at once, read by `word_of`. Sets `is_waiting`, valid behind the
-// block's next barrier, if a mark is missing.
+// block's next barrier, if a flag is missing.
 template <typename WordOf>
 __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, WordOf word_of) {
 #pragma unroll 1
@@ -373,7 +374,7 @@ __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, 
     u32 slot = i % UCCL_EP_SLOTS;
     if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, i / UCCL_EP_SLOTS)) continue;
     u64 call = w.call.number - calls_since(w.call.number, slot);
-    if (!has_mark(word_of(i), mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+    if (!has_flag(word_of(i), flag_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
   }
 }
 
@@ -407,7 +408,7 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
 #pragma unroll 1
     for (u64 left = w.call.after; left != 0; left &= left - 1) {
       u64 call = w.call.number - calls_since(w.call.number, __ffs(static_cast<int>(left)) - 1);
-      u32 ended = wait_for_mark(g, w, {taken_word(g, g.rank, peer, call), mark_of(call), peer, UCCL_EP_ROOM});
+      u32 ended = wait_for_flag(g, w, {taken_word(g, g.rank, peer, call), flag_of(call), peer, UCCL_EP_ROOM});
       if (ended == LATE) leave_out(g, w, peer);
       if (ended != CAME) break;
     }
@@ -437,7 +438,7 @@ __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEp
     u32* begun = &own_of(g)->ended[STEP_SEND][slot_of(w.call.number)];
     if (count_up(begun) + 1 == gridDim.x) {
       *begun = 0;
-      note_place(g, c, w.call, owed ? w.call.number : 0);
+      store_place(g, c, w.call, owed ? w.call.number : 0);
     }
   }
   return true;
@@ -474,15 +475,15 @@ __device__ __forceinline__ u32 settle(const UcclEpGroup& g, const Waiting& w, u3
 }
 
 // Waits for this thread's rank. Where late ranks are left out, all blocks follow the first verdict.
-__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
+__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 flag) {
   if (is_follower(g)) return follow_to_rank(g, w);
-  u32 ended = wait_for_mark(g, w, {word, mark, threadIdx.x, UCCL_EP_DATA});
+  u32 ended = wait_for_flag(g, w, {word, flag, threadIdx.x, UCCL_EP_DATA});
   // With windows in host memory, the others follow once this block has fetched the data that they
   // read.
   if (g.masks_late == 0 || g.by_host != 0 || ended == FAULT) return ended;
   ended = settle(g, w, ended);
-  // Another block has seen the mark, which changes only when this call has ended.
-  while (ended == CAME && load_acquire(word) != mark) relax();
+  // Another block has seen the flag, which changes only when this call has ended.
+  while (ended == CAME && load_acquire(word) != flag) relax();
   return ended;
 }
 
@@ -532,7 +533,7 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
   if (first == UCCL_EP_HEADER) return;
   w.expected[peer] = expected;
   w.seen[peer] = seen;
-  note_fault(w, UCCL_EP_DISAGREE, first, peer);
+  set_fault(w, UCCL_EP_DISAGREE, first, peer);
 }
 
 // Waits until every rank's data is there, and compares headers. Adds the nanoseconds of waiting to
@@ -544,9 +545,9 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
   if (is_awaited) {
     u64 number = w.call.number;
     u64 word = arrived_word(g, g.rank, peer, number);
-    bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != mark_of(number);
+    bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != flag_of(number);
     u64 began = is_timed ? now_ns() : 0;
-    ended = wait_for_rank(g, w, word, mark_of(number));
+    ended = wait_for_rank(g, w, word, flag_of(number));
     if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += since(began);
     if (ended == LATE) leave_out(g, w, peer);
   }
@@ -581,19 +582,19 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Wa
   return is_last_block(&own_of(g)->ended[step][slot_of(w.call.number)], w);
 }
 
-// Notes that the proxy has not taken a command for a rank.
-__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
+// Sets a fault: the proxy has not taken a command for a rank.
+__device__ __forceinline__ void set_push_fault(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
   w.expected[rank] = own_of(g)->pushed;
   w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
   w.waited_ns = g.timeout_ns;
-  note_fault(w, state, UCCL_EP_PUSH, rank);
+  set_fault(w, state, UCCL_EP_PUSH, rank);
 }
 
 // Has data in a far rank's mirror copied to its window: a piece for each lane, or none. All lanes
 // of a warp take part.
 __device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
   u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
-  if (has && state != 0) note_push(g, w, state, rank);
+  if (has && state != 0) set_push_fault(g, w, state, rank);
 }
 
 // Sets a word of a rank for each lane, or none. Earlier writes and sends to that rank are visible
@@ -602,7 +603,7 @@ __device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool 
   bool is_pushed = has && is_far(g, rank);
   if (has && !is_pushed) store_release(word, value);
   u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
-  if (is_pushed && state != 0) note_push(g, w, state, rank);
+  if (is_pushed && state != 0) set_push_fault(g, w, state, rank);
 }
 
 // Writes a header to each rank. `counts`: by rank, the word behind the agreed ones; or null. One
@@ -635,7 +636,7 @@ __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpC
     bool is_told = peer < g.ranks && !is_masked(w.call, peer);
     if (g.far != 0) send_headers(g, w);
     u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
-    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+    set_word(g, w, is_told, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }
@@ -685,7 +686,7 @@ __device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCal
     bool is_told = peer < g.ranks && hears_of_end(g, w.call, peer);
     u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
     if (g.far != 0) __threadfence_system();
-    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+    set_word(g, w, is_told, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }

@@ -1,10 +1,10 @@
 // Combine of a small batch, in pieces. The rows that a rank returns for a token are cut into
-// pieces: a piece is a slice of all these rows, and has a mark. Pieces of the first tokens go
+// pieces: a piece is a slice of all these rows, and has a flag. Pieces of the first tokens go
 // first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens
-// are not copied: each choice has a mark, which names its row. A rank that sends its tokens'
+// are not copied: each choice has a flag, which names its row. A rank that sends its tokens'
 // weights gets from each peer one part of the sum instead of several rows, in the slots of the
-// first two. The first note of a rank says whether it sends weights; the other notes are the
-// weights.
+// first two. The first tagged word of a rank says whether it sends weights; the other tagged words
+// are the weights.
 #pragma once
 
 #include "combine.cuh"
@@ -12,24 +12,24 @@
 struct ReturningParts {
   Returning rows;
   Taken taken;
-  Mark marks[2][UCCL_EP_THREADS / LANES];  // of the warps' last pieces, in turn
+  ReadyFlag flags[2][UCCL_EP_THREADS / LANES];  // of the warps' last pieces, in turn
 };
 
-// The bits of an own row's mark that have the row's number.
-constexpr u32 STAYS_MASK = (1u << MARK_CALL) - 1;
+// The bits of an own row's flag that have the row's number.
+constexpr u32 STAYS_MASK = (1u << FLAG_CALL) - 1;
 
-// Whether own rows need no copy: each choice has a mark.
+// Whether own rows need no copy: each choice has a flag.
 __device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_PARTS; }
 
-// Names the rows of this rank's own tokens in their marks.
+// Names the rows of this rank's own tokens in their flags.
 __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning& s) {
   const UcclEpGroup& g = p.group;
-  u64 call = s.waiting.call.number, marks = marks_of(g, g.rank, g.rank, call);
+  u64 call = s.waiting.call.number, flags = flags_of(g, g.rank, g.rank, call);
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
 #pragma unroll 1
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
     Made made = made_of(p, first + i / p.top_k, i % p.top_k);
-    if (made.is_there) store_relaxed(marks + sizeof(u64) * made.slot(p), note_of(call, made.row));
+    if (made.is_there) store_relaxed(flags + sizeof(u64) * made.slot(p), tagged_word(call, made.row));
   }
 }
 
@@ -58,17 +58,17 @@ __device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine,
   }
 }
 
-// The count in a piece's mark: the piece is of rows, or of their sum.
+// The count in a piece's flag: the piece is of rows, or of their sum.
 constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
 // The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
 __device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlaced& call, u32 at, u32 of, u32 choice) {
-  return notes_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
+  return tagged_words_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
-// A note with a weight has in its upper half the call's number within its slot, in 31 bits: the
-// next call with the same bits comes days later. Its top bit is set, which no count in the same
+// A tagged word with a weight has in its upper half the call's number within its slot, in 31 bits:
+// the next call with the same bits comes days later. Its top bit is set, which no count in the same
 // words has.
 constexpr u32 WEIGHT_CALL = 32;
 constexpr u64 OF_WEIGHT = 0x80000000;
@@ -77,14 +77,14 @@ __device__ __forceinline__ u64 nth_of_slot(u64 call) { return (call / UCCL_EP_SL
 __device__ __forceinline__ u64 weight_told(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
 __device__ __forceinline__ bool is_weight(u64 told, u64 call) { return told >> WEIGHT_CALL == nth_of_slot(call); }
 
-// Sends all ranks the weights of this rank's tokens, or a note that it sends none.
+// Sends all ranks the weights of this rank's tokens, or a word that it sends none.
 __device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
   const UcclEpGroup& g = p.group;
   bool tells = p.sums != 0 && sum != nullptr;
   u32 count = tells ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
 #pragma unroll 1
   for (u32 rank = threadIdx.x; rank < g.ranks; rank += blockDim.x) {
-    if (!is_masked(call, rank)) store_relaxed(notes_of(g, rank, g.rank, call.number), note_of(call.number, tells ? 1 : 0));
+    if (!is_masked(call, rank)) store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, tells ? 1 : 0));
   }
 #pragma unroll 1
   for (u32 choice = threadIdx.x; choice < count; choice += blockDim.x) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEp
   }
 }
 
-// A token's rows that go back to a rank: a row for each lane, or none, with the note of its weight
-// and the weight.
+// A token's rows that go back to a rank: a row for each lane, or none, with the tagged word of its
+// weight and the weight.
 struct Given {
   u32 rank;
   u32 token;
@@ -122,14 +122,14 @@ __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning
   return given;
 }
 
-// Waits until a rank has noted whether it sends weights, and sets `tells`. `telling` has a bit for
+// Waits until a rank has said whether it sends weights, and sets `tells`. `telling` has a bit for
 // each rank known to send them. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting& w, u32 rank, u64& telling, bool& tells) {
   u64 seen;
   tells = (telling >> rank & 1) != 0;
   if (tells) return true;
-  if (!wait_for_parts(p.group, w, true, rank, notes_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;
-  tells = value_of_note(seen) != 0;
+  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;
+  tells = value_of_tagged(seen) != 0;
   if (tells) telling |= 1ull << rank;
   return true;
 }
@@ -138,7 +138,7 @@ __device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting&
 __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting& w, Given& given) {
   u64 call = w.call.number;
   auto is_told = [&](u64 told) { return is_weight(told, call); };
-  Awaited weight = {given.weight_at, mark_of(call), given.rank, UCCL_EP_DATA, NO_CALL};
+  Awaited weight = {given.weight_at, flag_of(call), given.rank, UCCL_EP_DATA, NO_CALL};
   bool waits = given.weight_at != 0 && !is_told(given.weight);
   return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, is_told) == CAME);
 }
@@ -166,9 +166,9 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given,
   }
 }
 
-// Sends a piece of a token's rows. Returns its mark, or none: there was no row, or a wait has
+// Sends a piece of a token's rows. Returns its flag, or none: there was no row, or a wait has
 // failed. All lanes of a warp take part.
-__device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
+__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
   u32 has = __ballot_sync(ALL, given.row.to != 0);
   // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
@@ -180,20 +180,20 @@ __device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Gi
   } else {
     copy_rows(slice, given.row, has);
   }
-  u64 call = w.call.number, marks = marks_of(p.group, given.rank, p.group.rank, call);
-  return {marks + sizeof(u64) * (given.token * p.pieces + piece), mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS)};
+  u64 call = w.call.number, flags = flags_of(p.group, given.rank, p.group.rank, call);
+  return {flags + sizeof(u64) * (given.token * p.pieces + piece), chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
 
-// Sets the marks of pieces that the block has sent: one for each lane, or none. A fence for each
+// Sets the flags of pieces that the block has sent: one for each lane, or none. A fence for each
 // warp would take longer: fences of a block run one after the other.
-__device__ __forceinline__ void set_marks(const Mark& mark) {
-  if (!__any_sync(ALL, mark.word != 0)) return;
+__device__ __forceinline__ void set_flags(const ReadyFlag& flag) {
+  if (!__any_sync(ALL, flag.word != 0)) return;
   __threadfence_system();
-  if (mark.word != 0) store_relaxed(mark.word, mark.value);
+  if (flag.word != 0) store_relaxed(flag.word, flag.value);
 }
 
 // Sends rows back, piece by piece; so many ranks take turns. The first warp waits until the pieces
-// of all warps are there, and sets the marks.
+// of all warps are there, and sets the flags.
 __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& parts, u32 ranks) {
   const UcclEpGroup& g = p.group;
   Returning& s = parts.rows;
@@ -205,14 +205,14 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
 #pragma unroll 1
   for (u32 first = block_number(); first < count; first += gridDim.x * warps) {
     u32 part = first + warp * gridDim.x;
-    Mark mark = {0, 0};
+    ReadyFlag flag = {0, 0};
     if (part < count) {
       Given given = given_at(p, s, ranks, part / p.pieces);
-      mark = send_piece(p, s.waiting, given, part % p.pieces, telling);
+      flag = send_piece(p, s.waiting, given, part % p.pieces, telling);
     }
-    if (lane_of_thread() == 0) parts.marks[turn][warp] = mark;
+    if (lane_of_thread() == 0) parts.flags[turn][warp] = flag;
     __syncthreads();
-    if (warp == 0) set_marks(lane_of_thread() < warps ? parts.marks[turn][lane_of_thread()] : Mark{0, 0});
+    if (warp == 0) set_flags(lane_of_thread() < warps ? parts.flags[turn][lane_of_thread()] : ReadyFlag{0, 0});
     turn ^= 1;
   }
 }
@@ -231,22 +231,22 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
 }
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
-// not copied, a lane has the address of its mark.
+// not copied, a lane has the address of its flag.
 __device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (stays && terms.rank == g.rank) {
-    terms.row = marks_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
+    terms.row = flags_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
   }
   return in_order(terms);
 }
 
-// Finds the own rows that were not copied: lanes in `own` have the address of a mark. All lanes of
+// Finds the own rows that were not copied: lanes in `own` have the address of a flag. All lanes of
 // a warp take part.
 __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 own, Terms& terms) {
   bool has = (own >> lane_of_thread() & 1) != 0;
   u64 seen;
-  if (!wait_for_parts(p.group, w, has, p.group.rank, terms.row, seen)) return false;
+  if (!wait_for_flags(p.group, w, has, p.group.rank, terms.row, seen)) return false;
   if (has) terms.row = p.rows + (static_cast<u32>(seen) & STAYS_MASK) * p.row_stride;
   return true;
 }
@@ -257,9 +257,9 @@ __device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
-  u64 mark = marks_of(g, g.rank, terms.rank, w.call.number) + sizeof(u64) * (token * p.pieces + piece), seen;
-  if (!wait_for_parts(g, w, has, terms.rank, mark, seen)) return false;
-  bool is_part = has && count_of_mark(seen) == OF_SUM;
+  u64 flag = flags_of(g, g.rank, terms.rank, w.call.number) + sizeof(u64) * (token * p.pieces + piece), seen;
+  if (!wait_for_flags(g, w, has, terms.rank, flag, seen)) return false;
+  bool is_part = has && count_of_flag(seen) == OF_SUM;
   bool is_first = __popc(__match_any_sync(ALL, terms.rank) & lanes_before()) < 2;
   terms.has = __ballot_sync(ALL, is_there && (!is_part || is_first));
   terms.parts = __ballot_sync(ALL, is_part && is_first);

@@ -143,17 +143,17 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
   }
 }
 
-// Sends each rank its counts as notes, where records have marks: the tokens of each of its experts,
-// and its records. One block.
-__device__ __forceinline__ void note_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert, const u32* per_rank) {
+// Sends each rank its counts as tagged words, where records have flags: the tokens of each of its
+// experts, and its records. One block.
+__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert, const u32* per_rank) {
   const UcclEpGroup& g = p.group;
-  u32 local = p.routes.local_experts, notes = local + 1;
+  u32 local = p.routes.local_experts, words = local + 1;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * notes; i += blockDim.x) {
-    u32 to = i / notes, nth = i % notes;
+  for (u32 i = threadIdx.x; i < g.ranks * words; i += blockDim.x) {
+    u32 to = i / words, nth = i % words;
     if (is_masked(call, to)) continue;
     u32 count = nth < local ? per_expert[to * local + nth] : per_rank[to];
-    store_relaxed(notes_of(g, to, g.rank, call.number) + sizeof(u64) * nth, note_of(call.number, count));
+    store_relaxed(tagged_words_of(g, to, g.rank, call.number) + sizeof(u64) * nth, tagged_word(call.number, count));
   }
 }
 
@@ -220,8 +220,8 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Sets the marks of a batch's records, if it has any, which the block has sent. One warp.
-__device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few, const Batch& batch) {
+// Sets the flags of a batch's records, if it has any, which the block has sent. One warp.
+__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few, const Batch& batch) {
   const UcclEpGroup& g = p.group;
   u64 ranks[TOGETHER] = {}, all = 0;
 #pragma unroll
@@ -235,16 +235,16 @@ __device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPl
   for (u32 i = 0; i < 2 * TOGETHER; i++) {
     u32 nth = i / 2, rank = i % 2 * LANES + lane_of_thread();
     if ((ranks[nth] >> rank & 1) == 0) continue;
-    u64 mark = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[nth][rank];
-    store_relaxed(mark, mark_of_part(call.number, 0, 1));
+    u64 flag = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[nth][rank];
+    store_relaxed(flag, chunk_flag(call.number, 0, 1));
   }
 }
 
-// Sets the marks of the batch that the block has sent last. All its threads take part.
-__device__ __forceinline__ void mark_sent(const UcclEpSend& p, const Sending& s, const Batch& batch) {
+// Sets the flags of the batch that the block has sent last. All its threads take part.
+__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const Sending& s, const Batch& batch) {
   if (p.in_parts == 0 || batch.count == 0) return;
   __syncthreads();
-  if (warp_of_thread() == 0) mark_records(p, s.waiting.call, s.few, batch);
+  if (warp_of_thread() == 0) set_record_flags(p, s.waiting.call, s.few, batch);
 }
 
 // Sends a token of a batch.
@@ -261,7 +261,7 @@ __device__ __forceinline__ void send_of_batch(const UcclEpSend& p, const Sending
   send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[nth][k] : NO_EXPERT, to);
 }
 
-// Sends a small number of tokens: a block has one or two at a time. The marks of its `last` batch
+// Sends a small number of tokens: a block has one or two at a time. The flags of its `last` batch
 // are not set yet. Returns false after a fault, such as an invalid choice.
 __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch& last) {
   const UcclEpPlaced& call = s.waiting.call;
@@ -270,14 +270,14 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch&
     if (p.in_parts == 0) {
       send_counts(p, call, s.few.per_expert, s.few.per_rank);
     } else {
-      note_counts(p, call, s.few.per_expert, s.few.per_rank);
+      send_tagged_counts(p, call, s.few.per_expert, s.few.per_rank);
       write_headers(p.group, p.call, call, nullptr);
       tell_arrived(p.group, p.call, s.waiting);
     }
   }
 #pragma unroll 1
   for (u32 first = block_number(); first < p.routes.tokens; first += TOGETHER * gridDim.x) {
-    mark_sent(p, s, last);
+    set_sent_flags(p, s, last);
     last = batch_at(p.routes, first);
     if (!place_tokens(p, last, s.few, s.waiting)) return false;
     send_of_batch(p, s, last);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   } else {
     Batch last = {0, 0};
     if (!send_few(p, s, last)) return;
-    mark_sent(p, s, last);
+    set_sent_flags(p, s, last);
   }
   if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
@@ -306,11 +306,11 @@ struct Arriving {
   u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert: the row of its first token
 };
 
-// Notes that a rank announces more records than it may.
-__device__ __forceinline__ void note_excess(const UcclEpCall& c, Waiting& w, u32 rank, u64 most, u64 count) {
+// Sets a fault: a rank announces more records than it may.
+__device__ __forceinline__ void set_excess_fault(const UcclEpCall& c, Waiting& w, u32 rank, u64 most, u64 count) {
   w.expected[rank] = most;
   w.seen[rank] = count;
-  note_fault(w, UCCL_EP_DISAGREE, c.agreed, rank);
+  set_fault(w, UCCL_EP_DISAGREE, c.agreed, rank);
 }
 
 // Turns the ranks' counts of records into the records before each rank's first; `starts[rank + 1]`
@@ -334,7 +334,7 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
     bool is_there = !is_masked(w.call, threadIdx.x);
     u64 count = is_there ? w.told[0][threadIdx.x] : 0, tokens = is_there ? w.told[1][threadIdx.x] : 0;
     u64 most = min(tokens, static_cast<u64>(slots));
-    if (count > most) note_excess(c, w, threadIdx.x, most, count);
+    if (count > most) set_excess_fault(c, w, threadIdx.x, most, count);
     starts[threadIdx.x + 1] = static_cast<u32>(count);
   }
   return add_starts(g, c, w, starts);
@@ -352,31 +352,31 @@ __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s)
   }
 }
 
-// Waits for the notes with the ranks' counts, each thread for those that it reads. The first block
-// adds to `waits` as `wait_for_data` does. Headers take longer, and only the last block waits for
-// them.
+// Waits for the tagged words with the ranks' counts, each thread for those that it reads. The first
+// block adds to `waits` as `wait_for_data` does. Headers take longer, and only the last block waits
+// for them.
 __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   Waiting& w = s.waiting;
   if (is_spare_block() && !wait_for_data(g, p.call, 0, w)) return false;
-  u32 local = p.local_experts, notes = local + 1;
+  u32 local = p.local_experts, words = local + 1;
   u64 call = w.call.number;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * notes; i += blockDim.x) {
-    u32 rank = i / notes, nth = i % notes, count = 0;
+  for (u32 i = threadIdx.x; i < g.ranks * words; i += blockDim.x) {
+    u32 rank = i / words, nth = i % words, count = 0;
     bool is_of_records = nth == local;
     if (!is_masked(w.call, rank)) {
-      u64 note = notes_of(g, g.rank, rank, call) + sizeof(u64) * nth, seen;
-      bool is_timed = is_of_records && p.waits != 0 && blockIdx.x == 0 && load_relaxed(note) >> MARK_CALL != call;
+      u64 word = tagged_words_of(g, g.rank, rank, call) + sizeof(u64) * nth, seen;
+      bool is_timed = is_of_records && p.waits != 0 && blockIdx.x == 0 && load_relaxed(word) >> FLAG_CALL != call;
       u64 began = is_timed ? now_ns() : 0;
-      if (wait_for_note(g, w, rank, note, seen)) count = value_of_note(seen);
+      if (wait_for_tagged_word(g, w, rank, word, seen)) count = value_of_tagged(seen);
       if (is_timed) reinterpret_cast<u64*>(p.waits)[rank] += since(began);
     }
     if (!is_of_records) {
       s.begins[rank * local + nth] = count;
       continue;
     }
-    if (count > p.slots) note_excess(p.call, w, rank, p.slots, count);
+    if (count > p.slots) set_excess_fault(p.call, w, rank, p.slots, count);
     s.starts[rank + 1] = count;
   }
   return add_starts(g, p.call, w, s.starts);
@@ -515,13 +515,13 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   tell_record(p.records, p.top_k, at, token, expert != NO_EXPERT ? row : NO_ROW);
 }
 
-// Waits until a record is there, where records have marks. All lanes of a warp take part.
+// Waits until a record is there, where records have flags. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving& s, u32 at) {
   const UcclEpGroup& g = p.group;
   if (p.in_parts == 0) return true;
   u32 from = sender_of(s.starts, g.ranks, at);
-  u64 mark = marks_of(g, g.rank, from, s.waiting.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
-  return wait_for_parts(g, s.waiting, lane_of_thread() == 0, from, mark, seen);
+  u64 flag = flags_of(g, g.rank, from, s.waiting.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
+  return wait_for_flags(g, s.waiting, lane_of_thread() == 0, from, flag, seen);
 }
 
 // The blocks that take out so many records. The first `senders` blocks send, and are late: they
@@ -568,10 +568,10 @@ __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s
   // If more than half of the blocks send, a block reads the counts while its rows are on their way:
   // a fence ends no sooner if it begins earlier. Fewer rows arrive at once, and other blocks wait
   // for them.
-  bool marks_late = 2 * send.routes.tokens > gridDim.x;
-  if (!marks_late) mark_sent(send, s.sending, last);
+  bool flags_late = 2 * send.routes.tokens > gridDim.x;
+  if (!flags_late) set_sent_flags(send, s.sending, last);
   go_on(s.sending.waiting, s.arriving.waiting);
   if (!count_arriving(p.receive, s.arriving)) return;
-  if (marks_late) mark_sent(send, s.sending, last);
+  if (flags_late) set_sent_flags(send, s.sending, last);
   take_arriving(p.receive, send.routes.tokens, true, s.arriving);
 }

@@ -121,7 +121,7 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Few&
   __syncthreads();
 }
 
-// Notes the first invalid choice of a token. One warp.
+// Sets a fault for the first invalid choice of a token. One warp.
 __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& few, u32 token, Waiting& w) {
   u32 lane = lane_of_thread();
   u32 choice = lane < p.routes.top_k ? few.choices[token * p.routes.top_k + lane] : NONE;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& fe
   if (wrong == 0 || lane != 0) return;
   w.expected[p.group.rank] = token;
   w.seen[p.group.rank] = static_cast<u32>(__ffs(static_cast<int>(wrong)) - 1);
-  note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
+  set_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
 // Finds the places of tokens: a warp counts for a choice or for a rank. All threads of the block

@@ -392,7 +392,7 @@ __device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
 __device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
   u32 most = 0;
 #pragma unroll 1
-  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).marks);
+  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).flags);
   return most * ranks_of(p);
 }
 
@@ -402,16 +402,16 @@ __device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const 
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
   send_parts(out, parts_of(p), share, [&](u32 part, u32 nth) {
-    u32 mark = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
+    u32 flag = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
     Came came = came_from(p, rank);
     Cut cut = cut_of(came.count);
-    bool has = mark < cut.marks && !is_masked(call, rank);
-    Part rows = part_of(cut, mark, has ? came.count : 0);
+    bool has = flag < cut.flags && !is_masked(call, rank);
+    Part rows = part_of(cut, flag, has ? came.count : 0);
 #pragma unroll 1
     for (u32 at = rows.begin; at < rows.end; at++) return_token(p, call, rows.team, came.first + at);
-    tell_later(out, nth, has ? 1 : 0, [&](u32) -> Mark {
-      u64 word = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark;
-      return {word, mark_of_part(call.number, rows.begin, rows.end - rows.begin)};
+    tell_later(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
+      u64 word = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag;
+      return {word, chunk_flag(call.number, rows.begin, rows.end - rows.begin)};
     });
   });
 }
@@ -436,10 +436,10 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
     u64 word = 0, seen;
     if (comes && !stays) {
       Cut cut = cut_of(s.counts[rank]);
-      u32 mark = static_cast<u32>(place) / cut.rows * cut.pieces + piece;
-      if (piece < cut.pieces) word = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * mark;
+      u32 flag = static_cast<u32>(place) / cut.rows * cut.pieces + piece;
+      if (piece < cut.pieces) word = flags_of(g, g.rank, rank, w.call.number) + sizeof(u64) * flag;
     }
-    if (!wait_for_parts(g, w, word != 0, rank, word, seen)) return false;
+    if (!wait_for_flags(g, w, word != 0, rank, word, seen)) return false;
   }
   return true;
 }
@@ -449,7 +449,7 @@ __device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combinin
   const UcclEpNormalSum& sum = p.sum;
   const UcclEpNormalReturn& back = p.give_back;
   u32 me = sum.group.rank, tokens = sum.routes.tokens;
-  // Several warps share each of a few tokens. A sum has no mark, so many pieces cost nothing.
+  // Several warps share each of a few tokens. A sum has no flag, so many pieces cost nothing.
   u32 pieces = pieces_of(tokens, UCCL_EP_PARTS);
   u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
   Known next;

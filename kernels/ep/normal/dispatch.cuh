@@ -145,8 +145,8 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// A rank's mark for the tokens of a part, or for a piece of them.
-__device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank,
+// A rank's flag for the tokens of a part, or for a piece of them.
+__device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 flag, u32 rank,
                                          const Part& part) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
@@ -158,7 +158,7 @@ __device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced
     if (count == 0) first = static_cast<u32>(place);
     count++;
   }
-  return {marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count)};
+  return {flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag, chunk_flag(call.number, first, count)};
 }
 
 // Sends other ranks their tokens, part by part.
@@ -167,14 +167,14 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Ucc
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   Cut cut = cut_of(send.routes.tokens);
-  send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
-    Part part = part_of(cut, mark, send.routes.tokens);
+  send_parts(out, cut.flags, share, [&](u32 flag, u32 nth) {
+    Part part = part_of(cut, flag, send.routes.tokens);
 #pragma unroll 1
     for (u32 token = part.begin; token < part.end; token++) {
       // This rank takes its own tokens from the caller's memory.
       send_record(p, call, part.team, token, g.rank);
     }
-    tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, part); });
+    tell_later(out, nth, g.ranks, [&](u32 rank) { return flag_for(send, call, flag, rank, part); });
   });
 }
 
@@ -186,7 +186,7 @@ struct Rows {
   u32 counts[UCCL_EP_MOST_EXPERTS];      // by local expert: tokens that chose it
   u32 firsts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
   u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, for all receivers
-  u32 marks;                             // of all ranks, counting for each as many as the rank with the most tokens has
+  u32 flags;                             // of all ranks, counting for each as many as the rank with the most tokens has
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -258,12 +258,12 @@ __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   tell_counts(g, local, s, p.told, p.ticket, false);
 }
 
-// Whether all rows, or tokens, fit; else notes a fault.
+// Whether all rows, or tokens, fit; else sets a fault.
 __device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall& c, u32 rows, u32 len, Waiting& w) {
   if (threadIdx.x == 0 && rows > len) {
     w.expected[g.rank] = rows;
     w.seen[g.rank] = len;
-    note_fault(w, UCCL_EP_NO_ROOM, 0, g.rank);
+    set_fault(w, UCCL_EP_NO_ROOM, 0, g.rank);
   }
   return is_sound(g, c, w);
 }
@@ -442,28 +442,28 @@ __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const 
 }
 
 // Takes out a part of another rank's tokens, or this warp's piece of it, once it is there.
-__device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 mark) {
+__device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 flag) {
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
-  u32 lane = lane_of_thread(), first_piece = mark - mark % cut.pieces;
-  u64 marks = marks_of(g, g.rank, from, s.waiting.call.number), seen;
+  u32 lane = lane_of_thread(), first_piece = flag - flag % cut.pieces;
+  u64 flags = flags_of(g, g.rank, from, s.waiting.call.number), seen;
   bool has = lane < cut.pieces;
-  if (!wait_for_parts(g, s.waiting, has, from, marks + sizeof(u64) * (first_piece + lane), seen)) return false;
+  if (!wait_for_flags(g, s.waiting, has, from, flags + sizeof(u64) * (first_piece + lane), seen)) return false;
   seen = __shfl_sync(ALL, seen, 0);
-  u32 first = first_of_mark(seen), count = s.starts[from + 1] - s.starts[from];
-  // Bounds the records of a peer with marks that contradict its counts.
-  u32 end = min(first + count_of_mark(seen), count);
-  Team team = {0, 0, mark % cut.pieces, cut.pieces};
+  u32 first = first_of_flag(seen), count = s.starts[from + 1] - s.starts[from];
+  // Bounds the records of a peer with flags that contradict its counts.
+  u32 end = min(first + count_of_flag(seen), count);
+  Team team = {0, 0, flag % cut.pieces, cut.pieces};
 #pragma unroll 1
   for (u32 nth = first; nth < end; nth++) take_record(p, s, team, from, nth);
   return true;
 }
 
 // Takes out a part of this rank's own tokens, or this warp's piece of it.
-__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 mark) {
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 flag) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
-  Part part = part_of(cut, mark, r.tokens);
+  Part part = part_of(cut, flag, r.tokens);
   // A lane finds the place of one token.
   u32 mine = part.begin + lane_of_thread();
   int places = mine < part.end ? slot_at(r, ranks, mine, me).place() : -1;
@@ -483,12 +483,12 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
 // take turns: own parts are there while those of other ranks are on their way.
 __device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
   const UcclEpGroup& g = p.receive.group;
-  share_out(g, s.waiting.call, s.marks, [&](u32 i) {
-    u32 mark = i / g.ranks, from = (g.rank + i) % g.ranks;
+  share_out(g, s.waiting.call, s.flags, [&](u32 i) {
+    u32 flag = i / g.ranks, from = (g.rank + i) % g.ranks;
     Cut cut = cut_of(s.tokens[from]);
-    if (mark >= cut.marks) return true;
-    if (from != g.rank) return take_part(p.receive, s, from, cut, mark);
-    take_own(p, s, cut, mark);
+    if (flag >= cut.flags) return true;
+    if (from != g.rank) return take_part(p.receive, s, from, cut, flag);
+    take_own(p, s, cut, flag);
     return true;
   });
 }
@@ -539,7 +539,7 @@ __device__ __forceinline__ bool fits(const UcclEpNormalReceive& p, const Rows& s
   return rows_placed(p, s) <= p.len && s.starts[p.group.ranks] <= p.tokens;
 }
 
-// Writes the caller's tables if the received rows fit; else notes a fault.
+// Writes the caller's tables if the received rows fit; else sets a fault.
 __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
   u32 total = s.starts[g.ranks];
@@ -594,8 +594,8 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
   if (threadIdx.x == 0) {
     u32 most = 0;
 #pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
-    s.marks = g.ranks * most;
+    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).flags);
+    s.flags = g.ranks * most;
   }
   __syncthreads();
 }

@@ -13,7 +13,7 @@ use super::{
     dispatch::Handle,
     group::Group,
     memory::{Combined, Results, check_rows},
-    params::{CallParams, NOTES, PARTS, Return, Routes, Sum, WholeCombine},
+    params::{CallParams, PARTS, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
     status::COMBINE_AGREED,
 };
 use crate::{
@@ -180,7 +180,7 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
 fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;
-    ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
+    ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < TAGGED_WORDS
 }
 
 /// The kernels' parameters of a call with such rows, and with so many slots for each rank;

@@ -16,7 +16,7 @@ use uccl_wire::ep_gpu_card::EpGpuCard;
 use super::{
     hosted::Hosted,
     kernels::{Kernel, Kernels},
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, TAGGED_WORDS},
     status::{Reports, TOO_MANY},
     told::ToldMemory,
     watch::Watch,
@@ -472,8 +472,8 @@ fn params(
         timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
         pool_at: control_len(ranks) as u64,
         pool: windows.pool_len() as u64,
-        marks_at: 0,
-        notes_at: 0,
+        flags_at: 0,
+        tagged_at: 0,
         rank: rank as u32,
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
@@ -486,8 +486,8 @@ fn params(
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
             params.home = params.windows[rank];
             if window.marks_len() > 0 {
-                params.notes_at = params.pool_at;
-                params.marks_at = params.notes_at + words_len(ranks, NOTES) as u64;
+                params.tagged_at = params.pool_at;
+                params.flags_at = params.tagged_at + words_len(ranks, TAGGED_WORDS) as u64;
                 params.pool_at += window.marks_len() as u64;
             }
         }

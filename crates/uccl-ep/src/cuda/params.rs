@@ -25,10 +25,10 @@ pub(super) const PACKING_THREADS: u32 = 1024;
 /// Threads of the kernel that sums packed rows.
 pub(super) const UNPACKING_THREADS: u32 = 896;
 pub(super) const LAYOUT_THREADS: u32 = 512;
-/// Parts of a call, from each rank, that have marks of their own.
+/// Parts of a call, from each rank, that have ready flags of their own.
 pub(super) const PARTS: usize = 2048;
-/// Notes from each rank in a call of a small batch.
-pub(super) const NOTES: usize = 1 + 8192;
+/// Tagged words from each rank in a call of a small batch.
+pub(super) const TAGGED_WORDS: usize = 1 + 8192;
 /// Tokens that a block of `layout` counts.
 pub(super) const CHUNK: usize = 128;
 
@@ -109,8 +109,8 @@ pub(super) struct GroupParams {
     pub(super) timeout_ns: u64,
     pub(super) pool_at: u64,
     pub(super) pool: u64,
-    pub(super) marks_at: u64,
-    pub(super) notes_at: u64,
+    pub(super) flags_at: u64,
+    pub(super) tagged_at: u64,
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
@@ -464,8 +464,8 @@ pub fn layout_assertions() -> String {
         "UcclEpGroup",
         GroupParams,
         [
-            windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at,
-            notes_at, rank, ranks, masks_late, ring_slots, by_host, zero
+            windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, flags_at,
+            tagged_at, rank, ranks, masks_late, ring_slots, by_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, stays, zero]);
@@ -647,7 +647,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_LAYOUT_THREADS", LAYOUT_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),
-        ("UCCL_EP_NOTES", NOTES),
+        ("UCCL_EP_TAGGED_WORDS", TAGGED_WORDS),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
         ("UCCL_EP_POISONED", state::POISONED as usize),
