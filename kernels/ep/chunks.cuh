@@ -1,13 +1,13 @@
-// Where ranks reach each other's windows, a call's rows are sent in parts. Each part has a ready
+// Where ranks reach each other's windows, a call's rows are sent in chunks. Each chunk has a ready
 // flag, so that a receiver waits only for the rows that it takes; `arrived` then says
-// that the counts are there. In a small batch a part is a record, or a piece of a row that goes
-// back; all else in this file about parts is of normal mode.
+// that the counts are there. In a small batch a chunk is a record, or a piece of a row that goes
+// back; all else in this file about chunks is of normal mode.
 #pragma once
 
 #include "wait.cuh"
 #include "warp.cuh"
 
-// Up to so many rows, each row is a part.
+// Up to so many rows, each row is a chunk.
 constexpr u32 FEW_ROWS = 1024;
 // Fewer rows than this are cut into as many pieces, which several warps share: about two for each
 // warp that sends on 24 blocks. A warp sends its next piece only when the flag of its last one is
@@ -17,38 +17,38 @@ constexpr u32 MOST_PIECES = 8;
 
 __device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MOST_PIECES), 1u); }
 
-// How rows are cut; both sides compute it from their number: so many rows in a part, and so many
-// pieces in a row. Each piece of a part has a flag.
-struct Cut {
+// How rows are cut into chunks; both sides compute it from their number: so many rows in a chunk,
+// and so many pieces in a row. Each piece of a chunk has a flag.
+struct Chunking {
   u32 rows;
   u32 pieces;
   u32 flags;
 };
 
-__device__ __forceinline__ Cut cut_of(u32 rows) {
+__device__ __forceinline__ Chunking chunking_of(u32 rows) {
   if (rows == 0) return {1, 1, 0};
   if (rows <= FEW_ROWS) {
     u32 pieces = pieces_of(rows, ENOUGH_PIECES);
     return {1, pieces, rows * pieces};
   }
-  u32 of_part = max((rows + UCCL_EP_PARTS - 1) / UCCL_EP_PARTS, 2u);
-  return {of_part, 1, (rows + of_part - 1) / of_part};
+  u32 of_chunk = max((rows + UCCL_EP_CHUNKS - 1) / UCCL_EP_CHUNKS, 2u);
+  return {of_chunk, 1, (rows + of_chunk - 1) / of_chunk};
 }
 
-// A part's rows, among all rows, and the warps that work on a flag's piece of them.
-struct Part {
+// A chunk's rows, among all rows, and the warps that work on a flag's piece of them.
+struct Chunk {
   u32 begin;
   u32 end;
   Team team;
 };
 
-__device__ __forceinline__ Part part_of(const Cut& cut, u32 flag, u32 rows) {
-  u32 begin = flag / cut.pieces * cut.rows;
-  return {begin, min(begin + cut.rows, rows), {0, 0, flag % cut.pieces, cut.pieces}};
+__device__ __forceinline__ Chunk chunk_of(const Chunking& chunking, u32 flag, u32 rows) {
+  u32 begin = flag / chunking.pieces * chunking.rows;
+  return {begin, min(begin + chunking.rows, rows), {0, 0, flag % chunking.pieces, chunking.pieces}};
 }
 
 // The last blocks of a launch send before they take out; the others take out from the start. More
-// senders would fill the link no better, and delay all parts.
+// senders would fill the link no better, and delay all chunks.
 constexpr u32 SENDERS = 5;  // of twelve
 constexpr u32 SENDERS_OF_ROWS_THAT_STAY = 7;
 
@@ -104,7 +104,7 @@ __device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPla
   if (threadIdx.x == 0) own_of(g)->claimed[slot_of(call.number)] = 0;
 }
 
-// A part's ready flag: the call's number, the index of the part's first row among those for its
+// A chunk's ready flag: the call's number, the index of the chunk's first row among those for its
 // receiver, and the number of rows, 63 at most.
 constexpr u32 FLAG_FIRST = 6;
 
@@ -114,10 +114,10 @@ __device__ __forceinline__ u64 chunk_flag(u64 call, u32 first, u32 count) {
 __device__ __forceinline__ u32 first_of_flag(u64 flag) { return static_cast<u32>(flag) >> FLAG_FIRST & 0xffff; }
 __device__ __forceinline__ u32 count_of_flag(u64 flag) { return static_cast<u32>(flag) & ((1u << FLAG_FIRST) - 1); }
 
-// The first flag of a call's parts from a rank.
+// The first flag of a call's chunks from a rank.
 __device__ __forceinline__ u64 flags_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
   u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
-  return g.windows[at] + g.flags_at + nth * UCCL_EP_PARTS * sizeof(u64);
+  return g.windows[at] + g.flags_at + nth * UCCL_EP_CHUNKS * sizeof(u64);
 }
 
 // The address of a call's first tagged word from a rank. A tagged word has the call's number, at
@@ -153,23 +153,23 @@ struct ReadyFlag {
   u64 value;
 };
 
-// Flags of parts that the warps of a block have sent. Stores to another GPU take long to arrive:
+// Flags of chunks that the warps of a block have sent. Stores to another GPU take long to arrive:
 // one warp waits for them, and sets the flags, while the others go on.
 struct Outgoing {
   static constexpr u32 WARPS = UCCL_EP_THREADS / LANES;
 
-  ReadyFlag flags[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last part
+  ReadyFlag flags[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last chunk
   u32 counts[WARPS];
-  u32 sent[WARPS];   // parts, shifted by one; the low bit: there are no more
-  u32 told[WARPS];   // parts whose flags are set
+  u32 sent[WARPS];   // chunks, shifted by one; the low bit: there are no more
+  u32 told[WARPS];   // chunks whose flags are set
 };
 
 constexpr u32 IS_OVER = 1;
 
-// A warp has sent its `nth` part: hands over its `count` flags, `of(i)`. First waits until the
-// flags of its part before are set.
+// A warp has sent its `nth` chunk: hands over its `count` flags, `of(i)`. First waits until the
+// flags of its chunk before are set.
 template <typename Of>
-__device__ __forceinline__ void tell_later(Outgoing& out, u32 nth, u32 count, Of of) {
+__device__ __forceinline__ void hand_over_flags(Outgoing& out, u32 nth, u32 count, Of of) {
   u32 warp = warp_of_thread();
   while (look_shared(out.told[warp]) != nth) relax();
   __syncwarp();
@@ -181,8 +181,8 @@ __device__ __forceinline__ void tell_later(Outgoing& out, u32 nth, u32 count, Of
 }
 
 // One warp sets the flags of so many sending warps, one for each lane, until all have sent their
-// last part.
-__device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
+// last chunk.
+__device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
   u32 lane = lane_of_thread(), told = 0;
   for (bool is_over = false; !is_over;) {
     u32 sent = lane < senders ? look_shared(out.sent[lane]) : IS_OVER;
@@ -205,20 +205,20 @@ __device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
   }
 }
 
-// Sends `count` parts, each by `send(part, nth)`, which hands over its flags by `tell_later`. All
-// warps of the sending blocks take part.
+// Sends `count` chunks, each by `send(chunk, nth)`, which hands over its flags by
+// `hand_over_flags`. All warps of the sending blocks take part.
 template <typename Send>
-__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, const Share& share, Send send) {
+__device__ __forceinline__ void send_chunks(Outgoing& out, u32 count, const Share& share, Send send) {
   u32 warp = warp_of_thread(), warps = warps_of_block() - 1;
   if (lane_of_thread() == 0) out.sent[warp] = out.told[warp] = 0;
   __syncthreads();
   if (warp == warps) {
-    tell_parts(out, warps);
+    publish_flags(out, warps);
     return;
   }
   u32 nth = 0;
 #pragma unroll 1
-  for (u32 part = share.block + warp * share.blocks; part < count; part += share.blocks * warps) send(part, nth++);
+  for (u32 chunk = share.block + warp * share.blocks; chunk < count; chunk += share.blocks * warps) send(chunk, nth++);
   __syncwarp();
   if (lane_of_thread() == 0) say_to_block(out.sent[warp], nth << 1 | IS_OVER);
 }

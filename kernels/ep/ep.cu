@@ -4,7 +4,7 @@
 // combine is `return` and `sum`, or, where rows are packed, `return_packed` and `sum_packed`. Where
 // records or rows have flags and the caller does nothing between the halves, one launch does both:
 // `dispatch` or `combine`. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and
-// `normal_dispatch`; a combine is `normal_combine`. Where parts have no flags, a dispatch is
+// `normal_dispatch`; a combine is `normal_combine`. Where chunks have no flags, a dispatch is
 // `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a combine `normal_return` and
 // `normal_sum`. A launch that waits for peers has so few blocks that all of them run at the same
 // time, with those of all other ranks on the GPU.

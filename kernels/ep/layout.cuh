@@ -1,8 +1,8 @@
 // Routing: the ranks that tokens go to, and their places there. A place is the number of earlier
-// tokens that go to the same rank, or chose the same expert. A block has a chunk of the tokens, and
-// counts places in it; the last block to end sums up the chunks. Behind the chunks' counts it keeps
-// those of all tokens: a caller that asks for a layout gets a copy of its own, which may change
-// before the dispatch.
+// tokens that go to the same rank, or chose the same expert. A block has a segment of the tokens,
+// and counts places in it; the last block to end sums up the segments. Behind the segments' counts
+// it keeps those of all tokens: a caller that asks for a layout gets a copy of its own, which may
+// change before the dispatch.
 #pragma once
 
 #include "wait.cuh"
@@ -38,53 +38,53 @@ __device__ __forceinline__ u32 expert_of(u32 placed) {
 
 __device__ __forceinline__ u32 place_of(u32 placed) { return placed == NO_EXPERT ? NO_EXPERT : placed >> EXPERT_BITS; }
 
-// A chunk's counts: tokens for each rank, and then tokens that chose each expert. In the end, the
-// sums over all chunks before.
-__device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 chunk) {
-  return reinterpret_cast<u32*>(r.chunks) + static_cast<u64>(chunk) * (ranks + ranks * r.local_experts);
+// A segment's counts: tokens for each rank, and then tokens that chose each expert. In the end, the
+// sums over all segments before.
+__device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 segment) {
+  return reinterpret_cast<u32*>(r.segments) + static_cast<u64>(segment) * (ranks + ranks * r.local_experts);
 }
 
-// The count in a column, over the chunks before a token's.
-__device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
-  return counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
+// The count in a column, over the segments before a token's.
+__device__ __forceinline__ u32 before_segment(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
+  return counts_of(r, ranks, token / UCCL_EP_SEGMENT)[column];
 }
 
-// Counts of earlier tokens that go to the same rank: in the token's chunk, or -1 if it does not go
-// there; and in the chunks before.
+// Counts of earlier tokens that go to the same rank: in the token's segment, or -1 if it does not
+// go there; and in the segments before.
 struct Slot {
-  int in_chunk;
+  int in_segment;
   u32 before;
 
   // The token's place at the rank, or -1.
-  __device__ __forceinline__ int place() const { return in_chunk < 0 ? -1 : in_chunk + static_cast<int>(before); }
+  __device__ __forceinline__ int place() const { return in_segment < 0 ? -1 : in_segment + static_cast<int>(before); }
 };
 
 __device__ __forceinline__ Slot slot_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
-  return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_chunk(r, ranks, token, rank)};
+  return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_segment(r, ranks, token, rank)};
 }
 
 // A token's `nth` choice, and its place among the tokens of the expert; or NO_EXPERT.
 __device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token, u32 nth) {
   u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + nth];
   if (choice == NO_EXPERT) return NO_EXPERT;
-  return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
+  return choice + (before_segment(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
 }
 
-// The tokens of a chunk that go to a rank, or chose an expert: a bit for each, so their order is
+// The tokens of a segment that go to a rank, or chose an expert: a bit for each, so their order is
 // the same each time.
 struct Column {
   static constexpr u32 BITS = 32;
-  static constexpr u32 WORDS = UCCL_EP_CHUNK / BITS;
-  static_assert(UCCL_EP_CHUNK % BITS == 0, "whole words");
+  static constexpr u32 WORDS = UCCL_EP_SEGMENT / BITS;
+  static_assert(UCCL_EP_SEGMENT % BITS == 0, "whole words");
 
   u32 words[WORDS];
 
-  // Adds a token of the chunk, which may be there already.
+  // Adds a token of the segment, which may be there already.
   __device__ __forceinline__ void add(u32 token) { atomicOr(&words[token / BITS], 1u << token % BITS); }
 
   __device__ __forceinline__ bool has(u32 token) const { return (words[token / BITS] >> token % BITS & 1) != 0; }
 
-  // The number of tokens before one, or, for the chunk's end, of all.
+  // The number of tokens before one, or, for the segment's end, of all.
   __device__ __forceinline__ u32 before(u32 token) const {
     u32 count = 0;
 #pragma unroll
@@ -99,12 +99,12 @@ struct Column {
 struct Layout {
   Waiting waiting;
   Column columns[UCCL_EP_MOST_RANKS + UCCL_EP_MOST_EXPERTS];  // by rank, and then by expert
-  u32 masks[UCCL_EP_CHUNK][2];                                 // by token: its ranks
+  u32 masks[UCCL_EP_SEGMENT][2];                                 // by token: its ranks
 };
 static_assert(UCCL_EP_MOST_RANKS <= 2 * Column::BITS, "ranks of a token");
 
-// A chunk of the tokens.
-struct Chunk {
+// A segment of the tokens.
+struct Segment {
   u32 number;
   u32 begin;
   u32 end;
@@ -115,10 +115,10 @@ __device__ __forceinline__ void clear(Layout& s, u32 columns) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x) s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < UCCL_EP_CHUNK * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
+  for (u32 i = threadIdx.x; i < UCCL_EP_SEGMENT * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
 }
 
-// Adds a rank to those of a token of the chunk.
+// Adds a rank to those of a token of the segment.
 __device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
   s.columns[rank].add(token);
   atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
@@ -141,15 +141,15 @@ UCCL_SELDOM void set_choice_fault(const UcclEpLayout& p, Waiting& w, u32 token) 
   set_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
-// Calls `each(at, token, expert)` for the choices of a chunk; a thread has several in flight. All
+// Calls `each(at, token, expert)` for the choices of a segment; a thread has several in flight. All
 // threads take part.
 template <typename Each>
-__device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& chunk, Each each) {
+__device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Segment& segment, Each each) {
   const UcclEpRoutes& r = p.routes;
   constexpr u32 BATCH = 2;
-  u32 end = chunk.end * r.top_k;
+  u32 end = segment.end * r.top_k;
 #pragma unroll 1
-  for (u32 first = chunk.begin * r.top_k + threadIdx.x; first < end; first += BATCH * blockDim.x) {
+  for (u32 first = segment.begin * r.top_k + threadIdx.x; first < end; first += BATCH * blockDim.x) {
     u32 experts[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
@@ -164,62 +164,62 @@ __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& 
   }
 }
 
-// Finds the ranks of a chunk's tokens. Sets a fault for an invalid choice.
-__device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
+// Finds the ranks of a segment's tokens. Sets a fault for an invalid choice.
+__device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks;
   if (p.goes != 0) {
     const u8* goes = reinterpret_cast<const u8*>(p.goes);
 #pragma unroll 1
-    for (u32 i = chunk.begin * ranks + threadIdx.x; i < chunk.end * ranks; i += blockDim.x) {
-      if (goes[i] != 0) send_to(s, i / ranks - chunk.begin, i % ranks);
+    for (u32 i = segment.begin * ranks + threadIdx.x; i < segment.end * ranks; i += blockDim.x) {
+      if (goes[i] != 0) send_to(s, i / ranks - segment.begin, i % ranks);
     }
     return;
   }
-  for_choices(p, chunk, [&](u32 at, u32 token, u32 expert) {
+  for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
     if (expert != NO_EXPERT) {
-      s.columns[ranks + expert].add(token - chunk.begin);
-      send_to(s, token - chunk.begin, expert / r.local_experts);
+      s.columns[ranks + expert].add(token - segment.begin);
+      send_to(s, token - segment.begin, expert / r.local_experts);
     } else if (!is_none(r, at)) {
       set_choice_fault(p, s.waiting, token);
     }
   });
 }
 
-// Places the tokens of a chunk, and keeps a copy of their choices: the caller's may change before
+// Places the tokens of a segment, and keeps a copy of their choices: the caller's may change before
 // the combine.
-__device__ __forceinline__ void place_chunk(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
+__device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, counted = p.goes != 0 ? ranks : ranks + ranks * r.local_experts;
-  find_ranks(p, s, chunk);
+  find_ranks(p, s, segment);
   __syncthreads();
-  u32* counts = counts_of(r, ranks, chunk.number);
+  u32* counts = counts_of(r, ranks, segment.number);
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(UCCL_EP_CHUNK);
+  for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(UCCL_EP_SEGMENT);
   if (p.goes == 0) {
     u32* places = reinterpret_cast<u32*>(r.places);
-    for_choices(p, chunk, [&](u32 at, u32 token, u32 expert) {
-      u32 place = expert == NO_EXPERT ? 0 : s.columns[ranks + expert].before(token - chunk.begin);
+    for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
+      u32 place = expert == NO_EXPERT ? 0 : s.columns[ranks + expert].before(token - segment.begin);
       places[at] = placed(expert, place);
     });
   }
 #pragma unroll 1
-  for (u32 i = chunk.begin * ranks + threadIdx.x; i < chunk.end * ranks; i += blockDim.x) {
-    u32 token = i / ranks - chunk.begin;
+  for (u32 i = segment.begin * ranks + threadIdx.x; i < segment.end * ranks; i += blockDim.x) {
+    u32 token = i / ranks - segment.begin;
     const Column& column = s.columns[i % ranks];
     bool goes = column.has(token);
     reinterpret_cast<int*>(r.slots)[i] = goes ? static_cast<int>(column.before(token)) : -1;
     if (p.goes_told != 0) reinterpret_cast<u8*>(p.goes_told)[i] = goes ? 1 : 0;
   }
 #pragma unroll 1
-  for (u32 token = threadIdx.x; token < chunk.end - chunk.begin; token += blockDim.x) {
+  for (u32 token = threadIdx.x; token < segment.end - segment.begin; token += blockDim.x) {
     u64 mask = static_cast<u64>(s.masks[token][1]) << Column::BITS | s.masks[token][0];
-    reinterpret_cast<u64*>(r.masks)[chunk.begin + token] = mask;
+    reinterpret_cast<u64*>(r.masks)[segment.begin + token] = mask;
   }
 }
 
-// Turns the counts of chunks into the sums of the chunks before. One block.
-__device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
+// Turns the counts of segments into the sums of the segments before. One block.
+__device__ __forceinline__ void sum_segments(const UcclEpLayout& p, u32 segments) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, experts = ranks * r.local_experts;
   u32 counted = p.goes == 0 ? ranks + experts : ranks;
@@ -229,13 +229,13 @@ __device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
   for (u32 column = threadIdx.x; column < ranks + experts; column += blockDim.x) {
     u32 before = 0;
 #pragma unroll 1
-    for (u32 first = 0; first < chunks && column < counted; first += BATCH) {
+    for (u32 first = 0; first < segments && column < counted; first += BATCH) {
       u32 counts[BATCH];
 #pragma unroll
-      for (u32 i = 0; i < BATCH; i++) counts[i] = first + i < chunks ? counts_of(r, ranks, first + i)[column] : 0;
+      for (u32 i = 0; i < BATCH; i++) counts[i] = first + i < segments ? counts_of(r, ranks, first + i)[column] : 0;
 #pragma unroll
       for (u32 i = 0; i < BATCH; i++) {
-        if (first + i < chunks) counts_of(r, ranks, first + i)[column] = before;
+        if (first + i < segments) counts_of(r, ranks, first + i)[column] = before;
         before += counts[i];
       }
     }
@@ -246,7 +246,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
       if (p.goes != 0) before = reinterpret_cast<const u32*>(p.per_expert)[expert];
       reinterpret_cast<u32*>(r.experts)[expert] = before;
     }
-    counts_of(r, ranks, chunks)[column] = before;
+    counts_of(r, ranks, segments)[column] = before;
   }
 }
 
@@ -254,9 +254,9 @@ __device__ __forceinline__ void lay_out(const UcclEpLayout& p, Layout& s) {
   const UcclEpRoutes& r = p.routes;
   clear(s, p.group.ranks + p.group.ranks * r.local_experts);
   if (!begin_block(p.group, p.call, STEP_LAYOUT, s.waiting)) return;
-  u32 begin = blockIdx.x * UCCL_EP_CHUNK;
-  if (begin < r.tokens) place_chunk(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_CHUNK, r.tokens)});
+  u32 begin = blockIdx.x * UCCL_EP_SEGMENT;
+  if (begin < r.tokens) place_segment(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_SEGMENT, r.tokens)});
   if (!is_sound(p.group, p.call, s.waiting)) return;
   if (!is_last_block(reinterpret_cast<u32*>(p.ended), s.waiting)) return;
-  sum_chunks(p, (r.tokens + UCCL_EP_CHUNK - 1) / UCCL_EP_CHUNK);
+  sum_segments(p, (r.tokens + UCCL_EP_SEGMENT - 1) / UCCL_EP_SEGMENT);
 }

@@ -27,12 +27,12 @@ constexpr u32 UCCL_EP_PACKING_THREADS = 1024;
 constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
 constexpr u32 UCCL_EP_LAYOUT_THREADS = 512;
 // Parts of a call, from each rank, that have ready flags: see chunks.cuh.
-constexpr u32 UCCL_EP_PARTS = 2048;
+constexpr u32 UCCL_EP_CHUNKS = 2048;
 // Tagged words from each rank in a call of a small batch: counts, or whether weights follow and
 // then weights.
 constexpr u32 UCCL_EP_TAGGED_WORDS = 1 + 8192;
-// Tokens that a block of `layout` counts.
-constexpr u32 UCCL_EP_CHUNK = 128;
+// Tokens of a segment, which a block of `layout` counts.
+constexpr u32 UCCL_EP_SEGMENT = 128;
 
 // State that only this rank's kernels use: whether a call has failed, the blocks that have ended a
 // step, the places of the last calls, and the ranks that are left out.
@@ -103,7 +103,7 @@ struct UcclEpGroup {
   u64 timeout_ns;
   u64 pool_at;   // in bytes from the start of a window
   u64 pool;      // bytes
-  u64 flags_at;  // of parts, as `pool_at`; 0: parts have none
+  u64 flags_at;  // of chunks, as `pool_at`; 0: chunks have none
   u64 tagged_at;  // as `flags_at`
   u32 rank;
   u32 ranks;
@@ -141,7 +141,7 @@ struct UcclEpRoutes {
   u64 places;   // u32 by token and choice: the expert, and the token's place among those that chose it
   u64 experts;  // u32 by expert: tokens that chose it
   u64 counts;   // u32 by rank: tokens for it
-  u64 chunks;   // u32 by chunk of tokens, and by rank and then expert: an addend of places and slots
+  u64 segments; // u32 by segment of the tokens, and by rank and then expert: an addend of places and slots
   u32 tokens;
   u32 top_k;
   u32 local_experts;
@@ -190,7 +190,7 @@ struct UcclEpSend {
   float global_scale;   // for a null `global_scale_at`
   u32 how;
   u32 is_few;    // whether `send` finds the places of tokens itself, without `layout`
-  u32 in_parts;  // whether each record has a flag: see chunks.cuh
+  u32 in_chunks;  // whether each record has a flag: see chunks.cuh
 };
 
 struct UcclEpReceive {
@@ -214,7 +214,7 @@ struct UcclEpReceive {
   u32 top_k;
   u32 local_experts;
   u32 tile_rows;     // rows of tiles in an expert's scales; 0: scales have the strides above
-  u32 in_parts;      // as that of UcclEpSend
+  u32 in_chunks;      // as that of UcclEpSend
 };
 
 struct UcclEpReturn {
@@ -229,7 +229,7 @@ struct UcclEpReturn {
   u32 slots;
   u32 top_k;
   u32 pieces;       // of a row, each of which has a flag; 0: rows have no flags
-  u32 sums;         // whether a rank with a token's weights may send its part of the sum instead of many rows
+  u32 sums;         // whether a rank with a token's weights may send a partial sum instead of many rows
 };
 
 struct UcclEpSum {

@@ -274,8 +274,8 @@ __device__ __forceinline__ bool has_flag(u64 seen, u64 flag, u32 what) {
   return seen == flag || (what == UCCL_EP_ROOM && call_of(seen) > call_of(flag));
 }
 
-// A thread's wait for a flag in a word that a peer sets. A part's flag has another format, with the
-// same call.
+// A thread's wait for a flag in a word that a peer sets. A chunk's flag has another format, with
+// the same call.
 struct Awaited {
   u64 word;
   u64 flag;
@@ -284,7 +284,7 @@ struct Awaited {
   u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `flag`; NO_CALL: the word has none
 };
 
-// The lowest bit of the call's number in a part's flag: see chunks.cuh.
+// The lowest bit of the call's number in a chunk's flag: see chunks.cuh.
 constexpr u16 FLAG_CALL = 22;
 constexpr u16 NO_CALL = 63;
 

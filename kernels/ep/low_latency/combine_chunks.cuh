@@ -2,7 +2,7 @@
 // pieces: a piece is a slice of all these rows, and has a flag. Pieces of the first tokens go
 // first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens
 // are not copied: each choice has a flag, which names its row. A rank that sends its tokens'
-// weights gets from each peer one part of the sum instead of several rows, in the slots of the
+// weights gets from each peer one partial sum instead of several rows, in the slots of the
 // first two. The first tagged word of a rank says whether it sends weights; the other tagged words
 // are the weights.
 #pragma once
@@ -19,7 +19,7 @@ struct ReturningParts {
 constexpr u32 STAYS_MASK = (1u << FLAG_CALL) - 1;
 
 // Whether own rows need no copy: each choice has a flag.
-__device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_PARTS; }
+__device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_CHUNKS; }
 
 // Names the rows of this rank's own tokens in their flags.
 __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning& s) {
@@ -147,21 +147,21 @@ __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting&
 constexpr u32 SENT_ROUND = 3;
 constexpr u32 SENT_WIDTH = 2;
 
-// Sends a slice of this rank's part of a token's weighted sum, to the slots of its first two rows.
+// Sends a slice of this rank's partial sum of a token, to the slots of its first two rows.
 __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given, u32 has) {
   u64 upper = __shfl_sync(ALL, given.row.to, 0), lower = __shfl_sync(ALL, given.row.to, 1);
   Terms terms = {given.row.from, __uint_as_float(static_cast<u32>(given.weight)), given.rank, has, 1, 0};
 #pragma unroll 1
   for (u32 first = slice.begin; first < slice.end; first += SENT_WIDTH * LANES) {
-    Sums part[SENT_WIDTH] = {};
-    add_part<SENT_ROUND>(terms, has, first, slice.end, part);
+    Sums partial[SENT_WIDTH] = {};
+    add_partial<SENT_ROUND>(terms, has, first, slice.end, partial);
 #pragma unroll
     for (u32 j = 0; j < SENT_WIDTH; j++) {
       u32 at = first + lane_of_thread() + j * LANES;
-      round_part(part[j]);
+      round_partial(partial[j]);
       if (at >= slice.end) continue;
-      store_vector(upper + 16ull * at, upper_of(part[j]));
-      store_half(lower + 8ull * at, lower_of(part[j]));
+      store_vector(upper + 16ull * at, upper_of(partial[j]));
+      store_half(lower + 8ull * at, lower_of(partial[j]));
     }
   }
 }
@@ -194,9 +194,9 @@ __device__ __forceinline__ void set_flags(const ReadyFlag& flag) {
 
 // Sends rows back, piece by piece; so many ranks take turns. The first warp waits until the pieces
 // of all warps are there, and sets the flags.
-__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& parts, u32 ranks) {
+__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& state, u32 ranks) {
   const UcclEpGroup& g = p.group;
-  Returning& s = parts.rows;
+  Returning& s = state.rows;
   u64 telling = 0;
   u32 most = 0, warps = warps_of_block(), warp = warp_of_thread();
 #pragma unroll 1
@@ -204,15 +204,15 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
   u32 count = most * ranks * p.pieces, turn = 0;
 #pragma unroll 1
   for (u32 first = block_number(); first < count; first += gridDim.x * warps) {
-    u32 part = first + warp * gridDim.x;
+    u32 item = first + warp * gridDim.x;
     ReadyFlag flag = {0, 0};
-    if (part < count) {
-      Given given = given_at(p, s, ranks, part / p.pieces);
-      flag = send_piece(p, s.waiting, given, part % p.pieces, telling);
+    if (item < count) {
+      Given given = given_at(p, s, ranks, item / p.pieces);
+      flag = send_piece(p, s.waiting, given, item % p.pieces, telling);
     }
-    if (lane_of_thread() == 0) parts.flags[turn][warp] = flag;
+    if (lane_of_thread() == 0) state.flags[turn][warp] = flag;
     __syncthreads();
-    if (warp == 0) set_flags(lane_of_thread() < warps ? parts.flags[turn][lane_of_thread()] : ReadyFlag{0, 0});
+    if (warp == 0) set_flags(lane_of_thread() < warps ? state.flags[turn][lane_of_thread()] : ReadyFlag{0, 0});
     turn ^= 1;
   }
 }
@@ -232,7 +232,7 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
 // not copied, a lane has the address of its flag.
-__device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
+__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (stays && terms.rank == g.rank) {
@@ -251,7 +251,7 @@ __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 
   return true;
 }
 
-// Waits until a piece of each term has come, except `own`. A part of a sum has the slots of its
+// Waits until a piece of each term has come, except `own`. A partial sum has the slots of its
 // rank's first two choices, and counts as two terms. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u32 token, u32 piece, u32 own, Terms& terms) {
   const UcclEpGroup& g = p.group;
@@ -259,10 +259,10 @@ __device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
   u64 flag = flags_of(g, g.rank, terms.rank, w.call.number) + sizeof(u64) * (token * p.pieces + piece), seen;
   if (!wait_for_flags(g, w, has, terms.rank, flag, seen)) return false;
-  bool is_part = has && count_of_flag(seen) == OF_SUM;
+  bool is_partial = has && count_of_flag(seen) == OF_SUM;
   bool is_first = __popc(__match_any_sync(ALL, terms.rank) & lanes_before()) < 2;
-  terms.has = __ballot_sync(ALL, is_there && (!is_part || is_first));
-  terms.parts = __ballot_sync(ALL, is_part && is_first);
+  terms.has = __ballot_sync(ALL, is_there && (!is_partial || is_first));
+  terms.partials = __ballot_sync(ALL, is_partial && is_first);
   return true;
 }
 
@@ -294,23 +294,23 @@ __device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, u32 slices, u3
   return {nth / p.pieces, piece, {whole.begin + slice.begin, whole.begin + slice.end}};
 }
 
-// The terms of a sum, and the part of own rows that were not copied.
+// The terms of a sum, and the partial sum of own rows that were not copied.
 struct Summing {
   Terms terms;
-  KnownPart<PIECE_WIDTH> own;
+  KnownPartial<PIECE_WIDTH> own;
 };
 
 __device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
   s.own = {s.own.terms, {}};
-  add_part<PART_ROUND>(s.terms, s.own.terms, first, end, s.own.of);
+  add_partial<PARTIAL_ROUND>(s.terms, s.own.terms, first, end, s.own.of);
 #pragma unroll
-  for (u32 j = 0; j < PIECE_WIDTH; j++) round_part(s.own.of[j]);
+  for (u32 j = 0; j < PIECE_WIDTH; j++) round_partial(s.own.of[j]);
 }
 
 // Begins a sum with this rank's own rows. `stays`: those rows, if they were not copied; or null.
 // All lanes of a warp take part.
 __device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, const Vectors& vectors, Summing& s) {
-  s.terms = terms_in_parts(p, stays != nullptr, w, vectors.token);
+  s.terms = terms_in_chunks(p, stays != nullptr, w, vectors.token);
   s.own.terms = __ballot_sync(ALL, stays != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
   if (s.own.terms != 0 && !find_own(*stays, w, s.own.terms, s.terms)) return false;
   add_own(s, vectors.slice.begin, vectors.slice.end);
@@ -323,7 +323,7 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Ve
 #pragma unroll 1
   for (u32 first = vectors.slice.begin; first < vectors.slice.end; first += PIECE_STEP) {
     if (first != vectors.slice.begin) add_own(s, first, vectors.slice.end);
-    sum_vectors<PART_ROUND>(s.terms, s.own, first, vectors.slice.end, [&](u32 at, const Sums& sums) {
+    sum_vectors<PARTIAL_ROUND>(s.terms, s.own, first, vectors.slice.end, [&](u32 at, const Sums& sums) {
       store_vector(p.out + vectors.token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
     });
   }

@@ -242,7 +242,7 @@ __device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const Uccl
 
 // Sets the flags of the batch that the block has sent last. All its threads take part.
 __device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const Sending& s, const Batch& batch) {
-  if (p.in_parts == 0 || batch.count == 0) return;
+  if (p.in_chunks == 0 || batch.count == 0) return;
   __syncthreads();
   if (warp_of_thread() == 0) set_record_flags(p, s.waiting.call, s.few, batch);
 }
@@ -267,7 +267,7 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch&
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.few);
-    if (p.in_parts == 0) {
+    if (p.in_chunks == 0) {
       send_counts(p, call, s.few.per_expert, s.few.per_rank);
     } else {
       send_tagged_counts(p, call, s.few.per_expert, s.few.per_rank);
@@ -287,8 +287,8 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch&
 
 __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
-  bool in_parts = p.in_parts != 0;
-  if (in_parts ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
+  bool in_chunks = p.in_chunks != 0;
+  if (in_chunks ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
   if (p.is_few == 0) {
     send_routed(p, s.waiting.call);
   } else {
@@ -296,7 +296,7 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
     if (!send_few(p, s, last)) return;
     set_sent_flags(p, s, last);
   }
-  if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
+  if (!in_chunks) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
 
 // State of a block that receives.
@@ -394,7 +394,7 @@ __device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, Arrivin
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
-  if (!(p.in_parts != 0 ? wait_for_counts(p, s) : wait_for_headers(p, s))) return false;
+  if (!(p.in_chunks != 0 ? wait_for_counts(p, s) : wait_for_headers(p, s))) return false;
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
     u32 begin = 0;
@@ -430,7 +430,7 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
 }
 
 // Fetches the records of a block's teams, where windows are in host memory: a team reads a record
-// in many parts, and each read would cross the bus.
+// in many pieces, and each read would cross the bus.
 __device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlaced& call, const UcclEpArea& area,
                                               const u32* starts, const Team& team) {
   if (g.by_host == 0) return;
@@ -518,7 +518,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
 // Waits until a record is there, where records have flags. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving& s, u32 at) {
   const UcclEpGroup& g = p.group;
-  if (p.in_parts == 0) return true;
+  if (p.in_chunks == 0) return true;
   u32 from = sender_of(s.starts, g.ranks, at);
   u64 flag = flags_of(g, g.rank, from, s.waiting.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
   return wait_for_flags(g, s.waiting, lane_of_thread() == 0, from, flag, seen);
@@ -528,7 +528,7 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving
 // take none if each record can have a block without them. The last block waits for headers, and
 // takes none if there are others.
 __device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32 senders) {
-  u32 end = p.in_parts != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
+  u32 end = p.in_chunks != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
   return {block_number() - first, end - first};
 }
 
@@ -544,7 +544,7 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 sender
   u32 end = has_block(share) ? total : 0;
 #pragma unroll 1
   for (u32 at = team.first; at < end && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
-  if (p.in_parts != 0 && !is_sound(p.group, p.call, s.waiting)) return;
+  if (p.in_chunks != 0 && !is_sound(p.group, p.call, s.waiting)) return;
   if (!owed && is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }
 

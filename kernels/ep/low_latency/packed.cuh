@@ -78,19 +78,19 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w,
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES);
-    Sums sums[2] = {}, part[2] = {};
-    auto end_parts = [&] {
+    Sums sums[2] = {}, partial[2] = {};
+    auto end_partials = [&] {
 #pragma unroll
-      for (u32 i = 0; i < 2; i++) end_part(sums[i], part[i]);
+      for (u32 i = 0; i < 2; i++) end_partial(sums[i], partial[i]);
     };
 #pragma unroll 1
     for (u32 nth = 0; nth < count; nth++) {
       u64 row = __shfl_sync(ALL, terms.row, static_cast<int>(nth));
       float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
-      if ((terms.begins >> nth & 1) != 0) end_parts();
-      if (channel < hidden) add_row(part, row, p.row_len, channel / GROUP, weight);
+      if ((terms.begins >> nth & 1) != 0) end_partials();
+      if (channel < hidden) add_row(partial, row, p.row_len, channel / GROUP, weight);
     }
-    end_parts();
+    end_partials();
     if (channel >= hidden) continue;
     u64 out = p.out + token * static_cast<u64>(p.row_len) + 2ull * channel;
     store_vector(out, rounded(sums[0]));

@@ -388,28 +388,28 @@ __device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
   return p.metadata != 0 ? p.group.ranks : p.group.ranks - 1;
 }
 
-// The number of parts to send: those of the rank that has the most, times the ranks.
-__device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
+// The number of chunks to send: those of the rank that has the most, times the ranks.
+__device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p) {
   u32 most = 0;
 #pragma unroll 1
-  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).flags);
+  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, chunking_of(came_from(p, rank).count).flags);
   return most * ranks_of(p);
 }
 
-// Sends rows back, part by part; ranks take turns.
-__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
+// Sends rows back, chunk by chunk; ranks take turns.
+__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
                                              Outgoing& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
-  send_parts(out, parts_of(p), share, [&](u32 part, u32 nth) {
-    u32 flag = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
+  send_chunks(out, chunks_of(p), share, [&](u32 chunk, u32 nth) {
+    u32 flag = chunk / ranks, rank = (g.rank + 1 + chunk % ranks) % g.ranks;
     Came came = came_from(p, rank);
-    Cut cut = cut_of(came.count);
-    bool has = flag < cut.flags && !is_masked(call, rank);
-    Part rows = part_of(cut, flag, has ? came.count : 0);
+    Chunking chunking = chunking_of(came.count);
+    bool has = flag < chunking.flags && !is_masked(call, rank);
+    Chunk rows = chunk_of(chunking, flag, has ? came.count : 0);
 #pragma unroll 1
     for (u32 at = rows.begin; at < rows.end; at++) return_token(p, call, rows.team, came.first + at);
-    tell_later(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
+    hand_over_flags(out, nth, has ? 1 : 0, [&](u32) -> ReadyFlag {
       u64 word = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag;
       return {word, chunk_flag(call.number, rows.begin, rows.end - rows.begin)};
     });
@@ -435,9 +435,9 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
     bool stays = rank == g.rank && p.give_back.metadata == 0;
     u64 word = 0, seen;
     if (comes && !stays) {
-      Cut cut = cut_of(s.counts[rank]);
-      u32 flag = static_cast<u32>(place) / cut.rows * cut.pieces + piece;
-      if (piece < cut.pieces) word = flags_of(g, g.rank, rank, w.call.number) + sizeof(u64) * flag;
+      Chunking chunking = chunking_of(s.counts[rank]);
+      u32 flag = static_cast<u32>(place) / chunking.rows * chunking.pieces + piece;
+      if (piece < chunking.pieces) word = flags_of(g, g.rank, rank, w.call.number) + sizeof(u64) * flag;
     }
     if (!wait_for_flags(g, w, word != 0, rank, word, seen)) return false;
   }
@@ -445,12 +445,12 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
 }
 
 // Sums tokens as their rows come. A warp loads the routing of its next token while it sums one.
-__device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combining& s) {
+__device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, Combining& s) {
   const UcclEpNormalSum& sum = p.sum;
   const UcclEpNormalReturn& back = p.give_back;
   u32 me = sum.group.rank, tokens = sum.routes.tokens;
   // Several warps share each of a few tokens. A sum has no flag, so many pieces cost nothing.
-  u32 pieces = pieces_of(tokens, UCCL_EP_PARTS);
+  u32 pieces = pieces_of(tokens, UCCL_EP_CHUNKS);
   u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
   Known next;
   share_out(
@@ -466,7 +466,7 @@ __device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combinin
       });
 }
 
-// Sends back and sums in one launch, part by part.
+// Sends back and sums in one launch, chunk by chunk.
 __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Combining& s) {
   const UcclEpNormalReturn& back = p.give_back;
   const UcclEpGroup& g = back.group;
@@ -479,9 +479,9 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   }
   if (!has_rows(back, w)) return;
   Share share = senders(SENDERS);
-  if (ranks_of(back) > 0 && has_block(share)) return_parts(back, w.call, share, s.out);
+  if (ranks_of(back) > 0 && has_block(share)) return_chunks(back, w.call, share, s.out);
   if (!wait_for_data(g, back.call, 0, w)) return;
-  sum_parts(p, s);
+  sum_chunks(p, s);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   end_shares(g, w.call);
   take_place(g, back.call, w.call);

@@ -145,14 +145,14 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// A rank's flag for the tokens of a part, or for a piece of them.
+// A rank's flag for the tokens of a chunk, or for a piece of them.
 __device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 flag, u32 rank,
-                                         const Part& part) {
+                                         const Chunk& chunk) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
   u32 first = 0, count = 0;
 #pragma unroll 1
-  for (u32 token = part.begin; token < part.end; token++) {
+  for (u32 token = chunk.begin; token < chunk.end; token++) {
     int place = slot_at(p.routes, g.ranks, token, rank).place();
     if (place < 0) continue;
     if (count == 0) first = static_cast<u32>(place);
@@ -161,20 +161,20 @@ __device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpP
   return {flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag, chunk_flag(call.number, first, count)};
 }
 
-// Sends other ranks their tokens, part by part.
+// Sends other ranks their tokens, chunk by chunk.
 __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share,
                                             Outgoing& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
-  Cut cut = cut_of(send.routes.tokens);
-  send_parts(out, cut.flags, share, [&](u32 flag, u32 nth) {
-    Part part = part_of(cut, flag, send.routes.tokens);
+  Chunking chunking = chunking_of(send.routes.tokens);
+  send_chunks(out, chunking.flags, share, [&](u32 flag, u32 nth) {
+    Chunk chunk = chunk_of(chunking, flag, send.routes.tokens);
 #pragma unroll 1
-    for (u32 token = part.begin; token < part.end; token++) {
+    for (u32 token = chunk.begin; token < chunk.end; token++) {
       // This rank takes its own tokens from the caller's memory.
-      send_record(p, call, part.team, token, g.rank);
+      send_record(p, call, chunk.team, token, g.rank);
     }
-    tell_later(out, nth, g.ranks, [&](u32 rank) { return flag_for(send, call, flag, rank, part); });
+    hand_over_flags(out, nth, g.ranks, [&](u32 rank) { return flag_for(send, call, flag, rank, chunk); });
   });
 }
 
@@ -441,54 +441,54 @@ __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const 
   take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
 
-// Takes out a part of another rank's tokens, or this warp's piece of it, once it is there.
-__device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 flag) {
+// Takes out a chunk of another rank's tokens, or this warp's piece of it, once it is there.
+__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, Rows& s, u32 from, const Chunking& chunking, u32 flag) {
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
-  u32 lane = lane_of_thread(), first_piece = flag - flag % cut.pieces;
+  u32 lane = lane_of_thread(), first_piece = flag - flag % chunking.pieces;
   u64 flags = flags_of(g, g.rank, from, s.waiting.call.number), seen;
-  bool has = lane < cut.pieces;
+  bool has = lane < chunking.pieces;
   if (!wait_for_flags(g, s.waiting, has, from, flags + sizeof(u64) * (first_piece + lane), seen)) return false;
   seen = __shfl_sync(ALL, seen, 0);
   u32 first = first_of_flag(seen), count = s.starts[from + 1] - s.starts[from];
   // Bounds the records of a peer with flags that contradict its counts.
   u32 end = min(first + count_of_flag(seen), count);
-  Team team = {0, 0, flag % cut.pieces, cut.pieces};
+  Team team = {0, 0, flag % chunking.pieces, chunking.pieces};
 #pragma unroll 1
   for (u32 nth = first; nth < end; nth++) take_record(p, s, team, from, nth);
   return true;
 }
 
-// Takes out a part of this rank's own tokens, or this warp's piece of it.
-__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 flag) {
+// Takes out a chunk of this rank's own tokens, or this warp's piece of it.
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Chunking& chunking, u32 flag) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
-  Part part = part_of(cut, flag, r.tokens);
+  Chunk chunk = chunk_of(chunking, flag, r.tokens);
   // A lane finds the place of one token.
-  u32 mine = part.begin + lane_of_thread();
-  int places = mine < part.end ? slot_at(r, ranks, mine, me).place() : -1;
+  u32 mine = chunk.begin + lane_of_thread();
+  int places = mine < chunk.end ? slot_at(r, ranks, mine, me).place() : -1;
 #pragma unroll 1
-  for (u32 token = part.begin; token < part.end; token++) {
-    int place = __shfl_sync(ALL, places, static_cast<int>(token - part.begin));
+  for (u32 token = chunk.begin; token < chunk.end; token++) {
+    int place = __shfl_sync(ALL, places, static_cast<int>(token - chunk.begin));
     if (place < 0) continue;
     u32 nth = static_cast<u32>(place);
     // The counts in the window may not be those that this rank wrote: rows beyond them have no
     // room.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
-    take(p.receive, s, part.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
+    take(p.receive, s, chunk.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
   }
 }
 
-// Takes out all parts of all ranks, with this rank's own. Warps claim parts in order, and ranks
-// take turns: own parts are there while those of other ranks are on their way.
-__device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
+// Takes out all chunks of all ranks, with this rank's own. Warps claim chunks in order, and ranks
+// take turns: own chunks are there while those of other ranks are on their way.
+__device__ __forceinline__ void take_chunks(const UcclEpNormalDispatch& p, Rows& s) {
   const UcclEpGroup& g = p.receive.group;
   share_out(g, s.waiting.call, s.flags, [&](u32 i) {
     u32 flag = i / g.ranks, from = (g.rank + i) % g.ranks;
-    Cut cut = cut_of(s.tokens[from]);
-    if (flag >= cut.flags) return true;
-    if (from != g.rank) return take_part(p.receive, s, from, cut, flag);
-    take_own(p, s, cut, flag);
+    Chunking chunking = chunking_of(s.tokens[from]);
+    if (flag >= chunking.flags) return true;
+    if (from != g.rank) return take_chunk(p.receive, s, from, chunking, flag);
+    take_own(p, s, chunking, flag);
     return true;
   });
 }
@@ -594,14 +594,14 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
   if (threadIdx.x == 0) {
     u32 most = 0;
 #pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).flags);
+    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, chunking_of(s.tokens[rank]).flags);
     s.flags = g.ranks * most;
   }
   __syncthreads();
 }
 
-// Begins a call that is sent in parts: the spare block sends every rank its counts.
-__device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiting& w) {
+// Begins a call that is sent in chunks: the spare block sends every rank its counts.
+__device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, Waiting& w) {
   const UcclEpSend& send = p.send.send;
   bool begins = p.does == UCCL_EP_WHOLE;
   if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
@@ -627,16 +627,16 @@ __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const R
 __device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s) {
   if (!admit_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
-  take_parts(p, s);
+  take_chunks(p, s);
   // A caller that has guessed the room does not return the rows without a token.
   fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
 }
 
-// Sends and takes out in one launch, part by part.
+// Sends and takes out in one launch, chunk by chunk.
 __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s, Outgoing& out) {
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
-  if (!begin_parts(p, s.waiting)) return;
+  if (!begin_chunks(p, s.waiting)) return;
   Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS);
   bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
   if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);

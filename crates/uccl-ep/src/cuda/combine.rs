@@ -13,7 +13,7 @@ use super::{
     dispatch::Handle,
     group::Group,
     memory::{Combined, Results, check_rows},
-    params::{CallParams, PARTS, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
+    params::{CHUNKS, CallParams, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
     status::COMBINE_AGREED,
 };
 use crate::{
@@ -165,10 +165,10 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
     let (slots, peers) = (slots.max(1), (group.ranks() - 1).max(1));
-    if !group.has_whole_calls() || slots > PARTS {
+    if !group.has_whole_calls() || slots > CHUNKS {
         return 0;
     }
-    let most = (PARTS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
+    let most = (CHUNKS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
     // No piece is empty.
     let each = vectors.div_ceil(most * WIDTH) * WIDTH;
     vectors.div_ceil(each.max(1))

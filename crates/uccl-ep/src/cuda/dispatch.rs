@@ -77,7 +77,7 @@ impl Dispatch {
             how: how_of(tokens.payload),
             is_few: u32::from(is_few),
             // All ranks compute the same, because they have the same slots.
-            in_parts: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
+            in_chunks: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
         };
         Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
@@ -122,7 +122,7 @@ impl Dispatch {
         self.group.check()?;
         let receive = self.receiving(outputs)?;
         let rows = receive.expert_rows as usize;
-        if !self.is_begun && self.send.in_parts != 0 {
+        if !self.is_begun && self.send.in_chunks != 0 {
             // A block for each token and two for each record, if there are so many, so that no
             // block takes its records late because it has sent.
             let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
@@ -182,7 +182,7 @@ impl Dispatch {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             tile_rows: tile_rows as u32,
-            in_parts: self.send.in_parts,
+            in_chunks: self.send.in_chunks,
         })
     }
 }

@@ -25,12 +25,12 @@ pub(super) const PACKING_THREADS: u32 = 1024;
 /// Threads of the kernel that sums packed rows.
 pub(super) const UNPACKING_THREADS: u32 = 896;
 pub(super) const LAYOUT_THREADS: u32 = 512;
-/// Parts of a call, from each rank, that have ready flags of their own.
-pub(super) const PARTS: usize = 2048;
+/// Chunks of a call, from each rank, that have ready flags of their own.
+pub(super) const CHUNKS: usize = 2048;
 /// Tagged words from each rank in a call of a small batch.
 pub(super) const TAGGED_WORDS: usize = 1 + 8192;
-/// Tokens that a block of `layout` counts.
-pub(super) const CHUNK: usize = 128;
+/// Tokens of a segment, which a block of `layout` counts.
+pub(super) const SEGMENT: usize = 128;
 
 /// `UcclEpOwn`: words that only a rank's own kernels use.
 #[repr(C)]
@@ -152,7 +152,7 @@ pub(super) struct Routes {
     pub(super) places: u64,
     pub(super) experts: u64,
     pub(super) counts: u64,
-    pub(super) chunks: u64,
+    pub(super) segments: u64,
     pub(super) tokens: u32,
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
@@ -210,7 +210,7 @@ pub(super) struct Send {
     pub(super) global_scale: f32,
     pub(super) how: u32,
     pub(super) is_few: u32,
-    pub(super) in_parts: u32,
+    pub(super) in_chunks: u32,
 }
 
 /// `UcclEpReceive`.
@@ -237,7 +237,7 @@ pub(super) struct Receive {
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
     pub(super) tile_rows: u32,
-    pub(super) in_parts: u32,
+    pub(super) in_chunks: u32,
 }
 
 /// `UcclEpReturn`.
@@ -480,7 +480,7 @@ pub fn layout_assertions() -> String {
             places,
             experts,
             counts,
-            chunks,
+            segments,
             tokens,
             top_k,
             local_experts,
@@ -507,7 +507,7 @@ pub fn layout_assertions() -> String {
             global_scale,
             how,
             is_few,
-            in_parts
+            in_chunks
         ]
     );
     layout!(
@@ -534,7 +534,7 @@ pub fn layout_assertions() -> String {
             top_k,
             local_experts,
             tile_rows,
-            in_parts
+            in_chunks
         ]
     );
     layout!(
@@ -645,8 +645,8 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_PACKING_THREADS", PACKING_THREADS as usize),
         ("UCCL_EP_UNPACKING_THREADS", UNPACKING_THREADS as usize),
         ("UCCL_EP_LAYOUT_THREADS", LAYOUT_THREADS as usize),
-        ("UCCL_EP_CHUNK", CHUNK),
-        ("UCCL_EP_PARTS", PARTS),
+        ("UCCL_EP_SEGMENT", SEGMENT),
+        ("UCCL_EP_CHUNKS", CHUNKS),
         ("UCCL_EP_TAGGED_WORDS", TAGGED_WORDS),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),

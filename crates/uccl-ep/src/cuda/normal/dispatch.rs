@@ -133,7 +133,7 @@ impl Dispatch {
                 global_scale: 0.0,
                 how: params::how::COPIED,
                 is_few: 0,
-                in_parts: 0,
+                in_chunks: 0,
             },
             scales: scales.words,
             scales_token: scales.token_stride as u64,
