@@ -134,7 +134,7 @@ __device__ __forceinline__ u32 value_of_tagged(u64 word) { return static_cast<u3
 __device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, Waiting& w, u32 peer, u64 word, u64& seen) {
   u64 call = w.call.number;
   Awaited wait = {word, flag_of(call), peer, UCCL_EP_DATA, FLAG_CALL};
-  return wait_for_word(g, w, wait, seen, [&](u64 told) { return told >> FLAG_CALL == call; }) == CAME;
+  return wait_for_word(g, w, wait, seen, [&](u64 published) { return published >> FLAG_CALL == call; }) == CAME;
 }
 
 // Waits for flags, one for each lane or none. All lanes of a warp take part. Returns whether all
@@ -161,7 +161,7 @@ struct Outgoing {
   ReadyFlag flags[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last chunk
   u32 counts[WARPS];
   u32 sent[WARPS];   // chunks, shifted by one; the low bit: there are no more
-  u32 told[WARPS];   // chunks whose flags are set
+  u32 published[WARPS];   // chunks whose flags are set
 };
 
 constexpr u32 IS_OVER = 1;
@@ -171,7 +171,7 @@ constexpr u32 IS_OVER = 1;
 template <typename Of>
 __device__ __forceinline__ void hand_over_flags(Outgoing& out, u32 nth, u32 count, Of of) {
   u32 warp = warp_of_thread();
-  while (look_shared(out.told[warp]) != nth) relax();
+  while (look_shared(out.published[warp]) != nth) relax();
   __syncwarp();
 #pragma unroll 1
   for (u32 i = lane_of_thread(); i < count; i += LANES) out.flags[warp][i] = of(i);
@@ -183,10 +183,10 @@ __device__ __forceinline__ void hand_over_flags(Outgoing& out, u32 nth, u32 coun
 // One warp sets the flags of so many sending warps, one for each lane, until all have sent their
 // last chunk.
 __device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
-  u32 lane = lane_of_thread(), told = 0;
+  u32 lane = lane_of_thread(), published = 0;
   for (bool is_over = false; !is_over;) {
     u32 sent = lane < senders ? look_shared(out.sent[lane]) : IS_OVER;
-    bool has = sent >> 1 != told;
+    bool has = sent >> 1 != published;
     is_over = __all_sync(ALL, (sent & IS_OVER) != 0);
     if (!__any_sync(ALL, has)) {
       relax();
@@ -200,7 +200,7 @@ __device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
         ReadyFlag flag = out.flags[lane][i];
         if (flag.word != 0) store_relaxed(flag.word, flag.value);
       }
-      say_to_block(out.told[lane], ++told);
+      say_to_block(out.published[lane], ++published);
     }
   }
 }
@@ -210,7 +210,7 @@ __device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
 template <typename Send>
 __device__ __forceinline__ void send_chunks(Outgoing& out, u32 count, const Share& share, Send send) {
   u32 warp = warp_of_thread(), warps = warps_of_block() - 1;
-  if (lane_of_thread() == 0) out.sent[warp] = out.told[warp] = 0;
+  if (lane_of_thread() == 0) out.sent[warp] = out.published[warp] = 0;
   __syncthreads();
   if (warp == warps) {
     publish_flags(out, warps);

@@ -51,7 +51,7 @@ struct UcclEpOwn {
   u64 pushed;                                       // commands pushed to the proxy, in all
   u64 popped;                                       // commands that the proxy had taken when that was last read
   u64 room;                                         // the last call that the first block found room for, where it alone polls
-  u64 owed;                                         // the call whose end is sent when the next one begins; or 0
+  u64 pending_ack;                                         // the call that is acknowledged when the next one begins; or 0
 };
 
 // Leaves ranks out, readmits others, and writes to `status` which ones are left out.
@@ -269,16 +269,17 @@ struct UcclEpNormalSend {
   u64 weights;       // f32 by token and choice; or null
 };
 
-// Parameters of `count`, which tells the host how many tokens arrive.
+// Parameters of `count`, which writes the receive counts to the host's mailbox.
 struct UcclEpCount {
   UcclEpSend send;  // the call; its counts are sent first if `begins`
-  u64 told;    // UcclEpTold, in the host's memory
-  u64 ticket;  // written to `told` last
+  u64 mailbox;    // UcclEpHostMailbox, in the host's memory
+  u64 ticket;  // written to the mailbox last
   u32 slots;
   u32 begins;  // whether this launch begins the call
 };
 
-struct UcclEpTold {
+// Receive counts, in the host's memory.
+struct UcclEpHostMailbox {
   u64 ticket;
   u32 is_taken;  // whether the same launch takes the rows out
   u32 zero;
@@ -325,7 +326,7 @@ constexpr u32 UCCL_EP_TAKEN = 2;
 struct UcclEpNormalDispatch {
   UcclEpNormalSend send;
   UcclEpNormalReceive receive;
-  u64 told;    // UcclEpTold in host memory: it gets the counts, and rows that do not fit are not taken out; or null
+  u64 mailbox;    // UcclEpHostMailbox: it gets the receive counts, and rows that do not fit are not taken out; or null
   u64 ticket;  // as that of UcclEpCount
   u32 does;
   u32 zero;

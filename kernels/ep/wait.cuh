@@ -54,8 +54,8 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
 
 __device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
-// The most header words, behind the agreed ones, that a block keeps.
-constexpr u32 TOLD = 2;
+// Header words behind the agreed ones that a block keeps.
+constexpr u32 EXTRA_WORDS = 2;
 
 // State that the threads of a block share: the call, and a wait or a fault.
 struct Waiting {
@@ -68,7 +68,7 @@ struct Waiting {
   u64 waited_ns;
   u64 expected[UCCL_EP_MOST_RANKS];
   u64 seen[UCCL_EP_MOST_RANKS];
-  u64 told[TOLD][UCCL_EP_MOST_RANKS];  // the first words of ranks' headers that are not agreed on
+  u64 extras[EXTRA_WORDS][UCCL_EP_MOST_RANKS];  // the first words of ranks' headers that are not agreed on
   u32 is_last_block;
 };
 
@@ -91,9 +91,9 @@ __device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
 // Whether sums have no row of a rank.
 __device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
 
-// Whether a rank is told of a call's end. A rank that is left out is told too, unless the host
-// knows that it is gone: if it takes part in a later call, it writes to this place then.
-__device__ __forceinline__ bool hears_of_end(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+// Whether a rank gets the acknowledgement of a call. A rank that is left out gets it too, unless
+// the host knows that it is gone: if it takes part in a later call, it writes to this place then.
+__device__ __forceinline__ bool gets_ack(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
   return !is_masked(call, rank) || (load_relaxed(lost_word(g)) >> rank & 1) == 0;
 }
 
@@ -122,15 +122,15 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
 }
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
-// found the place. `owed`: the call, if its end is sent when the next one begins; or 0.
-__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
+// found the place. `pending_ack`: the call, if it is acknowledged when the next one begins; or 0.
+__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 pending_ack) {
   UcclEpOwn* own = own_of(g);
   u32 slot = slot_of(call.number);
   u64 begin = call.place - g.pool_at;
   own->calls = call.number;
   own->begins[slot] = begin;
   own->ends[slot] = own->next = begin + c.len;
-  own->owed = owed;
+  own->pending_ack = pending_ack;
   *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
 }
 
@@ -144,13 +144,14 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
   __syncthreads();
 }
 
-// Tells every rank of the end of the call before, if that is owed: its launch has ended. One warp.
-__device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlaced& call) {
-  u64 owed = own_of(g)->owed;
-  if (owed == 0) return;
+// Sends every rank the acknowledgement of the call before, if it is pending: its launch has ended.
+// One warp.
+__device__ __forceinline__ void send_pending_ack(const UcclEpGroup& g, const UcclEpPlaced& call) {
+  u64 pending_ack = own_of(g)->pending_ack;
+  if (pending_ack == 0) return;
 #pragma unroll 1
   for (u32 peer = lane_of_thread(); peer < g.ranks; peer += LANES) {
-    if (hears_of_end(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), flag_of(owed));
+    if (gets_ack(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, pending_ack), flag_of(pending_ack));
   }
 }
 
@@ -168,7 +169,7 @@ __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEp
   u64 unsent = c.sent != 0 ? reinterpret_cast<const UcclEpPlaced*>(c.sent)->masked : 0;
   if (step != STEP_RECEIVE) place_call(g, c, w.call);
   __syncwarp();
-  if (step == STEP_SEND && blockIdx.x == 0) tell_owed(g, w.call);
+  if (step == STEP_SEND && blockIdx.x == 0) send_pending_ack(g, w.call);
   if (threadIdx.x == 0) {
     if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
     w.rowless = w.call.masked | unsent;
@@ -203,9 +204,9 @@ __device__ __forceinline__ void set_fault(Waiting& w, u32 state, u32 what, u32 p
   atomicOr(&w.late, 1ull << peer);
 }
 
-// Tells all ranks that this one has given up. One thread; far ranks are told as long as the proxy
-// takes commands.
-__device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool can_push) {
+// Sends all ranks the fault: this rank has given up. One thread; far ranks get it as long as the
+// proxy takes commands.
+__device__ __forceinline__ void send_fault(const UcclEpGroup& g, u64 call, bool can_push) {
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) {
     u64 word = fault_word(g, rank, g.rank), number = 0;
@@ -236,7 +237,7 @@ UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
   __threadfence_system();
   *const_cast<volatile u32*>(&status->state) = w.state;
   __threadfence_system();
-  tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
+  send_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
 }
 
 // Whether the block is sound. If not, the first block that fails reports to the host and the peers.
@@ -315,9 +316,9 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
-    u64 told = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? flag_of(seen >> a.call_at) : seen;
+    u64 flag = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? flag_of(seen >> a.call_at) : seen;
     w.expected[peer] = a.flag;
-    w.seen[peer] = fault != 0 ? fault : told;
+    w.seen[peer] = fault != 0 ? fault : flag;
     set_fault(w, state, a.what, peer);
   }
   return look_shared(w.state) != 0 ? FAULT : CAME;
@@ -424,9 +425,9 @@ struct Taken {
 };
 
 // Begins a block of a launch that sends, once the call has room. By then a block knows the place,
-// so the last block to come here stores it. `owed`: whether the call's end is sent when the next
-// one begins.
-__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool owed, Waiting& w, Taken& taken) {
+// so the last block to come here stores it. `acks_later`: whether the call is acknowledged when the
+// next one begins.
+__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool acks_later, Waiting& w, Taken& taken) {
   begin_waiting(g, c, STEP_SEND, w);
 #pragma unroll 1
   for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) taken.words[i] = load_taken(g, i);
@@ -438,7 +439,7 @@ __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEp
     u32* begun = &own_of(g)->ended[STEP_SEND][slot_of(w.call.number)];
     if (count_up(begun) + 1 == gridDim.x) {
       *begun = 0;
-      store_place(g, c, w.call, owed ? w.call.number : 0);
+      store_place(g, c, w.call, acks_later ? w.call.number : 0);
     }
   }
   return true;
@@ -524,7 +525,7 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
   u64 expected = 0, seen = 0;
 #pragma unroll
   for (u32 i = UCCL_EP_HEADER; i-- > 0;) {
-    if (i - c.agreed < TOLD) w.told[i - c.agreed][peer] = theirs[i];
+    if (i - c.agreed < EXTRA_WORDS) w.extras[i - c.agreed][peer] = theirs[i];
     if (i >= c.agreed || theirs[i] == c.header[i]) continue;
     first = i;
     expected = c.header[i];
@@ -626,17 +627,17 @@ __device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
   send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
 }
 
-// Tells every rank that this one's data is there. Headers and counts were written before, and rows
-// for far ranks were sent.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+// Sets `arrived` at every rank: this rank's data is there. Headers and counts were written before,
+// and rows for far ranks were sent.
+__device__ __forceinline__ void set_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   __syncthreads();
   u32 peer = threadIdx.x;
   // Whole warps, as `push` needs all lanes.
   if (peer - lane_of_thread() < g.ranks) {
-    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    bool has_word = peer < g.ranks && !is_masked(w.call, peer);
     if (g.far != 0) send_headers(g, w);
-    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
-    set_word(g, w, is_told, peer, word, flag_of(w.call.number));
+    u64 word = has_word ? arrived_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }
@@ -644,8 +645,8 @@ __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpC
 // The block with the fewest rows, for work that one block does.
 __device__ __forceinline__ bool is_spare_block() { return block_number() + 1 == gridDim.x; }
 
-// Ends a launch that sends: its last block sends the data in mirrors, by `send`, and tells every
-// rank.
+// Ends a launch that sends: its last block sends the data in mirrors, by `send`, and sets
+// `arrived` at every rank.
 template <typename Send>
 __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Send send) {
   if (!is_last_block(g, STEP_SEND, w)) return;
@@ -655,7 +656,7 @@ __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall&
     __threadfence_system();
     send();
   }
-  tell_arrived(g, c, w);
+  set_arrived(g, c, w);
 }
 
 // A row and its destination; 0: none.
@@ -677,16 +678,16 @@ __device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, 
   }
 }
 
-// Tells every rank that this one has ended the call.
-__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+// Acknowledges the call: sets `taken` at every rank.
+__device__ __forceinline__ void set_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 peer = threadIdx.x;
   if (peer - lane_of_thread() < g.ranks) {
     // Clears the verdict for the next call in this slot.
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
-    bool is_told = peer < g.ranks && hears_of_end(g, w.call, peer);
-    u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
+    bool has_word = peer < g.ranks && gets_ack(g, w.call, peer);
+    u64 word = has_word ? taken_word(g, peer, g.rank, w.call.number) : 0;
     if (g.far != 0) __threadfence_system();
-    set_word(g, w, is_told, peer, word, flag_of(w.call.number));
+    set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }

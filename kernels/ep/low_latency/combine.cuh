@@ -97,7 +97,7 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
   return going_to(p, s.waiting.call, rank, made_of(p, at, nth));
 }
 
-// Sends all rows back, each by `send`, and then tells every rank.
+// Sends all rows back, each by `send`, and then sets `arrived` at every rank.
 template <typename Send>
 __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, const
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
 }
 
 __device__ __forceinline__ void sum_whole(const UcclEpSum& p, Waiting& w) {

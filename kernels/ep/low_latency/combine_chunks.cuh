@@ -74,24 +74,24 @@ constexpr u32 WEIGHT_CALL = 32;
 constexpr u64 OF_WEIGHT = 0x80000000;
 
 __device__ __forceinline__ u64 nth_of_slot(u64 call) { return (call / UCCL_EP_SLOTS & (OF_WEIGHT - 1)) | OF_WEIGHT; }
-__device__ __forceinline__ u64 weight_told(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
-__device__ __forceinline__ bool is_weight(u64 told, u64 call) { return told >> WEIGHT_CALL == nth_of_slot(call); }
+__device__ __forceinline__ u64 tagged_weight(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
+__device__ __forceinline__ bool is_weight(u64 word, u64 call) { return word >> WEIGHT_CALL == nth_of_slot(call); }
 
 // Sends all ranks the weights of this rank's tokens, or a word that it sends none.
-__device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
+__device__ __forceinline__ void send_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
   const UcclEpGroup& g = p.group;
-  bool tells = p.sums != 0 && sum != nullptr;
-  u32 count = tells ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
+  bool sends_weights = p.sums != 0 && sum != nullptr;
+  u32 count = sends_weights ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
 #pragma unroll 1
   for (u32 rank = threadIdx.x; rank < g.ranks; rank += blockDim.x) {
-    if (!is_masked(call, rank)) store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, tells ? 1 : 0));
+    if (!is_masked(call, rank)) store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, sends_weights ? 1 : 0));
   }
 #pragma unroll 1
   for (u32 choice = threadIdx.x; choice < count; choice += blockDim.x) {
-    u64 told = weight_told(call.number, reinterpret_cast<const float*>(sum->weights)[choice]);
+    u64 word = tagged_weight(call.number, reinterpret_cast<const float*>(sum->weights)[choice]);
 #pragma unroll 1
     for (u32 rank = 0; rank < g.ranks; rank++) {
-      if (!is_masked(call, rank)) store_relaxed(weight_of(p, call, rank, g.rank, choice), told);
+      if (!is_masked(call, rank)) store_relaxed(weight_of(p, call, rank, g.rank, choice), word);
     }
   }
 }
@@ -122,25 +122,25 @@ __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning
   return given;
 }
 
-// Waits until a rank has said whether it sends weights, and sets `tells`. `telling` has a bit for
-// each rank known to send them. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting& w, u32 rank, u64& telling, bool& tells) {
+// Waits until a rank has said whether it sends weights, and sets `sends_weights`. `weight_ranks`
+// has a bit for each rank known to send them. All lanes of a warp take part.
+__device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, Waiting& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
   u64 seen;
-  tells = (telling >> rank & 1) != 0;
-  if (tells) return true;
+  sends_weights = (weight_ranks >> rank & 1) != 0;
+  if (sends_weights) return true;
   if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;
-  tells = value_of_tagged(seen) != 0;
-  if (tells) telling |= 1ull << rank;
+  sends_weights = value_of_tagged(seen) != 0;
+  if (sends_weights) weight_ranks |= 1ull << rank;
   return true;
 }
 
 // Waits until the weights of a token's rows are there. All lanes of a warp take part.
 __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting& w, Given& given) {
   u64 call = w.call.number;
-  auto is_told = [&](u64 told) { return is_weight(told, call); };
+  auto has_come = [&](u64 word) { return is_weight(word, call); };
   Awaited weight = {given.weight_at, flag_of(call), given.rank, UCCL_EP_DATA, NO_CALL};
-  bool waits = given.weight_at != 0 && !is_told(given.weight);
-  return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, is_told) == CAME);
+  bool waits = given.weight_at != 0 && !has_come(given.weight);
+  return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, has_come) == CAME);
 }
 
 // Rows that a lane loads at a time to sum them for another rank, and vectors of each row.
@@ -168,11 +168,11 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given,
 
 // Sends a piece of a token's rows. Returns its flag, or none: there was no row, or a wait has
 // failed. All lanes of a warp take part.
-__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
+__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& weight_ranks) {
   u32 has = __ballot_sync(ALL, given.row.to != 0);
   // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
-  if (has == 0 || (is_summed && !wait_for_telling(p, w, given.rank, telling, is_summed))) return {0, 0};
+  if (has == 0 || (is_summed && !wait_for_weight_word(p, w, given.rank, weight_ranks, is_summed))) return {0, 0};
   if (is_summed && !wait_for_weights(p, w, given)) return {0, 0};
   Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
   if (is_summed) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void set_flags(const ReadyFlag& flag) {
 __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& state, u32 ranks) {
   const UcclEpGroup& g = p.group;
   Returning& s = state.rows;
-  u64 telling = 0;
+  u64 weight_ranks = 0;
   u32 most = 0, warps = warps_of_block(), warp = warp_of_thread();
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, records_of_rank(s, rank));
@@ -208,7 +208,7 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
     ReadyFlag flag = {0, 0};
     if (item < count) {
       Given given = given_at(p, s, ranks, item / p.pieces);
-      flag = send_piece(p, s.waiting, given, item % p.pieces, telling);
+      flag = send_piece(p, s.waiting, given, item % p.pieces, weight_ranks);
     }
     if (lane_of_thread() == 0) state.flags[turn][warp] = flag;
     __syncthreads();
@@ -217,15 +217,15 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
   }
 }
 
-// Begins a block that sends rows back, and tells every rank of the call. `sum`: the sum in the same
-// launch; or null.
+// Begins a block that sends rows back. The spare block sends weights and headers, and sets
+// `arrived`. `sum`: the sum in the same launch; or null.
 __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ReturningParts& s) {
   load_starts(p, s.rows);
   if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.waiting, s.taken)) return false;
   if (is_spare_block()) {
-    tell_weights(p, sum, s.rows.waiting.call);
+    send_weights(p, sum, s.rows.waiting.call);
     write_headers(p.group, p.call, s.rows.waiting.call, nullptr);
-    tell_arrived(p.group, p.call, s.rows.waiting);
+    set_arrived(p.group, p.call, s.rows.waiting);
   }
   return true;
 }
@@ -361,7 +361,7 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
     sum_whole(p, w);
   } else if (compare_first(p, w)) {
     sum_pieces(p, nullptr, w);
-    if (is_sound(p.group, p.call, w) && is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
+    if (is_sound(p.group, p.call, w) && is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
   }
 }
 

@@ -97,8 +97,8 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
 // lanes share a word.
 __device__ __forceinline__ void send_nvfp4(const UcclEpSend& p, const Team& team, u64 row, const Targets (&to)[2]) {
   u32 lane = lane_of_thread(), hidden = 2 * p.area.payload;
-  bool is_told = p.global_scale_at != 0;
-  float global_scale = is_told ? *reinterpret_cast<const float*>(p.global_scale_at) : p.global_scale;
+  bool is_in_memory = p.global_scale_at != 0;
+  float global_scale = is_in_memory ? *reinterpret_cast<const float*>(p.global_scale_at) : p.global_scale;
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * NARROW_GROUP;
@@ -272,7 +272,7 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch&
     } else {
       send_tagged_counts(p, call, s.few.per_expert, s.few.per_rank);
       write_headers(p.group, p.call, call, nullptr);
-      tell_arrived(p.group, p.call, s.waiting);
+      set_arrived(p.group, p.call, s.waiting);
     }
   }
 #pragma unroll 1
@@ -332,7 +332,7 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
                                               u32* starts) {
   if (threadIdx.x < g.ranks) {
     bool is_there = !is_masked(w.call, threadIdx.x);
-    u64 count = is_there ? w.told[0][threadIdx.x] : 0, tokens = is_there ? w.told[1][threadIdx.x] : 0;
+    u64 count = is_there ? w.extras[0][threadIdx.x] : 0, tokens = is_there ? w.extras[1][threadIdx.x] : 0;
     u64 most = min(tokens, static_cast<u64>(slots));
     if (count > most) set_excess_fault(c, w, threadIdx.x, most, count);
     starts[threadIdx.x + 1] = static_cast<u32>(count);
@@ -413,7 +413,7 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
       if (p.stats != 0) reinterpret_cast<u32*>(p.stats)[expert] += begin;
     }
   }
-  if (blockIdx.x == 0 && threadIdx.x <= g.ranks) tell_starts(p.records, threadIdx.x, s.starts[threadIdx.x]);
+  if (blockIdx.x == 0 && threadIdx.x <= g.ranks) store_start(p.records, threadIdx.x, s.starts[threadIdx.x]);
   __syncthreads();
   return true;
 }
@@ -512,7 +512,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   }
   if (team.warp != 0) return;
   if (expert != NO_EXPERT) reinterpret_cast<u32*>(p.src_info)[row] = token;
-  tell_record(p.records, p.top_k, at, token, expert != NO_EXPERT ? row : NO_ROW);
+  store_record(p.records, p.top_k, at, token, expert != NO_EXPERT ? row : NO_ROW);
 }
 
 // Waits until a record is there, where records have flags. All lanes of a warp take part.
@@ -532,9 +532,9 @@ __device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32
   return {block_number() - first, end - first};
 }
 
-// Takes out the records, in a block that has the counts. `owed`: whether the call's end is sent
-// when the next one begins.
-__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool owed, Arriving& s) {
+// Takes out the records, in a block that has the counts. `acks_later`: whether the call is
+// acknowledged when the next one begins.
+__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool acks_later, Arriving& s) {
   u32 total = s.starts[p.group.ranks];
   Share share = takers(p, total, senders);
   // A record may have more rows than a block writes at once. With windows in host memory, each
@@ -545,7 +545,7 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 sender
 #pragma unroll 1
   for (u32 at = team.first; at < end && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
   if (p.in_chunks != 0 && !is_sound(p.group, p.call, s.waiting)) return;
-  if (!owed && is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
+  if (!acks_later && is_last_block(p.group, STEP_RECEIVE, s.waiting)) set_taken(p.group, p.call, s.waiting);
 }
 
 __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {

@@ -366,7 +366,7 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w)
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) {
     sum_rows(p, w, team, known_of(p, token), token, InWindow{});
   }
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
 }
 
 // The tokens that came from a rank: the first, and their number. Values from a corrupted table are
@@ -475,7 +475,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   if (!begin_send(g, back.call, w)) return;
   if (is_spare_sender()) {
     write_headers(g, back.call, w.call, nullptr);
-    tell_arrived(g, back.call, w);
+    set_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
   Share share = senders(SENDERS);
@@ -485,5 +485,5 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Com
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   end_shares(g, w.call);
   take_place(g, back.call, w.call);
-  tell_taken(g, back.call, w);
+  set_taken(g, back.call, w);
 }

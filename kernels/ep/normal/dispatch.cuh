@@ -228,24 +228,25 @@ __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w
   if (!wait_for_room(p.group, p.call, w)) return false;
   send_routed_counts(p, w.call);
   take_place(p.group, p.call, w.call);
-  tell_arrived(p.group, p.call, w);
+  set_arrived(p.group, p.call, w);
   return true;
 }
 
-// Tells the host how many tokens arrive, and whether this launch takes them out. One block.
-__device__ __forceinline__ void tell_counts(const UcclEpGroup& g, u32 local, const Rows& s, u64 to, u64 ticket,
+// Writes the receive counts to the host's mailbox, and whether this launch takes the rows out. One
+// block.
+__device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, const Rows& s, u64 to, u64 ticket,
                                             bool is_taken) {
-  UcclEpTold* told = reinterpret_cast<UcclEpTold*>(to);
-  if (threadIdx.x < g.ranks) told->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
+  UcclEpHostMailbox* mailbox = reinterpret_cast<UcclEpHostMailbox*>(to);
+  if (threadIdx.x < g.ranks) mailbox->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
 #pragma unroll 1
-  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) told->per_expert[expert] = s.counts[expert];
-  if (threadIdx.x == 0) told->is_taken = is_taken;
+  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) mailbox->per_expert[expert] = s.counts[expert];
+  if (threadIdx.x == 0) mailbox->is_taken = is_taken;
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) store_release(to, ticket);
 }
 
-// Waits for all ranks, and tells the host how many tokens arrive. One block.
+// Waits for all ranks, and writes the receive counts to the host's mailbox. One block.
 __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
@@ -255,7 +256,7 @@ __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   if (!wait_for_data(g, send.call, 0, s.waiting, {send.area.len, local})) return;
   if (!count_records(g, send.call, p.slots, s.waiting, s.starts)) return;
   count_by_expert(g, send.area.len, local, s);
-  tell_counts(g, local, s, p.told, p.ticket, false);
+  write_mailbox(g, local, s, p.mailbox, p.ticket, false);
 }
 
 // Whether all rows, or tokens, fit; else sets a fault.
@@ -269,7 +270,7 @@ __device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall&
 }
 
 // In the first block: writes the received counts to the caller's tables.
-__device__ __forceinline__ void tell_rows(const UcclEpNormalReceive& p, const Rows& s) {
+__device__ __forceinline__ void write_tables(const UcclEpNormalReceive& p, const Rows& s) {
   const UcclEpGroup& g = p.group;
   if (blockIdx.x != 0 || p.origin == 0) return;
   if (threadIdx.x <= g.ranks) reinterpret_cast<u32*>(p.starts)[threadIdx.x] = s.starts[threadIdx.x];
@@ -338,7 +339,7 @@ __device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const
 }
 
 // Stores the origin of a token, from `sent`, its record's last word. Returns its number. One lane.
-__device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
+__device__ __forceinline__ u32 store_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
   u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
   reinterpret_cast<u32*>(p.origin)[a.at] = a.from * ORIGIN_RANK + (sent >> TOKEN_BITS);
@@ -364,7 +365,7 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
       reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? heard.weight : 0.0f;
     }
   }
-  if (lane == 0 && p.origin != 0) tell_origin(p, a, heard.sent);
+  if (lane == 0 && p.origin != 0) store_origin(p, a, heard.sent);
 }
 
 // Stores the weight of each row. Lanes in `again` repeat an expert, and add their weights to its
@@ -388,11 +389,11 @@ __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive
   put_weights(reinterpret_cast<float*>(p.weights), heard.weight, row, __ballot_sync(ALL, is_again));
   if (is_again) row = NO_ROW;
   if (p.origin == 0) return;
-  u32* told = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
-  if (lane < p.top_k) told[2 + lane] = row;
+  u32* entry = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
+  if (lane < p.top_k) entry[2 + lane] = row;
   if (lane == 0) {
-    told[0] = a.from * p.slots + tell_origin(p, a, heard.sent);
-    told[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
+    entry[0] = a.from * p.slots + store_origin(p, a, heard.sent);
+    entry[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
   }
 }
 
@@ -545,7 +546,7 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s
   u32 total = s.starts[g.ranks];
   if (!has_room(g, p.call, rows_placed(p, s), p.len, s.waiting)) return false;
   if (!has_room(g, p.call, total, p.tokens, s.waiting)) return false;
-  tell_rows(p, s);
+  write_tables(p, s);
   return true;
 }
 
@@ -579,7 +580,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
     take_record(p, s, team, from, at - s.starts[from]);
   }
   fill_rest(p, s, p.len);
-  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
+  if (is_last_block(g, STEP_RECEIVE, s.waiting)) set_taken(g, p.call, s.waiting);
 }
 
 // Reads the number of tokens of each rank, for all receivers.
@@ -609,7 +610,7 @@ __device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, Wait
   if (!wait_for_room(send.group, send.call, w)) return false;
   if (is_spare_sender()) {
     send_routed_counts(send, w.call);
-    tell_arrived(send.group, send.call, w);
+    set_arrived(send.group, send.call, w);
   }
   return true;
 }
@@ -617,9 +618,9 @@ __device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, Wait
 // Whether this launch takes out the received rows. A host that learns the counts from this launch
 // may have guessed too little room: then this launch takes nothing, and a later one has more room.
 __device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const Rows& s) {
-  if (p.told == 0) return true;
+  if (p.mailbox == 0) return true;
   bool is_taken = fits(p.receive, s);
-  if (blockIdx.x == 0) tell_counts(p.receive.group, p.receive.local_experts, s, p.told, p.ticket, is_taken);
+  if (blockIdx.x == 0) write_mailbox(p.receive.group, p.receive.local_experts, s, p.mailbox, p.ticket, is_taken);
   return is_taken;
 }
 
@@ -629,7 +630,7 @@ __device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s)
   read_tokens(p.receive, s);
   take_chunks(p, s);
   // A caller that has guessed the room does not return the rows without a token.
-  fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
+  fill_rest(p.receive, s, p.mailbox == 0 ? p.receive.len : 0);
 }
 
 // Sends and takes out in one launch, chunk by chunk.
@@ -649,5 +650,5 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   if (!is_taken) return;
   end_shares(g, s.waiting.call);
   // A zero-copy call ends when the next one begins.
-  if (c.stays == 0) tell_taken(g, c, s.waiting);
+  if (c.stays == 0) set_taken(g, c, s.waiting);
 }

@@ -49,7 +49,7 @@ pub(super) struct Own {
     pub(super) pushed: u64,
     pub(super) popped: u64,
     pub(super) room: u64,
-    pub(super) owed: u64,
+    pub(super) pending_ack: u64,
 }
 
 /// `UcclEpMask`.
@@ -305,13 +305,13 @@ pub(super) struct NormalSend {
 #[derive(Clone, Copy)]
 pub(super) struct Count {
     pub(super) send: Send,
-    pub(super) told: u64,
+    pub(super) mailbox: u64,
     pub(super) ticket: u64,
     pub(super) slots: u32,
     pub(super) begins: u32,
 }
 
-/// `UcclEpTold`: host memory.
+/// `UcclEpHostMailbox`: host memory.
 #[repr(C)]
 pub(super) struct Told {
     pub(super) ticket: u64,
@@ -358,7 +358,7 @@ pub(super) struct NormalReceive {
 pub(super) struct WholeNormalDispatch {
     pub(super) send: NormalSend,
     pub(super) receive: NormalReceive,
-    pub(super) told: u64,
+    pub(super) mailbox: u64,
     pub(super) ticket: u64,
     pub(super) does: u32,
     pub(super) zero: u32,
@@ -450,8 +450,21 @@ pub fn layout_assertions() -> String {
         "UcclEpOwn",
         Own,
         [
-            has_failed, laid_out, zero, ended, claimed, calls, next, begins, ends, masked,
-            verdicts, pushed, popped, room, owed
+            has_failed,
+            laid_out,
+            zero,
+            ended,
+            claimed,
+            calls,
+            next,
+            begins,
+            ends,
+            masked,
+            verdicts,
+            pushed,
+            popped,
+            room,
+            pending_ack
         ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
@@ -563,8 +576,8 @@ pub fn layout_assertions() -> String {
     layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
     layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
     layout!("UcclEpNormalSend", NormalSend, [send, scales, scales_token, scales_word, weights]);
-    layout!("UcclEpCount", Count, [send, told, ticket, slots, begins]);
-    layout!("UcclEpTold", Told, [ticket, is_taken, zero, from, per_expert]);
+    layout!("UcclEpCount", Count, [send, mailbox, ticket, slots, begins]);
+    layout!("UcclEpHostMailbox", Told, [ticket, is_taken, zero, from, per_expert]);
     layout!(
         "UcclEpNormalReceive",
         NormalReceive,
@@ -629,7 +642,11 @@ pub fn layout_assertions() -> String {
         NormalSum,
         [group, call, routes, bias, weights, out, slot_stride, row_len, weights_at, slots, order]
     );
-    layout!("UcclEpNormalDispatch", WholeNormalDispatch, [send, receive, told, ticket, does, zero]);
+    layout!(
+        "UcclEpNormalDispatch",
+        WholeNormalDispatch,
+        [send, receive, mailbox, ticket, does, zero]
+    );
     layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
     for (cuda, rust) in [
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),

@@ -269,7 +269,7 @@ u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
 }
 
 // The call number in a weight that is read as a call's count.
-u64 emulated_call_of_weight(u64 call, float weight) { return weight_told(call, weight) >> FLAG_CALL; }
+u64 emulated_call_of_weight(u64 call, float weight) { return tagged_weight(call, weight) >> FLAG_CALL; }
 
 void emulated_poison(Pusher* pusher, u32 poison) { __atomic_store_n(&pusher->status.poison, poison, __ATOMIC_RELAXED); }
 

@@ -177,7 +177,7 @@ impl Dispatch {
         let mut told = group.told();
         let count = params::Count {
             send: self.send.send,
-            told: told.address(),
+            mailbox: told.address(),
             ticket: told.next_ticket(),
             slots: self.slots as u32,
             begins: u32::from(self.done == Done::Nothing),
@@ -326,7 +326,8 @@ impl Dispatch {
             Done::Counts => does::BEGUN,
             Done::Rows => does::TAKEN,
         };
-        let whole = WholeNormalDispatch { send: *send, receive, told, ticket, does, zero: 0 };
+        let whole =
+            WholeNormalDispatch { send: *send, receive, mailbox: told, ticket, does, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &whole) }
     }
