@@ -94,7 +94,7 @@ constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
   u64 windows[UCCL_EP_MOST_RANKS];  // by rank; of far ranks, their mirrors
-  u64 home;                         // this rank's window, or its staging copy: see staging.cuh
+  u64 staging;                         // this rank's window, or its staging copy: see staging.cuh
   u64 far;                          // a bit for each rank whose window this GPU does not reach
   u64 mirrors;                      // the base of commands' sources
   u64 ring;                         // of commands: see far.cuh
@@ -109,7 +109,7 @@ struct UcclEpGroup {
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
   u32 ring_slots;
-  u32 by_host;     // whether windows are in host memory, which only the first block polls
+  u32 via_host;     // whether windows are in host memory, which only the first block polls
   u32 zero;
 };
 

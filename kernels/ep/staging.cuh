@@ -7,17 +7,17 @@
 #include "warp.cuh"
 
 // The address in the staging copy of an address of this rank's window.
-__device__ __forceinline__ u64 at_home(const UcclEpGroup& g, u64 address) { return g.home + (address - g.windows[g.rank]); }
+__device__ __forceinline__ u64 staging_address(const UcclEpGroup& g, u64 address) { return g.staging + (address - g.windows[g.rank]); }
 
 // Where the call's place of a rank begins, for rows that this rank writes.
-__device__ __forceinline__ u64 place_of_rank(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
-  return (rank == g.rank ? g.home : g.windows[rank]) + call.place;
+__device__ __forceinline__ u64 place_at_rank(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+  return (rank == g.rank ? g.staging : g.windows[rank]) + call.place;
 }
 
 // Where this rank's own place begins, for rows from a rank that are not fetched.
-__device__ __forceinline__ u64 place_with_rows_of(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
-  return (rank == g.rank ? g.home : g.windows[g.rank]) + call.place;
+__device__ __forceinline__ u64 place_of_rows_from(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+  return (rank == g.rank ? g.staging : g.windows[g.rank]) + call.place;
 }
 
 // Where this rank's own place begins, for fetched data.
-__device__ __forceinline__ u64 place_at_home(const UcclEpGroup& g, const UcclEpPlaced& call) { return g.home + call.place; }
+__device__ __forceinline__ u64 staged_place(const UcclEpGroup& g, const UcclEpPlaced& call) { return g.staging + call.place; }

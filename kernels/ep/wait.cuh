@@ -35,8 +35,8 @@ __device__ __forceinline__ u64 header_of(const UcclEpGroup& g, u32 at, u32 of, u
 }
 
 // Where blocks read a received header: in the staging copy, if there is one.
-__device__ __forceinline__ u64 header_at_home(const UcclEpGroup& g, u32 of, u64 call) {
-  return at_home(g, header_of(g, g.rank, of, call));
+__device__ __forceinline__ u64 staged_header(const UcclEpGroup& g, u32 of, u64 call) {
+  return staging_address(g, header_of(g, g.rank, of, call));
 }
 
 // A call's ready flag. The call has one round, which is the last; in `taken` the flag is the end of
@@ -380,7 +380,7 @@ __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, 
 }
 
 // Whether this block follows the first one, which alone polls words in host memory.
-__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.by_host != 0 && blockIdx.x != 0; }
+__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.via_host != 0 && blockIdx.x != 0; }
 
 // Waits until the first block has found room. The first block keeps the deadline, and its failure
 // ends this wait.
@@ -415,7 +415,7 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
     }
   }
   if (!is_sound(g, c, w)) return false;
-  if (g.by_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwn, room), w.call.number);
+  if (g.via_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwn, room), w.call.number);
   return true;
 }
 
@@ -481,7 +481,7 @@ __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u
   u32 ended = wait_for_flag(g, w, {word, flag, threadIdx.x, UCCL_EP_DATA});
   // With windows in host memory, the others follow once this block has fetched the data that they
   // read.
-  if (g.masks_late == 0 || g.by_host != 0 || ended == FAULT) return ended;
+  if (g.masks_late == 0 || g.via_host != 0 || ended == FAULT) return ended;
   ended = settle(g, w, ended);
   // Another block has seen the flag, which changes only when this call has ended.
   while (ended == CAME && load_acquire(word) != flag) relax();
@@ -501,13 +501,13 @@ __device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const 
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
     u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER);
-    *reinterpret_cast<u64*>(at_home(g, word)) = *reinterpret_cast<const u64*>(word);
+    *reinterpret_cast<u64*>(staging_address(g, word)) = *reinterpret_cast<const u64*>(word);
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * counted.local_experts; i += blockDim.x) {
     u64 area = g.windows[g.rank] + w.call.place + i / counted.local_experts * counted.area_len;
     u64 word = area + sizeof(u32) * (i % counted.local_experts);
-    *reinterpret_cast<u32*>(at_home(g, word)) = *reinterpret_cast<const u32*>(word);
+    *reinterpret_cast<u32*>(staging_address(g, word)) = *reinterpret_cast<const u32*>(word);
   }
   __syncthreads();
   __threadfence();
@@ -516,7 +516,7 @@ __device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const 
 
 // Compares a rank's header with this rank's, and keeps the words behind the agreed ones.
 __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
-  const u64* header = reinterpret_cast<const u64*>(header_at_home(g, peer, w.call.number));
+  const u64* header = reinterpret_cast<const u64*>(staged_header(g, peer, w.call.number));
   u64 theirs[UCCL_EP_HEADER];
   // All loads are in flight before the first comparison.
 #pragma unroll
@@ -552,7 +552,7 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
     if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += since(began);
     if (ended == LATE) leave_out(g, w, peer);
   }
-  if (g.by_host != 0 && blockIdx.x == 0) lead_on(g, w, counted, is_awaited, ended);
+  if (g.via_host != 0 && blockIdx.x == 0) lead_on(g, w, counted, is_awaited, ended);
   if (ended == CAME) compare_headers(g, c, w, peer);
   return is_sound(g, c, w);
 }

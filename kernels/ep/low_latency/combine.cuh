@@ -68,7 +68,7 @@ __device__ __forceinline__ Made made_of(const UcclEpReturn& p, u32 at, u32 nth) 
 // The destination of a row made of a rank's record.
 __device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPlaced& call, u32 rank, const Made& made) {
   if (!made.is_there || is_masked(call, rank)) return {0, 0, 0};
-  u64 to = place_of_rank(p.group, call, rank) + static_cast<u64>(made.slot(p)) * p.slot_stride;
+  u64 to = place_at_rank(p.group, call, rank) + static_cast<u64>(made.slot(p)) * p.slot_stride;
   return {p.rows + made.row * p.row_stride, to, rank};
 }
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const Waiting& w, 
     if (expert != NO_EXPERT && !has_no_row(w, rank)) terms.rank = rank;
     terms.weight = reinterpret_cast<const float*>(p.weights)[at];
     u64 slot = static_cast<u64>(lane) * p.slots + token;
-    terms.row = place_with_rows_of(p.group, w.call, rank) + slot * p.slot_stride;
+    terms.row = place_of_rows_from(p.group, w.call, rank) + slot * p.slot_stride;
   }
   terms.has = __ballot_sync(ALL, terms.rank != NO_RANK);
   return terms;

@@ -27,7 +27,7 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
     to[half].has = __ballot_sync(ALL, slot >= 0);
     to[half].mine = 0;
     if (slot >= 0) {
-      u64 area = place_of_rank(p.group, call, rank) + p.group.rank * p.area.len;
+      u64 area = place_at_rank(p.group, call, rank) + p.group.rank * p.area.len;
       to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
     }
   }
@@ -347,7 +347,7 @@ __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s)
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     u32 rank = i / local;
-    u64 area = place_at_home(g, s.waiting.call) + rank * p.area.len;
+    u64 area = staged_place(g, s.waiting.call) + rank * p.area.len;
     s.begins[i] = is_masked(s.waiting.call, rank) ? 0 : reinterpret_cast<const u32*>(area)[i % local];
   }
 }
@@ -433,14 +433,14 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
 // in many pieces, and each read would cross the bus.
 __device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlaced& call, const UcclEpArea& area,
                                               const u32* starts, const Team& team) {
-  if (g.by_host == 0) return;
+  if (g.via_host == 0) return;
 #pragma unroll 1
   for (u32 at = team.first; at < starts[g.ranks]; at += team.step) {
     u32 from = sender_of(starts, g.ranks, at);
     if (from == g.rank) continue;
     u64 record = area.first + static_cast<u64>(at - starts[from]) * area.stride;
     u64 address = g.windows[g.rank] + call.place + from * area.len + record;
-    copy<LONG_ROUND>(team, at_home(g, address), address, area.stride / 16);
+    copy<LONG_ROUND>(team, staging_address(g, address), address, area.stride / 16);
   }
   __syncthreads();
 }
@@ -471,7 +471,7 @@ __device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 recor
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
-  u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
+  u64 area = staged_place(g, s.waiting.call) + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   Slice slice = slice_of(team, p.area.payload / 16);
   Vector v[ROUND];
@@ -539,7 +539,7 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 sender
   Share share = takers(p, total, senders);
   // A record may have more rows than a block writes at once. With windows in host memory, each
   // block fetches its records whole.
-  Team team = team_for(total, share, p.group.by_host != 0 ? 1 : 2);
+  Team team = team_for(total, share, p.group.via_host != 0 ? 1 : 2);
   fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
   u32 end = has_block(share) ? total : 0;
 #pragma unroll 1

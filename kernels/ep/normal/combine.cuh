@@ -143,7 +143,7 @@ __device__ __forceinline__ Back back_of(const UcclEpNormalReturn& p, const UcclE
   // Indices from corrupted tensors reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
   if (is_masked(call, rank)) return {0, 0, 0};
-  u64 first = place_of_rank(p.group, call, rank) + token * p.slot_stride;
+  u64 first = place_at_rank(p.group, call, rank) + token * p.slot_stride;
   return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
 }
 
@@ -205,7 +205,7 @@ struct Returned {
 // The row that a rank has sent to the `nth` slot of a token.
 __device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
-  u64 row = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
+  u64 row = place_of_rows_from(p.group, call, rank) + slot * p.slot_stride;
   return {row, row + p.weights_at};
 }
 
@@ -216,7 +216,7 @@ struct Known {
   u32 choice;
 
   // The token's place at any rank. All lanes take part.
-  __device__ __forceinline__ int place_of_rank(u32 rank) const {
+  __device__ __forceinline__ int place_in_rank(u32 rank) const {
     int lane = static_cast<int>(rank % LANES);
     int low = __shfl_sync(ALL, slots[0].place(), lane), high = __shfl_sync(ALL, slots[1].place(), lane);
     return rank < LANES ? low : high;
@@ -430,7 +430,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
 #pragma unroll 1
   for (u32 first = 0; first < g.ranks * MOST_PIECES; first += LANES) {
     u32 rank = (first + lane_of_thread()) / MOST_PIECES, piece = (first + lane_of_thread()) % MOST_PIECES;
-    int place = known.place_of_rank(rank);
+    int place = known.place_in_rank(rank);
     bool comes = rank < g.ranks && place >= 0 && !has_no_row(w, rank);
     bool stays = rank == g.rank && p.give_back.metadata == 0;
     u64 word = 0, seen;
@@ -460,7 +460,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, Combini
         Known known = next;
         if (!wait_for_rows(p, s, known)) return false;
         look_ahead();
-        OwnInPlace of = {back, static_cast<u64>(first) + static_cast<u32>(known.place_of_rank(me))};
+        OwnInPlace of = {back, static_cast<u64>(first) + static_cast<u32>(known.place_in_rank(me))};
         sum_rows(sum, s.waiting, {0, 0, i % pieces, pieces}, known, i / pieces, of);
         return true;
       });

@@ -195,7 +195,7 @@ __device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_l
   const UcclEpPlaced& call = s.waiting.call;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    u64 counts = place_at_home(g, call) + i / local * area_len;
+    u64 counts = staged_place(g, call) + i / local * area_len;
     s.before[i] = is_masked(call, i / local) ? 0 : reinterpret_cast<const u32*>(counts)[i % local];
   }
   __syncthreads();
@@ -437,7 +437,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s
 __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 from,
                                             u32 nth) {
   const UcclEpGroup& g = p.group;
-  u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
+  u64 area = staged_place(g, s.waiting.call) + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
   take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
@@ -587,7 +587,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
 __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
   if (threadIdx.x < g.ranks) {
-    const u64* header = reinterpret_cast<const u64*>(header_at_home(g, threadIdx.x, s.waiting.call.number));
+    const u64* header = reinterpret_cast<const u64*>(staged_header(g, threadIdx.x, s.waiting.call.number));
     bool is_there = !is_masked(s.waiting.call, threadIdx.x);
     s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
   }

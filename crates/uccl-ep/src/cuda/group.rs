@@ -463,7 +463,7 @@ fn params(
     let Config { rank, ranks, timeout, masks_late, .. } = *config;
     let mut params = GroupParams {
         windows: [0; MAX_RANKS],
-        home: 0,
+        staging: 0,
         far: 0,
         mirrors: 0,
         ring: 0,
@@ -478,13 +478,13 @@ fn params(
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
         ring_slots: 0,
-        by_host: u32::from(matches!(windows, Windows::ByHost(_))),
+        via_host: u32::from(matches!(windows, Windows::ByHost(_))),
         zero: 0,
     };
     match windows {
         Windows::Direct(window, _) => {
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
-            params.home = params.windows[rank];
+            params.staging = params.windows[rank];
             if window.marks_len() > 0 {
                 params.tagged_at = params.pool_at;
                 params.flags_at = params.tagged_at + words_len(ranks, TAGGED_WORDS) as u64;

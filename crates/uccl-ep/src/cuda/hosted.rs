@@ -36,7 +36,7 @@ pub(super) struct Hosted {
     windows: [u64; MAX_RANKS],
     /// The staging copy, as long as a window: rows that stay with this rank, and data fetched from
     /// its own window.
-    home: DeviceBuffer,
+    staging: DeviceBuffer,
     far: u64,
     mirrors: u64,
     ring: u64,
@@ -76,10 +76,10 @@ impl Hosted {
                 return Err(Error::invalid(format!("rank {rank} has not joined")));
             }
         }
-        let home = DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
+        let staging = DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
         let watched = Arc::clone(&group);
         let watch = Watch::new(group.ranks(), Arc::clone(reports), move |rank| watched.loss(rank))?;
-        Ok(Self { watch, group, _locked: locked, windows, home, far, mirrors, ring, ring_slots })
+        Ok(Self { watch, group, _locked: locked, windows, staging, far, mirrors, ring, ring_slots })
     }
 
     /// Bytes of the pool.
@@ -100,8 +100,8 @@ impl Hosted {
     /// Sets the addresses of the windows in the kernels' parameters.
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
-        let home = self.home.address();
-        *params = GroupParams { windows, home, far, mirrors, ring, ring_slots, ..*params };
+        let staging = self.staging.address();
+        *params = GroupParams { windows, staging, far, mirrors, ring, ring_slots, ..*params };
     }
 }
 

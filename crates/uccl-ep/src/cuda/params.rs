@@ -100,7 +100,7 @@ pub(super) const PUSH: u32 = 2;
 #[derive(Clone, Copy)]
 pub(super) struct GroupParams {
     pub(super) windows: [u64; MAX_RANKS],
-    pub(super) home: u64,
+    pub(super) staging: u64,
     pub(super) far: u64,
     pub(super) mirrors: u64,
     pub(super) ring: u64,
@@ -115,7 +115,7 @@ pub(super) struct GroupParams {
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
     pub(super) ring_slots: u32,
-    pub(super) by_host: u32,
+    pub(super) via_host: u32,
     pub(super) zero: u32,
 }
 
@@ -477,8 +477,8 @@ pub fn layout_assertions() -> String {
         "UcclEpGroup",
         GroupParams,
         [
-            windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, flags_at,
-            tagged_at, rank, ranks, masks_late, ring_slots, by_host, zero
+            windows, staging, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, flags_at,
+            tagged_at, rank, ranks, masks_late, ring_slots, via_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, stays, zero]);
