@@ -7,8 +7,8 @@
 #include "wait.cuh"
 #include "warp.cuh"
 
-// Up to so many rows, each row is a chunk.
-constexpr u32 FEW_ROWS = 1024;
+// Up to so many rows, each row is a chunk of its own.
+constexpr u32 MAX_SINGLE_ROWS = 1024;
 // Fewer rows than this are cut into as many pieces, which several warps share: about two for each
 // warp that sends on 24 blocks. A warp sends its next piece only when the flag of its last one is
 // set, which takes long: with smaller pieces it would wait more often.
@@ -27,7 +27,7 @@ struct Chunking {
 
 __device__ __forceinline__ Chunking chunking_of(u32 rows) {
   if (rows == 0) return {1, 1, 0};
-  if (rows <= FEW_ROWS) {
+  if (rows <= MAX_SINGLE_ROWS) {
     u32 pieces = pieces_of(rows, ENOUGH_PIECES);
     return {1, pieces, rows * pieces};
   }

@@ -125,7 +125,7 @@ __device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
 }
 
 // Whether a choice is invalid: neither an expert nor none.
-__device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks, u64 at) {
+__device__ __forceinline__ bool is_invalid_choice(const UcclEpRoutes& r, u32 ranks, u64 at) {
   return choice_of(r, ranks, at) == NO_EXPERT && !is_none(r, at);
 }
 
@@ -135,7 +135,7 @@ UCCL_SELDOM void set_choice_fault(const UcclEpLayout& p, Waiting& w, u32 token) 
   u64 first = static_cast<u64>(token) * r.top_k;
   u32 nth = 0;
 #pragma unroll 1
-  while (nth + 1 < r.top_k && !is_wrong_choice(r, p.group.ranks, first + nth)) nth++;
+  while (nth + 1 < r.top_k && !is_invalid_choice(r, p.group.ranks, first + nth)) nth++;
   w.expected[p.group.rank] = token;
   w.seen[p.group.rank] = nth;
   set_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);

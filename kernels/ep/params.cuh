@@ -10,8 +10,8 @@ constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
 // Each choice has a lane of a warp.
 constexpr u32 UCCL_EP_MOST_TOP_K = 32;
 // Bounds of a small batch, where each block of `send` reads all choices.
-constexpr u32 UCCL_EP_FEW_TOKENS = 512;
-constexpr u32 UCCL_EP_FEW_CHOICES = 4096;
+constexpr u32 UCCL_EP_SMALL_BATCH_TOKENS = 512;
+constexpr u32 UCCL_EP_SMALL_BATCH_CHOICES = 4096;
 // A token's number has 16 bits in a record's first word and in a flag.
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be in flight at once.
@@ -189,7 +189,7 @@ struct UcclEpSend {
   u64 global_scale_at;  // f32: NVFP4's global scale; or null
   float global_scale;   // for a null `global_scale_at`
   u32 how;
-  u32 is_few;    // whether `send` finds the places of tokens itself, without `layout`
+  u32 is_small_batch;    // whether `send` finds the places of tokens itself, without `layout`
   u32 in_chunks;  // whether each record has a flag: see chunks.cuh
 };
 

@@ -202,7 +202,7 @@ __device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
 struct Sending {
   Waiting waiting;
   Taken taken;
-  Few few;
+  SmallBatch small_batch;
 };
 
 // Sends tokens that an earlier launch has routed.
@@ -220,80 +220,81 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Sets the flags of a batch's records, if it has any, which the block has sent. One warp.
-__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few, const Batch& batch) {
+// Sets the flags of the records, if there are any, of a block's tokens, which the block has sent.
+// One warp.
+__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlaced& call, const SmallBatch& small_batch, const BlockTokens& block_tokens) {
   const UcclEpGroup& g = p.group;
-  u64 ranks[TOGETHER] = {}, all = 0;
+  u64 ranks[BLOCK_TOKENS] = {}, all = 0;
 #pragma unroll
-  for (u32 nth = 0; nth < TOGETHER; nth++) {
-    if (nth < batch.count) ranks[nth] = few.masks[batch.token(nth)] & ~call.masked;
+  for (u32 nth = 0; nth < BLOCK_TOKENS; nth++) {
+    if (nth < block_tokens.count) ranks[nth] = small_batch.masks[block_tokens.token(nth)] & ~call.masked;
     all |= ranks[nth];
   }
   if (all == 0) return;
   __threadfence_system();
 #pragma unroll
-  for (u32 i = 0; i < 2 * TOGETHER; i++) {
+  for (u32 i = 0; i < 2 * BLOCK_TOKENS; i++) {
     u32 nth = i / 2, rank = i % 2 * LANES + lane_of_thread();
     if ((ranks[nth] >> rank & 1) == 0) continue;
-    u64 flag = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[nth][rank];
+    u64 flag = flags_of(g, rank, g.rank, call.number) + sizeof(u64) * small_batch.slots[nth][rank];
     store_relaxed(flag, chunk_flag(call.number, 0, 1));
   }
 }
 
-// Sets the flags of the batch that the block has sent last. All its threads take part.
-__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const Sending& s, const Batch& batch) {
-  if (p.in_chunks == 0 || batch.count == 0) return;
+// Sets the flags of the tokens that the block has sent last. All its threads take part.
+__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const Sending& s, const BlockTokens& block_tokens) {
+  if (p.in_chunks == 0 || block_tokens.count == 0) return;
   __syncthreads();
-  if (warp_of_thread() == 0) set_record_flags(p, s.waiting.call, s.few, batch);
+  if (warp_of_thread() == 0) set_record_flags(p, s.waiting.call, s.small_batch, block_tokens);
 }
 
-// Sends a token of a batch.
-__device__ __forceinline__ void send_of_batch(const UcclEpSend& p, const Sending& s, const Batch& batch) {
-  u32 warps = warps_of_block() / batch.count, nth = warp_of_thread() / warps, token = batch.token(nth);
+// Sends one of the block's tokens.
+__device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const Sending& s, const BlockTokens& block_tokens) {
+  u32 warps = warps_of_block() / block_tokens.count, nth = warp_of_thread() / warps, token = block_tokens.token(nth);
   Team team = {0, 0, warp_of_thread() % warps, warps};
-  u64 mask = s.few.masks[token];
+  u64 mask = s.small_batch.masks[token];
   Targets to[2];
-  records_at(p, s.waiting.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[nth][rank]) : -1; });
+  records_at(p, s.waiting.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.small_batch.slots[nth][rank]) : -1; });
   send_token(p, team, token, to);
   if (team.warp != 0) return;
-  u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
-  bool is_expert = choice < WRONG;
-  send_choices(p, token, is_expert ? expert_of_few(choice) : NO_EXPERT, is_expert ? s.few.places[nth][k] : NO_EXPERT, to);
+  u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.small_batch.choices[token * p.routes.top_k + k] : NO_CHOICE;
+  bool is_expert = choice < INVALID_CHOICE;
+  send_choices(p, token, is_expert ? expert_of_choice(choice) : NO_EXPERT, is_expert ? s.small_batch.places[nth][k] : NO_EXPERT, to);
 }
 
-// Sends a small number of tokens: a block has one or two at a time. The flags of its `last` batch
+// Sends a small number of tokens: a block has one or two at a time. The flags of its `last` tokens
 // are not set yet. Returns false after a fault, such as an invalid choice.
-__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Batch& last) {
+__device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, Sending& s, BlockTokens& last) {
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
-    count_all(p.routes, p.group.ranks, s.few);
+    count_all(p.routes, p.group.ranks, s.small_batch);
     if (p.in_chunks == 0) {
-      send_counts(p, call, s.few.per_expert, s.few.per_rank);
+      send_counts(p, call, s.small_batch.per_expert, s.small_batch.per_rank);
     } else {
-      send_tagged_counts(p, call, s.few.per_expert, s.few.per_rank);
+      send_tagged_counts(p, call, s.small_batch.per_expert, s.small_batch.per_rank);
       write_headers(p.group, p.call, call, nullptr);
       set_arrived(p.group, p.call, s.waiting);
     }
   }
 #pragma unroll 1
-  for (u32 first = block_number(); first < p.routes.tokens; first += TOGETHER * gridDim.x) {
+  for (u32 first = block_number(); first < p.routes.tokens; first += BLOCK_TOKENS * gridDim.x) {
     set_sent_flags(p, s, last);
-    last = batch_at(p.routes, first);
-    if (!place_tokens(p, last, s.few, s.waiting)) return false;
-    send_of_batch(p, s, last);
+    last = block_tokens_at(p.routes, first);
+    if (!place_tokens(p, last, s.small_batch, s.waiting)) return false;
+    send_block_tokens(p, s, last);
   }
   return true;
 }
 
 __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
-  if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
+  if (p.is_small_batch != 0) load_choices(p.routes, p.group.ranks, s.small_batch);
   bool in_chunks = p.in_chunks != 0;
   if (in_chunks ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
-  if (p.is_few == 0) {
+  if (p.is_small_batch == 0) {
     send_routed(p, s.waiting.call);
   } else {
-    Batch last = {0, 0};
-    if (!send_few(p, s, last)) return;
+    BlockTokens last = {0, 0};
+    if (!send_small_batch(p, s, last)) return;
     set_sent_flags(p, s, last);
   }
   if (!in_chunks) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
@@ -561,10 +562,10 @@ struct Dispatching {
 // Sends a small batch and receives in one launch, record by record.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
   const UcclEpSend& send = p.send;
-  Batch last = {0, 0};
-  load_choices(send.routes, send.group.ranks, s.sending.few);
+  BlockTokens last = {0, 0};
+  load_choices(send.routes, send.group.ranks, s.sending.small_batch);
   if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
-  if (!send_few(send, s.sending, last)) return;
+  if (!send_small_batch(send, s.sending, last)) return;
   // If more than half of the blocks send, a block reads the counts while its rows are on their way:
   // a fence ends no sooner if it begins earlier. Fewer rows arrive at once, and other blocks wait
   // for them.

@@ -368,14 +368,14 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
   if (lane == 0 && p.origin != 0) store_origin(p, a, heard.sent);
 }
 
-// Stores the weight of each row. Lanes in `again` repeat an expert, and add their weights to its
+// Stores the weight of each row. Lanes in `repeated` repeat an expert, and add their weights to its
 // row, one after the other. All lanes of a warp take part.
-__device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 again) {
+__device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 repeated) {
   u32 lane = lane_of_thread();
   if (weights == nullptr) return;
-  if (row != NO_ROW && (again >> lane & 1) == 0) weights[row] = weight;
+  if (row != NO_ROW && (repeated >> lane & 1) == 0) weights[row] = weight;
 #pragma unroll 1
-  for (u32 left = again; left != 0; left &= left - 1) {
+  for (u32 left = repeated; left != 0; left &= left - 1) {
     __syncwarp();
     if ((left & (0u - left)) == 1u << lane) weights[row] = __fadd_rn(weights[row], weight);
   }
@@ -385,9 +385,9 @@ __device__ __forceinline__ void put_weights(float* weights, float weight, u32 ro
 // expert has none. One warp.
 __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
-  bool is_again = row != NO_ROW && (same & lanes_before()) != 0;
-  put_weights(reinterpret_cast<float*>(p.weights), heard.weight, row, __ballot_sync(ALL, is_again));
-  if (is_again) row = NO_ROW;
+  bool is_repeated = row != NO_ROW && (same & lanes_before()) != 0;
+  put_weights(reinterpret_cast<float*>(p.weights), heard.weight, row, __ballot_sync(ALL, is_repeated));
+  if (is_repeated) row = NO_ROW;
   if (p.origin == 0) return;
   u32* entry = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
   if (lane < p.top_k) entry[2 + lane] = row;

@@ -8,8 +8,8 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, FEW_TOKENS, Layout, MAX_TOKENS, Receive, Routes, Send,
-        WholeDispatch, how,
+        Area, CallParams, Layout, MAX_TOKENS, Receive, Routes, SMALL_BATCH_CHOICES,
+        SMALL_BATCH_TOKENS, Send, WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
 };
@@ -61,7 +61,7 @@ impl Dispatch {
         let record = record_of(tokens, choices.top_k)?;
         let routes = choices.routes(ranks, scratch);
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
-        let is_few = are_few(routes.tokens as usize, choices.top_k);
+        let is_small_batch = are_few(routes.tokens as usize, choices.top_k);
         let send = Send {
             group: group.params,
             call,
@@ -75,7 +75,7 @@ impl Dispatch {
                 Payload::Bytes(_) | Payload::Quantised(..) => 0.0,
             },
             how: how_of(tokens.payload),
-            is_few: u32::from(is_few),
+            is_small_batch: u32::from(is_small_batch),
             // All ranks compute the same, because they have the same slots.
             in_chunks: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
         };
@@ -91,7 +91,7 @@ impl Dispatch {
     /// The stream is of the group's context; otherwise as for [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         self.group.check()?;
-        if self.send.is_few == 0 {
+        if self.send.is_small_batch == 0 {
             let layout = Layout::of(&self.group, self.send.call, self.send.routes);
             // SAFETY: as for the launch below.
             unsafe { layout.launch(&self.group, stream)? };
@@ -197,7 +197,7 @@ impl Handle {
 
 /// Whether each block of a launch may read all tokens' choices.
 fn are_few(tokens: usize, top_k: usize) -> bool {
-    tokens <= FEW_TOKENS && tokens * top_k <= FEW_CHOICES
+    tokens <= SMALL_BATCH_TOKENS && tokens * top_k <= SMALL_BATCH_CHOICES
 }
 
 /// The kernels' number of a payload's format.

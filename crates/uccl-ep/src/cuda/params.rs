@@ -17,8 +17,8 @@ pub const MAX_TOKENS: usize = 65_535;
 
 /// The most tokens and choices that each block of the send kernel reads. With more, a kernel before
 /// it computes the routing.
-pub(super) const FEW_TOKENS: usize = 512;
-pub(super) const FEW_CHOICES: usize = 4096;
+pub(super) const SMALL_BATCH_TOKENS: usize = 512;
+pub(super) const SMALL_BATCH_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
 /// Threads of the kernel that packs rows.
 pub(super) const PACKING_THREADS: u32 = 1024;
@@ -209,7 +209,7 @@ pub(super) struct Send {
     pub(super) global_scale_at: u64,
     pub(super) global_scale: f32,
     pub(super) how: u32,
-    pub(super) is_few: u32,
+    pub(super) is_small_batch: u32,
     pub(super) in_chunks: u32,
 }
 
@@ -519,7 +519,7 @@ pub fn layout_assertions() -> String {
             global_scale_at,
             global_scale,
             how,
-            is_few,
+            is_small_batch,
             in_chunks
         ]
     );
@@ -652,8 +652,8 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
         ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
-        ("UCCL_EP_FEW_TOKENS", FEW_TOKENS),
-        ("UCCL_EP_FEW_CHOICES", FEW_CHOICES),
+        ("UCCL_EP_SMALL_BATCH_TOKENS", SMALL_BATCH_TOKENS),
+        ("UCCL_EP_SMALL_BATCH_CHOICES", SMALL_BATCH_CHOICES),
         ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
         ("UCCL_EP_SLOTS", SLOTS),
         ("UCCL_EP_ROUND", ROUND),

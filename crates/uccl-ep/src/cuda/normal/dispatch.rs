@@ -132,7 +132,7 @@ impl Dispatch {
                 global_scale_at: 0,
                 global_scale: 0.0,
                 how: params::how::COPIED,
-                is_few: 0,
+                is_small_batch: 0,
                 in_chunks: 0,
             },
             scales: scales.words,
