@@ -50,7 +50,7 @@ __device__ __forceinline__ Chunk chunk_of(const Chunking& chunking, u32 flag, u3
 // The last blocks of a launch send before they take out; the others take out from the start. More
 // senders would fill the link no better, and delay all chunks.
 constexpr u32 SENDERS = 5;  // of twelve
-constexpr u32 SENDERS_OF_ROWS_THAT_STAY = 7;
+constexpr u32 ZERO_COPY_SENDERS = 7;
 
 // Not by block_number(): if the blocks that begin first send, zero-copy rows take a tenth longer
 // (two H200s).
@@ -63,7 +63,7 @@ __device__ __forceinline__ Share senders(u32 of_twelve) {
 __device__ __forceinline__ bool is_spare_sender() { return blockIdx.x + 1 == gridDim.x; }
 
 // Warps claim `count` items in order from a shared counter. `take(i, look_ahead)` does an item, and
-// returns whether the warp goes on. `look(i)` announces an item to a warp: the first at once, the
+// returns whether the warp continues. `look(i)` announces an item to a warp: the first at once, the
 // next when `take` calls `look_ahead`, once. The count may be in shared memory, to spare a
 // register.
 template <typename Look, typename Take>
@@ -78,11 +78,11 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
     u32 next = 0;
     // The next claim is in flight while this item is done.
     if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
-    bool goes_on = take(i, [&] {
+    bool continues = take(i, [&] {
       next = __shfl_sync(ALL, claim, 0);
       if (next < count) look(next);
     });
-    if (!goes_on) return;
+    if (!continues) return;
     i = next;
   }
 }
@@ -93,9 +93,9 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
   share_out(
       g, call, count, [](u32) {},
       [&](u32 i, auto look_ahead) {
-        bool goes_on = take(i);
+        bool continues = take(i);
         look_ahead();
-        return goes_on;
+        return continues;
       });
 }
 

@@ -168,11 +168,11 @@ __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Segment
 __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks;
-  if (p.goes != 0) {
-    const u8* goes = reinterpret_cast<const u8*>(p.goes);
+  if (p.token_in_rank != 0) {
+    const u8* token_in_rank = reinterpret_cast<const u8*>(p.token_in_rank);
 #pragma unroll 1
     for (u32 i = segment.begin * ranks + threadIdx.x; i < segment.end * ranks; i += blockDim.x) {
-      if (goes[i] != 0) send_to(s, i / ranks - segment.begin, i % ranks);
+      if (token_in_rank[i] != 0) send_to(s, i / ranks - segment.begin, i % ranks);
     }
     return;
   }
@@ -190,13 +190,13 @@ __device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, con
 // the combine.
 __device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
-  u32 ranks = p.group.ranks, counted = p.goes != 0 ? ranks : ranks + ranks * r.local_experts;
+  u32 ranks = p.group.ranks, counted = p.token_in_rank != 0 ? ranks : ranks + ranks * r.local_experts;
   find_ranks(p, s, segment);
   __syncthreads();
   u32* counts = counts_of(r, ranks, segment.number);
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(UCCL_EP_SEGMENT);
-  if (p.goes == 0) {
+  if (p.token_in_rank == 0) {
     u32* places = reinterpret_cast<u32*>(r.places);
     for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
       u32 place = expert == NO_EXPERT ? 0 : s.columns[ranks + expert].before(token - segment.begin);
@@ -207,9 +207,9 @@ __device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, 
   for (u32 i = segment.begin * ranks + threadIdx.x; i < segment.end * ranks; i += blockDim.x) {
     u32 token = i / ranks - segment.begin;
     const Column& column = s.columns[i % ranks];
-    bool goes = column.has(token);
-    reinterpret_cast<int*>(r.slots)[i] = goes ? static_cast<int>(column.before(token)) : -1;
-    if (p.goes_told != 0) reinterpret_cast<u8*>(p.goes_told)[i] = goes ? 1 : 0;
+    bool is_in_rank = column.has(token);
+    reinterpret_cast<int*>(r.slots)[i] = is_in_rank ? static_cast<int>(column.before(token)) : -1;
+    if (p.token_in_rank_out != 0) reinterpret_cast<u8*>(p.token_in_rank_out)[i] = is_in_rank ? 1 : 0;
   }
 #pragma unroll 1
   for (u32 token = threadIdx.x; token < segment.end - segment.begin; token += blockDim.x) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, 
 __device__ __forceinline__ void sum_segments(const UcclEpLayout& p, u32 segments) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, experts = ranks * r.local_experts;
-  u32 counted = p.goes == 0 ? ranks + experts : ranks;
+  u32 counted = p.token_in_rank == 0 ? ranks + experts : ranks;
   // Chunks that are read at a time: most calls have no more.
   constexpr u32 BATCH = 16;
 #pragma unroll 1
@@ -243,7 +243,7 @@ __device__ __forceinline__ void sum_segments(const UcclEpLayout& p, u32 segments
       reinterpret_cast<u32*>(r.counts)[column] = before;
     } else {
       u32 expert = column - ranks;
-      if (p.goes != 0) before = reinterpret_cast<const u32*>(p.per_expert)[expert];
+      if (p.token_in_rank != 0) before = reinterpret_cast<const u32*>(p.per_expert)[expert];
       reinterpret_cast<u32*>(r.experts)[expert] = before;
     }
     counts_of(r, ranks, segments)[column] = before;

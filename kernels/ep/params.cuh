@@ -121,7 +121,7 @@ struct UcclEpCall {
   u64 header[UCCL_EP_HEADER];  // this rank's header
   u32 agreed;                  // leading words of the header that must be equal on all ranks
   u32 phase;
-  u32 stays;                   // whether received rows stay at the pool's begin until the next call (zero copy)
+  u32 zero_copy;                   // whether the caller reads received rows in the window, at the pool's begin, until the next call
   u32 zero;
 };
 
@@ -153,9 +153,9 @@ struct UcclEpLayout {
   UcclEpGroup group;
   UcclEpCall call;
   UcclEpRoutes routes;
-  u64 goes;        // u8 by token and rank, whether the token goes there; or null: its choices decide
-  u64 goes_told;   // an output of the same form; or null
-  u64 per_expert;  // u32 by expert, with `goes`: the token count that the expert's rank gets
+  u64 token_in_rank;        // u8 by token and rank, whether the token has the rank; or null: its choices decide
+  u64 token_in_rank_out;   // an output of the same form; or null
+  u64 per_expert;  // u32 by expert, with `token_in_rank`: the token count that the expert's rank gets
   u64 ended;       // u32: blocks of the running launch that have come to their end; else 0
 };
 

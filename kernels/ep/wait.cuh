@@ -112,7 +112,7 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
     begin = own->begins[slot];
     end = own->ends[slot];
   }
-  if (c.stays != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
+  if (c.zero_copy != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
   u32 ago = calls_since(number, slot % UCCL_EP_SLOTS);
   bool overlaps = begin < offset + c.len && offset < end;
   // The call that used the same words counts as overlapping.
@@ -139,7 +139,7 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that were late.
     if (g.masks_late != 0) call.masked = own_of(g)->masked;
-    store_place(g, c, call, c.stays != 0 ? call.number : 0);
+    store_place(g, c, call, c.zero_copy != 0 ? call.number : 0);
   }
   __syncthreads();
 }

@@ -16,13 +16,13 @@ struct ReturningParts {
 };
 
 // The bits of an own row's flag that have the row's number.
-constexpr u32 STAYS_MASK = (1u << FLAG_CALL) - 1;
+constexpr u32 OWN_ROW_MASK = (1u << FLAG_CALL) - 1;
 
 // Whether own rows need no copy: each choice has a flag.
-__device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_CHUNKS; }
+__device__ __forceinline__ bool can_skip_own_copies(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_CHUNKS; }
 
 // Names the rows of this rank's own tokens in their flags.
-__device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning& s) {
+__device__ __forceinline__ void publish_own_rows(const UcclEpReturn& p, const Returning& s) {
   const UcclEpGroup& g = p.group;
   u64 call = s.waiting.call.number, flags = flags_of(g, g.rank, g.rank, call);
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
@@ -232,10 +232,10 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
 // not copied, a lane has the address of its flag.
-__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
+__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_own, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
-  if (stays && terms.rank == g.rank) {
+  if (skips_own && terms.rank == g.rank) {
     terms.row = flags_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
   }
   return in_order(terms);
@@ -247,7 +247,7 @@ __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 
   bool has = (own >> lane_of_thread() & 1) != 0;
   u64 seen;
   if (!wait_for_flags(p.group, w, has, p.group.rank, terms.row, seen)) return false;
-  if (has) terms.row = p.rows + (static_cast<u32>(seen) & STAYS_MASK) * p.row_stride;
+  if (has) terms.row = p.rows + (static_cast<u32>(seen) & OWN_ROW_MASK) * p.row_stride;
   return true;
 }
 
@@ -307,12 +307,12 @@ __device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
   for (u32 j = 0; j < PIECE_WIDTH; j++) round_partial(s.own.of[j]);
 }
 
-// Begins a sum with this rank's own rows. `stays`: those rows, if they were not copied; or null.
-// All lanes of a warp take part.
-__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, const Vectors& vectors, Summing& s) {
-  s.terms = terms_in_chunks(p, stays != nullptr, w, vectors.token);
-  s.own.terms = __ballot_sync(ALL, stays != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
-  if (s.own.terms != 0 && !find_own(*stays, w, s.own.terms, s.terms)) return false;
+// Begins a sum with this rank's own rows. `own_rows`: the call that has those rows, if they were
+// not copied; or null. All lanes of a warp take part.
+__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* own_rows, Waiting& w, const Vectors& vectors, Summing& s) {
+  s.terms = terms_in_chunks(p, own_rows != nullptr, w, vectors.token);
+  s.own.terms = __ballot_sync(ALL, own_rows != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
+  if (s.own.terms != 0 && !find_own(*own_rows, w, s.own.terms, s.terms)) return false;
   add_own(s, vectors.slice.begin, vectors.slice.end);
   return true;
 }
@@ -331,13 +331,13 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Ve
 }
 
 // Makes the sums. Own rows are added while the pieces of other ranks are on their way.
-__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
+__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* own_rows, Waiting& w) {
   u32 slices = slices_of_piece(p);
 #pragma unroll 1
   for (u32 i = first_slice(); i < p.routes.tokens * p.pieces * slices; i += warps_of_launch()) {
     Vectors vectors = vectors_of(p, slices, i);
     Summing sum;
-    if (!begin_sum(p, stays, w, vectors, sum) || !end_sum(p, w, vectors, sum)) break;
+    if (!begin_sum(p, own_rows, w, vectors, sum) || !end_sum(p, w, vectors, sum)) break;
   }
 }
 
@@ -369,14 +369,14 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
   if (!begin_return(back, &p.sum, s)) return;
-  bool stays = can_stay(back.slots, back.top_k);
-  if (stays) let_stay(back, s.rows);
-  u32 ranks = stays ? back.group.ranks - 1 : back.group.ranks;
+  bool skips_own = can_skip_own_copies(back.slots, back.top_k);
+  if (skips_own) publish_own_rows(back, s.rows);
+  u32 ranks = skips_own ? back.group.ranks - 1 : back.group.ranks;
   // Delays of ranks are measured before any other wait for them.
   bool is_timed = p.sum.waits != 0;
   if (is_timed && !compare_first(p.sum, s.rows.waiting)) return;
   if (ranks > 0) return_pieces(back, s, ranks);
   if (!is_timed && !compare_first(p.sum, s.rows.waiting)) return;
-  sum_pieces(p.sum, stays ? &back : nullptr, s.rows.waiting);
+  sum_pieces(p.sum, skips_own ? &back : nullptr, s.rows.waiting);
   is_sound(back.group, back.call, s.rows.waiting);
 }

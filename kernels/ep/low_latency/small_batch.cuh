@@ -97,11 +97,11 @@ __device__ __forceinline__ u32 count_earlier(const UcclEpRoutes& r, u32 token, u
 }
 
 // The number of the first `tokens` tokens that go to a rank.
-__device__ __forceinline__ u32 count_going(u32 tokens, u32 rank, const SmallBatch& small_batch) {
-  u32 going = 0;
+__device__ __forceinline__ u32 count_in_rank(u32 tokens, u32 rank, const SmallBatch& small_batch) {
+  u32 count = 0;
 #pragma unroll 4
-  for (u32 token = lane_of_thread(); token < tokens; token += LANES) going += static_cast<u32>(small_batch.masks[token] >> rank) & 1;
-  return sum_of_warp(going);
+  for (u32 token = lane_of_thread(); token < tokens; token += LANES) count += static_cast<u32>(small_batch.masks[token] >> rank) & 1;
+  return sum_of_warp(count);
 }
 
 // Counts all tokens by expert and by rank.
@@ -115,8 +115,8 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Smal
   }
 #pragma unroll 1
   for (u32 rank = warp_of_thread(); rank < ranks; rank += warps_of_block()) {
-    u32 going = count_going(r.tokens, rank, small_batch);
-    if (lane_of_thread() == 0) small_batch.per_rank[rank] = going;
+    u32 count = count_in_rank(r.tokens, rank, small_batch);
+    if (lane_of_thread() == 0) small_batch.per_rank[rank] = count;
   }
   __syncthreads();
 }
@@ -147,7 +147,7 @@ __device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const BlockTok
       continue;
     }
     u32 rank = i - r.top_k;
-    u32 count = i < r.top_k ? count_earlier(r, token, i, small_batch) : count_going(token, rank, small_batch);
+    u32 count = i < r.top_k ? count_earlier(r, token, i, small_batch) : count_in_rank(token, rank, small_batch);
     if (lane_of_thread() == 0) (i < r.top_k ? small_batch.places[nth][i] : small_batch.slots[nth][rank]) = count;
   }
   return is_sound(p.group, p.call, w);

@@ -432,9 +432,9 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
     u32 rank = (first + lane_of_thread()) / MOST_PIECES, piece = (first + lane_of_thread()) % MOST_PIECES;
     int place = known.place_in_rank(rank);
     bool comes = rank < g.ranks && place >= 0 && !has_no_row(w, rank);
-    bool stays = rank == g.rank && p.give_back.metadata == 0;
+    bool is_own_row = rank == g.rank && p.give_back.metadata == 0;
     u64 word = 0, seen;
-    if (comes && !stays) {
+    if (comes && !is_own_row) {
       Chunking chunking = chunking_of(s.counts[rank]);
       u32 flag = static_cast<u32>(place) / chunking.rows * chunking.pieces + piece;
       if (piece < chunking.pieces) word = flags_of(g, g.rank, rank, w.call.number) + sizeof(u64) * flag;

@@ -31,7 +31,7 @@ struct OwnToken {
   const UcclEpNormalSend& p;
   u32 number;
 
-  __device__ __forceinline__ bool stays() const { return false; }
+  __device__ __forceinline__ bool is_zero_copy() const { return false; }
   __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
   __device__ __forceinline__ u32 scale(u32 word) const {
     return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
@@ -301,7 +301,7 @@ struct Record {
   u64 address;
 
   // Whether the caller reads the row here, without a copy.
-  __device__ __forceinline__ bool stays() const { return p.call.stays != 0; }
+  __device__ __forceinline__ bool is_zero_copy() const { return p.call.zero_copy != 0; }
 
   __device__ __forceinline__ u64 row() const { return address; }
   __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
@@ -413,7 +413,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s
     }
     to[0].mine = p.rows + row * p.row_stride;
   };
-  if (token.stays()) {
+  if (token.is_zero_copy()) {
     find_out();
   } else {
     copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16, find_out);
@@ -638,7 +638,7 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_chunks(p, s.waiting)) return;
-  Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS);
+  Share share = senders(c.zero_copy != 0 ? ZERO_COPY_SENDERS : SENDERS);
   bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
   if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
   if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
@@ -650,5 +650,5 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   if (!is_taken) return;
   end_shares(g, s.waiting.call);
   // A zero-copy call ends when the next one begins.
-  if (c.stays == 0) set_taken(g, c, s.waiting);
+  if (c.zero_copy == 0) set_taken(g, c, s.waiting);
 }

@@ -338,7 +338,7 @@ impl Group {
             header: header.to_words(),
             agreed: 1 + AGREED as u32,
             phase: if header.phase == Phase::Combine { 2 } else { 1 },
-            stays: 0,
+            zero_copy: 0,
             zero: 0,
         })
     }

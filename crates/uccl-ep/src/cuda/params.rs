@@ -129,7 +129,7 @@ pub(super) struct CallParams {
     pub(super) header: header::Words,
     pub(super) agreed: u32,
     pub(super) phase: u32,
-    pub(super) stays: u32,
+    pub(super) zero_copy: u32,
     pub(super) zero: u32,
 }
 
@@ -166,8 +166,8 @@ pub(super) struct Layout {
     pub(super) group: GroupParams,
     pub(super) call: CallParams,
     pub(super) routes: Routes,
-    pub(super) goes: u64,
-    pub(super) goes_told: u64,
+    pub(super) token_in_rank: u64,
+    pub(super) token_in_rank_out: u64,
     pub(super) per_expert: u64,
     pub(super) ended: u64,
 }
@@ -481,7 +481,7 @@ pub fn layout_assertions() -> String {
             tagged_at, rank, ranks, masks_late, ring_slots, via_host, zero
         ]
     );
-    layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, stays, zero]);
+    layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, zero_copy, zero]);
     layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
     layout!(
         "UcclEpRoutes",
@@ -500,7 +500,11 @@ pub fn layout_assertions() -> String {
             is_64
         ]
     );
-    layout!("UcclEpLayout", Layout, [group, call, routes, goes, goes_told, per_expert, ended]);
+    layout!(
+        "UcclEpLayout",
+        Layout,
+        [group, call, routes, token_in_rank, token_in_rank_out, per_expert, ended]
+    );
     layout!(
         "UcclEpArea",
         Area,

@@ -15,7 +15,7 @@ impl Layout {
     pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
         let group = group.params;
         let ended = group.own + offset_of!(Own, laid_out) as u64;
-        Self { group, call, routes, goes: 0, goes_told: 0, per_expert: 0, ended }
+        Self { group, call, routes, token_in_rank: 0, token_in_rank_out: 0, per_expert: 0, ended }
     }
 
     /// Enqueues the launch, with a block for each chunk of the tokens.

@@ -112,7 +112,7 @@ impl Dispatch {
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
-        let (goes, per_expert) = match &routed {
+        let (token_in_rank, per_expert) = match &routed {
             Routed::Ranks(given) => (given.goes, given.per_expert),
             Routed::Choices(_) | Routed::LaidOut(_) | Routed::Again(_) => (0, 0),
         };
@@ -145,7 +145,7 @@ impl Dispatch {
         // ended.
         unsafe {
             if !is_laid_out {
-                Layout { goes, per_expert, ..Layout::of(group, call, routes) }
+                Layout { token_in_rank, per_expert, ..Layout::of(group, call, routes) }
                     .launch(group, stream)?;
             }
             if !group.has_whole_calls() {
@@ -261,7 +261,7 @@ impl Dispatch {
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
-        let spread = if call.stays != 0 { self.spread() } else { 0 };
+        let spread = if call.zero_copy != 0 { self.spread() } else { 0 };
         let own = outputs.table.map(|table| Told { table, by_expert, spread, placed: call.placed });
         let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));

@@ -55,7 +55,7 @@ impl Layout {
         let routes = choices.routes(group.ranks(), scratch);
         let call = group.call(0, &header, scratch)?;
         let layout = params::Layout {
-            goes_told: self.goes,
+            token_in_rank_out: self.goes,
             // Not the group's word: a call may compute a layout at the same time, on another
             // stream.
             ended: scratch,
