@@ -13,9 +13,9 @@ constexpr u32 MAX_SINGLE_ROWS = 1024;
 // warp that sends on 24 blocks. A warp sends its next piece only when the flag of its last one is
 // set, which takes long: with smaller pieces it would wait more often.
 constexpr u32 ENOUGH_PIECES = 256;
-constexpr u32 MOST_PIECES = 8;
+constexpr u32 MAX_PIECES = 8;
 
-__device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MOST_PIECES), 1u); }
+__device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MAX_PIECES), 1u); }
 
 // How rows are cut into chunks; both sides compute it from their number: so many rows in a chunk,
 // and so many pieces in a row. Each piece of a chunk has a flag.
@@ -63,16 +63,16 @@ __device__ __forceinline__ Share senders(u32 of_twelve) {
 __device__ __forceinline__ bool is_spare_sender() { return blockIdx.x + 1 == gridDim.x; }
 
 // Warps claim `count` items in order from a shared counter. `take(i, look_ahead)` does an item, and
-// returns whether the warp continues. `look(i)` announces an item to a warp: the first at once, the
-// next when `take` calls `look_ahead`, once. The count may be in shared memory, to spare a
+// returns whether the warp continues. `announce(i)` announces an item to a warp: the first at once,
+// the next when `take` calls `look_ahead`, once. The count may be in shared memory, to spare a
 // register.
-template <typename Look, typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, const u32& count, Look look, Take take) {
+template <typename Announce, typename Take>
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count, Announce announce, Take take) {
   u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
   u32 claim = 0;
   if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
   u32 i = __shfl_sync(ALL, claim, 0);
-  if (i < count) look(i);
+  if (i < count) announce(i);
 #pragma unroll 1
   while (i < count) {
     u32 next = 0;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
     if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
     bool continues = take(i, [&] {
       next = __shfl_sync(ALL, claim, 0);
-      if (next < count) look(next);
+      if (next < count) announce(next);
     });
     if (!continues) return;
     i = next;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 
 // The same for items that need no announcement.
 template <typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, const u32& count, Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count, Take take) {
   share_out(
       g, call, count, [](u32) {},
       [&](u32 i, auto look_ahead) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 }
 
 // Resets the claims for the next call in this slot: all items are claimed. The last block does it.
-__device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPlaced& call) {
+__device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPlacement& call) {
   if (threadIdx.x == 0) own_of(g)->claimed[slot_of(call.number)] = 0;
 }
 
@@ -131,15 +131,15 @@ __device__ __forceinline__ u64 tagged_word(u64 call, u32 value) { return call <<
 __device__ __forceinline__ u32 value_of_tagged(u64 word) { return static_cast<u32>(word) & ((1u << FLAG_CALL) - 1); }
 
 // Waits for a flag or a tagged word of a rank, and returns it in `seen`. One thread.
-__device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, Waiting& w, u32 peer, u64 word, u64& seen) {
+__device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, WaitState& w, u32 peer, u64 word, u64& seen) {
   u64 call = w.call.number;
-  Awaited wait = {word, flag_of(call), peer, UCCL_EP_DATA, FLAG_CALL};
-  return wait_for_word(g, w, wait, seen, [&](u64 published) { return published >> FLAG_CALL == call; }) == CAME;
+  WordWait wait = {word, flag_of(call), peer, UCCL_EP_DATA, FLAG_CALL};
+  return wait_for_word(g, w, wait, seen, [&](u64 published) { return published >> FLAG_CALL == call; }) == ARRIVED;
 }
 
 // Waits for flags, one for each lane or none. All lanes of a warp take part. Returns whether all
 // are there; `seen` is the lane's flag.
-__device__ __forceinline__ bool wait_for_flags(const UcclEpGroup& g, Waiting& w, bool has, u32 peer, u64 word,
+__device__ __forceinline__ bool wait_for_flags(const UcclEpGroup& g, WaitState& w, bool has, u32 peer, u64 word,
                                                u64& seen) {
   seen = 0;
   bool are_there = __all_sync(ALL, !has || wait_for_tagged_word(g, w, peer, word, seen));
@@ -155,10 +155,10 @@ struct ReadyFlag {
 
 // Flags of chunks that the warps of a block have sent. Stores to another GPU take long to arrive:
 // one warp waits for them, and sets the flags, while the others go on.
-struct Outgoing {
+struct FlagQueue {
   static constexpr u32 WARPS = UCCL_EP_THREADS / LANES;
 
-  ReadyFlag flags[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last chunk
+  ReadyFlag flags[WARPS][UCCL_EP_MAX_RANKS];  // of a warp's last chunk
   u32 counts[WARPS];
   u32 sent[WARPS];   // chunks, shifted by one; the low bit: there are no more
   u32 published[WARPS];   // chunks whose flags are set
@@ -169,23 +169,23 @@ constexpr u32 IS_OVER = 1;
 // A warp has sent its `nth` chunk: hands over its `count` flags, `of(i)`. First waits until the
 // flags of its chunk before are set.
 template <typename Of>
-__device__ __forceinline__ void hand_over_flags(Outgoing& out, u32 nth, u32 count, Of of) {
+__device__ __forceinline__ void hand_over_flags(FlagQueue& out, u32 nth, u32 count, Of of) {
   u32 warp = warp_of_thread();
-  while (look_shared(out.published[warp]) != nth) relax();
+  while (load_shared(out.published[warp]) != nth) relax();
   __syncwarp();
 #pragma unroll 1
   for (u32 i = lane_of_thread(); i < count; i += LANES) out.flags[warp][i] = of(i);
   if (lane_of_thread() == 0) out.counts[warp] = count;
   __syncwarp();
-  if (lane_of_thread() == 0) say_to_block(out.sent[warp], (nth + 1) << 1);
+  if (lane_of_thread() == 0) store_to_block(out.sent[warp], (nth + 1) << 1);
 }
 
 // One warp sets the flags of so many sending warps, one for each lane, until all have sent their
 // last chunk.
-__device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
+__device__ __forceinline__ void publish_flags(FlagQueue& out, u32 senders) {
   u32 lane = lane_of_thread(), published = 0;
   for (bool is_over = false; !is_over;) {
-    u32 sent = lane < senders ? look_shared(out.sent[lane]) : IS_OVER;
+    u32 sent = lane < senders ? load_shared(out.sent[lane]) : IS_OVER;
     bool has = sent >> 1 != published;
     is_over = __all_sync(ALL, (sent & IS_OVER) != 0);
     if (!__any_sync(ALL, has)) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
         ReadyFlag flag = out.flags[lane][i];
         if (flag.word != 0) store_relaxed(flag.word, flag.value);
       }
-      say_to_block(out.published[lane], ++published);
+      store_to_block(out.published[lane], ++published);
     }
   }
 }
@@ -208,7 +208,7 @@ __device__ __forceinline__ void publish_flags(Outgoing& out, u32 senders) {
 // Sends `count` chunks, each by `send(chunk, nth)`, which hands over its flags by
 // `hand_over_flags`. All warps of the sending blocks take part.
 template <typename Send>
-__device__ __forceinline__ void send_chunks(Outgoing& out, u32 count, const Share& share, Send send) {
+__device__ __forceinline__ void send_chunks(FlagQueue& out, u32 count, const Share& share, Send send) {
   u32 warp = warp_of_thread(), warps = warps_of_block() - 1;
   if (lane_of_thread() == 0) out.sent[warp] = out.published[warp] = 0;
   __syncthreads();
@@ -220,5 +220,5 @@ __device__ __forceinline__ void send_chunks(Outgoing& out, u32 count, const Shar
 #pragma unroll 1
   for (u32 chunk = share.block + warp * share.blocks; chunk < count; chunk += share.blocks * warps) send(chunk, nth++);
   __syncwarp();
-  if (lane_of_thread() == 0) say_to_block(out.sent[warp], nth << 1 | IS_OVER);
+  if (lane_of_thread() == 0) store_to_block(out.sent[warp], nth << 1 | IS_OVER);
 }

@@ -15,44 +15,44 @@
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
     uccl_ep_layout(const __grid_constant__ UcclEpLayout p) {
-  UCCL_SHARED(Layout, s);
-  lay_out(p, s);
+  UCCL_SHARED(LayoutState, s);
+  layout(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_send(const __grid_constant__ UcclEpSend p) {
-  UCCL_SHARED(Sending, s);
+  UCCL_SHARED(SendState, s);
   dispatch_send(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_receive(const __grid_constant__ UcclEpReceive p) {
-  UCCL_SHARED(Arriving, s);
+  UCCL_SHARED(ReceiveState, s);
   dispatch_receive(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
-  UCCL_SHARED(ReturningParts, s);
+  UCCL_SHARED(ChunkReturnState, s);
   combine_send(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKING_THREADS)
     uccl_ep_return_packed(const __grid_constant__ UcclEpReturn p) {
-  UCCL_SHARED(Returning, s);
+  UCCL_SHARED(ReturnState, s);
   combine_send_packed(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
     uccl_ep_sum_packed(const __grid_constant__ UcclEpSum p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(WaitState, s);
   combine_receive_packed(p, s);
 }
 
 // One block, with a thread for each rank.
-extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_MAX_RANKS)
     uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
-  UcclEpOwn* own = reinterpret_cast<UcclEpOwn*>(p.own);
+  UcclEpOwnState* own = reinterpret_cast<UcclEpOwnState*>(p.own);
   u64 masked = (own->masked & ~p.clear) | p.set;
   u32 rank = threadIdx.x;
   if (p.status != 0 && rank < p.ranks) reinterpret_cast<u32*>(p.status)[rank] = masked >> rank & 1;
@@ -62,65 +62,65 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(WaitState, s);
   combine_receive(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_dispatch(const __grid_constant__ UcclEpDispatch p) {
-  UCCL_SHARED(Dispatching, s);
+  UCCL_SHARED(DispatchState, s);
   dispatch(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_combine(const __grid_constant__ UcclEpCombine p) {
-  UCCL_SHARED(ReturningParts, s);
+  UCCL_SHARED(ChunkReturnState, s);
   combine(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_send(const __grid_constant__ UcclEpNormalSend p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(WaitState, s);
   normal_send(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_count(const __grid_constant__ UcclEpCount p) {
-  UCCL_SHARED(Rows, s);
+  UCCL_SHARED(NormalReceiveState, s);
   count(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_receive(const __grid_constant__ UcclEpNormalReceive p) {
-  UCCL_SHARED(Rows, s);
+  UCCL_SHARED(NormalReceiveState, s);
   normal_receive(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_return(const __grid_constant__ UcclEpNormalReturn p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(WaitState, s);
   normal_return(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_sum(const __grid_constant__ UcclEpNormalSum p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(WaitState, s);
   normal_sum(p, s);
 }
 
-struct Dispatched {
-  Rows rows;
-  Outgoing out;
+struct NormalDispatchState {
+  NormalReceiveState rows;
+  FlagQueue out;
 };
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_dispatch(const __grid_constant__ UcclEpNormalDispatch p) {
-  UCCL_SHARED(Dispatched, s);
+  UCCL_SHARED(NormalDispatchState, s);
   normal_dispatch(p, s.rows, s.out);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
-  UCCL_SHARED(Combining, s);
+  UCCL_SHARED(CombineState, s);
   normal_combine(p, s);
 }

@@ -1,5 +1,5 @@
-// Ranks with windows that this GPU does not reach. It fills mirrors of the windows, in host memory, and
-// pushes commands to a ring there. A proxy carries them out, as in crates/uccl-ep/src/far.
+// Ranks with windows that this GPU does not reach. It fills mirrors of the windows, in host memory,
+// and pushes commands to a ring there. A proxy carries them out, as in crates/uccl-ep/src/far.
 #pragma once
 
 #include "params.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ Command set_command(const UcclEpGroup& g, u32 rank, u
 // Whether the ring has room for the command with this number. The tail last seen is kept in this
 // GPU's memory.
 __device__ __forceinline__ bool ring_has(const UcclEpGroup& g, u64 number) {
-  u64 seen = g.own + offsetof(UcclEpOwn, popped);
+  u64 seen = g.own + offsetof(UcclEpOwnState, popped);
   if (number - load_acquire(seen) < g.ring_slots) return true;
   u64 tail = load_acquire(g.ring + 8 * RING_TAIL);
   store_release(seen, tail);
@@ -50,7 +50,7 @@ __device__ __forceinline__ bool ring_has(const UcclEpGroup& g, u64 number) {
 // deadline passes.
 __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& number) {
   constexpr u32 LOOKS = 32;
-  u64* pushed = &reinterpret_cast<UcclEpOwn*>(g.own)->pushed;
+  u64* pushed = &reinterpret_cast<UcclEpOwnState*>(g.own)->pushed;
   u64 began = now_ns();
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& numbe
       continue;
     }
     if (looks % LOOKS == 0) {
-      if (look(g.status) != 0) return UCCL_EP_POISONED;
+      if (load_word(g.status) != 0) return UCCL_EP_POISONED;
       // The clock may step back by a little.
       u64 waited = now_ns() - began;
       if (static_cast<long long>(waited) >= 0 && waited > g.timeout_ns) return UCCL_EP_OVERDUE;

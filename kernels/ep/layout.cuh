@@ -25,18 +25,18 @@ __device__ __forceinline__ bool is_none(const UcclEpRoutes& r, u64 at) {
 
 // A choice and its place in one word: the expert has the lower bits.
 constexpr u32 EXPERT_BITS = 11;
-static_assert(UCCL_EP_MOST_EXPERTS <= 1u << EXPERT_BITS, "an expert's number");
-static_assert(UCCL_EP_MOST_TOKENS <= 1u << (31 - EXPERT_BITS), "a place, with room for NO_EXPERT");
+static_assert(UCCL_EP_MAX_EXPERTS <= 1u << EXPERT_BITS, "an expert's number");
+static_assert(UCCL_EP_MAX_TOKENS <= 1u << (31 - EXPERT_BITS), "a place, with room for NO_EXPERT");
 
-__device__ __forceinline__ u32 placed(u32 expert, u32 place) {
+__device__ __forceinline__ u32 pack_choice(u32 expert, u32 place) {
   return expert == NO_EXPERT ? NO_EXPERT : place << EXPERT_BITS | expert;
 }
 
-__device__ __forceinline__ u32 expert_of(u32 placed) {
-  return placed == NO_EXPERT ? NO_EXPERT : placed & ((1u << EXPERT_BITS) - 1);
+__device__ __forceinline__ u32 expert_of(u32 packed) {
+  return packed == NO_EXPERT ? NO_EXPERT : packed & ((1u << EXPERT_BITS) - 1);
 }
 
-__device__ __forceinline__ u32 place_of(u32 placed) { return placed == NO_EXPERT ? NO_EXPERT : placed >> EXPERT_BITS; }
+__device__ __forceinline__ u32 place_of(u32 packed) { return packed == NO_EXPERT ? NO_EXPERT : packed >> EXPERT_BITS; }
 
 // A segment's counts: tokens for each rank, and then tokens that chose each expert. In the end, the
 // sums over all segments before.
@@ -96,12 +96,12 @@ struct Column {
   }
 };
 
-struct Layout {
-  Waiting waiting;
-  Column columns[UCCL_EP_MOST_RANKS + UCCL_EP_MOST_EXPERTS];  // by rank, and then by expert
+struct LayoutState {
+  WaitState wait;
+  Column columns[UCCL_EP_MAX_RANKS + UCCL_EP_MAX_EXPERTS];  // by rank, and then by expert
   u32 masks[UCCL_EP_SEGMENT][2];                                 // by token: its ranks
 };
-static_assert(UCCL_EP_MOST_RANKS <= 2 * Column::BITS, "ranks of a token");
+static_assert(UCCL_EP_MAX_RANKS <= 2 * Column::BITS, "ranks of a token");
 
 // A segment of the tokens.
 struct Segment {
@@ -111,7 +111,7 @@ struct Segment {
 };
 
 // Clears the columns and masks. All threads take part.
-__device__ __forceinline__ void clear(Layout& s, u32 columns) {
+__device__ __forceinline__ void clear(LayoutState& s, u32 columns) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x) s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
 #pragma unroll 1
@@ -119,7 +119,7 @@ __device__ __forceinline__ void clear(Layout& s, u32 columns) {
 }
 
 // Adds a rank to those of a token of the segment.
-__device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
+__device__ __forceinline__ void add_rank(LayoutState& s, u32 token, u32 rank) {
   s.columns[rank].add(token);
   atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
 }
@@ -130,7 +130,7 @@ __device__ __forceinline__ bool is_invalid_choice(const UcclEpRoutes& r, u32 ran
 }
 
 // Sets a fault for the first invalid choice of a token that has one. One thread.
-UCCL_SELDOM void set_choice_fault(const UcclEpLayout& p, Waiting& w, u32 token) {
+UCCL_COLD void set_choice_fault(const UcclEpLayout& p, WaitState& w, u32 token) {
   const UcclEpRoutes& r = p.routes;
   u64 first = static_cast<u64>(token) * r.top_k;
   u32 nth = 0;
@@ -165,30 +165,30 @@ __device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Segment
 }
 
 // Finds the ranks of a segment's tokens. Sets a fault for an invalid choice.
-__device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Segment& segment) {
+__device__ __forceinline__ void find_ranks(const UcclEpLayout& p, LayoutState& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks;
   if (p.token_in_rank != 0) {
     const u8* token_in_rank = reinterpret_cast<const u8*>(p.token_in_rank);
 #pragma unroll 1
     for (u32 i = segment.begin * ranks + threadIdx.x; i < segment.end * ranks; i += blockDim.x) {
-      if (token_in_rank[i] != 0) send_to(s, i / ranks - segment.begin, i % ranks);
+      if (token_in_rank[i] != 0) add_rank(s, i / ranks - segment.begin, i % ranks);
     }
     return;
   }
   for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
     if (expert != NO_EXPERT) {
       s.columns[ranks + expert].add(token - segment.begin);
-      send_to(s, token - segment.begin, expert / r.local_experts);
+      add_rank(s, token - segment.begin, expert / r.local_experts);
     } else if (!is_none(r, at)) {
-      set_choice_fault(p, s.waiting, token);
+      set_choice_fault(p, s.wait, token);
     }
   });
 }
 
 // Places the tokens of a segment, and keeps a copy of their choices: the caller's may change before
 // the combine.
-__device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, const Segment& segment) {
+__device__ __forceinline__ void place_segment(const UcclEpLayout& p, LayoutState& s, const Segment& segment) {
   const UcclEpRoutes& r = p.routes;
   u32 ranks = p.group.ranks, counted = p.token_in_rank != 0 ? ranks : ranks + ranks * r.local_experts;
   find_ranks(p, s, segment);
@@ -200,7 +200,7 @@ __device__ __forceinline__ void place_segment(const UcclEpLayout& p, Layout& s, 
     u32* places = reinterpret_cast<u32*>(r.places);
     for_choices(p, segment, [&](u32 at, u32 token, u32 expert) {
       u32 place = expert == NO_EXPERT ? 0 : s.columns[ranks + expert].before(token - segment.begin);
-      places[at] = placed(expert, place);
+      places[at] = pack_choice(expert, place);
     });
   }
 #pragma unroll 1
@@ -250,13 +250,13 @@ __device__ __forceinline__ void sum_segments(const UcclEpLayout& p, u32 segments
   }
 }
 
-__device__ __forceinline__ void lay_out(const UcclEpLayout& p, Layout& s) {
+__device__ __forceinline__ void layout(const UcclEpLayout& p, LayoutState& s) {
   const UcclEpRoutes& r = p.routes;
   clear(s, p.group.ranks + p.group.ranks * r.local_experts);
-  if (!begin_block(p.group, p.call, STEP_LAYOUT, s.waiting)) return;
+  if (!begin_block(p.group, p.call, STEP_LAYOUT, s.wait)) return;
   u32 begin = blockIdx.x * UCCL_EP_SEGMENT;
   if (begin < r.tokens) place_segment(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_SEGMENT, r.tokens)});
-  if (!is_sound(p.group, p.call, s.waiting)) return;
-  if (!is_last_block(reinterpret_cast<u32*>(p.ended), s.waiting)) return;
+  if (!is_sound(p.group, p.call, s.wait)) return;
+  if (!is_last_block(reinterpret_cast<u32*>(p.ended), s.wait)) return;
   sum_segments(p, (r.tokens + UCCL_EP_SEGMENT - 1) / UCCL_EP_SEGMENT);
 }

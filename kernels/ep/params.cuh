@@ -5,15 +5,15 @@
 #include <machine.cuh>
 
 // Each rank has a bit of a 64-bit word.
-constexpr u32 UCCL_EP_MOST_RANKS = 64;
-constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
+constexpr u32 UCCL_EP_MAX_RANKS = 64;
+constexpr u32 UCCL_EP_MAX_EXPERTS = 2048;
 // Each choice has a lane of a warp.
-constexpr u32 UCCL_EP_MOST_TOP_K = 32;
+constexpr u32 UCCL_EP_MAX_TOP_K = 32;
 // Bounds of a small batch, where each block of `send` reads all choices.
 constexpr u32 UCCL_EP_SMALL_BATCH_TOKENS = 512;
 constexpr u32 UCCL_EP_SMALL_BATCH_CHOICES = 4096;
 // A token's number has 16 bits in a record's first word and in a flag.
-constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
+constexpr u32 UCCL_EP_MAX_TOKENS = 65535;
 // Calls that may be in flight at once.
 constexpr u32 UCCL_EP_SLOTS = 8;
 // Calls of one length after which places begin anew, so that the memory they touch stays in caches.
@@ -34,11 +34,11 @@ constexpr u32 UCCL_EP_TAGGED_WORDS = 1 + 8192;
 // Tokens of a segment, which a block of `layout` counts.
 constexpr u32 UCCL_EP_SEGMENT = 128;
 
-// State that only this rank's kernels use: whether a call has failed, the blocks that have ended a
-// step, the places of the last calls, and the ranks that are left out.
-struct UcclEpOwn {
+// State that only this rank's own kernels use: whether a call has failed, the blocks that have
+// ended a step, the places of the last calls, and the ranks that are left out.
+struct UcclEpOwnState {
   u32 has_failed;
-  u32 laid_out;  // blocks that have come to the end of `layout`
+  u32 layout_ended;  // blocks that have come to the end of `layout`
   u32 zero[14];
   u32 ended[2][UCCL_EP_SLOTS];
   u32 claimed[UCCL_EP_SLOTS];  // by slot: work items that warps have claimed, see `share_out`
@@ -47,7 +47,7 @@ struct UcclEpOwn {
   u64 begins[UCCL_EP_SLOTS];  // by slot: offset in the pool
   u64 ends[UCCL_EP_SLOTS];
   u64 masked;                                       // a bit for each rank that is left out
-  u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MOST_RANKS];  // by slot and rank: whether the rank's data came in time
+  u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MAX_RANKS];  // by slot and rank: whether the rank's data came in time
   u64 pushed;                                       // commands pushed to the proxy, in all
   u64 popped;                                       // commands that the proxy had taken when that was last read
   u64 room;                                         // the last call that the first block found room for, where it alone polls
@@ -69,13 +69,13 @@ struct UcclEpStatus {
   u32 poison;  // set by the host, to end all waits
   u32 state;
   u32 phase;
-  u32 what;
+  u32 detail;
   u64 call;
   u64 late;  // a bit for each rank that the report is about
   u64 waited_ns;
   u64 lost;  // a bit for each rank that is gone: set by the host
-  u64 expected[UCCL_EP_MOST_RANKS];
-  u64 seen[UCCL_EP_MOST_RANKS];
+  u64 expected[UCCL_EP_MAX_RANKS];
+  u64 seen[UCCL_EP_MAX_RANKS];
 };
 
 // Values of UcclEpStatus::state.
@@ -93,7 +93,7 @@ constexpr u32 UCCL_EP_ROOM = 1;
 constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
-  u64 windows[UCCL_EP_MOST_RANKS];  // by rank; of far ranks, their mirrors
+  u64 windows[UCCL_EP_MAX_RANKS];  // by rank; of far ranks, their mirrors
   u64 staging;                         // this rank's window, or its staging copy: see staging.cuh
   u64 far;                          // a bit for each rank whose window this GPU does not reach
   u64 mirrors;                      // the base of commands' sources
@@ -115,9 +115,9 @@ struct UcclEpGroup {
 
 // A call's parameters: the same each time that a graph repeats it.
 struct UcclEpCall {
-  u64 placed;                  // UcclEpPlaced: its number and place this time, written for its later launches
+  u64 placement;                  // UcclEpPlacement: its number and place this time, written for the later launches
   u64 len;                     // bytes of a call in the pool
-  u64 sent;                    // UcclEpPlaced of a combine's dispatch, with the ranks that it left out; or null
+  u64 dispatch_placement;                    // UcclEpPlacement of a combine's dispatch, with the ranks that it left out; or null
   u64 header[UCCL_EP_HEADER];  // this rank's header
   u32 agreed;                  // leading words of the header that must be equal on all ranks
   u32 phase;
@@ -126,7 +126,7 @@ struct UcclEpCall {
 };
 
 // A call's number and place, which follow from the calls before it.
-struct UcclEpPlaced {
+struct UcclEpPlacement {
   u64 number;
   u64 place;   // in bytes from the start of a window
   u64 after;   // a bit for the slot of each call that a peer must have ended before the place is written to
@@ -283,8 +283,8 @@ struct UcclEpHostMailbox {
   u64 ticket;
   u32 is_taken;  // whether the same launch takes the rows out
   u32 zero;
-  u32 from[UCCL_EP_MOST_RANKS];
-  u32 per_expert[UCCL_EP_MOST_EXPERTS];  // by local expert
+  u32 from[UCCL_EP_MAX_RANKS];
+  u32 per_expert[UCCL_EP_MAX_EXPERTS];  // by local expert
 };
 
 struct UcclEpNormalReceive {

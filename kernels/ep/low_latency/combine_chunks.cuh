@@ -9,9 +9,9 @@
 
 #include "combine.cuh"
 
-struct ReturningParts {
-  Returning rows;
-  Taken taken;
+struct ChunkReturnState {
+  ReturnState rows;
+  TakenWords taken;
   ReadyFlag flags[2][UCCL_EP_THREADS / LANES];  // of the warps' last pieces, in turn
 };
 
@@ -22,14 +22,14 @@ constexpr u32 OWN_ROW_MASK = (1u << FLAG_CALL) - 1;
 __device__ __forceinline__ bool can_skip_own_copies(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_CHUNKS; }
 
 // Names the rows of this rank's own tokens in their flags.
-__device__ __forceinline__ void publish_own_rows(const UcclEpReturn& p, const Returning& s) {
+__device__ __forceinline__ void publish_own_rows(const UcclEpReturn& p, const ReturnState& s) {
   const UcclEpGroup& g = p.group;
-  u64 call = s.waiting.call.number, flags = flags_of(g, g.rank, g.rank, call);
+  u64 call = s.wait.call.number, flags = flags_of(g, g.rank, g.rank, call);
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
 #pragma unroll 1
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
-    Made made = made_of(p, first + i / p.top_k, i % p.top_k);
-    if (made.is_there) store_relaxed(flags + sizeof(u64) * made.slot(p), tagged_word(call, made.row));
+    ExpertRow expert_row = expert_row_of(p, first + i / p.top_k, i % p.top_k);
+    if (expert_row.is_there) store_relaxed(flags + sizeof(u64) * expert_row.slot(p), tagged_word(call, expert_row.row));
   }
 }
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void publish_own_rows(const UcclEpReturn& p, const Re
 constexpr u32 PAIR_ROUND = 4;
 
 // Copies a slice of some rows: a lane has the source and destination of one.
-__device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine, u32 has) {
+__device__ __forceinline__ void copy_rows(const Slice& slice, const RowCopy& mine, u32 has) {
 #pragma unroll 1
   for (u32 left = has; left != 0;) {
     int one = __ffs(static_cast<int>(left)) - 1;
@@ -63,7 +63,7 @@ constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
 // The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
-__device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlaced& call, u32 at, u32 of, u32 choice) {
+__device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlacement& call, u32 at, u32 of, u32 choice) {
   return tagged_words_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ u64 tagged_weight(u64 call, float weight) { return nt
 __device__ __forceinline__ bool is_weight(u64 word, u64 call) { return word >> WEIGHT_CALL == nth_of_slot(call); }
 
 // Sends all ranks the weights of this rank's tokens, or a word that it sends none.
-__device__ __forceinline__ void send_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
+__device__ __forceinline__ void send_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlacement& call) {
   const UcclEpGroup& g = p.group;
   bool sends_weights = p.sums != 0 && sum != nullptr;
   u32 count = sends_weights ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
@@ -98,33 +98,33 @@ __device__ __forceinline__ void send_weights(const UcclEpReturn& p, const UcclEp
 
 // A token's rows that go back to a rank: a row for each lane, or none, with the tagged word of its
 // weight and the weight.
-struct Given {
+struct TokenReturn {
   u32 rank;
   u32 token;
-  Going row;
+  RowCopy row;
   u64 weight_at;
   u64 weight;
 };
 
 // The `turn`th token that goes back; so many ranks take turns.
-__device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, u32 turn) {
+__device__ __forceinline__ TokenReturn token_return_at(const UcclEpReturn& p, const ReturnState& s, u32 ranks, u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
-  Given given = {rank, 0, {0, 0, 0}, 0, 0};
-  if (at >= s.starts[rank + 1]) return given;
-  given.token = token_of_record(record_of(p.records, p.top_k, at)[0]);
-  if (lane_of_thread() >= p.top_k) return given;
-  Made made = made_of(p, at, lane_of_thread());
-  given.row = going_to(p, s.waiting.call, rank, made);
-  if (given.row.to == 0 || p.sums == 0) return given;
-  given.weight_at = weight_of(p, s.waiting.call, g.rank, rank, made.token * p.top_k + made.choice);
-  given.weight = load_relaxed(given.weight_at);
-  return given;
+  TokenReturn token_return = {rank, 0, {0, 0, 0}, 0, 0};
+  if (at >= s.starts[rank + 1]) return token_return;
+  token_return.token = token_of_record(record_of(p.records, p.top_k, at)[0]);
+  if (lane_of_thread() >= p.top_k) return token_return;
+  ExpertRow expert_row = expert_row_of(p, at, lane_of_thread());
+  token_return.row = row_copy(p, s.wait.call, rank, expert_row);
+  if (token_return.row.to == 0 || p.sums == 0) return token_return;
+  token_return.weight_at = weight_of(p, s.wait.call, g.rank, rank, expert_row.token * p.top_k + expert_row.choice);
+  token_return.weight = load_relaxed(token_return.weight_at);
+  return token_return;
 }
 
 // Waits until a rank has said whether it sends weights, and sets `sends_weights`. `weight_ranks`
 // has a bit for each rank known to send them. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, Waiting& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
+__device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, WaitState& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
   u64 seen;
   sends_weights = (weight_ranks >> rank & 1) != 0;
   if (sends_weights) return true;
@@ -135,12 +135,12 @@ __device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, Wait
 }
 
 // Waits until the weights of a token's rows are there. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting& w, Given& given) {
+__device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, WaitState& w, TokenReturn& token_return) {
   u64 call = w.call.number;
   auto has_come = [&](u64 word) { return is_weight(word, call); };
-  Awaited weight = {given.weight_at, flag_of(call), given.rank, UCCL_EP_DATA, NO_CALL};
-  bool waits = given.weight_at != 0 && !has_come(given.weight);
-  return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, has_come) == CAME);
+  WordWait weight = {token_return.weight_at, flag_of(call), token_return.rank, UCCL_EP_DATA, NO_CALL};
+  bool waits = token_return.weight_at != 0 && !has_come(token_return.weight);
+  return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, token_return.weight, has_come) == ARRIVED);
 }
 
 // Rows that a lane loads at a time to sum them for another rank, and vectors of each row.
@@ -148,9 +148,9 @@ constexpr u32 SENT_ROUND = 3;
 constexpr u32 SENT_WIDTH = 2;
 
 // Sends a slice of this rank's partial sum of a token, to the slots of its first two rows.
-__device__ __forceinline__ void send_sum(const Slice& slice, const Given& given, u32 has) {
-  u64 upper = __shfl_sync(ALL, given.row.to, 0), lower = __shfl_sync(ALL, given.row.to, 1);
-  Terms terms = {given.row.from, __uint_as_float(static_cast<u32>(given.weight)), given.rank, has, 1, 0};
+__device__ __forceinline__ void send_sum(const Slice& slice, const TokenReturn& token_return, u32 has) {
+  u64 upper = __shfl_sync(ALL, token_return.row.to, 0), lower = __shfl_sync(ALL, token_return.row.to, 1);
+  Terms terms = {token_return.row.from, __uint_as_float(static_cast<u32>(token_return.weight)), token_return.rank, has, 1, 0};
 #pragma unroll 1
   for (u32 first = slice.begin; first < slice.end; first += SENT_WIDTH * LANES) {
     Sums partial[SENT_WIDTH] = {};
@@ -168,20 +168,20 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given,
 
 // Sends a piece of a token's rows. Returns its flag, or none: there was no row, or a wait has
 // failed. All lanes of a warp take part.
-__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& weight_ranks) {
-  u32 has = __ballot_sync(ALL, given.row.to != 0);
+__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, WaitState& w, TokenReturn& token_return, u32 piece, u64& weight_ranks) {
+  u32 has = __ballot_sync(ALL, token_return.row.to != 0);
   // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
-  if (has == 0 || (is_summed && !wait_for_weight_word(p, w, given.rank, weight_ranks, is_summed))) return {0, 0};
-  if (is_summed && !wait_for_weights(p, w, given)) return {0, 0};
+  if (has == 0 || (is_summed && !wait_for_weight_word(p, w, token_return.rank, weight_ranks, is_summed))) return {0, 0};
+  if (is_summed && !wait_for_weights(p, w, token_return)) return {0, 0};
   Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
   if (is_summed) {
-    send_sum(slice, given, has);
+    send_sum(slice, token_return, has);
   } else {
-    copy_rows(slice, given.row, has);
+    copy_rows(slice, token_return.row, has);
   }
-  u64 call = w.call.number, flags = flags_of(p.group, given.rank, p.group.rank, call);
-  return {flags + sizeof(u64) * (given.token * p.pieces + piece), chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
+  u64 call = w.call.number, flags = flags_of(p.group, token_return.rank, p.group.rank, call);
+  return {flags + sizeof(u64) * (token_return.token * p.pieces + piece), chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
 
 // Sets the flags of pieces that the block has sent: one for each lane, or none. A fence for each
@@ -194,9 +194,9 @@ __device__ __forceinline__ void set_flags(const ReadyFlag& flag) {
 
 // Sends rows back, piece by piece; so many ranks take turns. The first warp waits until the pieces
 // of all warps are there, and sets the flags.
-__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& state, u32 ranks) {
+__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ChunkReturnState& state, u32 ranks) {
   const UcclEpGroup& g = p.group;
-  Returning& s = state.rows;
+  ReturnState& s = state.rows;
   u64 weight_ranks = 0;
   u32 most = 0, warps = warps_of_block(), warp = warp_of_thread();
 #pragma unroll 1
@@ -207,8 +207,8 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
     u32 item = first + warp * gridDim.x;
     ReadyFlag flag = {0, 0};
     if (item < count) {
-      Given given = given_at(p, s, ranks, item / p.pieces);
-      flag = send_piece(p, s.waiting, given, item % p.pieces, weight_ranks);
+      TokenReturn token_return = token_return_at(p, s, ranks, item / p.pieces);
+      flag = send_piece(p, s.wait, token_return, item % p.pieces, weight_ranks);
     }
     if (lane_of_thread() == 0) state.flags[turn][warp] = flag;
     __syncthreads();
@@ -219,20 +219,20 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningPa
 
 // Begins a block that sends rows back. The spare block sends weights and headers, and sets
 // `arrived`. `sum`: the sum in the same launch; or null.
-__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ReturningParts& s) {
+__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ChunkReturnState& s) {
   load_starts(p, s.rows);
-  if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.waiting, s.taken)) return false;
+  if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.wait, s.taken)) return false;
   if (is_spare_block()) {
-    send_weights(p, sum, s.rows.waiting.call);
-    write_headers(p.group, p.call, s.rows.waiting.call, nullptr);
-    set_arrived(p.group, p.call, s.rows.waiting);
+    send_weights(p, sum, s.rows.wait.call);
+    write_headers(p.group, p.call, s.rows.wait.call, nullptr);
+    set_arrived(p.group, p.call, s.rows.wait);
   }
   return true;
 }
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
 // not copied, a lane has the address of its flag.
-__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_own, const Waiting& w, u32 token) {
+__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_own, const WaitState& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (skips_own && terms.rank == g.rank) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_
 
 // Finds the own rows that were not copied: lanes in `own` have the address of a flag. All lanes of
 // a warp take part.
-__device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 own, Terms& terms) {
+__device__ __forceinline__ bool find_own(const UcclEpReturn& p, WaitState& w, u32 own, Terms& terms) {
   bool has = (own >> lane_of_thread() & 1) != 0;
   u64 seen;
   if (!wait_for_flags(p.group, w, has, p.group.rank, terms.row, seen)) return false;
@@ -253,7 +253,7 @@ __device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 
 
 // Waits until a piece of each term has come, except `own`. A partial sum has the slots of its
 // rank's first two choices, and counts as two terms. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u32 token, u32 piece, u32 own, Terms& terms) {
+__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, WaitState& w, u32 token, u32 piece, u32 own, Terms& terms) {
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
@@ -281,13 +281,13 @@ __device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
 __device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - block_number()) * warps_of_block() + warp_of_thread(); }
 
 // Some vectors of a token's sum.
-struct Vectors {
+struct SumSlice {
   u32 token;
   u32 piece;
   Slice slice;
 };
 
-__device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, u32 slices, u32 i) {
+__device__ __forceinline__ SumSlice sum_slice_of(const UcclEpSum& p, u32 slices, u32 i) {
   u32 nth = i / slices, piece = nth % p.pieces;
   Slice whole = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
   Slice slice = slice_of({0, 0, i % slices, slices}, whole.end - whole.begin);
@@ -295,12 +295,12 @@ __device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, u32 slices, u3
 }
 
 // The terms of a sum, and the partial sum of own rows that were not copied.
-struct Summing {
+struct SumState {
   Terms terms;
   KnownPartial<PIECE_WIDTH> own;
 };
 
-__device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
+__device__ __forceinline__ void add_own(SumState& s, u32 first, u32 end) {
   s.own = {s.own.terms, {}};
   add_partial<PARTIAL_ROUND>(s.terms, s.own.terms, first, end, s.own.of);
 #pragma unroll
@@ -309,45 +309,45 @@ __device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
 
 // Begins a sum with this rank's own rows. `own_rows`: the call that has those rows, if they were
 // not copied; or null. All lanes of a warp take part.
-__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* own_rows, Waiting& w, const Vectors& vectors, Summing& s) {
-  s.terms = terms_in_chunks(p, own_rows != nullptr, w, vectors.token);
+__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* own_rows, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+  s.terms = terms_in_chunks(p, own_rows != nullptr, w, sum_slice.token);
   s.own.terms = __ballot_sync(ALL, own_rows != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
   if (s.own.terms != 0 && !find_own(*own_rows, w, s.own.terms, s.terms)) return false;
-  add_own(s, vectors.slice.begin, vectors.slice.end);
+  add_own(s, sum_slice.slice.begin, sum_slice.slice.end);
   return true;
 }
 
 // Ends a sum once the pieces of other ranks have come.
-__device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Vectors& vectors, Summing& s) {
-  if (!wait_for_terms(p, w, vectors.token, vectors.piece, s.own.terms, s.terms)) return false;
+__device__ __forceinline__ bool end_sum(const UcclEpSum& p, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+  if (!wait_for_terms(p, w, sum_slice.token, sum_slice.piece, s.own.terms, s.terms)) return false;
 #pragma unroll 1
-  for (u32 first = vectors.slice.begin; first < vectors.slice.end; first += PIECE_STEP) {
-    if (first != vectors.slice.begin) add_own(s, first, vectors.slice.end);
-    sum_vectors<PARTIAL_ROUND>(s.terms, s.own, first, vectors.slice.end, [&](u32 at, const Sums& sums) {
-      store_vector(p.out + vectors.token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
+  for (u32 first = sum_slice.slice.begin; first < sum_slice.slice.end; first += PIECE_STEP) {
+    if (first != sum_slice.slice.begin) add_own(s, first, sum_slice.slice.end);
+    sum_vectors<PARTIAL_ROUND>(s.terms, s.own, first, sum_slice.slice.end, [&](u32 at, const Sums& sums) {
+      store_vector(p.out + sum_slice.token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
     });
   }
   return true;
 }
 
 // Makes the sums. Own rows are added while the pieces of other ranks are on their way.
-__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* own_rows, Waiting& w) {
+__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* own_rows, WaitState& w) {
   u32 slices = slices_of_piece(p);
 #pragma unroll 1
   for (u32 i = first_slice(); i < p.routes.tokens * p.pieces * slices; i += warps_of_launch()) {
-    Vectors vectors = vectors_of(p, slices, i);
-    Summing sum;
-    if (!begin_sum(p, own_rows, w, vectors, sum) || !end_sum(p, w, vectors, sum)) break;
+    SumSlice sum_slice = sum_slice_of(p, slices, i);
+    SumState sum;
+    if (!begin_sum(p, own_rows, w, sum_slice, sum) || !end_sum(p, w, sum_slice, sum)) break;
   }
 }
 
 // In the first block: waits for the ranks' headers, compares them for all blocks, and measures the
 // ranks' delays.
-__device__ __forceinline__ bool compare_first(const UcclEpSum& p, Waiting& w) {
+__device__ __forceinline__ bool compare_first(const UcclEpSum& p, WaitState& w) {
   return blockIdx.x != 0 || wait_for_data(p.group, p.call, p.waits, w);
 }
 
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningParts& s) {
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, ChunkReturnState& s) {
   if (p.pieces == 0) {
     return_whole(p, s.rows);
   } else if (begin_return(p, nullptr, s)) {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningPar
   }
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, WaitState& w) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   if (p.pieces == 0) {
     sum_whole(p, w);
@@ -366,7 +366,7 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
 }
 
 // Sends rows back and sums in one launch, in pieces.
-__device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
+__device__ __forceinline__ void combine(const UcclEpCombine& p, ChunkReturnState& s) {
   const UcclEpReturn& back = p.give_back;
   if (!begin_return(back, &p.sum, s)) return;
   bool skips_own = can_skip_own_copies(back.slots, back.top_k);
@@ -374,9 +374,9 @@ __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& 
   u32 ranks = skips_own ? back.group.ranks - 1 : back.group.ranks;
   // Delays of ranks are measured before any other wait for them.
   bool is_timed = p.sum.waits != 0;
-  if (is_timed && !compare_first(p.sum, s.rows.waiting)) return;
+  if (is_timed && !compare_first(p.sum, s.rows.wait)) return;
   if (ranks > 0) return_pieces(back, s, ranks);
-  if (!is_timed && !compare_first(p.sum, s.rows.waiting)) return;
-  sum_pieces(p.sum, skips_own ? &back : nullptr, s.rows.waiting);
-  is_sound(back.group, back.call, s.rows.waiting);
+  if (!is_timed && !compare_first(p.sum, s.rows.wait)) return;
+  sum_pieces(p.sum, skips_own ? &back : nullptr, s.rows.wait);
+  is_sound(back.group, back.call, s.rows.wait);
 }

@@ -17,7 +17,7 @@ constexpr u32 WARP_CHANNELS = 512;
 // Addresses of a token's records: a lane has those at two ranks. `slot_of` returns the token's slot
 // at a rank, or -1.
 template <typename SlotOf>
-__device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlaced& call, Targets (&to)[2],
+__device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlacement& call, Targets (&to)[2],
                                            SlotOf slot_of) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
@@ -33,11 +33,11 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
   }
 }
 
-constexpr u32 NO_RANK = UCCL_EP_MOST_RANKS;
+constexpr u32 NO_RANK = UCCL_EP_MAX_RANKS;
 
 // Addresses of the records of a token that an earlier launch has routed, without that at
 // `left_out`.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2],
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlacement& call, u32 token, Targets (&to)[2],
                                            u32 left_out = NO_RANK) {
   records_at(p, call, to, [&](u32 rank) {
     return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place();
@@ -145,7 +145,7 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
 
 // Sends each rank its counts as tagged words, where records have flags: the tokens of each of its
 // experts, and its records. One block.
-__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert, const u32* per_rank) {
+__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlacement& call, const u32* per_expert, const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts, words = local + 1;
 #pragma unroll 1
@@ -158,7 +158,7 @@ __device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const Uc
 }
 
 // Sends each rank its counts. One block.
-__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert,
+__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlacement& call, const u32* per_expert,
                                             const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPla
 }
 
 // Sends the counts of tokens that an earlier launch has routed.
-__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const UcclEpPlaced& call) {
+__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const UcclEpPlacement& call) {
   send_counts(p, call, reinterpret_cast<const u32*>(p.routes.experts), reinterpret_cast<const u32*>(p.routes.counts));
 }
 
@@ -188,7 +188,7 @@ __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team
 }
 
 // Sends far ranks their areas. The headers have the numbers of records.
-__device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
+__device__ __forceinline__ void send_areas(const UcclEpSend& p, WaitState& w) {
   const UcclEpGroup& g = p.group;
   u32 rank = threadIdx.x;
   if (rank - lane_of_thread() >= g.ranks) return;
@@ -199,14 +199,14 @@ __device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
   send_far(g, w, has, rank, area, p.area.first + records * p.area.stride);
 }
 
-struct Sending {
-  Waiting waiting;
-  Taken taken;
+struct SendState {
+  WaitState wait;
+  TakenWords taken;
   SmallBatch small_batch;
 };
 
 // Sends tokens that an earlier launch has routed.
-__device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPlaced& call) {
+__device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPlacement& call) {
   if (is_spare_block()) send_routed_counts(p, call);
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
@@ -222,7 +222,7 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
 
 // Sets the flags of the records, if there are any, of a block's tokens, which the block has sent.
 // One warp.
-__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlaced& call, const SmallBatch& small_batch, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlacement& call, const SmallBatch& small_batch, const BlockTokens& block_tokens) {
   const UcclEpGroup& g = p.group;
   u64 ranks[BLOCK_TOKENS] = {}, all = 0;
 #pragma unroll
@@ -242,19 +242,19 @@ __device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const Uccl
 }
 
 // Sets the flags of the tokens that the block has sent last. All its threads take part.
-__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const Sending& s, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const SendState& s, const BlockTokens& block_tokens) {
   if (p.in_chunks == 0 || block_tokens.count == 0) return;
   __syncthreads();
-  if (warp_of_thread() == 0) set_record_flags(p, s.waiting.call, s.small_batch, block_tokens);
+  if (warp_of_thread() == 0) set_record_flags(p, s.wait.call, s.small_batch, block_tokens);
 }
 
 // Sends one of the block's tokens.
-__device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const Sending& s, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const SendState& s, const BlockTokens& block_tokens) {
   u32 warps = warps_of_block() / block_tokens.count, nth = warp_of_thread() / warps, token = block_tokens.token(nth);
   Team team = {0, 0, warp_of_thread() % warps, warps};
   u64 mask = s.small_batch.masks[token];
   Targets to[2];
-  records_at(p, s.waiting.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.small_batch.slots[nth][rank]) : -1; });
+  records_at(p, s.wait.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.small_batch.slots[nth][rank]) : -1; });
   send_token(p, team, token, to);
   if (team.warp != 0) return;
   u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.small_batch.choices[token * p.routes.top_k + k] : NO_CHOICE;
@@ -264,8 +264,8 @@ __device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const Sen
 
 // Sends a small number of tokens: a block has one or two at a time. The flags of its `last` tokens
 // are not set yet. Returns false after a fault, such as an invalid choice.
-__device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, Sending& s, BlockTokens& last) {
-  const UcclEpPlaced& call = s.waiting.call;
+__device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, SendState& s, BlockTokens& last) {
+  const UcclEpPlacement& call = s.wait.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.small_batch);
     if (p.in_chunks == 0) {
@@ -273,42 +273,42 @@ __device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, Sending& s
     } else {
       send_tagged_counts(p, call, s.small_batch.per_expert, s.small_batch.per_rank);
       write_headers(p.group, p.call, call, nullptr);
-      set_arrived(p.group, p.call, s.waiting);
+      set_arrived(p.group, p.call, s.wait);
     }
   }
 #pragma unroll 1
   for (u32 first = block_number(); first < p.routes.tokens; first += BLOCK_TOKENS * gridDim.x) {
     set_sent_flags(p, s, last);
     last = block_tokens_at(p.routes, first);
-    if (!place_tokens(p, last, s.small_batch, s.waiting)) return false;
+    if (!place_tokens(p, last, s.small_batch, s.wait)) return false;
     send_block_tokens(p, s, last);
   }
   return true;
 }
 
-__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
+__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, SendState& s) {
   if (p.is_small_batch != 0) load_choices(p.routes, p.group.ranks, s.small_batch);
   bool in_chunks = p.in_chunks != 0;
-  if (in_chunks ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
+  if (in_chunks ? !begin_at_once(p.group, p.call, false, s.wait, s.taken) : !begin_send(p.group, p.call, s.wait)) return;
   if (p.is_small_batch == 0) {
-    send_routed(p, s.waiting.call);
+    send_routed(p, s.wait.call);
   } else {
     BlockTokens last = {0, 0};
     if (!send_small_batch(p, s, last)) return;
     set_sent_flags(p, s, last);
   }
-  if (!in_chunks) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
+  if (!in_chunks) end_send(p.group, p.call, s.wait, [&] { send_areas(p, s.wait); });
 }
 
 // State of a block that receives.
-struct Arriving {
-  Waiting waiting;
+struct ReceiveState {
+  WaitState wait;
   u32 starts[STARTS];                  // by rank: records before its first
-  u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert: the row of its first token
+  u32 begins[UCCL_EP_MAX_EXPERTS];    // by rank and local expert: the row of its first token
 };
 
 // Sets a fault: a rank announces more records than it may.
-__device__ __forceinline__ void set_excess_fault(const UcclEpCall& c, Waiting& w, u32 rank, u64 most, u64 count) {
+__device__ __forceinline__ void set_excess_fault(const UcclEpCall& c, WaitState& w, u32 rank, u64 most, u64 count) {
   w.expected[rank] = most;
   w.seen[rank] = count;
   set_fault(w, UCCL_EP_DISAGREE, c.agreed, rank);
@@ -316,7 +316,7 @@ __device__ __forceinline__ void set_excess_fault(const UcclEpCall& c, Waiting& w
 
 // Turns the ranks' counts of records into the records before each rank's first; `starts[rank + 1]`
 // has a rank's count.
-__device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32* starts) {
+__device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, u32* starts) {
   if (!is_sound(g, c, w)) return false;
   if (threadIdx.x == 0) {
     starts[0] = 0;
@@ -329,7 +329,7 @@ __device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCal
 
 // Finds the records that each rank has sent, of `slots` at most, and those before its first. The
 // block has the headers.
-__device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
+__device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, WaitState& w,
                                               u32* starts) {
   if (threadIdx.x < g.ranks) {
     bool is_there = !is_masked(w.call, threadIdx.x);
@@ -342,23 +342,23 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
 }
 
 // Reads the ranks' counts by expert, which are there.
-__device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s) {
+__device__ __forceinline__ void load_counts(const UcclEpReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     u32 rank = i / local;
-    u64 area = staged_place(g, s.waiting.call) + rank * p.area.len;
-    s.begins[i] = is_masked(s.waiting.call, rank) ? 0 : reinterpret_cast<const u32*>(area)[i % local];
+    u64 area = staged_place(g, s.wait.call) + rank * p.area.len;
+    s.begins[i] = is_masked(s.wait.call, rank) ? 0 : reinterpret_cast<const u32*>(area)[i % local];
   }
 }
 
 // Waits for the tagged words with the ranks' counts, each thread for those that it reads. The first
 // block adds to `waits` as `wait_for_data` does. Headers take longer, and only the last block waits
 // for them.
-__device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving& s) {
+__device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
-  Waiting& w = s.waiting;
+  WaitState& w = s.wait;
   if (is_spare_block() && !wait_for_data(g, p.call, 0, w)) return false;
   u32 local = p.local_experts, words = local + 1;
   u64 call = w.call.number;
@@ -384,15 +384,15 @@ __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving
 }
 
 // Waits for the ranks' counts, which come with their headers.
-__device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, Arriving& s) {
-  if (!wait_for_data(p.group, p.call, p.waits, s.waiting, {p.area.len, p.local_experts})) return false;
+__device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, ReceiveState& s) {
+  if (!wait_for_data(p.group, p.call, p.waits, s.wait, {p.area.len, p.local_experts})) return false;
   load_counts(p, s);
-  return count_records(p.group, p.call, p.slots, s.waiting, s.starts);
+  return count_records(p.group, p.call, p.slots, s.wait, s.starts);
 }
 
 // Waits for the counts, and finds where each rank's rows begin. The first block writes the caller's
 // tables.
-__device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
+__device__ __forceinline__ bool count_received(const UcclEpReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
   if (!(p.in_chunks != 0 ? wait_for_counts(p, s) : wait_for_headers(p, s))) return false;
@@ -432,7 +432,7 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
 
 // Fetches the records of a block's teams, where windows are in host memory: a team reads a record
 // in many pieces, and each read would cross the bus.
-__device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlaced& call, const UcclEpArea& area,
+__device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlacement& call, const UcclEpArea& area,
                                               const u32* starts, const Team& team) {
   if (g.via_host == 0) return;
 #pragma unroll 1
@@ -469,10 +469,10 @@ __device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 recor
 }
 
 // Copies a record to the rows of its experts. Loads that do not depend on these rows come first.
-__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
+__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const ReceiveState& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
-  u64 area = staged_place(g, s.waiting.call) + from * p.area.len;
+  u64 area = staged_place(g, s.wait.call) + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   Slice slice = slice_of(team, p.area.payload / 16);
   Vector v[ROUND];
@@ -517,12 +517,12 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
 }
 
 // Waits until a record is there, where records have flags. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving& s, u32 at) {
+__device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, ReceiveState& s, u32 at) {
   const UcclEpGroup& g = p.group;
   if (p.in_chunks == 0) return true;
   u32 from = sender_of(s.starts, g.ranks, at);
-  u64 flag = flags_of(g, g.rank, from, s.waiting.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
-  return wait_for_flags(g, s.waiting, lane_of_thread() == 0, from, flag, seen);
+  u64 flag = flags_of(g, g.rank, from, s.wait.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
+  return wait_for_flags(g, s.wait, lane_of_thread() == 0, from, flag, seen);
 }
 
 // The blocks that take out so many records. The first `senders` blocks send, and are late: they
@@ -535,44 +535,44 @@ __device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32
 
 // Takes out the records, in a block that has the counts. `acks_later`: whether the call is
 // acknowledged when the next one begins.
-__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool acks_later, Arriving& s) {
+__device__ __forceinline__ void take_records(const UcclEpReceive& p, u32 senders, bool acks_later, ReceiveState& s) {
   u32 total = s.starts[p.group.ranks];
   Share share = takers(p, total, senders);
   // A record may have more rows than a block writes at once. With windows in host memory, each
   // block fetches its records whole.
   Team team = team_for(total, share, p.group.via_host != 0 ? 1 : 2);
-  fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
+  fetch_records(p.group, s.wait.call, p.area, s.starts, team);
   u32 end = has_block(share) ? total : 0;
 #pragma unroll 1
   for (u32 at = team.first; at < end && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
-  if (p.in_chunks != 0 && !is_sound(p.group, p.call, s.waiting)) return;
-  if (!acks_later && is_last_block(p.group, STEP_RECEIVE, s.waiting)) set_taken(p.group, p.call, s.waiting);
+  if (p.in_chunks != 0 && !is_sound(p.group, p.call, s.wait)) return;
+  if (!acks_later && is_last_block(p.group, STEP_RECEIVE, s.wait)) set_taken(p.group, p.call, s.wait);
 }
 
-__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (!begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) return;
-  if (count_arriving(p, s)) take_arriving(p, 0, false, s);
+__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, ReceiveState& s) {
+  if (!begin_block(p.group, p.call, STEP_RECEIVE, s.wait)) return;
+  if (count_received(p, s)) take_records(p, 0, false, s);
 }
 
-struct Dispatching {
-  Sending sending;
-  Arriving arriving;
+struct DispatchState {
+  SendState send;
+  ReceiveState receive;
 };
 
 // Sends a small batch and receives in one launch, record by record.
-__device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
+__device__ __forceinline__ void dispatch(const UcclEpDispatch& p, DispatchState& s) {
   const UcclEpSend& send = p.send;
   BlockTokens last = {0, 0};
-  load_choices(send.routes, send.group.ranks, s.sending.small_batch);
-  if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
-  if (!send_small_batch(send, s.sending, last)) return;
+  load_choices(send.routes, send.group.ranks, s.send.small_batch);
+  if (!begin_at_once(send.group, send.call, true, s.send.wait, s.send.taken)) return;
+  if (!send_small_batch(send, s.send, last)) return;
   // If more than half of the blocks send, a block reads the counts while its rows are on their way:
   // a fence ends no sooner if it begins earlier. Fewer rows arrive at once, and other blocks wait
   // for them.
   bool flags_late = 2 * send.routes.tokens > gridDim.x;
-  if (!flags_late) set_sent_flags(send, s.sending, last);
-  go_on(s.sending.waiting, s.arriving.waiting);
-  if (!count_arriving(p.receive, s.arriving)) return;
-  if (flags_late) set_sent_flags(send, s.sending, last);
-  take_arriving(p.receive, send.routes.tokens, true, s.arriving);
+  if (!flags_late) set_sent_flags(send, s.send, last);
+  pass_state(s.send.wait, s.receive.wait);
+  if (!count_received(p.receive, s.receive)) return;
+  if (flags_late) set_sent_flags(send, s.send, last);
+  take_records(p.receive, send.routes.tokens, true, s.receive);
 }

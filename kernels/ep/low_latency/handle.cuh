@@ -5,7 +5,7 @@
 
 #include "../warp.cuh"
 
-constexpr u32 STARTS = UCCL_EP_MOST_RANKS + 1;
+constexpr u32 STARTS = UCCL_EP_MAX_RANKS + 1;
 constexpr u32 NO_ROW = 0xffffffff;
 
 __device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) { reinterpret_cast<u32*>(records)[rank] = start; }
@@ -16,15 +16,15 @@ __device__ __forceinline__ u32* record_of(u64 records, u32 top_k, u32 at) {
 
 // A row of a record, and its choice, which has the lower bits.
 constexpr u32 CHOICE_BITS = 5;
-static_assert(UCCL_EP_MOST_TOP_K <= 1u << CHOICE_BITS, "a choice's number");
-static_assert(static_cast<u64>(UCCL_EP_MOST_EXPERTS) * UCCL_EP_MOST_TOKENS < NO_ROW >> CHOICE_BITS, "a row's number");
+static_assert(UCCL_EP_MAX_TOP_K <= 1u << CHOICE_BITS, "a choice's number");
+static_assert(static_cast<u64>(UCCL_EP_MAX_EXPERTS) * UCCL_EP_MAX_TOKENS < NO_ROW >> CHOICE_BITS, "a row's number");
 
 __device__ __forceinline__ u32 row_of_record(u32 word) { return word >> CHOICE_BITS; }
 __device__ __forceinline__ u32 choice_of_record(u32 word) { return word & ((1u << CHOICE_BITS) - 1); }
 
 // The first word of a record: its token has the lower bits.
 constexpr u32 TOKEN_BITS = 16;
-static_assert(UCCL_EP_MOST_TOKENS < 1u << TOKEN_BITS, "a token's number");
+static_assert(UCCL_EP_MAX_TOKENS < 1u << TOKEN_BITS, "a token's number");
 
 __device__ __forceinline__ u32 token_of_record(u32 begin) { return begin & ((1u << TOKEN_BITS) - 1); }
 __device__ __forceinline__ u32 rows_of_record(u32 begin) { return begin >> TOKEN_BITS; }

@@ -9,7 +9,7 @@ constexpr u32 NO_CHOICE = 0xffff;
 constexpr u32 INVALID_CHOICE = 0xfffe;
 // A choice that repeats an expert of the token: it has the same row, and is not counted.
 constexpr u32 REPEATED = 0x4000;
-static_assert(UCCL_EP_MOST_EXPERTS <= REPEATED, "an expert's number");
+static_assert(UCCL_EP_MAX_EXPERTS <= REPEATED, "an expert's number");
 
 // The expert that a choice names.
 __device__ __forceinline__ u32 expert_of_choice(u32 choice) { return choice & (REPEATED - 1); }
@@ -22,11 +22,11 @@ struct SmallBatch {
   u64 masks[UCCL_EP_SMALL_BATCH_TOKENS];  // by token: its ranks
   // By token of the block: by choice, earlier tokens that chose the same expert; by rank, earlier
   // tokens that go there.
-  u32 places[BLOCK_TOKENS][UCCL_EP_MOST_TOP_K];
-  u32 slots[BLOCK_TOKENS][UCCL_EP_MOST_RANKS];
+  u32 places[BLOCK_TOKENS][UCCL_EP_MAX_TOP_K];
+  u32 slots[BLOCK_TOKENS][UCCL_EP_MAX_RANKS];
   // Over all tokens, in the block that sends the counts.
-  u32 per_expert[UCCL_EP_MOST_EXPERTS];
-  u32 per_rank[UCCL_EP_MOST_RANKS];
+  u32 per_expert[UCCL_EP_MAX_EXPERTS];
+  u32 per_rank[UCCL_EP_MAX_RANKS];
 };
 
 // The one or two tokens that a block sends at a time; their numbers differ by the number of blocks.
@@ -122,7 +122,7 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Smal
 }
 
 // Sets a fault for the first invalid choice of a token. One warp.
-__device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBatch& small_batch, u32 token, Waiting& w) {
+__device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBatch& small_batch, u32 token, WaitState& w) {
   u32 lane = lane_of_thread();
   u32 choice = lane < p.routes.top_k ? small_batch.choices[token * p.routes.top_k + lane] : NO_CHOICE;
   u32 invalid = __ballot_sync(ALL, choice == INVALID_CHOICE);
@@ -134,7 +134,7 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBa
 
 // Finds the places of tokens: a warp counts for a choice or for a rank. All threads of the block
 // take part. Returns false after a fault, such as an invalid choice.
-__device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const BlockTokens& block_tokens, SmallBatch& small_batch, Waiting& w) {
+__device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const BlockTokens& block_tokens, SmallBatch& small_batch, WaitState& w) {
   const UcclEpRoutes& r = p.routes;
   // All choices have been read, and the tokens before have been sent.
   __syncthreads();

@@ -198,5 +198,5 @@ pub(super) fn call_of(
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
         told: [],
     };
-    Ok(CallParams { sent, ..group.call(row.place(slots), &header, scratch)? })
+    Ok(CallParams { dispatch_placement: sent, ..group.call(row.place(slots), &header, scratch)? })
 }

@@ -139,7 +139,7 @@ impl Dispatch {
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
-        Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placed })
+        Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placement })
     }
 
     fn receiving(&self, outputs: &Outputs) -> Result<Receive> {

@@ -332,9 +332,9 @@ impl Group {
             )));
         }
         Ok(CallParams {
-            placed,
+            placement: placed,
             len: len as u64,
-            sent: 0,
+            dispatch_placement: 0,
             header: header.to_words(),
             agreed: 1 + AGREED as u32,
             phase: if header.phase == Phase::Combine { 2 } else { 1 },

@@ -32,11 +32,11 @@ pub(super) const TAGGED_WORDS: usize = 1 + 8192;
 /// Tokens of a segment, which a block of `layout` counts.
 pub(super) const SEGMENT: usize = 128;
 
-/// `UcclEpOwn`: words that only a rank's own kernels use.
+/// `UcclEpOwnState`: words that only a rank's own kernels use.
 #[repr(C)]
 pub(super) struct Own {
     pub(super) has_failed: u32,
-    pub(super) laid_out: u32,
+    pub(super) layout_ended: u32,
     pub(super) zero: [u32; 14],
     pub(super) ended: [[u32; SLOTS]; 2],
     pub(super) claimed: [u32; SLOTS],
@@ -70,7 +70,7 @@ pub(super) struct Status {
     pub(super) poison: u32,
     pub(super) state: u32,
     pub(super) phase: u32,
-    pub(super) what: u32,
+    pub(super) detail: u32,
     pub(super) call: u64,
     pub(super) late: u64,
     pub(super) waited_ns: u64,
@@ -123,9 +123,9 @@ pub(super) struct GroupParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct CallParams {
-    pub(super) placed: u64,
+    pub(super) placement: u64,
     pub(super) len: u64,
-    pub(super) sent: u64,
+    pub(super) dispatch_placement: u64,
     pub(super) header: header::Words,
     pub(super) agreed: u32,
     pub(super) phase: u32,
@@ -133,7 +133,7 @@ pub(super) struct CallParams {
     pub(super) zero: u32,
 }
 
-/// `UcclEpPlaced`: GPU memory that a call's first launch fills.
+/// `UcclEpPlacement`: GPU memory that a call's first launch fills.
 #[repr(C)]
 pub(super) struct Placed {
     pub(super) number: u64,
@@ -447,11 +447,11 @@ pub fn layout_assertions() -> String {
         };
     }
     layout!(
-        "UcclEpOwn",
+        "UcclEpOwnState",
         Own,
         [
             has_failed,
-            laid_out,
+            layout_ended,
             zero,
             ended,
             claimed,
@@ -471,7 +471,7 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpStatus",
         Status,
-        [poison, state, phase, what, call, late, waited_ns, lost, expected, seen]
+        [poison, state, phase, detail, call, late, waited_ns, lost, expected, seen]
     );
     layout!(
         "UcclEpGroup",
@@ -481,8 +481,12 @@ pub fn layout_assertions() -> String {
             tagged_at, rank, ranks, masks_late, ring_slots, via_host, zero
         ]
     );
-    layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, zero_copy, zero]);
-    layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
+    layout!(
+        "UcclEpCall",
+        CallParams,
+        [placement, len, dispatch_placement, header, agreed, phase, zero_copy, zero]
+    );
+    layout!("UcclEpPlacement", Placed, [number, place, after, masked]);
     layout!(
         "UcclEpRoutes",
         Routes,
@@ -653,12 +657,12 @@ pub fn layout_assertions() -> String {
     );
     layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
     for (cuda, rust) in [
-        ("UCCL_EP_MOST_RANKS", MAX_RANKS),
-        ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
-        ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
+        ("UCCL_EP_MAX_RANKS", MAX_RANKS),
+        ("UCCL_EP_MAX_EXPERTS", MAX_EXPERTS),
+        ("UCCL_EP_MAX_TOP_K", MAX_TOP_K),
         ("UCCL_EP_SMALL_BATCH_TOKENS", SMALL_BATCH_TOKENS),
         ("UCCL_EP_SMALL_BATCH_CHOICES", SMALL_BATCH_CHOICES),
-        ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
+        ("UCCL_EP_MAX_TOKENS", MAX_TOKENS),
         ("UCCL_EP_SLOTS", SLOTS),
         ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),

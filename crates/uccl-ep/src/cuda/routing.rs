@@ -14,7 +14,7 @@ impl Layout {
     /// For tokens with choices.
     pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
         let group = group.params;
-        let ended = group.own + offset_of!(Own, laid_out) as u64;
+        let ended = group.own + offset_of!(Own, layout_ended) as u64;
         Self { group, call, routes, token_in_rank: 0, token_in_rank_out: 0, per_expert: 0, ended }
     }
 

@@ -135,7 +135,7 @@ void kernel(const void* parameter) {
 // Pushes to a ring of commands, as all kernels of a rank together do.
 struct Pusher {
   UcclEpGroup group = {};
-  UcclEpOwn own = {};
+  UcclEpOwnState own = {};
   UcclEpStatus status = {};
   u32 each = 0;   // commands of a thread
   u32 state = 0;  // the state of a thread that could not push

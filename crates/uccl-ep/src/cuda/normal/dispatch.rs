@@ -262,7 +262,8 @@ impl Dispatch {
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
         let spread = if call.zero_copy != 0 { self.spread() } else { 0 };
-        let own = outputs.table.map(|table| Told { table, by_expert, spread, placed: call.placed });
+        let own =
+            outputs.table.map(|table| Told { table, by_expert, spread, placed: call.placement });
         let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
