@@ -1,13 +1,18 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
-// In low latency mode, a dispatch is `layout` (not for a small batch), `send` and `receive`; a
-// combine is `return` and `sum`, or, where rows are packed, `return_packed` and `sum_packed`. Where
-// records or rows have flags and the caller does nothing between the halves, one launch does both:
-// `dispatch` or `combine`. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and
+// In low latency mode, a dispatch is `layout` (not for a small batch), `low_latency_send` and
+// `low_latency_receive`; a combine is `low_latency_return` and `low_latency_sum`, or, where rows
+// are packed, `low_latency_return_packed` and `low_latency_sum_packed`. Where records or rows have
+// flags and the caller does nothing between the halves, one launch does both:
+// `low_latency_dispatch` or `low_latency_combine`.
+//
+// In normal mode, a dispatch is `layout`, perhaps `normal_count` (one block), and
 // `normal_dispatch`; a combine is `normal_combine`. Where chunks have no flags, a dispatch is
-// `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a combine `normal_return` and
-// `normal_sum`. A launch that waits for peers has so few blocks that all of them run at the same
-// time, with those of all other ranks on the GPU.
+// `layout`, `normal_send`, perhaps `normal_count`, and `normal_receive`, and a combine
+// `normal_return` and `normal_sum`.
+//
+// A launch that waits for peers has so few blocks that all of them run at the same time, with those
+// of all other ranks on the GPU.
 
 #include "low_latency/combine_chunks.cuh"
 #include "low_latency/packed.cuh"
@@ -20,33 +25,33 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_send(const __grid_constant__ UcclEpSend p) {
+    uccl_ep_low_latency_send(const __grid_constant__ UcclEpSend p) {
   UCCL_SHARED(SendState, s);
-  dispatch_send(p, s);
+  low_latency_send(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_receive(const __grid_constant__ UcclEpReceive p) {
+    uccl_ep_low_latency_receive(const __grid_constant__ UcclEpLowLatencyReceive p) {
   UCCL_SHARED(ReceiveState, s);
-  dispatch_receive(p, s);
+  low_latency_receive(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
+    uccl_ep_low_latency_return(const __grid_constant__ UcclEpLowLatencyReturn p) {
   UCCL_SHARED(ChunkReturnState, s);
-  combine_send(p, s);
+  low_latency_return(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKING_THREADS)
-    uccl_ep_return_packed(const __grid_constant__ UcclEpReturn p) {
+    uccl_ep_low_latency_return_packed(const __grid_constant__ UcclEpLowLatencyReturn p) {
   UCCL_SHARED(ReturnState, s);
-  combine_send_packed(p, s);
+  low_latency_return_packed(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
-    uccl_ep_sum_packed(const __grid_constant__ UcclEpSum p) {
+    uccl_ep_low_latency_sum_packed(const __grid_constant__ UcclEpLowLatencySum p) {
   UCCL_SHARED(WaitState, s);
-  combine_receive_packed(p, s);
+  low_latency_sum_packed(p, s);
 }
 
 // One block, with a thread for each rank.
@@ -61,21 +66,21 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_MAX_RANKS)
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
+    uccl_ep_low_latency_sum(const __grid_constant__ UcclEpLowLatencySum p) {
   UCCL_SHARED(WaitState, s);
-  combine_receive(p, s);
+  low_latency_sum(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_dispatch(const __grid_constant__ UcclEpDispatch p) {
+    uccl_ep_low_latency_dispatch(const __grid_constant__ UcclEpLowLatencyDispatch p) {
   UCCL_SHARED(DispatchState, s);
-  dispatch(p, s);
+  low_latency_dispatch(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
-    uccl_ep_combine(const __grid_constant__ UcclEpCombine p) {
+    uccl_ep_low_latency_combine(const __grid_constant__ UcclEpLowLatencyCombine p) {
   UCCL_SHARED(ChunkReturnState, s);
-  combine(p, s);
+  low_latency_combine(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
@@ -85,9 +90,9 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
-    uccl_ep_count(const __grid_constant__ UcclEpCount p) {
+    uccl_ep_normal_count(const __grid_constant__ UcclEpNormalCount p) {
   UCCL_SHARED(NormalReceiveState, s);
-  count(p, s);
+  normal_count(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)

@@ -9,7 +9,7 @@ constexpr u32 UCCL_EP_MAX_RANKS = 64;
 constexpr u32 UCCL_EP_MAX_EXPERTS = 2048;
 // Each choice has a lane of a warp.
 constexpr u32 UCCL_EP_MAX_TOP_K = 32;
-// Bounds of a small batch, where each block of `send` reads all choices.
+// Bounds of a small batch, where each block of `low_latency_send` reads all choices.
 constexpr u32 UCCL_EP_SMALL_BATCH_TOKENS = 512;
 constexpr u32 UCCL_EP_SMALL_BATCH_CHOICES = 4096;
 // A token's number has 16 bits in a record's first word and in a flag.
@@ -172,12 +172,13 @@ struct UcclEpArea {
   u32 token_at;
 };
 
-// Formats of a payload.
-constexpr u32 UCCL_EP_COPIED = 0;
-constexpr u32 UCCL_EP_EXACT = 1;
-constexpr u32 UCCL_EP_POWER = 2;
-constexpr u32 UCCL_EP_EXPONENT = 3;
-constexpr u32 UCCL_EP_NVFP4 = 4;
+// Formats of a payload: bytes that are copied as they are; FP8 with scales that are any f32, or a
+// power of two, or the exponent of one in a byte; NVFP4.
+constexpr u32 UCCL_EP_FORMAT_BYTES = 0;
+constexpr u32 UCCL_EP_FORMAT_FP8 = 1;
+constexpr u32 UCCL_EP_FORMAT_FP8_POWER_OF_TWO = 2;
+constexpr u32 UCCL_EP_FORMAT_FP8_EXPONENT = 3;
+constexpr u32 UCCL_EP_FORMAT_NVFP4 = 4;
 
 struct UcclEpSend {
   UcclEpGroup group;
@@ -188,12 +189,12 @@ struct UcclEpSend {
   u64 row_stride;
   u64 global_scale_at;  // f32: NVFP4's global scale; or null
   float global_scale;   // for a null `global_scale_at`
-  u32 how;
-  u32 is_small_batch;    // whether `send` finds the places of tokens itself, without `layout`
+  u32 format;
+  u32 is_small_batch;    // whether `low_latency_send` finds the places of tokens itself, without `layout`
   u32 in_chunks;  // whether each record has a flag: see chunks.cuh
 };
 
-struct UcclEpReceive {
+struct UcclEpLowLatencyReceive {
   UcclEpGroup group;
   UcclEpCall call;
   UcclEpArea area;
@@ -217,7 +218,7 @@ struct UcclEpReceive {
   u32 in_chunks;      // as that of UcclEpSend
 };
 
-struct UcclEpReturn {
+struct UcclEpLowLatencyReturn {
   UcclEpGroup group;
   UcclEpCall call;
   u64 rows;
@@ -232,12 +233,12 @@ struct UcclEpReturn {
   u32 sums;         // whether a rank with a token's weights may send a partial sum instead of many rows
 };
 
-struct UcclEpSum {
+struct UcclEpLowLatencySum {
   UcclEpGroup group;
   UcclEpCall call;
   UcclEpRoutes routes;
   u64 weights;
-  u64 waits;  // as those of UcclEpReceive
+  u64 waits;  // as those of UcclEpLowLatencyReceive
   u64 out;
   u64 slot_stride;
   u32 row_len;
@@ -246,18 +247,18 @@ struct UcclEpSum {
   u32 zero;
 };
 
-// Both halves of a call in one launch.
-struct UcclEpDispatch {
+// Both halves of a low latency call in one launch.
+struct UcclEpLowLatencyDispatch {
   UcclEpSend send;
-  UcclEpReceive receive;
+  UcclEpLowLatencyReceive receive;
 };
 
-struct UcclEpCombine {
-  UcclEpReturn give_back;
-  UcclEpSum sum;
+struct UcclEpLowLatencyCombine {
+  UcclEpLowLatencyReturn send;
+  UcclEpLowLatencySum sum;
 };
 
-static_assert(sizeof(UcclEpDispatch) <= 4096, "the parameters of every driver");
+static_assert(sizeof(UcclEpLowLatencyDispatch) <= 4096, "the parameters of every driver");
 
 // Normal mode: received rows are in order of rank and token, one for each token; or by expert, one
 // for each token and expert of this rank.
@@ -269,8 +270,8 @@ struct UcclEpNormalSend {
   u64 weights;       // f32 by token and choice; or null
 };
 
-// Parameters of `count`, which writes the receive counts to the host's mailbox.
-struct UcclEpCount {
+// Parameters of `normal_count`, which writes the receive counts to the host's mailbox.
+struct UcclEpNormalCount {
   UcclEpSend send;  // the call; its counts are sent first if `begins`
   u64 mailbox;    // UcclEpHostMailbox, in the host's memory
   u64 ticket;  // written to the mailbox last
@@ -316,19 +317,19 @@ struct UcclEpNormalReceive {
   u32 spread;          // rows from a rank's first to the next rank's; 0: without gaps
 };
 
-// Phases of a call that UcclEpNormalDispatch does: all; all but the counts, which UcclEpCount has
+// Phases of a call in UcclEpNormalDispatch: all; all but the counts, which UcclEpNormalCount has
 // sent; or only the taking out of rows that an earlier launch has sent but had no room for.
-constexpr u32 UCCL_EP_WHOLE = 0;
-constexpr u32 UCCL_EP_BEGUN = 1;
-constexpr u32 UCCL_EP_TAKEN = 2;
+constexpr u32 UCCL_EP_PHASES_ALL = 0;
+constexpr u32 UCCL_EP_PHASES_AFTER_COUNTS = 1;
+constexpr u32 UCCL_EP_PHASES_RECEIVE = 2;
 
-// Both halves of a call in one launch, as in UcclEpDispatch.
+// Both halves of a call of normal mode in one launch.
 struct UcclEpNormalDispatch {
   UcclEpNormalSend send;
   UcclEpNormalReceive receive;
   u64 mailbox;    // UcclEpHostMailbox: it gets the receive counts, and rows that do not fit are not taken out; or null
-  u64 ticket;  // as that of UcclEpCount
-  u32 does;
+  u64 ticket;  // as that of UcclEpNormalCount
+  u32 phases;
   u32 zero;
 };
 
@@ -377,10 +378,10 @@ struct UcclEpNormalSum {
 };
 
 struct UcclEpNormalCombine {
-  UcclEpNormalReturn give_back;
+  UcclEpNormalReturn send;
   UcclEpNormalSum sum;
 };
 
 static_assert(sizeof(UcclEpNormalDispatch) <= 4096 && sizeof(UcclEpNormalCombine) <= 4096, "the parameters of every driver");
-static_assert(sizeof(UcclEpReceive) <= 4096, "the parameters of every driver");
+static_assert(sizeof(UcclEpLowLatencyReceive) <= 4096, "the parameters of every driver");
 static_assert(sizeof(UcclEpSend) <= 4096, "the parameters of every driver");

@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
 
 // Reads the starts of the records, valid behind the block's next barrier. Values from a corrupted
 // table are capped.
-__device__ __forceinline__ void load_starts(const UcclEpReturn& p, ReturnState& s) {
+__device__ __forceinline__ void load_starts(const UcclEpLowLatencyReturn& p, ReturnState& s) {
   // The first warp may still be finding the call's place.
   u32 rank = threadIdx.x - LANES;
   if (rank <= p.group.ranks) s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
@@ -53,11 +53,11 @@ struct ExpertRow {
   bool is_there;
 
   // Its slot in the place of the token's rank.
-  __device__ __forceinline__ u32 slot(const UcclEpReturn& p) const { return choice * p.slots + token; }
+  __device__ __forceinline__ u32 slot(const UcclEpLowLatencyReturn& p) const { return choice * p.slots + token; }
 };
 
 // The `nth` expert row of a record.
-__device__ __forceinline__ ExpertRow expert_row_of(const UcclEpReturn& p, u32 at, u32 nth) {
+__device__ __forceinline__ ExpertRow expert_row_of(const UcclEpLowLatencyReturn& p, u32 at, u32 nth) {
   const u32* record = record_of(p.records, p.top_k, at);
   ExpertRow expert_row = {token_of_record(record[0]), row_of_record(record[1 + nth]), choice_of_record(record[1 + nth]), false};
   // Indices from corrupted tensors reach no other memory.
@@ -66,7 +66,7 @@ __device__ __forceinline__ ExpertRow expert_row_of(const UcclEpReturn& p, u32 at
 }
 
 // The copy of an expert row to the rank of its record.
-__device__ __forceinline__ RowCopy row_copy(const UcclEpReturn& p, const UcclEpPlacement& call, u32 rank, const ExpertRow& expert_row) {
+__device__ __forceinline__ RowCopy row_copy(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 rank, const ExpertRow& expert_row) {
   if (!expert_row.is_there || is_masked(call, rank)) return {0, 0, 0};
   u64 to = place_at_rank(p.group, call, rank) + static_cast<u64>(expert_row.slot(p)) * p.slot_stride;
   return {p.rows + expert_row.row * p.row_stride, to, rank};
@@ -74,7 +74,7 @@ __device__ __forceinline__ RowCopy row_copy(const UcclEpReturn& p, const UcclEpP
 
 // The number of rows that go back for so many records, or a bound where rows are not counted. All
 // threads of the block take part.
-__device__ __forceinline__ u32 count_rows(const UcclEpReturn& p, ReturnState& s, u32 records) {
+__device__ __forceinline__ u32 count_rows(const UcclEpLowLatencyReturn& p, ReturnState& s, u32 records) {
   if (records > MAX_COUNTED) return records * p.top_k;
 #pragma unroll 1
   for (u32 at = threadIdx.x; at < records; at += blockDim.x) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ u32 count_rows(const UcclEpReturn& p, ReturnState& s,
 
 // The copy of the `i`th of all rows. If rows are not counted, the first rows of all records come
 // first.
-__device__ __forceinline__ RowCopy nth_row_copy(const UcclEpReturn& p, const ReturnState& s, u32 i) {
+__device__ __forceinline__ RowCopy nth_row_copy(const UcclEpLowLatencyReturn& p, const ReturnState& s, u32 i) {
   u32 records = s.starts[p.group.ranks], at = i % records, nth = i / records, rank = 0;
   if (records <= MAX_COUNTED) {
     at = find(s.rows, records, i);
@@ -100,7 +100,7 @@ __device__ __forceinline__ RowCopy nth_row_copy(const UcclEpReturn& p, const Ret
 
 // Sends all rows back, each by `send`, and then sets `arrived` at every rank.
 template <typename Send>
-__device__ __forceinline__ void send_rows(const UcclEpReturn& p, ReturnState& s, Send send) {
+__device__ __forceinline__ void send_rows(const UcclEpLowLatencyReturn& p, ReturnState& s, Send send) {
   if (!begin_send(p.group, p.call, s.wait)) return;
   if (is_spare_block()) write_headers(p.group, p.call, s.wait.call, nullptr);
   load_starts(p, s);
@@ -116,14 +116,14 @@ __device__ __forceinline__ void send_rows(const UcclEpReturn& p, ReturnState& s,
   end_send(p.group, p.call, s.wait, [&] { send_rows_far(p.group, s.wait, of, total, p.slot_stride); });
 }
 
-__device__ __forceinline__ void return_whole(const UcclEpReturn& p, ReturnState& s) {
+__device__ __forceinline__ void return_whole(const UcclEpLowLatencyReturn& p, ReturnState& s) {
   send_rows(p, s, [&](const Team& team, const RowCopy& row) {
     copy<ROUND>(team, row.to, row.from, p.row_len / 16);
   });
 }
 
 // The terms of a token's sum, with a choice for each lane.
-__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const WaitState& w, u32 token) {
+__device__ __forceinline__ Terms terms_of(const UcclEpLowLatencySum& p, const WaitState& w, u32 token) {
   u32 lane = lane_of_thread();
   Terms terms = {0, 0.0f, NO_RANK, 0, 0, 0};
   if (lane < p.routes.top_k) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const WaitState& w
   return terms;
 }
 
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const WaitState& w, const Team& team, u32 token) {
+__device__ __forceinline__ void sum_token(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team, u32 token) {
   u64 out = p.out + token * static_cast<u64>(p.row_len);
   sum_terms(in_order(terms_of(p, w, token)), out, slice_of(team, p.row_len / 16));
 }
@@ -146,13 +146,13 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const WaitState& w
 // Sums each token, by `sum`, once all rows have come. Each team has a token at a time. The block
 // has begun.
 template <typename Sum>
-__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, WaitState& w, const Team& team, Sum sum) {
+__device__ __forceinline__ void sum_tokens(const UcclEpLowLatencySum& p, WaitState& w, const Team& team, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) set_taken(p.group, p.call, w);
 }
 
-__device__ __forceinline__ void sum_whole(const UcclEpSum& p, WaitState& w) {
+__device__ __forceinline__ void sum_whole(const UcclEpLowLatencySum& p, WaitState& w) {
   sum_tokens(p, w, team_for(p.routes.tokens), [&](const Team& team, u32 token) { sum_token(p, w, team, token); });
 }

@@ -22,7 +22,7 @@ constexpr u32 OWN_ROW_MASK = (1u << FLAG_CALL) - 1;
 __device__ __forceinline__ bool can_skip_own_copies(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_CHUNKS; }
 
 // Names the rows of this rank's own tokens in their flags.
-__device__ __forceinline__ void publish_own_rows(const UcclEpReturn& p, const ReturnState& s) {
+__device__ __forceinline__ void publish_own_rows(const UcclEpLowLatencyReturn& p, const ReturnState& s) {
   const UcclEpGroup& g = p.group;
   u64 call = s.wait.call.number, flags = flags_of(g, g.rank, g.rank, call);
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
@@ -63,7 +63,7 @@ constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
 // The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
-__device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlacement& call, u32 at, u32 of, u32 choice) {
+__device__ __forceinline__ u64 weight_of(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 at, u32 of, u32 choice) {
   return tagged_words_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ u64 tagged_weight(u64 call, float weight) { return nt
 __device__ __forceinline__ bool is_weight(u64 word, u64 call) { return word >> WEIGHT_CALL == nth_of_slot(call); }
 
 // Sends all ranks the weights of this rank's tokens, or a word that it sends none.
-__device__ __forceinline__ void send_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlacement& call) {
+__device__ __forceinline__ void send_weights(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum, const UcclEpPlacement& call) {
   const UcclEpGroup& g = p.group;
   bool sends_weights = p.sums != 0 && sum != nullptr;
   u32 count = sends_weights ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
@@ -107,7 +107,7 @@ struct TokenReturn {
 };
 
 // The `turn`th token that goes back; so many ranks take turns.
-__device__ __forceinline__ TokenReturn token_return_at(const UcclEpReturn& p, const ReturnState& s, u32 ranks, u32 turn) {
+__device__ __forceinline__ TokenReturn token_return_at(const UcclEpLowLatencyReturn& p, const ReturnState& s, u32 ranks, u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
   TokenReturn token_return = {rank, 0, {0, 0, 0}, 0, 0};
@@ -124,7 +124,7 @@ __device__ __forceinline__ TokenReturn token_return_at(const UcclEpReturn& p, co
 
 // Waits until a rank has said whether it sends weights, and sets `sends_weights`. `weight_ranks`
 // has a bit for each rank known to send them. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, WaitState& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
+__device__ __forceinline__ bool wait_for_weight_word(const UcclEpLowLatencyReturn& p, WaitState& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
   u64 seen;
   sends_weights = (weight_ranks >> rank & 1) != 0;
   if (sends_weights) return true;
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool wait_for_weight_word(const UcclEpReturn& p, Wait
 }
 
 // Waits until the weights of a token's rows are there. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, WaitState& w, TokenReturn& token_return) {
+__device__ __forceinline__ bool wait_for_weights(const UcclEpLowLatencyReturn& p, WaitState& w, TokenReturn& token_return) {
   u64 call = w.call.number;
   auto has_come = [&](u64 word) { return is_weight(word, call); };
   WordWait weight = {token_return.weight_at, flag_of(call), token_return.rank, UCCL_EP_DATA, NO_CALL};
@@ -168,7 +168,7 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const TokenReturn& 
 
 // Sends a piece of a token's rows. Returns its flag, or none: there was no row, or a wait has
 // failed. All lanes of a warp take part.
-__device__ __forceinline__ ReadyFlag send_piece(const UcclEpReturn& p, WaitState& w, TokenReturn& token_return, u32 piece, u64& weight_ranks) {
+__device__ __forceinline__ ReadyFlag send_piece(const UcclEpLowLatencyReturn& p, WaitState& w, TokenReturn& token_return, u32 piece, u64& weight_ranks) {
   u32 has = __ballot_sync(ALL, token_return.row.to != 0);
   // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void set_flags(const ReadyFlag& flag) {
 
 // Sends rows back, piece by piece; so many ranks take turns. The first warp waits until the pieces
 // of all warps are there, and sets the flags.
-__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ChunkReturnState& state, u32 ranks) {
+__device__ __forceinline__ void return_pieces(const UcclEpLowLatencyReturn& p, ChunkReturnState& state, u32 ranks) {
   const UcclEpGroup& g = p.group;
   ReturnState& s = state.rows;
   u64 weight_ranks = 0;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ChunkReturn
 
 // Begins a block that sends rows back. The spare block sends weights and headers, and sets
 // `arrived`. `sum`: the sum in the same launch; or null.
-__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ChunkReturnState& s) {
+__device__ __forceinline__ bool begin_return(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum, ChunkReturnState& s) {
   load_starts(p, s.rows);
   if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.wait, s.taken)) return false;
   if (is_spare_block()) {
@@ -232,7 +232,7 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
 // not copied, a lane has the address of its flag.
-__device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_own, const WaitState& w, u32 token) {
+__device__ __forceinline__ Terms terms_in_chunks(const UcclEpLowLatencySum& p, bool skips_own, const WaitState& w, u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (skips_own && terms.rank == g.rank) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ Terms terms_in_chunks(const UcclEpSum& p, bool skips_
 
 // Finds the own rows that were not copied: lanes in `own` have the address of a flag. All lanes of
 // a warp take part.
-__device__ __forceinline__ bool find_own(const UcclEpReturn& p, WaitState& w, u32 own, Terms& terms) {
+__device__ __forceinline__ bool find_own(const UcclEpLowLatencyReturn& p, WaitState& w, u32 own, Terms& terms) {
   bool has = (own >> lane_of_thread() & 1) != 0;
   u64 seen;
   if (!wait_for_flags(p.group, w, has, p.group.rank, terms.row, seen)) return false;
@@ -253,7 +253,7 @@ __device__ __forceinline__ bool find_own(const UcclEpReturn& p, WaitState& w, u3
 
 // Waits until a piece of each term has come, except `own`. A partial sum has the slots of its
 // rank's first two choices, and counts as two terms. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, WaitState& w, u32 token, u32 piece, u32 own, Terms& terms) {
+__device__ __forceinline__ bool wait_for_terms(const UcclEpLowLatencySum& p, WaitState& w, u32 token, u32 piece, u32 own, Terms& terms) {
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
@@ -272,7 +272,7 @@ constexpr u32 PIECE_STEP = PIECE_WIDTH * LANES;
 __device__ __forceinline__ u32 warps_of_launch() { return gridDim.x * warps_of_block(); }
 
 // The number of slices of a piece; a warp sums one at a time.
-__device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
+__device__ __forceinline__ u32 slices_of_piece(const UcclEpLowLatencySum& p) {
   u32 most = (p.row_len / 16 + p.pieces * LANES - 1) / (p.pieces * LANES);
   return min(max(warps_of_launch() / max(p.routes.tokens * p.pieces, 1u), 1u), most);
 }
@@ -287,7 +287,7 @@ struct SumSlice {
   Slice slice;
 };
 
-__device__ __forceinline__ SumSlice sum_slice_of(const UcclEpSum& p, u32 slices, u32 i) {
+__device__ __forceinline__ SumSlice sum_slice_of(const UcclEpLowLatencySum& p, u32 slices, u32 i) {
   u32 nth = i / slices, piece = nth % p.pieces;
   Slice whole = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
   Slice slice = slice_of({0, 0, i % slices, slices}, whole.end - whole.begin);
@@ -309,7 +309,7 @@ __device__ __forceinline__ void add_own(SumState& s, u32 first, u32 end) {
 
 // Begins a sum with this rank's own rows. `own_rows`: the call that has those rows, if they were
 // not copied; or null. All lanes of a warp take part.
-__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* own_rows, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+__device__ __forceinline__ bool begin_sum(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows, WaitState& w, const SumSlice& sum_slice, SumState& s) {
   s.terms = terms_in_chunks(p, own_rows != nullptr, w, sum_slice.token);
   s.own.terms = __ballot_sync(ALL, own_rows != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
   if (s.own.terms != 0 && !find_own(*own_rows, w, s.own.terms, s.terms)) return false;
@@ -318,7 +318,7 @@ __device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn
 }
 
 // Ends a sum once the pieces of other ranks have come.
-__device__ __forceinline__ bool end_sum(const UcclEpSum& p, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+__device__ __forceinline__ bool end_sum(const UcclEpLowLatencySum& p, WaitState& w, const SumSlice& sum_slice, SumState& s) {
   if (!wait_for_terms(p, w, sum_slice.token, sum_slice.piece, s.own.terms, s.terms)) return false;
 #pragma unroll 1
   for (u32 first = sum_slice.slice.begin; first < sum_slice.slice.end; first += PIECE_STEP) {
@@ -331,7 +331,7 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, WaitState& w, const 
 }
 
 // Makes the sums. Own rows are added while the pieces of other ranks are on their way.
-__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* own_rows, WaitState& w) {
+__device__ __forceinline__ void sum_pieces(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows, WaitState& w) {
   u32 slices = slices_of_piece(p);
 #pragma unroll 1
   for (u32 i = first_slice(); i < p.routes.tokens * p.pieces * slices; i += warps_of_launch()) {
@@ -343,11 +343,11 @@ __device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpRetur
 
 // In the first block: waits for the ranks' headers, compares them for all blocks, and measures the
 // ranks' delays.
-__device__ __forceinline__ bool compare_first(const UcclEpSum& p, WaitState& w) {
+__device__ __forceinline__ bool compare_first(const UcclEpLowLatencySum& p, WaitState& w) {
   return blockIdx.x != 0 || wait_for_data(p.group, p.call, p.waits, w);
 }
 
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, ChunkReturnState& s) {
+__device__ __forceinline__ void low_latency_return(const UcclEpLowLatencyReturn& p, ChunkReturnState& s) {
   if (p.pieces == 0) {
     return_whole(p, s.rows);
   } else if (begin_return(p, nullptr, s)) {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ChunkReturnS
   }
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, WaitState& w) {
+__device__ __forceinline__ void low_latency_sum(const UcclEpLowLatencySum& p, WaitState& w) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   if (p.pieces == 0) {
     sum_whole(p, w);
@@ -366,8 +366,8 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, WaitState& w
 }
 
 // Sends rows back and sums in one launch, in pieces.
-__device__ __forceinline__ void combine(const UcclEpCombine& p, ChunkReturnState& s) {
-  const UcclEpReturn& back = p.give_back;
+__device__ __forceinline__ void low_latency_combine(const UcclEpLowLatencyCombine& p, ChunkReturnState& s) {
+  const UcclEpLowLatencyReturn& back = p.send;
   if (!begin_return(back, &p.sum, s)) return;
   bool skips_own = can_skip_own_copies(back.slots, back.top_k);
   if (skips_own) publish_own_rows(back, s.rows);

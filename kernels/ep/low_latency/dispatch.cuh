@@ -61,7 +61,7 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
     for (u32 other = 1; other < GROUP_LANES; other *= 2) {
       amax = max(amax, __shfl_xor_sync(ALL, amax, static_cast<int>(other)));
     }
-    Scale s = scale_of(amax, p.how != UCCL_EP_EXACT);
+    Scale s = scale_of(amax, p.format != UCCL_EP_FORMAT_FP8);
     Vector out = {
         e4m3_pair(a.x, s.scale) | e4m3_pair(a.y, s.scale) << 16,
         e4m3_pair(a.z, s.scale) | e4m3_pair(a.w, s.scale) << 16,
@@ -72,7 +72,7 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
     // The index of the group's scale; or, where four groups share a word, of the word.
     u32 word_at = channel / GROUP;
     bool has_word = is_inside && lane % GROUP_LANES == 0;
-    if (p.how == UCCL_EP_EXPONENT) {
+    if (p.format == UCCL_EP_FORMAT_FP8_EXPONENT) {
       u32 byte = word >> 23;
       u32 shared = 0;
 #pragma unroll
@@ -178,9 +178,9 @@ __device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const Uc
 
 __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team, u32 token, const Targets (&to)[2]) {
   u64 row = p.rows + token * p.row_stride;
-  if (p.how == UCCL_EP_COPIED) {
+  if (p.format == UCCL_EP_FORMAT_BYTES) {
     copy_to_all<ROUND>(team, to, row, p.area.payload / 16);
-  } else if (p.how == UCCL_EP_NVFP4) {
+  } else if (p.format == UCCL_EP_FORMAT_NVFP4) {
     send_nvfp4(p, team, row, to);
   } else {
     send_quantised(p, team, row, to);
@@ -286,7 +286,7 @@ __device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, SendState&
   return true;
 }
 
-__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, SendState& s) {
+__device__ __forceinline__ void low_latency_send(const UcclEpSend& p, SendState& s) {
   if (p.is_small_batch != 0) load_choices(p.routes, p.group.ranks, s.small_batch);
   bool in_chunks = p.in_chunks != 0;
   if (in_chunks ? !begin_at_once(p.group, p.call, false, s.wait, s.taken) : !begin_send(p.group, p.call, s.wait)) return;
@@ -342,7 +342,7 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
 }
 
 // Reads the ranks' counts by expert, which are there.
-__device__ __forceinline__ void load_counts(const UcclEpReceive& p, ReceiveState& s) {
+__device__ __forceinline__ void load_counts(const UcclEpLowLatencyReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
 #pragma unroll 1
@@ -356,7 +356,7 @@ __device__ __forceinline__ void load_counts(const UcclEpReceive& p, ReceiveState
 // Waits for the tagged words with the ranks' counts, each thread for those that it reads. The first
 // block adds to `waits` as `wait_for_data` does. Headers take longer, and only the last block waits
 // for them.
-__device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, ReceiveState& s) {
+__device__ __forceinline__ bool wait_for_counts(const UcclEpLowLatencyReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
   WaitState& w = s.wait;
   if (is_spare_block() && !wait_for_data(g, p.call, 0, w)) return false;
@@ -384,7 +384,7 @@ __device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, ReceiveS
 }
 
 // Waits for the ranks' counts, which come with their headers.
-__device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, ReceiveState& s) {
+__device__ __forceinline__ bool wait_for_headers(const UcclEpLowLatencyReceive& p, ReceiveState& s) {
   if (!wait_for_data(p.group, p.call, p.waits, s.wait, {p.area.len, p.local_experts})) return false;
   load_counts(p, s);
   return count_records(p.group, p.call, p.slots, s.wait, s.starts);
@@ -392,7 +392,7 @@ __device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, Receive
 
 // Waits for the counts, and finds where each rank's rows begin. The first block writes the caller's
 // tables.
-__device__ __forceinline__ bool count_received(const UcclEpReceive& p, ReceiveState& s) {
+__device__ __forceinline__ bool count_received(const UcclEpLowLatencyReceive& p, ReceiveState& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
   if (!(p.in_chunks != 0 ? wait_for_counts(p, s) : wait_for_headers(p, s))) return false;
@@ -452,7 +452,7 @@ struct ScalesPlace {
   u64 stride;  // words from one scale word to the next
 };
 
-__device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u32 expert, u32 row) {
+__device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpLowLatencyReceive& p, u32 expert, u32 row) {
   if (p.tile_rows == 0) {
     return {p.scales + 4 * (row * p.scales_row + expert * p.scales_expert), p.scales_word};
   }
@@ -464,12 +464,12 @@ __device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u
 }
 
 // A word of a record's scales, or 0 behind the last.
-__device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 record, u32 word) {
+__device__ __forceinline__ u32 scale_of_record(const UcclEpLowLatencyReceive& p, u64 record, u32 word) {
   return word < p.area.scales ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
 }
 
 // Copies a record to the rows of its experts. Loads that do not depend on these rows come first.
-__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const ReceiveState& s, const Team& team, u32 at) {
+__device__ __forceinline__ void receive_record(const UcclEpLowLatencyReceive& p, const ReceiveState& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
   u64 area = staged_place(g, s.wait.call) + from * p.area.len;
@@ -517,7 +517,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Rec
 }
 
 // Waits until a record is there, where records have flags. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, ReceiveState& s, u32 at) {
+__device__ __forceinline__ bool wait_for_record(const UcclEpLowLatencyReceive& p, ReceiveState& s, u32 at) {
   const UcclEpGroup& g = p.group;
   if (p.in_chunks == 0) return true;
   u32 from = sender_of(s.starts, g.ranks, at);
@@ -528,14 +528,14 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, ReceiveS
 // The blocks that take out so many records. The first `senders` blocks send, and are late: they
 // take none if each record can have a block without them. The last block waits for headers, and
 // takes none if there are others.
-__device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32 senders) {
+__device__ __forceinline__ Share takers(const UcclEpLowLatencyReceive& p, u32 records, u32 senders) {
   u32 end = p.in_chunks != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
   return {block_number() - first, end - first};
 }
 
 // Takes out the records, in a block that has the counts. `acks_later`: whether the call is
 // acknowledged when the next one begins.
-__device__ __forceinline__ void take_records(const UcclEpReceive& p, u32 senders, bool acks_later, ReceiveState& s) {
+__device__ __forceinline__ void take_records(const UcclEpLowLatencyReceive& p, u32 senders, bool acks_later, ReceiveState& s) {
   u32 total = s.starts[p.group.ranks];
   Share share = takers(p, total, senders);
   // A record may have more rows than a block writes at once. With windows in host memory, each
@@ -549,7 +549,7 @@ __device__ __forceinline__ void take_records(const UcclEpReceive& p, u32 senders
   if (!acks_later && is_last_block(p.group, STEP_RECEIVE, s.wait)) set_taken(p.group, p.call, s.wait);
 }
 
-__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, ReceiveState& s) {
+__device__ __forceinline__ void low_latency_receive(const UcclEpLowLatencyReceive& p, ReceiveState& s) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, s.wait)) return;
   if (count_received(p, s)) take_records(p, 0, false, s);
 }
@@ -560,7 +560,7 @@ struct DispatchState {
 };
 
 // Sends a small batch and receives in one launch, record by record.
-__device__ __forceinline__ void dispatch(const UcclEpDispatch& p, DispatchState& s) {
+__device__ __forceinline__ void low_latency_dispatch(const UcclEpLowLatencyDispatch& p, DispatchState& s) {
   const UcclEpSend& send = p.send;
   BlockTokens last = {0, 0};
   load_choices(send.routes, send.group.ranks, s.send.small_batch);

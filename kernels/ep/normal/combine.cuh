@@ -432,7 +432,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
     u32 rank = (first + lane_of_thread()) / MAX_PIECES, piece = (first + lane_of_thread()) % MAX_PIECES;
     int place = routing.place_in_rank(rank);
     bool comes = rank < g.ranks && place >= 0 && !has_no_row(w, rank);
-    bool is_own_row = rank == g.rank && p.give_back.metadata == 0;
+    bool is_own_row = rank == g.rank && p.send.metadata == 0;
     u64 word = 0, seen;
     if (comes && !is_own_row) {
       Chunking chunking = chunking_of(s.counts[rank]);
@@ -447,7 +447,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Comb
 // Sums tokens as their rows come. A warp loads the routing of its next token while it sums one.
 __device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, CombineState& s) {
   const UcclEpNormalSum& sum = p.sum;
-  const UcclEpNormalReturn& back = p.give_back;
+  const UcclEpNormalReturn& back = p.send;
   u32 me = sum.group.rank, tokens = sum.routes.tokens;
   // Several warps share each of a few tokens. A sum has no flag, so many pieces cost nothing.
   u32 pieces = pieces_of(tokens, UCCL_EP_CHUNKS);
@@ -468,7 +468,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, Combine
 
 // Sends back and sums in one launch, chunk by chunk.
 __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, CombineState& s) {
-  const UcclEpNormalReturn& back = p.give_back;
+  const UcclEpNormalReturn& back = p.send;
   const UcclEpGroup& g = back.group;
   WaitState& w = s.wait;
   if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];

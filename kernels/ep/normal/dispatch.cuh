@@ -247,7 +247,7 @@ __device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, c
 }
 
 // Waits for all ranks, and writes the receive counts to the host's mailbox. One block.
-__device__ __forceinline__ void count(const UcclEpCount& p, NormalReceiveState& s) {
+__device__ __forceinline__ void normal_count(const UcclEpNormalCount& p, NormalReceiveState& s) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   u32 local = send.routes.local_experts;
@@ -604,7 +604,7 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Normal
 // Begins a call that is sent in chunks: the spare block sends every rank its counts.
 __device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, WaitState& w) {
   const UcclEpSend& send = p.send.send;
-  bool begins = p.does == UCCL_EP_WHOLE;
+  bool begins = p.phases == UCCL_EP_PHASES_ALL;
   if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
   if (!begins) return true;
   if (!wait_for_room(send.group, send.call, w)) return false;
@@ -639,13 +639,13 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, N
   const UcclEpCall& c = p.receive.call;
   if (!begin_chunks(p, s.wait)) return;
   Share share = senders(c.zero_copy != 0 ? ZERO_COPY_SENDERS : SENDERS);
-  bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
+  bool sends = g.ranks > 1 && p.phases != UCCL_EP_PHASES_RECEIVE;
   if (sends && has_block(share)) send_tokens(p.send, s.wait.call, share, out);
   if (!wait_for_data(g, c, 0, s.wait) || !place_rows(p.receive, s)) return;
   bool is_taken = takes_out(p, s);
   if (is_taken) take_all(p, s);
   if (!is_sound(g, c, s.wait) || !is_last_block(g, STEP_RECEIVE, s.wait)) return;
-  if (p.does == UCCL_EP_WHOLE) take_place(g, c, s.wait.call);
+  if (p.phases == UCCL_EP_PHASES_ALL) take_place(g, c, s.wait.call);
   // Otherwise the call goes on: its rows stay in the window until a later launch takes them out.
   if (!is_taken) return;
   end_shares(g, s.wait.call);

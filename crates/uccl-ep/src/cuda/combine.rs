@@ -130,7 +130,7 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
-            let whole = WholeCombine { give_back: self.give_back, sum };
+            let whole = WholeCombine { send: self.give_back, sum };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
         }

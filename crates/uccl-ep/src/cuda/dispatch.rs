@@ -9,7 +9,7 @@ use super::{
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
         Area, CallParams, Layout, MAX_TOKENS, Receive, Routes, SMALL_BATCH_CHOICES,
-        SMALL_BATCH_TOKENS, Send, WholeDispatch, how,
+        SMALL_BATCH_TOKENS, Send, WholeDispatch, format,
     },
     status::DISPATCH_AGREED,
 };
@@ -74,7 +74,7 @@ impl Dispatch {
                 Payload::Nvfp4(_, global_scale) => global_scale,
                 Payload::Bytes(_) | Payload::Quantised(..) => 0.0,
             },
-            how: how_of(tokens.payload),
+            format: how_of(tokens.payload),
             is_small_batch: u32::from(is_small_batch),
             // All ranks compute the same, because they have the same slots.
             in_chunks: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
@@ -203,11 +203,11 @@ fn are_few(tokens: usize, top_k: usize) -> bool {
 /// The kernels' number of a payload's format.
 fn how_of(payload: Payload) -> u32 {
     match payload {
-        Payload::Bytes(_) => how::COPIED,
-        Payload::Quantised(_, Scales::Exact) => how::EXACT,
-        Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
-        Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
-        Payload::Nvfp4(..) => how::NVFP4,
+        Payload::Bytes(_) => format::BYTES,
+        Payload::Quantised(_, Scales::Exact) => format::FP8,
+        Payload::Quantised(_, Scales::PowerOfTwo) => format::FP8_POWER_OF_TWO,
+        Payload::Quantised(_, Scales::Exponent) => format::FP8_EXPONENT,
+        Payload::Nvfp4(..) => format::NVFP4,
     }
 }
 

@@ -187,12 +187,12 @@ pub(super) struct Area {
     pub(super) token_at: u32,
 }
 
-/// Values of `Send::how`.
-pub(super) mod how {
-    pub(in crate::cuda) const COPIED: u32 = 0;
-    pub(in crate::cuda) const EXACT: u32 = 1;
-    pub(in crate::cuda) const POWER: u32 = 2;
-    pub(in crate::cuda) const EXPONENT: u32 = 3;
+/// Values of `Send::format`.
+pub(super) mod format {
+    pub(in crate::cuda) const BYTES: u32 = 0;
+    pub(in crate::cuda) const FP8: u32 = 1;
+    pub(in crate::cuda) const FP8_POWER_OF_TWO: u32 = 2;
+    pub(in crate::cuda) const FP8_EXPONENT: u32 = 3;
     pub(in crate::cuda) const NVFP4: u32 = 4;
 }
 
@@ -208,12 +208,12 @@ pub(super) struct Send {
     pub(super) row_stride: u64,
     pub(super) global_scale_at: u64,
     pub(super) global_scale: f32,
-    pub(super) how: u32,
+    pub(super) format: u32,
     pub(super) is_small_batch: u32,
     pub(super) in_chunks: u32,
 }
 
-/// `UcclEpReceive`.
+/// `UcclEpLowLatencyReceive`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Receive {
@@ -240,7 +240,7 @@ pub(super) struct Receive {
     pub(super) in_chunks: u32,
 }
 
-/// `UcclEpReturn`.
+/// `UcclEpLowLatencyReturn`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Return {
@@ -258,7 +258,7 @@ pub(super) struct Return {
     pub(super) sums: u32,
 }
 
-/// `UcclEpSum`.
+/// `UcclEpLowLatencySum`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Sum {
@@ -275,17 +275,17 @@ pub(super) struct Sum {
     pub(super) zero: u32,
 }
 
-/// `UcclEpDispatch`.
+/// `UcclEpLowLatencyDispatch`.
 #[repr(C)]
 pub(super) struct WholeDispatch {
     pub(super) send: Send,
     pub(super) receive: Receive,
 }
 
-/// `UcclEpCombine`.
+/// `UcclEpLowLatencyCombine`.
 #[repr(C)]
 pub(super) struct WholeCombine {
-    pub(super) give_back: Return,
+    pub(super) send: Return,
     pub(super) sum: Sum,
 }
 
@@ -300,7 +300,7 @@ pub(super) struct NormalSend {
     pub(super) weights: u64,
 }
 
-/// `UcclEpCount`.
+/// `UcclEpNormalCount`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Count {
@@ -360,15 +360,15 @@ pub(super) struct WholeNormalDispatch {
     pub(super) receive: NormalReceive,
     pub(super) mailbox: u64,
     pub(super) ticket: u64,
-    pub(super) does: u32,
+    pub(super) phases: u32,
     pub(super) zero: u32,
 }
 
-/// Values of `WholeNormalDispatch::does`.
-pub(super) mod does {
-    pub(in crate::cuda) const WHOLE: u32 = 0;
-    pub(in crate::cuda) const BEGUN: u32 = 1;
-    pub(in crate::cuda) const TAKEN: u32 = 2;
+/// Values of `WholeNormalDispatch::phases`.
+pub(super) mod phases {
+    pub(in crate::cuda) const ALL: u32 = 0;
+    pub(in crate::cuda) const AFTER_COUNTS: u32 = 1;
+    pub(in crate::cuda) const RECEIVE: u32 = 2;
 }
 
 /// `UcclEpNormalReturn`.
@@ -425,7 +425,7 @@ pub(super) struct NormalSum {
 /// `UcclEpNormalCombine`.
 #[repr(C)]
 pub(super) struct WholeNormalCombine {
-    pub(super) give_back: NormalReturn,
+    pub(super) send: NormalReturn,
     pub(super) sum: NormalSum,
 }
 
@@ -526,13 +526,13 @@ pub fn layout_assertions() -> String {
             row_stride,
             global_scale_at,
             global_scale,
-            how,
+            format,
             is_small_batch,
             in_chunks
         ]
     );
     layout!(
-        "UcclEpReceive",
+        "UcclEpLowLatencyReceive",
         Receive,
         [
             group,
@@ -559,7 +559,7 @@ pub fn layout_assertions() -> String {
         ]
     );
     layout!(
-        "UcclEpReturn",
+        "UcclEpLowLatencyReturn",
         Return,
         [
             group,
@@ -577,14 +577,14 @@ pub fn layout_assertions() -> String {
         ]
     );
     layout!(
-        "UcclEpSum",
+        "UcclEpLowLatencySum",
         Sum,
         [group, call, routes, weights, waits, out, slot_stride, row_len, slots, pieces, zero]
     );
-    layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
-    layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
+    layout!("UcclEpLowLatencyDispatch", WholeDispatch, [send, receive]);
+    layout!("UcclEpLowLatencyCombine", WholeCombine, [send, sum]);
     layout!("UcclEpNormalSend", NormalSend, [send, scales, scales_token, scales_word, weights]);
-    layout!("UcclEpCount", Count, [send, mailbox, ticket, slots, begins]);
+    layout!("UcclEpNormalCount", Count, [send, mailbox, ticket, slots, begins]);
     layout!("UcclEpHostMailbox", Told, [ticket, is_taken, zero, from, per_expert]);
     layout!(
         "UcclEpNormalReceive",
@@ -653,9 +653,9 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpNormalDispatch",
         WholeNormalDispatch,
-        [send, receive, mailbox, ticket, does, zero]
+        [send, receive, mailbox, ticket, phases, zero]
     );
-    layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
+    layout!("UcclEpNormalCombine", WholeNormalCombine, [send, sum]);
     for (cuda, rust) in [
         ("UCCL_EP_MAX_RANKS", MAX_RANKS),
         ("UCCL_EP_MAX_EXPERTS", MAX_EXPERTS),
@@ -689,14 +689,14 @@ pub fn layout_assertions() -> String {
         ("COMMAND_SIGNALS", command::IS_SIGNAL as usize),
         ("COMMAND_PEER_AT", command::PEER_AT as usize),
         ("COMMAND_TARGET_AT", command::TARGET_AT as usize),
-        ("UCCL_EP_COPIED", how::COPIED as usize),
-        ("UCCL_EP_EXACT", how::EXACT as usize),
-        ("UCCL_EP_POWER", how::POWER as usize),
-        ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
-        ("UCCL_EP_NVFP4", how::NVFP4 as usize),
-        ("UCCL_EP_WHOLE", does::WHOLE as usize),
-        ("UCCL_EP_BEGUN", does::BEGUN as usize),
-        ("UCCL_EP_TAKEN", does::TAKEN as usize),
+        ("UCCL_EP_FORMAT_BYTES", format::BYTES as usize),
+        ("UCCL_EP_FORMAT_FP8", format::FP8 as usize),
+        ("UCCL_EP_FORMAT_FP8_POWER_OF_TWO", format::FP8_POWER_OF_TWO as usize),
+        ("UCCL_EP_FORMAT_FP8_EXPONENT", format::FP8_EXPONENT as usize),
+        ("UCCL_EP_FORMAT_NVFP4", format::NVFP4 as usize),
+        ("UCCL_EP_PHASES_ALL", phases::ALL as usize),
+        ("UCCL_EP_PHASES_AFTER_COUNTS", phases::AFTER_COUNTS as usize),
+        ("UCCL_EP_PHASES_RECEIVE", phases::RECEIVE as usize),
         ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
         ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
         ("UCCL_EP_EACH_CHOICE", order::EACH_CHOICE as usize),

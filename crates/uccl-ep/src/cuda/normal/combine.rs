@@ -179,7 +179,7 @@ impl Combine {
         unsafe {
             if group.has_whole_calls() {
                 let blocks = blocks_for(sent.len as usize + tokens + 1, most_blocks);
-                let whole = WholeNormalCombine { give_back: sent, sum };
+                let whole = WholeNormalCombine { send: sent, sum };
                 group.launch(stream, (kernels.normal_combine, blocks), &whole)
             } else {
                 let blocks = blocks_for(tokens, most_blocks);

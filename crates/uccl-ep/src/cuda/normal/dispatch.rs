@@ -10,7 +10,7 @@ use crate::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
+        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, phases},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
@@ -131,7 +131,7 @@ impl Dispatch {
                 row_stride: tokens.stride as u64,
                 global_scale_at: 0,
                 global_scale: 0.0,
-                how: params::how::COPIED,
+                format: params::format::BYTES,
                 is_small_batch: 0,
                 in_chunks: 0,
             },
@@ -322,13 +322,13 @@ impl Dispatch {
     ) -> Result<()> {
         let Self { group, send, done, most_blocks, .. } = self;
         let blocks = blocks_for(receive.len as usize + rows_of(send), *most_blocks);
-        let does = match done {
-            Done::Nothing => does::WHOLE,
-            Done::Counts => does::BEGUN,
-            Done::Rows => does::TAKEN,
+        let phases = match done {
+            Done::Nothing => phases::ALL,
+            Done::Counts => phases::AFTER_COUNTS,
+            Done::Rows => phases::RECEIVE,
         };
         let whole =
-            WholeNormalDispatch { send: *send, receive, mailbox: told, ticket, does, zero: 0 };
+            WholeNormalDispatch { send: *send, receive, mailbox: told, ticket, phases, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &whole) }
     }
