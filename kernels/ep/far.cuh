@@ -1,5 +1,5 @@
 // Ranks with windows that this GPU does not reach. It fills mirrors of the windows, in host memory,
-// and pushes commands to a ring there. A proxy carries them out, as in crates/uccl-ep/src/far.
+// and pushes commands to a ring there. A proxy carries them out, as uccl-ep's module `far` says.
 #pragma once
 
 #include "params.cuh"

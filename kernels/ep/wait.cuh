@@ -1,5 +1,5 @@
-// Words between ranks in a call, as in crates/uccl-ep/src/protocol: ready flags, and the code that
-// waits for them and sets them.
+// Words between ranks in a call, as in uccl-ep's module `protocol`: ready flags, and the code that waits
+// for them and sets them.
 #pragma once
 
 #include "far.cuh"
@@ -102,7 +102,7 @@ __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
   return (slot_of(number) + UCCL_EP_SLOTS - 1 - slot) % UCCL_EP_SLOTS + 1;
 }
 
-// Finds the number and place of the next call, as crates/uccl-ep/src/placing.rs does. One warp,
+// Finds the number and place of the next call, as uccl-ep's placing.rs does. One warp,
 // with a slot for each lane.
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   const UcclEpOwnState* own = own_of(g);

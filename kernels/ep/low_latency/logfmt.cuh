@@ -1,5 +1,4 @@
-// LogFMT-10 with the steps of crates/uccl-ep/src/numerics/logfmt.rs, so results are equal to the
-// last bit.
+// LogFMT-10 with the steps of uccl-ep's numerics/logfmt.rs, so results are equal to the last bit.
 #pragma once
 
 #include "../numerics.cuh"
