@@ -1,17 +1,12 @@
-// Words between ranks in a call, as in uccl-ep's module `protocol`: ready flags, and the code that waits
-// for them and sets them.
+// Words between ranks in a call, as in the module `protocol` of uccl-ep: ready flags, and the code
+// that waits for them and sets them.
 #pragma once
 
 #include "far.cuh"
 #include "staging.cuh"
 
-// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header
-// for each call.
-constexpr u32 LINE = 64;
-constexpr u32 LINES = 3 + UCCL_EP_SLOTS;
-
 __device__ __forceinline__ u64 line_of(const UcclEpGroup& g, u32 at, u32 about, u32 line) {
-  return g.windows[at] + (about * LINES + line) * LINE;
+  return g.windows[at] + (about * UCCL_EP_LINES + line) * UCCL_EP_LINE;
 }
 
 __device__ __forceinline__ u32 slot_of(u64 call) {
@@ -499,8 +494,8 @@ struct CountsLayout {
 __device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitState& w, const CountsLayout& counts_layout, bool is_awaited, u32 ended) {
   if (agreed_state(w) != 0) return;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER);
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
+    u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER_WORDS, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER_WORDS);
     *reinterpret_cast<u64*>(staging_address(g, word)) = *reinterpret_cast<const u64*>(word);
   }
 #pragma unroll 1
@@ -517,21 +512,21 @@ __device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitStat
 // Compares a rank's header with this rank's, and keeps the words behind the agreed ones.
 __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, u32 peer) {
   const u64* header = reinterpret_cast<const u64*>(staged_header(g, peer, w.call.number));
-  u64 theirs[UCCL_EP_HEADER];
+  u64 theirs[UCCL_EP_HEADER_WORDS];
   // All loads are in flight before the first comparison.
 #pragma unroll
-  for (u32 i = 0; i < UCCL_EP_HEADER; i++) theirs[i] = header[i];
-  u32 first = UCCL_EP_HEADER;
+  for (u32 i = 0; i < UCCL_EP_HEADER_WORDS; i++) theirs[i] = header[i];
+  u32 first = UCCL_EP_HEADER_WORDS;
   u64 expected = 0, seen = 0;
 #pragma unroll
-  for (u32 i = UCCL_EP_HEADER; i-- > 0;) {
+  for (u32 i = UCCL_EP_HEADER_WORDS; i-- > 0;) {
     if (i - c.agreed < EXTRA_WORDS) w.extras[i - c.agreed][peer] = theirs[i];
     if (i >= c.agreed || theirs[i] == c.header[i]) continue;
     first = i;
     expected = c.header[i];
     seen = theirs[i];
   }
-  if (first == UCCL_EP_HEADER) return;
+  if (first == UCCL_EP_HEADER_WORDS) return;
   w.expected[peer] = expected;
   w.seen[peer] = seen;
   set_fault(w, UCCL_EP_DISAGREE, first, peer);
@@ -586,7 +581,7 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Wa
 // Sets a fault: the proxy has not taken a command for a rank.
 __device__ __forceinline__ void set_push_fault(const UcclEpGroup& g, WaitState& w, u32 state, u32 rank) {
   w.expected[rank] = own_of(g)->pushed;
-  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
+  w.seen[rank] = load_acquire(g.ring + 8 * UCCL_EP_RING_TAIL);
   w.waited_ns = g.timeout_ns;
   set_fault(w, state, UCCL_EP_PUSH, rank);
 }
@@ -611,8 +606,8 @@ __device__ __forceinline__ void set_word(const UcclEpGroup& g, WaitState& w, boo
 // block.
 __device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call, const u32* counts) {
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
+    u32 to = i / UCCL_EP_HEADER_WORDS, word = i % UCCL_EP_HEADER_WORDS;
     if (is_masked(call, to)) continue;
     u64 value = counts != nullptr && word == c.agreed ? counts[to] : c.header[word];
     reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
@@ -624,7 +619,7 @@ __device__ __forceinline__ void send_headers(const UcclEpGroup& g, WaitState& w)
   u32 rank = threadIdx.x;
   bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
   u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
-  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
+  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER_WORDS);
 }
 
 // Sets `arrived` at every rank: this rank's data is there. Headers and counts were written before,

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Error, Result, bail, ensure};
 use clap::Args;
 
-use crate::{built, python, shell::Program, tree};
+use crate::{built, headers, python, shell::Program, tree};
 
 /// Compile the kernels; with --check, compare with the PTX that is checked in
 #[derive(Args)]
@@ -72,6 +72,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     let folder = tree::scratch().join("kernels");
     fs::create_dir_all(&folder)?;
     let built = built::examples()?;
+    headers::of_kernels(&built, args.check)?;
     for Source { name, path, layout } in SOURCES {
         toolchain.check_layout(built.executable(layout)?, &folder)?;
         let ptx = toolchain.ptx(name, path, &folder)?;

@@ -8,6 +8,7 @@
 //! same bits. The host waits only when it asks for counts.
 
 mod combine;
+mod cpp;
 mod dispatch;
 mod group;
 mod hosted;
@@ -29,5 +30,5 @@ pub use self::{
         COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
         records_len, scratch_len,
     },
-    params::{MAX_RANKS, MAX_TOKENS, layout_assertions},
+    params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
 };
