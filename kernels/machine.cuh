@@ -29,8 +29,7 @@ __device__ __forceinline__ Vector load_vector(u64 address) {
 }
 
 __device__ __forceinline__ void store_vector(u64 address, Vector v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 
@@ -82,9 +81,7 @@ __device__ __forceinline__ u32 load_word(u64 address) {
   return value;
 }
 
-__device__ __forceinline__ u32 load_shared(const u32& word) {
-  return *const_cast<const volatile u32*>(&word);
-}
+__device__ __forceinline__ u32 load_shared(const u32& word) { return *const_cast<const volatile u32*>(&word); }
 
 __device__ __forceinline__ u64 now_ns() {
   u64 now;

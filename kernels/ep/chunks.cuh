@@ -15,7 +15,9 @@ constexpr u32 MAX_SINGLE_ROWS = 1024;
 constexpr u32 ENOUGH_PIECES = 256;
 constexpr u32 MAX_PIECES = 8;
 
-__device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MAX_PIECES), 1u); }
+__device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) {
+  return max(min(enough / max(rows, 1u), MAX_PIECES), 1u);
+}
 
 // How rows are cut into chunks; both sides compute it from their number: so many rows in a chunk,
 // and so many pieces in a row. Each piece of a chunk has a flag.
@@ -67,7 +69,8 @@ __device__ __forceinline__ bool is_spare_sender() { return blockIdx.x + 1 == gri
 // the next when `take` calls `look_ahead`, once. The count may be in shared memory, to spare a
 // register.
 template <typename Announce, typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count, Announce announce, Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count,
+                                          Announce announce, Take take) {
   u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
   u32 claim = 0;
   if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
@@ -89,7 +92,8 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 
 // The same for items that need no announcement.
 template <typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count, Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlacement& call, const u32& count,
+                                          Take take) {
   share_out(
       g, call, count, [](u32) {},
       [&](u32 i, auto look_ahead) {
@@ -131,7 +135,8 @@ __device__ __forceinline__ u64 tagged_word(u64 call, u32 value) { return call <<
 __device__ __forceinline__ u32 value_of_tagged(u64 word) { return static_cast<u32>(word) & ((1u << FLAG_CALL) - 1); }
 
 // Waits for a flag or a tagged word of a rank, and returns it in `seen`. One thread.
-__device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, WaitState& w, u32 peer, u64 word, u64& seen) {
+__device__ __forceinline__ bool wait_for_tagged_word(const UcclEpGroup& g, WaitState& w, u32 peer, u64 word,
+                                                     u64& seen) {
   u64 call = w.call.number;
   WordWait wait = {word, flag_of(call), peer, UCCL_EP_DATA, FLAG_CALL};
   return wait_for_word(g, w, wait, seen, [&](u64 published) { return published >> FLAG_CALL == call; }) == ARRIVED;
@@ -160,8 +165,8 @@ struct FlagQueue {
 
   ReadyFlag flags[WARPS][UCCL_EP_MAX_RANKS];  // of a warp's last chunk
   u32 counts[WARPS];
-  u32 sent[WARPS];   // chunks, shifted by one; the low bit: there are no more
-  u32 published[WARPS];   // chunks whose flags are set
+  u32 sent[WARPS];       // chunks, shifted by one; the low bit: there are no more
+  u32 published[WARPS];  // chunks whose flags are set
 };
 
 constexpr u32 IS_OVER = 1;

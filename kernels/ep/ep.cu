@@ -55,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
 }
 
 // One block, with a thread for each rank.
-extern "C" __global__ void __launch_bounds__(UCCL_EP_MAX_RANKS)
-    uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
+extern "C" __global__ void __launch_bounds__(UCCL_EP_MAX_RANKS) uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
   UcclEpOwnState* own = reinterpret_cast<UcclEpOwnState*>(p.own);
   u64 masked = (own->masked & ~p.clear) | p.set;
   u32 rank = threadIdx.x;

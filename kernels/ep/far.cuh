@@ -21,7 +21,8 @@ __device__ __forceinline__ Command copy_command(const UcclEpGroup& g, u32 rank, 
 // A command that sets the window's word at a mirror's address, once all data copied before is
 // there.
 __device__ __forceinline__ Command set_command(const UcclEpGroup& g, u32 rank, u64 word, u64 value) {
-  return {UCCL_EP_COMMAND_SIGNALS | static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (word - g.windows[rank]) / 8, value};
+  return {UCCL_EP_COMMAND_SIGNALS | static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (word - g.windows[rank]) / 8,
+          value};
 }
 
 // Whether the ring has room for the command with this number. The tail last seen is kept in this

@@ -60,7 +60,8 @@ struct Slot {
 };
 
 __device__ __forceinline__ Slot slot_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
-  return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_segment(r, ranks, token, rank)};
+  return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank],
+          before_segment(r, ranks, token, rank)};
 }
 
 // A token's `nth` choice, and its place among the tokens of the expert; or NO_EXPERT.
@@ -99,7 +100,7 @@ struct Column {
 struct LayoutState {
   WaitState wait;
   Column columns[UCCL_EP_MAX_RANKS + UCCL_EP_MAX_EXPERTS];  // by rank, and then by expert
-  u32 masks[UCCL_EP_SEGMENT][2];                                 // by token: its ranks
+  u32 masks[UCCL_EP_SEGMENT][2];                            // by token: its ranks
 };
 static_assert(UCCL_EP_MAX_RANKS <= 2 * Column::BITS, "ranks of a token");
 
@@ -113,7 +114,8 @@ struct Segment {
 // Clears the columns and masks. All threads take part.
 __device__ __forceinline__ void clear(LayoutState& s, u32 columns) {
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x) s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
+  for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x)
+    s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < UCCL_EP_SEGMENT * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
 }

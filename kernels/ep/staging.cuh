@@ -7,7 +7,9 @@
 #include "warp.cuh"
 
 // The address in the staging copy of an address of this rank's window.
-__device__ __forceinline__ u64 staging_address(const UcclEpGroup& g, u64 address) { return g.staging + (address - g.windows[g.rank]); }
+__device__ __forceinline__ u64 staging_address(const UcclEpGroup& g, u64 address) {
+  return g.staging + (address - g.windows[g.rank]);
+}
 
 // Where the call's place of a rank begins, for rows that this rank writes.
 __device__ __forceinline__ u64 place_at_rank(const UcclEpGroup& g, const UcclEpPlacement& call, u32 rank) {
@@ -20,4 +22,6 @@ __device__ __forceinline__ u64 place_of_rows_from(const UcclEpGroup& g, const Uc
 }
 
 // Where this rank's own place begins, for fetched data.
-__device__ __forceinline__ u64 staged_place(const UcclEpGroup& g, const UcclEpPlacement& call) { return g.staging + call.place; }
+__device__ __forceinline__ u64 staged_place(const UcclEpGroup& g, const UcclEpPlacement& call) {
+  return g.staging + call.place;
+}

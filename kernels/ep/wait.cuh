@@ -9,9 +9,7 @@ __device__ __forceinline__ u64 line_of(const UcclEpGroup& g, u32 at, u32 about, 
   return g.windows[at] + (about * UCCL_EP_LINES + line) * UCCL_EP_LINE;
 }
 
-__device__ __forceinline__ u32 slot_of(u64 call) {
-  return static_cast<u32>(call % UCCL_EP_SLOTS);
-}
+__device__ __forceinline__ u32 slot_of(u64 call) { return static_cast<u32>(call % UCCL_EP_SLOTS); }
 
 __device__ __forceinline__ u64 arrived_word(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
   return line_of(g, at, from, 0) + 8 * slot_of(call);
@@ -21,9 +19,7 @@ __device__ __forceinline__ u64 taken_word(const UcclEpGroup& g, u32 at, u32 by, 
   return line_of(g, at, by, 1) + 8 * slot_of(call);
 }
 
-__device__ __forceinline__ u64 fault_word(const UcclEpGroup& g, u32 at, u32 of) {
-  return line_of(g, at, of, 2);
-}
+__device__ __forceinline__ u64 fault_word(const UcclEpGroup& g, u32 at, u32 of) { return line_of(g, at, of, 2); }
 
 __device__ __forceinline__ u64 header_of(const UcclEpGroup& g, u32 at, u32 of, u64 call) {
   return line_of(g, at, of, 3 + slot_of(call));
@@ -56,7 +52,7 @@ constexpr u32 EXTRA_WORDS = 2;
 struct WaitState {
   UcclEpPlacement call;
   u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
-  u32 state;  // 0, one of the states of a status, or STOPPED
+  u32 state;    // 0, one of the states of a status, or STOPPED
   u32 detail;
   u32 is_waiting;
   u64 late;
@@ -118,7 +114,8 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
 // found the place. `pending_ack`: the call, if it is acknowledged when the next one begins; or 0.
-__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call, u64 pending_ack) {
+__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call,
+                                            u64 pending_ack) {
   UcclEpOwnState* own = own_of(g);
   u32 slot = slot_of(call.number);
   u64 begin = call.place - g.pool_at;
@@ -422,10 +419,12 @@ struct TakenWords {
 // Begins a block of a launch that sends, once the call has room. By then a block knows the place,
 // so the last block to come here stores it. `acks_later`: whether the call is acknowledged when the
 // next one begins.
-__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool acks_later, WaitState& w, TakenWords& taken) {
+__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool acks_later, WaitState& w,
+                                              TakenWords& taken) {
   begin_waiting(g, c, STEP_SEND, w);
 #pragma unroll 1
-  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) taken.words[i] = load_taken(g, i);
+  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x)
+    taken.words[i] = load_taken(g, i);
   __syncthreads();
   look_for_room(g, w, [&](u32 i) { return taken.words[i]; });
   if (agreed_state(w) != 0) return false;
@@ -491,7 +490,8 @@ struct CountsLayout {
 
 // In the first block, after its wait for all ranks: fetches headers and counts, and lets the other
 // blocks go on.
-__device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitState& w, const CountsLayout& counts_layout, bool is_awaited, u32 ended) {
+__device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitState& w, const CountsLayout& counts_layout,
+                                                  bool is_awaited, u32 ended) {
   if (agreed_state(w) != 0) return;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
@@ -604,7 +604,8 @@ __device__ __forceinline__ void set_word(const UcclEpGroup& g, WaitState& w, boo
 
 // Writes a header to each rank. `counts`: by rank, the word behind the agreed ones; or null. One
 // block.
-__device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call, const u32* counts) {
+__device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call,
+                                              const u32* counts) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
     u32 to = i / UCCL_EP_HEADER_WORDS, word = i % UCCL_EP_HEADER_WORDS;

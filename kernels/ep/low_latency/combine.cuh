@@ -12,7 +12,7 @@ constexpr u32 MAX_COUNTED = 1024;
 // State of a block that sends rows back.
 struct ReturnState {
   WaitState wait;
-  u32 starts[STARTS];          // by rank: records before its first
+  u32 starts[STARTS];         // by rank: records before its first
   u32 rows[MAX_COUNTED + 1];  // by record: rows before its first, if they are counted
   u32 sums[UCCL_EP_PACKING_THREADS];
 };
@@ -37,7 +37,8 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
 __device__ __forceinline__ void load_starts(const UcclEpLowLatencyReturn& p, ReturnState& s) {
   // The first warp may still be finding the call's place.
   u32 rank = threadIdx.x - LANES;
-  if (rank <= p.group.ranks) s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
+  if (rank <= p.group.ranks)
+    s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
 }
 
 // The number of records from a rank.
@@ -59,14 +60,17 @@ struct ExpertRow {
 // The `nth` expert row of a record.
 __device__ __forceinline__ ExpertRow expert_row_of(const UcclEpLowLatencyReturn& p, u32 at, u32 nth) {
   const u32* record = record_of(p.records, p.top_k, at);
-  ExpertRow expert_row = {token_of_record(record[0]), row_of_record(record[1 + nth]), choice_of_record(record[1 + nth]), false};
+  ExpertRow expert_row = {token_of_record(record[0]), row_of_record(record[1 + nth]), choice_of_record(record[1 + nth]),
+                          false};
   // Indices from corrupted tensors reach no other memory.
-  expert_row.is_there = nth < rows_of_record(record[0]) && expert_row.row < p.len && expert_row.choice < p.top_k && expert_row.token < p.slots;
+  expert_row.is_there = nth < rows_of_record(record[0]) && expert_row.row < p.len && expert_row.choice < p.top_k &&
+                        expert_row.token < p.slots;
   return expert_row;
 }
 
 // The copy of an expert row to the rank of its record.
-__device__ __forceinline__ RowCopy row_copy(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 rank, const ExpertRow& expert_row) {
+__device__ __forceinline__ RowCopy row_copy(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 rank,
+                                            const ExpertRow& expert_row) {
   if (!expert_row.is_there || is_masked(call, rank)) return {0, 0, 0};
   u64 to = place_at_rank(p.group, call, rank) + static_cast<u64>(expert_row.slot(p)) * p.slot_stride;
   return {p.rows + expert_row.row * p.row_stride, to, rank};
@@ -117,9 +121,7 @@ __device__ __forceinline__ void send_rows(const UcclEpLowLatencyReturn& p, Retur
 }
 
 __device__ __forceinline__ void return_whole(const UcclEpLowLatencyReturn& p, ReturnState& s) {
-  send_rows(p, s, [&](const Team& team, const RowCopy& row) {
-    copy<ROUND>(team, row.to, row.from, p.row_len / 16);
-  });
+  send_rows(p, s, [&](const Team& team, const RowCopy& row) { copy<ROUND>(team, row.to, row.from, p.row_len / 16); });
 }
 
 // The terms of a token's sum, with a choice for each lane.
@@ -138,7 +140,8 @@ __device__ __forceinline__ Terms terms_of(const UcclEpLowLatencySum& p, const Wa
   return terms;
 }
 
-__device__ __forceinline__ void sum_token(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team, u32 token) {
+__device__ __forceinline__ void sum_token(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team,
+                                          u32 token) {
   u64 out = p.out + token * static_cast<u64>(p.row_len);
   sum_terms(in_order(terms_of(p, w, token)), out, slice_of(team, p.row_len / 16));
 }

@@ -63,7 +63,8 @@ constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
 // The address, in the window of `at`, of the weight that rank `of` sends for one of its choices.
-__device__ __forceinline__ u64 weight_of(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 at, u32 of, u32 choice) {
+__device__ __forceinline__ u64 weight_of(const UcclEpLowLatencyReturn& p, const UcclEpPlacement& call, u32 at, u32 of,
+                                         u32 choice) {
   return tagged_words_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
@@ -74,17 +75,21 @@ constexpr u32 WEIGHT_CALL = 32;
 constexpr u64 OF_WEIGHT = 0x80000000;
 
 __device__ __forceinline__ u64 nth_of_slot(u64 call) { return (call / UCCL_EP_SLOTS & (OF_WEIGHT - 1)) | OF_WEIGHT; }
-__device__ __forceinline__ u64 tagged_weight(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
+__device__ __forceinline__ u64 tagged_weight(u64 call, float weight) {
+  return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight);
+}
 __device__ __forceinline__ bool is_weight(u64 word, u64 call) { return word >> WEIGHT_CALL == nth_of_slot(call); }
 
 // Sends all ranks the weights of this rank's tokens, or a word that it sends none.
-__device__ __forceinline__ void send_weights(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum, const UcclEpPlacement& call) {
+__device__ __forceinline__ void send_weights(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum,
+                                             const UcclEpPlacement& call) {
   const UcclEpGroup& g = p.group;
   bool sends_weights = p.sums != 0 && sum != nullptr;
   u32 count = sends_weights ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
 #pragma unroll 1
   for (u32 rank = threadIdx.x; rank < g.ranks; rank += blockDim.x) {
-    if (!is_masked(call, rank)) store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, sends_weights ? 1 : 0));
+    if (!is_masked(call, rank))
+      store_relaxed(tagged_words_of(g, rank, g.rank, call.number), tagged_word(call.number, sends_weights ? 1 : 0));
   }
 #pragma unroll 1
   for (u32 choice = threadIdx.x; choice < count; choice += blockDim.x) {
@@ -107,7 +112,8 @@ struct TokenReturn {
 };
 
 // The `turn`th token that goes back; so many ranks take turns.
-__device__ __forceinline__ TokenReturn token_return_at(const UcclEpLowLatencyReturn& p, const ReturnState& s, u32 ranks, u32 turn) {
+__device__ __forceinline__ TokenReturn token_return_at(const UcclEpLowLatencyReturn& p, const ReturnState& s, u32 ranks,
+                                                       u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
   TokenReturn token_return = {rank, 0, {0, 0, 0}, 0, 0};
@@ -124,18 +130,21 @@ __device__ __forceinline__ TokenReturn token_return_at(const UcclEpLowLatencyRet
 
 // Waits until a rank has said whether it sends weights, and sets `sends_weights`. `weight_ranks`
 // has a bit for each rank known to send them. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weight_word(const UcclEpLowLatencyReturn& p, WaitState& w, u32 rank, u64& weight_ranks, bool& sends_weights) {
+__device__ __forceinline__ bool wait_for_weight_word(const UcclEpLowLatencyReturn& p, WaitState& w, u32 rank,
+                                                     u64& weight_ranks, bool& sends_weights) {
   u64 seen;
   sends_weights = (weight_ranks >> rank & 1) != 0;
   if (sends_weights) return true;
-  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;
+  if (!wait_for_flags(p.group, w, true, rank, tagged_words_of(p.group, p.group.rank, rank, w.call.number), seen))
+    return false;
   sends_weights = value_of_tagged(seen) != 0;
   if (sends_weights) weight_ranks |= 1ull << rank;
   return true;
 }
 
 // Waits until the weights of a token's rows are there. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_weights(const UcclEpLowLatencyReturn& p, WaitState& w, TokenReturn& token_return) {
+__device__ __forceinline__ bool wait_for_weights(const UcclEpLowLatencyReturn& p, WaitState& w,
+                                                 TokenReturn& token_return) {
   u64 call = w.call.number;
   auto has_come = [&](u64 word) { return is_weight(word, call); };
   WordWait weight = {token_return.weight_at, flag_of(call), token_return.rank, UCCL_EP_DATA, NO_CALL};
@@ -150,7 +159,8 @@ constexpr u32 SENT_WIDTH = 2;
 // Sends a slice of this rank's partial sum of a token, to the slots of its first two rows.
 __device__ __forceinline__ void send_sum(const Slice& slice, const TokenReturn& token_return, u32 has) {
   u64 upper = __shfl_sync(ALL, token_return.row.to, 0), lower = __shfl_sync(ALL, token_return.row.to, 1);
-  Terms terms = {token_return.row.from, __uint_as_float(static_cast<u32>(token_return.weight)), token_return.rank, has, 1, 0};
+  Terms terms = {
+      token_return.row.from, __uint_as_float(static_cast<u32>(token_return.weight)), token_return.rank, has, 1, 0};
 #pragma unroll 1
   for (u32 first = slice.begin; first < slice.end; first += SENT_WIDTH * LANES) {
     Sums partial[SENT_WIDTH] = {};
@@ -168,7 +178,8 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const TokenReturn& 
 
 // Sends a piece of a token's rows. Returns its flag, or none: there was no row, or a wait has
 // failed. All lanes of a warp take part.
-__device__ __forceinline__ ReadyFlag send_piece(const UcclEpLowLatencyReturn& p, WaitState& w, TokenReturn& token_return, u32 piece, u64& weight_ranks) {
+__device__ __forceinline__ ReadyFlag send_piece(const UcclEpLowLatencyReturn& p, WaitState& w,
+                                                TokenReturn& token_return, u32 piece, u64& weight_ranks) {
   u32 has = __ballot_sync(ALL, token_return.row.to != 0);
   // A corrupted table may have gaps between rows.
   bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
@@ -181,7 +192,8 @@ __device__ __forceinline__ ReadyFlag send_piece(const UcclEpLowLatencyReturn& p,
     copy_rows(slice, token_return.row, has);
   }
   u64 call = w.call.number, flags = flags_of(p.group, token_return.rank, p.group.rank, call);
-  return {flags + sizeof(u64) * (token_return.token * p.pieces + piece), chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
+  return {flags + sizeof(u64) * (token_return.token * p.pieces + piece),
+          chunk_flag(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
 
 // Sets the flags of pieces that the block has sent: one for each lane, or none. A fence for each
@@ -219,7 +231,8 @@ __device__ __forceinline__ void return_pieces(const UcclEpLowLatencyReturn& p, C
 
 // Begins a block that sends rows back. The spare block sends weights and headers, and sets
 // `arrived`. `sum`: the sum in the same launch; or null.
-__device__ __forceinline__ bool begin_return(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum, ChunkReturnState& s) {
+__device__ __forceinline__ bool begin_return(const UcclEpLowLatencyReturn& p, const UcclEpLowLatencySum* sum,
+                                             ChunkReturnState& s) {
   load_starts(p, s.rows);
   if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.wait, s.taken)) return false;
   if (is_spare_block()) {
@@ -232,7 +245,8 @@ __device__ __forceinline__ bool begin_return(const UcclEpLowLatencyReturn& p, co
 
 // The terms of a token's sum in order, with a choice for each lane. Instead of an own row that was
 // not copied, a lane has the address of its flag.
-__device__ __forceinline__ Terms terms_in_chunks(const UcclEpLowLatencySum& p, bool skips_own, const WaitState& w, u32 token) {
+__device__ __forceinline__ Terms terms_in_chunks(const UcclEpLowLatencySum& p, bool skips_own, const WaitState& w,
+                                                 u32 token) {
   const UcclEpGroup& g = p.group;
   Terms terms = terms_of(p, w, token);
   if (skips_own && terms.rank == g.rank) {
@@ -253,7 +267,8 @@ __device__ __forceinline__ bool find_own(const UcclEpLowLatencyReturn& p, WaitSt
 
 // Waits until a piece of each term has come, except `own`. A partial sum has the slots of its
 // rank's first two choices, and counts as two terms. All lanes of a warp take part.
-__device__ __forceinline__ bool wait_for_terms(const UcclEpLowLatencySum& p, WaitState& w, u32 token, u32 piece, u32 own, Terms& terms) {
+__device__ __forceinline__ bool wait_for_terms(const UcclEpLowLatencySum& p, WaitState& w, u32 token, u32 piece,
+                                               u32 own, Terms& terms) {
   const UcclEpGroup& g = p.group;
   u32 lane = lane_of_thread();
   bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
@@ -278,7 +293,9 @@ __device__ __forceinline__ u32 slices_of_piece(const UcclEpLowLatencySum& p) {
 }
 
 // The first blocks may have one more piece to send, so they have the last slices, or none.
-__device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - block_number()) * warps_of_block() + warp_of_thread(); }
+__device__ __forceinline__ u32 first_slice() {
+  return (gridDim.x - 1 - block_number()) * warps_of_block() + warp_of_thread();
+}
 
 // Some vectors of a token's sum.
 struct SumSlice {
@@ -309,7 +326,8 @@ __device__ __forceinline__ void add_own(SumState& s, u32 first, u32 end) {
 
 // Begins a sum with this rank's own rows. `own_rows`: the call that has those rows, if they were
 // not copied; or null. All lanes of a warp take part.
-__device__ __forceinline__ bool begin_sum(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+__device__ __forceinline__ bool begin_sum(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows,
+                                          WaitState& w, const SumSlice& sum_slice, SumState& s) {
   s.terms = terms_in_chunks(p, own_rows != nullptr, w, sum_slice.token);
   s.own.terms = __ballot_sync(ALL, own_rows != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
   if (s.own.terms != 0 && !find_own(*own_rows, w, s.own.terms, s.terms)) return false;
@@ -318,7 +336,8 @@ __device__ __forceinline__ bool begin_sum(const UcclEpLowLatencySum& p, const Uc
 }
 
 // Ends a sum once the pieces of other ranks have come.
-__device__ __forceinline__ bool end_sum(const UcclEpLowLatencySum& p, WaitState& w, const SumSlice& sum_slice, SumState& s) {
+__device__ __forceinline__ bool end_sum(const UcclEpLowLatencySum& p, WaitState& w, const SumSlice& sum_slice,
+                                        SumState& s) {
   if (!wait_for_terms(p, w, sum_slice.token, sum_slice.piece, s.own.terms, s.terms)) return false;
 #pragma unroll 1
   for (u32 first = sum_slice.slice.begin; first < sum_slice.slice.end; first += PIECE_STEP) {
@@ -331,7 +350,8 @@ __device__ __forceinline__ bool end_sum(const UcclEpLowLatencySum& p, WaitState&
 }
 
 // Makes the sums. Own rows are added while the pieces of other ranks are on their way.
-__device__ __forceinline__ void sum_pieces(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows, WaitState& w) {
+__device__ __forceinline__ void sum_pieces(const UcclEpLowLatencySum& p, const UcclEpLowLatencyReturn* own_rows,
+                                           WaitState& w) {
   u32 slices = slices_of_piece(p);
 #pragma unroll 1
   for (u32 i = first_slice(); i < p.routes.tokens * p.pieces * slices; i += warps_of_launch()) {

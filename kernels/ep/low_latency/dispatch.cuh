@@ -37,11 +37,10 @@ constexpr u32 NO_RANK = UCCL_EP_MAX_RANKS;
 
 // Addresses of the records of a token that an earlier launch has routed, without that at
 // `left_out`.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlacement& call, u32 token, Targets (&to)[2],
-                                           u32 left_out = NO_RANK) {
-  records_at(p, call, to, [&](u32 rank) {
-    return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place();
-  });
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlacement& call, u32 token,
+                                           Targets (&to)[2], u32 left_out = NO_RANK) {
+  records_at(p, call, to,
+             [&](u32 rank) { return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place(); });
 }
 
 // Quantises a row once and writes it to each record.
@@ -145,7 +144,8 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
 
 // Sends each rank its counts as tagged words, where records have flags: the tokens of each of its
 // experts, and its records. One block.
-__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlacement& call, const u32* per_expert, const u32* per_rank) {
+__device__ __forceinline__ void send_tagged_counts(const UcclEpSend& p, const UcclEpPlacement& call,
+                                                   const u32* per_expert, const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts, words = local + 1;
 #pragma unroll 1
@@ -215,14 +215,16 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
     records_of(p, call, token, to);
     send_token(p, team, token, to);
     if (team.warp != 0) continue;
-    u32 lane = lane_of_thread(), choice = lane < p.routes.top_k ? choice_sent(p.routes, p.group.ranks, token, lane) : NO_EXPERT;
+    u32 lane = lane_of_thread(),
+        choice = lane < p.routes.top_k ? choice_sent(p.routes, p.group.ranks, token, lane) : NO_EXPERT;
     send_choices(p, token, expert_of(choice), place_of(choice), to);
   }
 }
 
 // Sets the flags of the records, if there are any, of a block's tokens, which the block has sent.
 // One warp.
-__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlacement& call, const SmallBatch& small_batch, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const UcclEpPlacement& call,
+                                                 const SmallBatch& small_batch, const BlockTokens& block_tokens) {
   const UcclEpGroup& g = p.group;
   u64 ranks[BLOCK_TOKENS] = {}, all = 0;
 #pragma unroll
@@ -242,24 +244,28 @@ __device__ __forceinline__ void set_record_flags(const UcclEpSend& p, const Uccl
 }
 
 // Sets the flags of the tokens that the block has sent last. All its threads take part.
-__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const SendState& s, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void set_sent_flags(const UcclEpSend& p, const SendState& s,
+                                               const BlockTokens& block_tokens) {
   if (p.in_chunks == 0 || block_tokens.count == 0) return;
   __syncthreads();
   if (warp_of_thread() == 0) set_record_flags(p, s.wait.call, s.small_batch, block_tokens);
 }
 
 // Sends one of the block's tokens.
-__device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const SendState& s, const BlockTokens& block_tokens) {
+__device__ __forceinline__ void send_block_tokens(const UcclEpSend& p, const SendState& s,
+                                                  const BlockTokens& block_tokens) {
   u32 warps = warps_of_block() / block_tokens.count, nth = warp_of_thread() / warps, token = block_tokens.token(nth);
   Team team = {0, 0, warp_of_thread() % warps, warps};
   u64 mask = s.small_batch.masks[token];
   Targets to[2];
-  records_at(p, s.wait.call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.small_batch.slots[nth][rank]) : -1; });
+  records_at(p, s.wait.call, to,
+             [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.small_batch.slots[nth][rank]) : -1; });
   send_token(p, team, token, to);
   if (team.warp != 0) return;
   u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.small_batch.choices[token * p.routes.top_k + k] : NO_CHOICE;
   bool is_expert = choice < INVALID_CHOICE;
-  send_choices(p, token, is_expert ? expert_of_choice(choice) : NO_EXPERT, is_expert ? s.small_batch.places[nth][k] : NO_EXPERT, to);
+  send_choices(p, token, is_expert ? expert_of_choice(choice) : NO_EXPERT,
+               is_expert ? s.small_batch.places[nth][k] : NO_EXPERT, to);
 }
 
 // Sends a small number of tokens: a block has one or two at a time. The flags of its `last` tokens
@@ -289,7 +295,8 @@ __device__ __forceinline__ bool send_small_batch(const UcclEpSend& p, SendState&
 __device__ __forceinline__ void low_latency_send(const UcclEpSend& p, SendState& s) {
   if (p.is_small_batch != 0) load_choices(p.routes, p.group.ranks, s.small_batch);
   bool in_chunks = p.in_chunks != 0;
-  if (in_chunks ? !begin_at_once(p.group, p.call, false, s.wait, s.taken) : !begin_send(p.group, p.call, s.wait)) return;
+  if (in_chunks ? !begin_at_once(p.group, p.call, false, s.wait, s.taken) : !begin_send(p.group, p.call, s.wait))
+    return;
   if (p.is_small_batch == 0) {
     send_routed(p, s.wait.call);
   } else {
@@ -303,8 +310,8 @@ __device__ __forceinline__ void low_latency_send(const UcclEpSend& p, SendState&
 // State of a block that receives.
 struct ReceiveState {
   WaitState wait;
-  u32 starts[STARTS];                  // by rank: records before its first
-  u32 begins[UCCL_EP_MAX_EXPERTS];    // by rank and local expert: the row of its first token
+  u32 starts[STARTS];               // by rank: records before its first
+  u32 begins[UCCL_EP_MAX_EXPERTS];  // by rank and local expert: the row of its first token
 };
 
 // Sets a fault: a rank announces more records than it may.
@@ -404,8 +411,7 @@ __device__ __forceinline__ bool count_received(const UcclEpLowLatencyReceive& p,
       u32 count = s.begins[rank * local + expert];
       s.begins[rank * local + expert] = begin;
       if (blockIdx.x == 0) {
-        reinterpret_cast<u64*>(p.layout_range)[expert * g.ranks + rank] =
-            static_cast<u64>(begin) << 32 | count;
+        reinterpret_cast<u64*>(p.layout_range)[expert * g.ranks + rank] = static_cast<u64>(begin) << 32 | count;
       }
       begin += count;
     }
@@ -469,7 +475,8 @@ __device__ __forceinline__ u32 scale_of_record(const UcclEpLowLatencyReceive& p,
 }
 
 // Copies a record to the rows of its experts. Loads that do not depend on these rows come first.
-__device__ __forceinline__ void receive_record(const UcclEpLowLatencyReceive& p, const ReceiveState& s, const Team& team, u32 at) {
+__device__ __forceinline__ void receive_record(const UcclEpLowLatencyReceive& p, const ReceiveState& s,
+                                               const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
   u64 area = staged_place(g, s.wait.call) + from * p.area.len;
@@ -529,13 +536,15 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpLowLatencyReceive& p
 // take none if each record can have a block without them. The last block waits for headers, and
 // takes none if there are others.
 __device__ __forceinline__ Share takers(const UcclEpLowLatencyReceive& p, u32 records, u32 senders) {
-  u32 end = p.in_chunks != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
+  u32 end = p.in_chunks != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x,
+      first = records + senders <= end ? senders : 0;
   return {block_number() - first, end - first};
 }
 
 // Takes out the records, in a block that has the counts. `acks_later`: whether the call is
 // acknowledged when the next one begins.
-__device__ __forceinline__ void take_records(const UcclEpLowLatencyReceive& p, u32 senders, bool acks_later, ReceiveState& s) {
+__device__ __forceinline__ void take_records(const UcclEpLowLatencyReceive& p, u32 senders, bool acks_later,
+                                             ReceiveState& s) {
   u32 total = s.starts[p.group.ranks];
   Share share = takers(p, total, senders);
   // A record may have more rows than a block writes at once. With windows in host memory, each

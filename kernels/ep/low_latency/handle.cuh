@@ -8,7 +8,9 @@
 constexpr u32 STARTS = UCCL_EP_MAX_RANKS + 1;
 constexpr u32 NO_ROW = 0xffffffff;
 
-__device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) { reinterpret_cast<u32*>(records)[rank] = start; }
+__device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) {
+  reinterpret_cast<u32*>(records)[rank] = start;
+}
 
 __device__ __forceinline__ u32* record_of(u64 records, u32 top_k, u32 at) {
   return reinterpret_cast<u32*>(records) + STARTS + static_cast<u64>(at) * (1 + top_k);

@@ -100,7 +100,9 @@ struct LaneValues {
 
 constexpr u32 PACKED_WORDS = 5;
 
-__device__ __forceinline__ u32 bf16_of(const LaneValues& values, u32 at) { return values.words[at / 2] >> (at % 2 * 16) & 0xffff; }
+__device__ __forceinline__ u32 bf16_of(const LaneValues& values, u32 at) {
+  return values.words[at / 2] >> (at % 2 * 16) & 0xffff;
+}
 
 // Gives each full packed word to `put`. Four values at a time: registers do not suffice for more.
 template <typename Put>

@@ -72,7 +72,8 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
 }
 
 // Sums the rows of a token's choices.
-__device__ __forceinline__ void sum_packed(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team, u32 token) {
+__device__ __forceinline__ void sum_packed(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team,
+                                           u32 token) {
   Terms terms = in_order(terms_of(p, w, token));
   u32 lane = lane_of_thread(), hidden = p.row_len / 2, count = __popc(terms.has);
 #pragma unroll 1
@@ -108,5 +109,6 @@ __device__ __forceinline__ Team team_for_packed(u32 tokens) {
 
 __device__ __forceinline__ void low_latency_sum_packed(const UcclEpLowLatencySum& p, WaitState& w) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
-  sum_tokens(p, w, team_for_packed(p.routes.tokens), [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
+  sum_tokens(p, w, team_for_packed(p.routes.tokens),
+             [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
 }

@@ -67,11 +67,14 @@ __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, S
 #pragma unroll
       for (u32 i = 0; i < CHOICES_AT_ONCE; i++) {
         if (i >= count) continue;
-        bool is_expert = experts[i] != NO_EXPERT, is_repeated = is_expert && is_named(small_batch, token * r.top_k, first, experts[i]);
+        bool is_expert = experts[i] != NO_EXPERT,
+             is_repeated = is_expert && is_named(small_batch, token * r.top_k, first, experts[i]);
 #pragma unroll
         for (u32 k = 0; k < i; k++) is_repeated |= is_expert && experts[k] == experts[i];
         u32 choice = is_repeated ? experts[i] | REPEATED : experts[i];
-        small_batch.choices[begin + i] = static_cast<u16>(is_expert ? choice : is_none(r, begin + i) ? NO_CHOICE : INVALID_CHOICE);
+        small_batch.choices[begin + i] = static_cast<u16>(is_expert               ? choice
+                                                          : is_none(r, begin + i) ? NO_CHOICE
+                                                                                  : INVALID_CHOICE);
         if (is_expert) mask |= 1ull << experts[i] / r.local_experts;
       }
     }
@@ -100,7 +103,8 @@ __device__ __forceinline__ u32 count_earlier(const UcclEpRoutes& r, u32 token, u
 __device__ __forceinline__ u32 count_in_rank(u32 tokens, u32 rank, const SmallBatch& small_batch) {
   u32 count = 0;
 #pragma unroll 4
-  for (u32 token = lane_of_thread(); token < tokens; token += LANES) count += static_cast<u32>(small_batch.masks[token] >> rank) & 1;
+  for (u32 token = lane_of_thread(); token < tokens; token += LANES)
+    count += static_cast<u32>(small_batch.masks[token] >> rank) & 1;
   return sum_of_warp(count);
 }
 
@@ -122,7 +126,8 @@ __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Smal
 }
 
 // Sets a fault for the first invalid choice of a token. One warp.
-__device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBatch& small_batch, u32 token, WaitState& w) {
+__device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBatch& small_batch, u32 token,
+                                              WaitState& w) {
   u32 lane = lane_of_thread();
   u32 choice = lane < p.routes.top_k ? small_batch.choices[token * p.routes.top_k + lane] : NO_CHOICE;
   u32 invalid = __ballot_sync(ALL, choice == INVALID_CHOICE);
@@ -134,7 +139,8 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const SmallBa
 
 // Finds the places of tokens: a warp counts for a choice or for a rank. All threads of the block
 // take part. Returns false after a fault, such as an invalid choice.
-__device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const BlockTokens& block_tokens, SmallBatch& small_batch, WaitState& w) {
+__device__ __forceinline__ bool place_tokens(const UcclEpSend& p, const BlockTokens& block_tokens,
+                                             SmallBatch& small_batch, WaitState& w) {
   const UcclEpRoutes& r = p.routes;
   // All choices have been read, and the tokens before have been sent.
   __syncthreads();

@@ -11,10 +11,10 @@
 struct Terms {
   u64 row;
   float weight;
-  u32 rank;    // the term's rank; larger than any rank if there is no term
+  u32 rank;  // the term's rank; larger than any rank if there is no term
   u32 has;
-  u32 begins;  // in ordered terms, the first of each rank
-  u32 partials;   // terms that are a rank's partial sum, in two rows: the upper 16 bits of its values, and the next 8
+  u32 begins;    // in ordered terms, the first of each rank
+  u32 partials;  // terms that are a rank's partial sum, in two rows: the upper 16 bits of its values, and the next 8
 };
 
 // Sorts terms into the order in which they are summed.
@@ -34,7 +34,8 @@ __device__ __forceinline__ Terms in_order(const Terms& terms) {
     if (lane == nth) from = static_cast<u32>(__ffs(static_cast<int>(whose)) - 1);
   }
   int source = static_cast<int>(from);
-  u32 rank = __shfl_sync(ALL, terms.rank, source), before = __shfl_sync(ALL, rank, static_cast<int>(lane == 0 ? 0 : lane - 1));
+  u32 rank = __shfl_sync(ALL, terms.rank, source),
+      before = __shfl_sync(ALL, rank, static_cast<int>(lane == 0 ? 0 : lane - 1));
   bool has = lane < count, is_partial = (terms.partials >> from & 1) != 0;
   return {__shfl_sync(ALL, terms.row, source),
           __shfl_sync(ALL, terms.weight, source),
@@ -76,21 +77,24 @@ __device__ __forceinline__ void end_partial(Sums& sums, Sums& partial) {
 __device__ __forceinline__ Vector upper_of(const Sums& partial) {
   u32 words[4];
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) words[i] = __byte_perm(__float_as_uint(partial.of[2 * i]), __float_as_uint(partial.of[2 * i + 1]), 0x7632);
+  for (u32 i = 0; i < 4; i++)
+    words[i] = __byte_perm(__float_as_uint(partial.of[2 * i]), __float_as_uint(partial.of[2 * i + 1]), 0x7632);
   return {words[0], words[1], words[2], words[3]};
 }
 
 __device__ __forceinline__ void put_upper(Sums& partial, const Vector& v) {
   u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-  for (u32 i = 0; i < 8; i++) partial.of[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
+  for (u32 i = 0; i < 8; i++)
+    partial.of[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
 }
 
 // The next 8 bits of a partial sum's values: half a vector.
 __device__ __forceinline__ Vector lower_of(const Sums& partial) {
   u32 pairs[4];
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) pairs[i] = __byte_perm(__float_as_uint(partial.of[2 * i]), __float_as_uint(partial.of[2 * i + 1]), 0x0051);
+  for (u32 i = 0; i < 4; i++)
+    pairs[i] = __byte_perm(__float_as_uint(partial.of[2 * i]), __float_as_uint(partial.of[2 * i + 1]), 0x0051);
   return {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410), 0, 0};
 }
 
@@ -99,7 +103,8 @@ __device__ __forceinline__ void put_lower(Sums& partial, const Vector& v, bool i
   u32 words[2] = {is_odd ? v.z : v.x, is_odd ? v.w : v.y};
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
-    partial.of[i] = __uint_as_float(__byte_perm(__float_as_uint(partial.of[i]), words[i / 4], 0x3200 | (4 + i % 4) << 4));
+    partial.of[i] =
+        __uint_as_float(__byte_perm(__float_as_uint(partial.of[i]), words[i / 4], 0x3200 | (4 + i % 4) << 4));
   }
 }
 
@@ -144,7 +149,7 @@ __device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 fir
 // Adds a rank's terms in `which` to its partial sum of some vectors.
 template <u32 AT_ONCE, u32 WIDTH>
 __device__ __forceinline__ void add_partial(const Terms& terms, u32 which, u32 first, u32 end, Sums (&partial)[WIDTH]) {
-  for_terms<AT_ONCE, WIDTH>(terms, which, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
+  for_terms<AT_ONCE, WIDTH>(terms, which, first, end, [&](u32 nth, const Vector(&v)[WIDTH]) {
     float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
 #pragma unroll
     for (u32 j = 0; j < WIDTH; j++) add_weighted(partial[j], v[j], weight);
@@ -161,7 +166,8 @@ struct KnownPartial {
 // Sums some vectors of ordered terms, with one rank's partial sum perhaps known: calls `store(at,
 // sums)` for each vector.
 template <u32 AT_ONCE, u32 WIDTH, typename Store>
-__device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPartial<WIDTH>& known, u32 first, u32 end, Store store) {
+__device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPartial<WIDTH>& known, u32 first, u32 end,
+                                            Store store) {
   Sums sums[WIDTH] = {}, partial[WIDTH] = {};
   // Lanes of the terms before the known ones; all, if none are known, or they have been added.
   constexpr u32 NONE_LEFT = ALL;
@@ -174,7 +180,7 @@ __device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPartial<WID
     }
     before = NONE_LEFT;
   };
-  for_terms<AT_ONCE, WIDTH>(terms, terms.has & ~known.terms, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
+  for_terms<AT_ONCE, WIDTH>(terms, terms.has & ~known.terms, first, end, [&](u32 nth, const Vector(&v)[WIDTH]) {
     if ((before >> nth & 1) == 0) add_known();
     float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
     bool begins = (terms.begins >> nth & 1) != 0, is_partial = (terms.partials >> nth & 1) != 0;

@@ -102,7 +102,8 @@ __device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const Te
 // The row of a token's choice, where rows are by expert; or NO_ROW.
 __device__ __forceinline__ u32 row_of_nth_choice(const UcclEpNormalReturn& p, u32 at, u32 choice) {
   u32 row = NO_ROW;
-  if (choice < p.top_k) row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
+  if (choice < p.top_k)
+    row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
   return row < p.len ? row : NO_ROW;
 }
 
@@ -111,7 +112,7 @@ __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Te
   u32 lane = lane_of_thread(), row = row_of_nth_choice(p, at, lane);
   bool is_there = row != NO_ROW;
   Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)}};
-  sum_all<SENT_SUM_WIDTH>(team, rows, to, p.row_len / 16, [](Sums (&)[SENT_SUM_WIDTH], u32, u32) {});
+  sum_all<SENT_SUM_WIDTH>(team, rows, to, p.row_len / 16, [](Sums(&)[SENT_SUM_WIDTH], u32, u32) {});
   if (p.weights != 0 && team.warp == 0 && lane < p.top_k) {
     float weight = is_there ? reinterpret_cast<const float*>(p.weights)[row] : 0.0f;
     reinterpret_cast<float*>(to + p.weights_at)[lane] = weight;
@@ -137,7 +138,8 @@ struct ReturnSlots {
   u32 rank;
 };
 
-__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const UcclEpPlacement& call, u32 at) {
+__device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const UcclEpPlacement& call,
+                                                       u32 at) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
   // Indices from corrupted tensors reach no other memory.
@@ -203,7 +205,8 @@ struct ReturnedRow {
 };
 
 // The row that a rank has sent to the `nth` slot of a token.
-__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const UcclEpPlacement& call, u32 token, u32 rank, u32 nth) {
+__device__ __forceinline__ ReturnedRow row_at(const UcclEpNormalSum& p, const UcclEpPlacement& call, u32 token,
+                                              u32 rank, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
   u64 row = place_of_rows_from(p.group, call, rank) + slot * p.slot_stride;
   return {row, row + p.weights_at};
@@ -235,20 +238,21 @@ __device__ __forceinline__ TokenRouting routing_of(const UcclEpNormalSum& p, u32
     routing.slots[half] = rank < ranks ? slot_at(r, ranks, token, rank) : Slot{-1, 0};
   }
   bool is_choice = p.order != UCCL_EP_BY_RANK && lane < r.top_k;
-  routing.choice = is_choice ? reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane] : NO_EXPERT;
+  routing.choice =
+      is_choice ? reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane] : NO_EXPERT;
   return routing;
 }
 
 // A rank's row for a token: its slot is the number of the token's ranks before it.
-__device__ __forceinline__ ReturnedRow row_of(const UcclEpNormalSum& p, const UcclEpPlacement& call, const TokenRouting& routing, u32 token,
-                                           u32 rank) {
+__device__ __forceinline__ ReturnedRow row_of(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+                                              const TokenRouting& routing, u32 token, u32 rank) {
   return row_at(p, call, token, rank, ranks_before(routing.mask, rank));
 }
 
 // Finds a token's returned rows in this rank's window.
 struct WindowRowSource {
-  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call, const TokenRouting& routing,
-                                                 u32 token, u32 rank) const {
+  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+                                                    const TokenRouting& routing, u32 token, u32 rank) const {
     return row_of(p, call, routing, token, rank);
   }
 };
@@ -258,8 +262,8 @@ struct OwnRowSource {
   const UcclEpNormalReturn& from;
   u64 at;  // the own row's number
 
-  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call, const TokenRouting& routing,
-                                                 u32 token, u32 rank) const {
+  __device__ __forceinline__ ReturnedRow operator()(const UcclEpNormalSum& p, const UcclEpPlacement& call,
+                                                    const TokenRouting& routing, u32 token, u32 rank) const {
     if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, routing, token, rank);
     // Indices from a corrupted table reach no other memory.
     if (at >= from.len) return row_of(p, call, routing, token, rank);
@@ -276,8 +280,8 @@ struct SumInputs {
 
 // A token's rows by rank: a lane has those of two ranks.
 template <typename RowOf>
-__device__ __forceinline__ SumInputs rows_by_rank(const UcclEpNormalSum& p, const WaitState& w, const TokenRouting& routing, u32 token,
-                                               RowOf of) {
+__device__ __forceinline__ SumInputs rows_by_rank(const UcclEpNormalSum& p, const WaitState& w,
+                                                  const TokenRouting& routing, u32 token, RowOf of) {
   SumInputs inputs = {};
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
@@ -293,8 +297,8 @@ __device__ __forceinline__ SumInputs rows_by_rank(const UcclEpNormalSum& p, cons
 
 // A token's rows by the last of each rank's choices, or of each choice: a lane has a choice.
 template <typename RowOf>
-__device__ __forceinline__ SumInputs rows_by_choice(const UcclEpNormalSum& p, const WaitState& w, const TokenRouting& routing, u32 token,
-                                                 RowOf of) {
+__device__ __forceinline__ SumInputs rows_by_choice(const UcclEpNormalSum& p, const WaitState& w,
+                                                    const TokenRouting& routing, u32 token, RowOf of) {
   u32 lane = lane_of_thread(), expert = expert_of(routing.choice);
   u32 rank = expert == NO_EXPERT ? UCCL_EP_MAX_RANKS : expert / p.routes.local_experts;
   u32 same = __match_any_sync(ALL, rank);
@@ -331,16 +335,17 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
 // Sums any number of rows, beginning with a token's biases.
 __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const Team& team, const SumInputs& inputs,
                                                 u64 row_at) {
-  sum_all<SUM_WIDTH>(team, inputs.rows, p.out + row_at, p.row_len / 16, [&](Sums (&sums)[SUM_WIDTH], u32 first, u32 end) {
+  sum_all<SUM_WIDTH>(team, inputs.rows, p.out + row_at, p.row_len / 16,
+                     [&](Sums(&sums)[SUM_WIDTH], u32 first, u32 end) {
 #pragma unroll
-    for (u32 nth = 0; nth < 2; nth++) {
-      if (p.bias[nth] == 0) continue;
-      Vector bias[SUM_WIDTH] = {};
-      load_vectors(bias, p.bias[nth] + row_at, first, end);
+                       for (u32 nth = 0; nth < 2; nth++) {
+                         if (p.bias[nth] == 0) continue;
+                         Vector bias[SUM_WIDTH] = {};
+                         load_vectors(bias, p.bias[nth] + row_at, first, end);
 #pragma unroll
-      for (u32 i = 0; i < SUM_WIDTH; i++) add(sums[i], bias[i]);
-    }
-  });
+                         for (u32 i = 0; i < SUM_WIDTH; i++) add(sums[i], bias[i]);
+                       }
+                     });
 }
 
 // Sums a token's rows, which `of` finds, beginning with its biases.
@@ -397,8 +402,8 @@ __device__ __forceinline__ u32 chunks_of(const UcclEpNormalReturn& p) {
 }
 
 // Sends rows back, chunk by chunk; ranks take turns.
-__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const UcclEpPlacement& call, const Share& share,
-                                             FlagQueue& out) {
+__device__ __forceinline__ void return_chunks(const UcclEpNormalReturn& p, const UcclEpPlacement& call,
+                                              const Share& share, FlagQueue& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
   send_chunks(out, chunks_of(p), share, [&](u32 chunk, u32 nth) {
@@ -424,7 +429,8 @@ struct CombineState {
 };
 
 // Waits until all of a token's rows are there: a lane polls a piece of a rank's row.
-__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, CombineState& s, const TokenRouting& routing) {
+__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, CombineState& s,
+                                              const TokenRouting& routing) {
   const UcclEpGroup& g = p.sum.group;
   WaitState& w = s.wait;
 #pragma unroll 1
@@ -454,8 +460,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalCombine& p, Combine
   u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
   TokenRouting next;
   share_out(
-      sum.group, s.wait.call, tokens * pieces,
-      [&](u32 i) { next = routing_of(sum, i / pieces); },
+      sum.group, s.wait.call, tokens * pieces, [&](u32 i) { next = routing_of(sum, i / pieces); },
       [&](u32 i, auto look_ahead) {
         TokenRouting routing = next;
         if (!wait_for_rows(p, s, routing)) return false;

@@ -71,7 +71,8 @@ __device__ __forceinline__ TokenExtras load_extras(const Token& token, const Tea
 // Stores a row's `count` scales by `store(word, scale)`, which is also called for words behind the
 // last.
 template <typename Token, typename Store>
-__device__ __forceinline__ void store_scales(const Token& token, const TokenExtras& extras, const Team& team, u32 count, Store store) {
+__device__ __forceinline__ void store_scales(const Token& token, const TokenExtras& extras, const Team& team, u32 count,
+                                             Store store) {
   u32 nth = 0;
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < count; first += team.lanes(), nth++) {
@@ -89,7 +90,8 @@ __device__ __forceinline__ u32 word_with(const Token& token, const TokenExtras& 
 }
 
 // Stores the words that go with a token. One warp.
-__device__ __forceinline__ void send_words(const OwnToken& token, const TokenExtras& extras, u64 mask, const Targets (&to)[2]) {
+__device__ __forceinline__ void send_words(const OwnToken& token, const TokenExtras& extras, u64 mask,
+                                           const Targets (&to)[2]) {
   const UcclEpSend& send = token.p.send;
   u32 top_k = send.routes.top_k, count = words_with(top_k);
 #pragma unroll 1
@@ -110,8 +112,8 @@ __device__ __forceinline__ void send_words(const OwnToken& token, const TokenExt
 }
 
 // Writes a token to its records, without that at `left_out`.
-__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Team& team, u32 number,
-                                            u32 left_out = NO_RANK) {
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Team& team,
+                                            u32 number, u32 left_out = NO_RANK) {
   const UcclEpArea& area = p.send.area;
   OwnToken token = {p, number};
   Targets to[2];
@@ -147,7 +149,7 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, WaitState
 
 // A rank's flag for the tokens of a chunk, or for a piece of them.
 __device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpPlacement& call, u32 flag, u32 rank,
-                                         const Chunk& chunk) {
+                                              const Chunk& chunk) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
   u32 first = 0, count = 0;
@@ -186,7 +188,7 @@ struct NormalReceiveState {
   u32 counts[UCCL_EP_MAX_EXPERTS];      // by local expert: tokens that chose it
   u32 firsts[UCCL_EP_MAX_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
   u32 tokens[UCCL_EP_MAX_RANKS];        // of each rank, for all receivers
-  u32 flags;                             // of all ranks, counting for each as many as the rank with the most tokens has
+  u32 flags;                            // of all ranks, counting for each as many as the rank with the most tokens has
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -234,8 +236,8 @@ __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, WaitState&
 
 // Writes the receive counts to the host's mailbox, and whether this launch takes the rows out. One
 // block.
-__device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, const NormalReceiveState& s, u64 to, u64 ticket,
-                                            bool is_taken) {
+__device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, const NormalReceiveState& s, u64 to,
+                                              u64 ticket, bool is_taken) {
   UcclEpHostMailbox* mailbox = reinterpret_cast<UcclEpHostMailbox*>(to);
   if (threadIdx.x < g.ranks) mailbox->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
 #pragma unroll 1
@@ -330,7 +332,8 @@ __device__ __forceinline__ LocalChoice choice_here(const UcclEpNormalReceive& p,
 }
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.
-__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 from, u32 choice) {
+__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 from,
+                                             u32 choice) {
   LocalChoice local_choice = choice_here(p, choice);
   if (local_choice.local == NO_EXPERT) return NO_ROW;
   u32 row = s.firsts[local_choice.local] + s.before[from * p.local_experts + local_choice.local] + local_choice.place;
@@ -354,7 +357,8 @@ struct TokenMetadata {
 };
 
 // Stores the choices and weights of a token that has its index for a row. One warp.
-__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const TokenMetadata& metadata, const Arrival& a) {
+__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
+                                             const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
     u64 at = static_cast<u64>(a.at) * p.top_k + lane;
@@ -383,7 +387,8 @@ __device__ __forceinline__ void put_weights(float* weights, float weight, u32 ro
 
 // Stores the weights and metadata of a token with a row for each choice. A choice that repeats an
 // expert has none. One warp.
-__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const TokenMetadata& metadata, const Arrival& a, u32 row) {
+__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
+                                                       const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
   bool is_repeated = row != NO_ROW && (same & lanes_before()) != 0;
   put_weights(reinterpret_cast<float*>(p.weights), metadata.weight, row, __ballot_sync(ALL, is_repeated));
@@ -399,8 +404,8 @@ __device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive
 
 // Copies a token to its row, or to the rows of its experts.
 template <typename Token>
-__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team, const Token& token,
-                                     const Arrival& a) {
+__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
+                                     const Token& token, const Arrival& a) {
   bool by_expert = p.alignment != 0;
   u32 lane = lane_of_thread(), row = a.at;
   Targets to[1] = {{0, 1}};
@@ -434,8 +439,8 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalR
 }
 
 // Copies the `nth` record that came from a rank.
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team, u32 from,
-                                            u32 nth) {
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
+                                            u32 from, u32 nth) {
   const UcclEpGroup& g = p.group;
   u64 area = staged_place(g, s.wait.call) + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
@@ -443,7 +448,8 @@ __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const 
 }
 
 // Takes out a chunk of another rank's tokens, or this warp's piece of it, once it is there.
-__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalReceiveState& s, u32 from, const Chunking& chunking, u32 flag) {
+__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalReceiveState& s, u32 from,
+                                           const Chunking& chunking, u32 flag) {
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
   u32 lane = lane_of_thread(), first_piece = flag - flag % chunking.pieces;
@@ -461,7 +467,8 @@ __device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalR
 }
 
 // Takes out a chunk of this rank's own tokens, or this warp's piece of it.
-__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const NormalReceiveState& s, const Chunking& chunking, u32 flag) {
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const NormalReceiveState& s,
+                                         const Chunking& chunking, u32 flag) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
   Chunk chunk = chunk_of(chunking, flag, r.tokens);
@@ -570,7 +577,8 @@ __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const No
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.wait, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s)) return;
+  if (!begin_receive(g, p.call, 0, s.wait, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s))
+    return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
   fetch_records(g, s.wait.call, p.area, s.starts, team);

@@ -126,9 +126,7 @@ inline void store_pair(u64 address, u64 first, u64 second) {
 
 inline u32 count_up(u32* count) { return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL); }
 
-inline u32 load_word(u64 address) {
-  return __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_RELAXED);
-}
+inline u32 load_word(u64 address) { return __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_RELAXED); }
 
 inline u32 load_shared(const u32& word) { return word; }
 
@@ -163,7 +161,9 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline u32 atomicAdd(u32* word, u32 by) { return __atomic_fetch_add(word, by, __ATOMIC_RELAXED); }
 inline u32 atomicExch(u32* word, u32 to) { return __atomic_exchange_n(word, to, __ATOMIC_RELAXED); }
 template <typename T>
-T atomicOr(T* word, T bits) { return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED); }
+T atomicOr(T* word, T bits) {
+  return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
+}
 inline u32 atomicCAS(u32* word, u32 from, u32 to) {
   __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return from;
