@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, circles, demo, deny,
+    capi, circles, clang_format, demo, deny,
     done::Done,
     ep, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
     python, readme,
@@ -95,6 +95,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "clippy without links, and with each alone",
         run: |_| with_component("clippy", "clippy", lint::features),
+    },
+    Step {
+        name: "clang-format",
+        group: Group::Lint,
+        about: "formatting of C, C++ and CUDA",
+        run: |_| clang_format::check(),
     },
     Step {
         name: "doc",
