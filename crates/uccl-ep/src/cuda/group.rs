@@ -23,12 +23,14 @@ use super::{
     window::{Window, words_len},
 };
 use crate::{
-    error::{Error, Phase, Result},
     far::ProxyStats,
-    header::Header,
-    joining::{Exchange, agree, all_joined, judged_by_all},
-    nodes::{Node, Nodes},
-    view::{self, control_len},
+    shared::{
+        error::{Error, Phase, Result},
+        header::Header,
+        joining::{Exchange, agree, all_joined, judged_by_all},
+        nodes::{Node, Nodes},
+        view::{self, control_len},
+    },
 };
 
 /// How a rank takes part in a group.

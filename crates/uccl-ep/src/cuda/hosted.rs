@@ -20,9 +20,11 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    error::{Error, Result},
-    group::Group,
-    view::control_len,
+    host::group::Group,
+    shared::{
+        error::{Error, Result},
+        view::control_len,
+    },
 };
 
 /// A rank's window, and the GPU's access to those of its peers.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
 use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
-use crate::error::{Error, Result};
+use crate::shared::error::{Error, Result};
 
 /// A kernel, and the number of threads in its blocks.
 #[derive(Clone, Copy)]

@@ -2,9 +2,11 @@
 //! bytes where rows of bytes begin; 0 is none.
 
 use crate::{
-    dispatch::Payload,
-    error::{Error, Result},
-    routing::{MAX_EXPERTS, MAX_TOP_K},
+    host::dispatch::Payload,
+    shared::{
+        error::{Error, Result},
+        routing::{MAX_EXPERTS, MAX_TOP_K},
+    },
 };
 
 use super::params::{CHUNK, MAX_RANKS, MAX_TOKENS, Placed, Routes};

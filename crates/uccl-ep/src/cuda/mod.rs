@@ -7,11 +7,10 @@
 //! the protocol of the CPU's calls, with the same words in the windows, and their results have the
 //! same bits. The host waits only when it asks for counts.
 
-mod combine;
-mod dispatch;
 mod group;
 mod hosted;
 mod kernels;
+mod low_latency;
 mod memory;
 pub mod normal;
 mod params;
@@ -22,9 +21,8 @@ mod watch;
 mod window;
 
 pub use self::{
-    combine::Combine,
-    dispatch::{Dispatch, Handle},
     group::{Config, Group, RESERVED, Reach},
+    low_latency::{Combine, Dispatch, Handle},
     memory::{
         COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
         records_len, scratch_len,

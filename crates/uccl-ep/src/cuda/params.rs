@@ -4,10 +4,12 @@ use std::mem::{align_of, offset_of, size_of};
 
 use crate::{
     far::{command, fifo},
-    header,
-    placing::{ROUND, SLOTS},
-    routing::MAX_EXPERTS,
-    routing::MAX_TOP_K,
+    shared::{
+        header,
+        placing::{ROUND, SLOTS},
+        routing::MAX_EXPERTS,
+        routing::MAX_TOP_K,
+    },
 };
 
 /// The most ranks of a group on GPUs: each has a bit of a word.
@@ -675,8 +677,8 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
         ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
         ("UCCL_EP_EACH_CHOICE", order::EACH_CHOICE as usize),
-        ("LINE", crate::view::LINE),
-        ("LINES", crate::view::LINES),
+        ("LINE", crate::shared::view::LINE),
+        ("LINES", crate::shared::view::LINES),
     ] {
         same(cuda, rust);
     }

@@ -8,7 +8,7 @@ use super::{
     group::Group,
     params::{CHUNK, CallParams, Layout, Own, Routes},
 };
-use crate::error::Result;
+use crate::shared::error::Result;
 
 impl Layout {
     /// For tokens with choices.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
 use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
-use crate::{
+use crate::shared::{
     error::{Error, Phase},
     header::KINDS,
     protocol::{Awaited, Mark},

@@ -13,7 +13,7 @@ use std::{
 use uccl_local::cma::Process;
 
 use super::status::Reports;
-use crate::error::{Error, Result};
+use crate::shared::error::{Error, Result};
 
 /// The time between two checks.
 const WATCHING: Duration = Duration::from_millis(2);

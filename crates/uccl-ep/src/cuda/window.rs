@@ -27,7 +27,7 @@ use super::{
     params::{NOTES, PARTS},
     watch::{self, own_start},
 };
-use crate::{
+use crate::shared::{
     error::{Error, Result},
     nodes::host_of,
     placing::SLOTS,

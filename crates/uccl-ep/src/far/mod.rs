@@ -28,7 +28,7 @@ use self::{
     outbox::Outbox,
     proxy::{Desk, NAP, Peer, Proxy},
 };
-use crate::{
+use crate::shared::{
     error::{Error, Result},
     joining::MakeEndpoint,
 };
@@ -390,8 +390,8 @@ mod tests {
     use super::*;
     use crate::{
         Config, Group,
-        dispatch::{Dispatch, Payload, Room, Tokens},
-        routing::{Choices, Routing},
+        host::dispatch::{Dispatch, Payload, Room, Tokens},
+        shared::routing::{Choices, Routing},
     };
 
     /// More than a group that is dropped waits for its peers.

@@ -5,7 +5,7 @@
 use multiversion::multiversion;
 
 use super::bf16;
-use crate::streaming;
+use crate::shared::streaming;
 
 /// Elements that are summed at a time: their sums stay in registers.
 const BLOCK: usize = 64;

@@ -7,15 +7,17 @@ use uccl_device::cuda::Stream;
 
 use super::{Handle, memory::blocks_for};
 use crate::{
-    combine::{Order, Sends, slots_of},
     cuda::{
-        combine::call_of,
+        low_latency::combine::call_of,
         memory::check_rows,
         params::{NormalReturn, NormalSum, WholeNormalCombine, order},
     },
-    error::{Error, Result},
-    nodes::Nodes,
-    record::Row,
+    host::combine::{Order, Sends, slots_of},
+    shared::{
+        error::{Error, Result},
+        nodes::Nodes,
+        record::Row,
+    },
 };
 
 /// Rows of bf16 that go back: those of a dispatch, in their order.

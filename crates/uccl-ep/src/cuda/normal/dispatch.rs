@@ -7,16 +7,18 @@ use uccl_device::cuda::Stream;
 use super::memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for};
 use crate::{
     cuda::{
-        dispatch::call_of,
         group::Group,
+        low_latency::dispatch::call_of,
         memory::check_rows,
         params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
         told::ToldMemory,
     },
-    error::{Error, Phase, Result},
-    group::Interrupted,
-    patience::Patience,
-    record::Record,
+    host::group::Interrupted,
+    shared::{
+        error::{Error, Phase, Result},
+        patience::Patience,
+        record::Record,
+    },
 };
 
 /// A dispatch that was begun.

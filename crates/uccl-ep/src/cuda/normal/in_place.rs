@@ -6,7 +6,7 @@ use super::{
     dispatch::{Dispatch, Done, Handle},
     memory::{Outputs, ScalesOut},
 };
-use crate::{
+use crate::shared::{
     error::{Error, Result},
     header,
 };

@@ -10,8 +10,10 @@ use crate::{
         memory::Choices,
         params::{self, Routes},
     },
-    error::{Phase, Result},
-    header::Header,
+    shared::{
+        error::{Phase, Result},
+        header::Header,
+    },
 };
 
 /// Memory for the layout of choices.

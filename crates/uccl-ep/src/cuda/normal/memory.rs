@@ -9,8 +9,10 @@ use crate::{
         memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
         params::{MAX_TOKENS, Routes},
     },
-    error::{Error, Result},
-    routing::MAX_EXPERTS,
+    shared::{
+        error::{Error, Result},
+        routing::MAX_EXPERTS,
+    },
 };
 
 /// A rank's tokens.

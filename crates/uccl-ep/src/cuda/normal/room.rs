@@ -2,8 +2,10 @@
 
 use crate::{
     cuda::{Group, MAX_TOKENS},
-    error::{Error, Result},
-    record::Record,
+    shared::{
+        error::{Error, Result},
+        record::Record,
+    },
 };
 
 /// Sizes of a call's rows, and of later calls with its handle.
@@ -77,7 +79,10 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{combine::slots_of, nodes::Nodes, record::Row};
+    use crate::{
+        host::combine::slots_of,
+        shared::{nodes::Nodes, record::Row},
+    };
 
     #[test]
     fn a_pool_has_room_for_as_many_tokens_as_it_was_made_for() {

@@ -1,0 +1,9 @@
+//! Low latency mode.
+
+pub(super) mod combine;
+pub(super) mod dispatch;
+
+pub use self::{
+    combine::Combine,
+    dispatch::{Dispatch, Handle},
+};

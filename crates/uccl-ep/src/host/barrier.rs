@@ -1,0 +1,45 @@
+//! Ranks wait for each other.
+
+use std::sync::Arc;
+
+use crate::{
+    host::group::{Begun, Group, Interrupted, Until, Wait},
+    shared::{
+        error::{Phase, Result},
+        header::Header,
+        nodes::Nodes,
+        protocol::{Call, Step, Takes},
+    },
+};
+
+impl Group {
+    /// Waits until every rank that takes part has called this too. It is a call of one round
+    /// without data: numbered, with the group's deadline and its masks.
+    ///
+    /// # Errors
+    /// A peer is late, or makes another call.
+    pub fn barrier(self: &Arc<Self>, is_interrupted: &mut Interrupted<'_>) -> Result<()> {
+        let phase = Phase::Barrier;
+        self.check_is_last(phase)?;
+        let (place, parties) = (self.place(0)?, self.parties(Nodes::one(self.ranks())));
+        let mut call = Call::new(place, Takes::EachAlone, parties, |_| 1);
+        let mut begun = Begun::new(self, &call);
+        let header = Header::<0, 0> { phase, agreed: [], told: [] };
+        let mut wait = Wait { phase, is_interrupted, waits: None };
+        self.drive(&mut call, Until::Over, &mut wait, |call, step| match step {
+            Step::Send { stream, .. } => {
+                if let Some(mut letter) = self.window().letter(&stream) {
+                    letter.tell(call.number(), header.to_words());
+                }
+                Ok(())
+            }
+            Step::Take { stream: Some(stream), .. } => {
+                let theirs = self.window().header(&stream, call.number());
+                header.told_by(self.rank(), stream.peer, theirs).map(|[]| ())
+            }
+            _ => Ok(()),
+        })?;
+        begun.has_ended = true;
+        Ok(())
+    }
+}

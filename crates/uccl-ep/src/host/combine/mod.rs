@@ -1,0 +1,720 @@
+//! Combine: the experts' rows come back and are summed.
+
+mod reading;
+mod relay;
+
+use std::{slice, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+pub use self::relay::slots_of;
+use self::{
+    reading::{Sources, block_with, is_read},
+    relay::Levels,
+};
+use crate::{
+    host::{
+        blocks::Block,
+        dispatch::{Handle, Room},
+        group::{Begun, Group, Interrupted, Until, Wait},
+        waits::Waits,
+    },
+    numerics::{logfmt, quantise::GROUP, sum},
+    shared::{
+        error::{Error, Phase, Result},
+        header::Header,
+        nodes::Nodes,
+        protocol::{Call, Step, Stream, Takes},
+        record::Row,
+        routing::{MAX_TOP_K, first_of},
+    },
+};
+
+/// The rows that a rank sends back for each token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sends {
+    /// The token's one row.
+    Row,
+    /// Its row of each expert.
+    EachExpert,
+    /// The sum of its rows of all experts of this rank, in order of choice, rounded to bf16.
+    SumOfExperts,
+}
+
+/// The order in which a token's returned rows are summed. Each sum is made in f32 and rounded once.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Sums {
+    /// Rank by rank, ascending. Weights are summed too.
+    ByRank,
+    /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
+    ByChoice,
+    /// Each choice multiplied by its weight, one for each choice of each token: rank by rank, in
+    /// the order of their first choices. The choices of one rank are summed first, one by one, and
+    /// this part is added.
+    Weighted(*const f32),
+}
+
+/// The order in which a node's relay sums the rows of its ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Rank by rank, ascending. Weights are summed too.
+    ByRank,
+    /// By the last of each rank's choices. Weights are those of the choice's rank.
+    ByChoice,
+}
+
+/// Rows of bf16 that go back.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// The first row.
+    pub rows: *const u8,
+    /// The number of rows.
+    pub len: usize,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Values of a row.
+    pub hidden: usize,
+    /// The rows that are sent.
+    pub sends: Sends,
+    /// Weights that go back too: one for each choice of each row; or, where rows are by expert, one
+    /// for each row.
+    pub weights: Option<*const f32>,
+    /// Whether rows are packed as LogFMT-10 in transit.
+    pub is_packed: bool,
+    /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and
+    /// rounded to bf16, and only this sum crosses to the other node; in this order, which the sum
+    /// of nodes has too. `None`: every row goes all the way.
+    pub relays: Option<Order>,
+    /// Whether rows do not change until the combine has ended: this rank's own tokens are then
+    /// summed from them, and peers read rows in a [`Block`] in place.
+    pub stays: bool,
+}
+
+/// Choices given to a combine: one for each choice of each token.
+#[derive(Clone, Copy, Debug)]
+pub enum Chosen {
+    /// Of 32 bits.
+    I32(*const i32),
+    /// Of 64 bits.
+    I64(*const i64),
+}
+
+impl Chosen {
+    /// # Safety
+    /// There is a choice `at`.
+    unsafe fn is_none(self, at: usize) -> bool {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            match self {
+                Self::I32(all) => all.add(at).read() < 0,
+                Self::I64(all) => all.add(at).read() < 0,
+            }
+        }
+    }
+}
+
+/// Memory for the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Combined {
+    /// The first row of bf16; rows are contiguous.
+    pub rows: *mut u16,
+    /// The order of the sums.
+    pub sums: Sums,
+    /// Up to two first addends of each sum, with a row for each token.
+    pub bias: [Option<*const u16>; 2],
+    /// Weights: one for each choice of each token.
+    pub weights: Option<*mut f32>,
+}
+
+/// A combine in flight. A drop before its end gives the call up, and tells the peers that wait for
+/// it.
+pub struct Combine {
+    part: Part,
+    call: Call,
+    begun: Begun,
+    waits: Waits,
+    /// Whether the end waits for the peers that read this rank's block.
+    waits_for_readers: bool,
+}
+
+/// The rows that this rank sends back, and the layout of a place.
+struct Part {
+    handle: Arc<Handle>,
+    results: Results,
+    row: Row,
+    /// The layout of a place, if rows are relayed.
+    levels: Option<Levels>,
+    /// The block from which peers read rows in place.
+    block: Option<Arc<Block>>,
+    /// Tokens of each rank that have rows in its place at once.
+    at_once: usize,
+    /// Choices that sums leave out.
+    chosen: Option<Chosen>,
+}
+
+// SAFETY: any thread may use the memory behind its pointers, as `Combine::begin` demands.
+unsafe impl Send for Part {}
+
+impl Combine {
+    /// Begins to send rows back to the ranks of their tokens. Where all fit at once
+    /// ([`Room::Tokens`]), they have been sent when this returns.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or a peer is late.
+    ///
+    /// # Safety
+    /// `results` describes memory with the rows and weights of `handle`, which any thread may read,
+    /// until this returns or, in rounds and with `stays`, until the combine is over or dropped.
+    pub unsafe fn begin(
+        handle: &Arc<Handle>,
+        results: Results,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Self> {
+        let (group, routing) = (&handle.group, &handle.routing);
+        group.check_is_last(Phase::Combine)?;
+        check(handle, &results)?;
+        let (ranks, top_k) = (group.ranks(), routing.top_k());
+        let Results { hidden, sends, weights, is_packed, .. } = results;
+        let levels = Levels::of(handle, &results)?;
+        let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
+        let weights = weights.map_or(0, |_| top_k);
+        // Where every row goes all the way, a place may be smaller. All ranks come to the same
+        // result.
+        let levels = levels.filter(|levels| match handle.room {
+            Room::Tokens(tokens) => {
+                Row { values, weights, slots: levels.slots() }.place(tokens) <= group.pool_len()
+            }
+            Room::Bytes(_) => true,
+        });
+        let slots = match (&levels, sends) {
+            (Some(levels), _) => levels.slots(),
+            (None, Sends::EachExpert) => top_k,
+            (None, Sends::Row | Sends::SumOfExperts) => slots_of(Nodes::one(ranks), top_k),
+        };
+        let row = Row { values, weights, slots };
+        let (at_once, len) = match handle.room {
+            Room::Tokens(tokens) => (tokens, row.place(tokens)),
+            Room::Bytes(len) => (row.tokens_in(len), len),
+        };
+        let rounds_of = |tokens: usize| tokens.div_ceil(at_once.max(1));
+        let most = handle.counts.tokens_of.iter().max().map_or(0, |most| *most as usize);
+        if at_once == 0 && most > 0 || u16::try_from(rounds_of(most)).is_err() {
+            let why = format!(
+                "{most} tokens do not come back in {:?}; make the buffer larger",
+                handle.room
+            );
+            return Err(Error::invalid(why));
+        }
+        let place = group.place(len)?;
+        let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
+        let rounds =
+            |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
+        let mut parties = group.parties(nodes);
+        // A rank that the dispatch left out has no rows of this rank's tokens, nor this rank of its
+        // tokens.
+        let both = parties.is_there.iter_mut().zip(&handle.sent_to);
+        both.for_each(|(is_there, sent)| *is_there &= sent);
+        let call = Call::new(place, Takes::AllTogether, parties, rounds);
+        let begun = Begun::new(group, &call);
+        let block = block_with(group, &results);
+        if let Some(block) = &block {
+            group.note_reading(block, call.number());
+        }
+        let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
+        let (handle, chosen) = (Arc::clone(handle), None);
+        let part = Part { handle, results, row, levels, block, at_once, chosen };
+        let waits = Waits::new(ranks);
+        let mut combine = Self { part, call, begun, waits, waits_for_readers: true };
+        if matches!(combine.part.handle.room, Room::Tokens(_)) {
+            combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
+        }
+        Ok(combine)
+    }
+
+    /// Lets the call end without a wait for peers that read this rank's rows in a block: the next
+    /// writer there waits for [`Group::is_read`].
+    pub fn leave_rows(&mut self) {
+        self.waits_for_readers = false;
+    }
+
+    /// Leaves choices that are negative here out of sums of [each expert](Sends::EachExpert)'s
+    /// rows, though the dispatch had them.
+    ///
+    /// # Safety
+    /// There is a number for each choice of each token, which may be read until the combine is over or dropped.
+    pub unsafe fn leave_out(&mut self, chosen: Chosen) {
+        self.part.chosen = Some(chosen);
+    }
+
+    /// Sums the returned rows, and ends the call. Then no peer reads this rank's rows any more,
+    /// unless [`leave_rows`](Self::leave_rows) was called. Returns, by rank, the time spent waiting
+    /// for its rows.
+    ///
+    /// # Errors
+    /// A peer is late, or combines something else.
+    ///
+    /// # Safety
+    /// `combined` has memory for each of this rank's tokens, which only this call uses.
+    pub unsafe fn finish(
+        mut self,
+        combined: Combined,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Vec<Duration>> {
+        self.part.check_order(combined.sums)?;
+        let mut scratch = vec![0; self.part.scratch_len()];
+        if self.part.block.is_some() && self.waits_for_readers {
+            self.call.wait_for_readers();
+        }
+        self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
+            let sources = Sources::of(part, call)?;
+            let tokens = part.handle.routing.tokens();
+            let first = usize::from(round) * part.at_once;
+            for token in first..tokens.min(first + part.at_once) {
+                // SAFETY: the caller guarantees it.
+                unsafe {
+                    match &part.levels {
+                        None => part.sum((call, &sources), token, &combined, &mut scratch)?,
+                        Some(levels) => {
+                            part.sum_nodes(levels, call, token, &combined, &mut scratch)
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.begun.has_ended = true;
+        Ok(self.waits.waited())
+    }
+
+    fn drive(
+        &mut self,
+        until: Until,
+        is_interrupted: &mut Interrupted<'_>,
+        take: &mut Take<'_>,
+    ) -> Result<()> {
+        let Self { part, call, waits, .. } = self;
+        let waits = (until != Until::SentAll).then_some(waits);
+        let mut wait = Wait { phase: Phase::Combine, is_interrupted, waits };
+        part.group().drive(call, until, &mut wait, |call, step| match step {
+            Step::Send { stream, mark } => {
+                part.send(call, &stream, mark.round);
+                Ok(())
+            }
+            Step::Take { round, .. } => take(part, call, round),
+            Step::Relay { stream, mark } => part.pass_on(call, &stream, mark),
+            Step::Tell { .. } => Ok(()),
+        })
+    }
+}
+
+impl Part {
+    fn group(&self) -> &Group {
+        &self.handle.group
+    }
+
+    fn header(&self) -> Header<6, 1> {
+        let Row { values, weights, slots } = self.row;
+        let agreed = [
+            ("bytes of a row", values),
+            ("weights of a row", weights),
+            ("rows of a token", slots),
+            ("slots", self.at_once),
+            ("packed rows", usize::from(self.results.is_packed)),
+            (
+                "sums of nodes (1 by rank, 2 by choice)",
+                self.results.relays.map_or(0, |by| 1 + by as usize),
+            ),
+        ];
+        let told = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
+        Header { phase: Phase::Combine, agreed, told }
+    }
+
+    /// The part of a stream's header that needs no agreement, if the rest agrees: the peer's block,
+    /// or 0.
+    fn told(&self, call: &Call, stream: &Stream) -> Result<u64> {
+        let theirs = self.group().window().header(stream, call.number());
+        let [block] = self.header().told_by(self.group().rank(), stream.peer, theirs)?;
+        Ok(block)
+    }
+
+    /// The slot, among those of a token of rank `about`, of this rank's one row. `last` is the last
+    /// of the token's choices that is this rank's.
+    fn slot_of(&self, about: usize, last: usize) -> usize {
+        let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
+        match &self.levels {
+            None => slot_of_one(me, self.group().ranks(), top_k, last),
+            Some(levels) => levels.near(about, me, last),
+        }
+    }
+
+    /// Writes the rows of a round to a rank's place.
+    fn send(&self, call: &Call, stream: &Stream, round: u16) {
+        let Some(mut letter) = self.group().window().letter(stream) else { return };
+        let to = stream.about;
+        if round == 0 {
+            letter.tell(call.number(), self.header().to_words());
+        }
+        if to == self.group().rank() && self.sums_own_in_place() {
+            return;
+        }
+        let width = self.handle.width();
+        let first = usize::from(round) * self.at_once;
+        let mut rounded = vec![0; self.results.hidden];
+        for at in self.handle.counts.rows_from(to) {
+            let entry = &self.handle.table[at * width..][..width];
+            let token = entry[0] as usize;
+            if token < first || token >= first + self.at_once {
+                continue;
+            }
+            let mut slot_at =
+                |slot| letter.at(self.row_at(call, slot, token - first), self.row.stride());
+            // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
+            // the mark, and has room for a row.
+            unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };
+        }
+    }
+
+    /// Writes the rows that go back for one token.
+    ///
+    /// # Safety
+    /// `slot_at` gives memory for a row of a slot.
+    unsafe fn send_token(
+        &self,
+        entry: &[i32],
+        at: usize,
+        slot_at: &mut dyn FnMut(usize) -> *mut u8,
+        rounded: &mut [u16],
+    ) {
+        let rows = entry[2..].iter().enumerate();
+        let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
+        let one_slot = || self.slot_of(entry[1] as usize, self.handle.masters[at].into());
+        // SAFETY: the caller guarantees it; `check` compared each row with the number of rows.
+        unsafe {
+            match self.results.sends {
+                Sends::EachExpert => {
+                    for (k, row) in rows {
+                        let out = slot_at(k);
+                        self.put(self.result(row), out);
+                        self.put_weight(out, k, row);
+                    }
+                }
+                Sends::Row => {
+                    let out = slot_at(one_slot());
+                    self.put(self.result(at), out);
+                    if let Some(weights) = self.results.weights {
+                        let to = out.add(self.row.weights_at()).cast::<f32>();
+                        to.copy_from_nonoverlapping(
+                            weights.add(at * self.row.weights),
+                            self.row.weights,
+                        );
+                    }
+                }
+                Sends::SumOfExperts => {
+                    let out = slot_at(one_slot());
+                    if self.results.weights.is_some() {
+                        out.add(self.row.weights_at())
+                            .cast::<f32>()
+                            .write_bytes(0, self.row.weights);
+                    }
+                    let mut terms = Rows::new();
+                    for (k, row) in rows {
+                        terms.push(self.result(row));
+                        self.put_weight(out, k, row);
+                    }
+                    sum::plain(&terms, rounded);
+                    self.put(rounded, out);
+                }
+            }
+        }
+    }
+
+    /// A row that goes back.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn result(&self, row: usize) -> &[u16] {
+        // SAFETY: the caller guarantees it; `check` saw that rows are aligned.
+        unsafe {
+            slice::from_raw_parts(
+                self.results.rows.add(row * self.results.stride).cast(),
+                self.results.hidden,
+            )
+        }
+    }
+
+    /// # Safety
+    /// `out` has room for a row.
+    unsafe fn put(&self, row: &[u16], out: *mut u8) {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            if let Some(block) = &self.block {
+                return out.cast::<u64>().write(block.offset_of(row.as_ptr().cast()));
+            }
+            match self.results.is_packed {
+                true => _ = logfmt::encode(row, slice::from_raw_parts_mut(out, self.row.values)),
+                false => out.copy_from_nonoverlapping(row.as_ptr().cast(), 2 * row.len()),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `out` has room for a row, and `row` is one that has a weight.
+    unsafe fn put_weight(&self, out: *mut u8, k: usize, row: usize) {
+        let Some(weights) = self.results.weights else { return };
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read())
+        };
+    }
+
+    /// Whether rows for this rank's own tokens are read in place, and not copied to its place.
+    fn sums_own_in_place(&self) -> bool {
+        let Results { sends, weights, is_packed, stays, .. } = self.results;
+        stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts
+    }
+
+    /// The row of a term of this rank.
+    fn own_row(&self, token: usize, term: &Term) -> Option<usize> {
+        let me = self.group().rank();
+        let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
+        let at = self.handle.counts.rows_from(me).start + nth;
+        match self.results.sends {
+            Sends::Row => Some(at),
+            Sends::EachExpert | Sends::SumOfExperts => {
+                usize::try_from(self.handle.table[at * self.handle.width() + 2 + term.slot]).ok()
+            }
+        }
+    }
+
+    /// Values that a token needs on the way to its sum: unpacked rows, or the sum of this node.
+    fn scratch_len(&self) -> usize {
+        let rows = if self.results.is_packed { self.row.slots } else { 1 };
+        rows * self.results.hidden
+    }
+
+    /// Makes a token's sum.
+    ///
+    /// # Errors
+    /// A peer names a row outside its block.
+    ///
+    /// # Safety
+    /// `combined` has memory for it.
+    unsafe fn sum(
+        &self,
+        (call, sources): (&Call, &Sources),
+        token: usize,
+        combined: &Combined,
+        unpacked: &mut [u16],
+    ) -> Result<()> {
+        let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
+        let terms = self.terms(call, token, combined.sums);
+        let mut rows = Rows::new();
+        for bias in combined.bias.iter().flatten() {
+            // SAFETY: a bias has a row for each token.
+            rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
+        }
+        let mut free = unpacked;
+        let (me, in_place) = (self.group().rank(), self.sums_own_in_place());
+        for term in &terms {
+            if term.rank == me && in_place {
+                let row = self.own_row(token, term);
+                // SAFETY: `check` saw that the table's rows are there; they do not change until the
+                // combine has ended.
+                rows.extend(row.map(|row| unsafe { self.result(row) }));
+                continue;
+            }
+            let row = self.row_of(call, token, term);
+            if self.results.is_packed {
+                let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);
+                free = rest;
+                // SAFETY: the row was written before its rank's mark, and no rank writes to it
+                // until the call has ended.
+                logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
+                rows.push(own);
+            } else {
+                // SAFETY: as above; rows are aligned, and those in blocks stay until the call has ended here.
+                rows.push(unsafe {
+                    slice::from_raw_parts(sources.row(self, term.rank, row)?.cast(), hidden)
+                });
+            }
+        }
+        // SAFETY: there is a row for each token.
+        let out = unsafe { slice::from_raw_parts_mut(combined.rows.add(token * hidden), hidden) };
+        match combined.sums {
+            Sums::ByRank | Sums::ByChoice => sum::plain(&rows, out),
+            Sums::Weighted(weights) => {
+                // SAFETY: there is a weight for each choice of each token.
+                let of = |term: &Term| unsafe { weights.add(token * top_k + term.choice).read() };
+                let begins = |nth: usize| nth == 0 || terms[nth].rank != terms[nth - 1].rank;
+                let weights: SmallVec<[(f32, bool); MAX_TOP_K]> =
+                    terms.iter().enumerate().map(|(nth, term)| (of(term), begins(nth))).collect();
+                sum::weighted(&rows, &weights, out);
+            }
+        }
+        if let Some(weights) = combined.weights {
+            // SAFETY: there is a weight for each choice of each token.
+            let out = unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) };
+            self.sum_weights(call, token, combined.sums, &terms, out);
+        }
+        Ok(())
+    }
+
+    /// The offset in a pool of a slot's row, for a token of the round.
+    fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
+        call.place().offset + self.row.at(self.at_once, slot, token)
+    }
+
+    /// The row of a term, in this rank's place.
+    fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
+        let at = self.row_at(call, term.slot, token % self.at_once);
+        self.group().window().own().pool(at, self.row.stride())
+    }
+
+    /// Sums the weights returned for a token.
+    fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
+        out.fill(0.0);
+        let routing = &self.handle.routing;
+        let choices = routing.choices(token);
+        for term in terms {
+            // A row of one expert has one weight.
+            let has_it = |k| self.results.sends != Sends::EachExpert || k == term.choice;
+            let is_its =
+                |k: usize| routing.owner(choices[k]).is_some_and(|(rank, _)| rank == term.rank);
+            let row = self.row_of(call, token, term);
+            // SAFETY: a rank has written its row before its mark.
+            let weights = unsafe { self.weights_of(row) };
+            match sums {
+                Sums::ByRank => add(weights, has_it, out),
+                _ => put(weights, |k| has_it(k) && is_its(k), out),
+            }
+        }
+    }
+
+    /// The weights that came with a row; none if rows have none.
+    ///
+    /// # Safety
+    /// `row` is one that was written.
+    unsafe fn weights_of<'a>(&self, row: *mut u8) -> &'a [f32] {
+        let Row { weights, .. } = self.row;
+        // SAFETY: the row's weights were written with it.
+        unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), weights) }
+    }
+
+    /// A token's terms, in the order of its sum. Slots of ranks that take no part in this call have
+    /// data of earlier calls, and are skipped.
+    fn terms(&self, call: &Call, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
+        let (group, routing) = (self.group(), &self.handle.routing);
+        let is_there = |rank: &usize| call.is_there(*rank);
+        let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
+        let choices = routing.choices(token);
+        if self.results.sends == Sends::EachExpert {
+            let first = token * routing.top_k();
+            for (k, choice) in choices.iter().enumerate() {
+                // SAFETY: there is a number for each choice, as `leave_out` demands.
+                if self.chosen.is_some_and(|chosen| unsafe { chosen.is_none(first + k) }) {
+                    continue;
+                }
+                let rank = routing.owner(*choice).map(|(rank, _)| rank);
+                // A repeated choice of an expert has no row of its own. Its weight adds to that row
+                // only in weighted sums.
+                let slot = first_of(choices, k);
+                let counts = slot == k || matches!(sums, Sums::Weighted(_));
+                if let Some(rank) = rank.filter(is_there).filter(|_| counts) {
+                    terms.push(Term { rank, slot, choice: k });
+                }
+            }
+        } else {
+            for rank in (0..group.ranks()).filter(is_there) {
+                let last = match choices {
+                    [] => routing.to(rank).binary_search(&(token as u32)).is_ok().then_some(0),
+                    _ => routing.last_choice(rank, choices),
+                };
+                if let Some(choice) = last {
+                    let slot = slot_of_one(rank, group.ranks(), routing.top_k(), choice);
+                    terms.push(Term { rank, slot, choice });
+                }
+            }
+        }
+        match sums {
+            Sums::ByRank => terms.sort_by_key(|term| term.rank),
+            Sums::ByChoice => terms.sort_by_key(|term| term.choice),
+            Sums::Weighted(_) => {
+                terms.sort_by_key(|term| term.choice);
+                gather_ranks(&mut terms);
+            }
+        }
+        terms
+    }
+}
+
+/// Moves terms, which are in the order of their choices, behind the first one of their rank.
+fn gather_ranks(terms: &mut [Term]) {
+    for at in 1..terms.len() {
+        let rank = terms[at].rank;
+        if let Some(last) = terms[..at].iter().rposition(|term| term.rank == rank) {
+            terms[last + 1..=at].rotate_right(1);
+        }
+    }
+}
+
+/// Slots of a token for one row from each of so many ranks or nodes; or one for each choice, if
+/// these are fewer.
+fn one_of(count: usize, top_k: usize) -> usize {
+    if top_k == 0 { count } else { count.min(top_k) }
+}
+
+/// The slot of one of them. `last` is the last of the token's choices that it has.
+fn slot_of_one(nth: usize, count: usize, top_k: usize, last: usize) -> usize {
+    if one_of(count, top_k) == count { nth } else { last }
+}
+
+/// Adds the weights that `counts` selects.
+fn add(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out += weight);
+}
+
+/// Copies the weights that `counts` selects.
+fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out = *weight);
+}
+
+/// A function that takes a round out.
+type Take<'a> = dyn FnMut(&Part, &Call, u16) -> Result<()> + 'a;
+
+/// One row of a token's sum.
+#[derive(Clone, Copy, Default)]
+struct Term {
+    rank: usize,
+    slot: usize,
+    choice: usize,
+}
+
+/// The rows of a token's sum: its biases, and one for each choice or rank.
+type Rows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
+
+fn check(handle: &Handle, results: &Results) -> Result<()> {
+    let Results { rows, len, stride, hidden, sends, is_packed, .. } = *results;
+    if !rows.addr().is_multiple_of(2) || !stride.is_multiple_of(2) {
+        return Err(Error::invalid("rows of bf16 are aligned to 2 bytes"));
+    }
+    if is_packed && !hidden.is_multiple_of(GROUP) {
+        return Err(Error::invalid(format!(
+            "rows to pack have a multiple of {GROUP} values, not {hidden}"
+        )));
+    }
+    let last = match sends {
+        Sends::Row => handle.counts.total(),
+        Sends::EachExpert | Sends::SumOfExperts => {
+            let rows = handle.table.chunks_exact(handle.width()).flat_map(|entry| &entry[2..]);
+            rows.max().map_or(0, |last| (last + 1) as usize)
+        }
+    };
+    match last <= len {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("{len} rows are given, and the handle tells of {last}")))
+        }
+    }
+}

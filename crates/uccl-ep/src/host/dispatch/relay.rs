@@ -1,0 +1,144 @@
+//! Relays of a dispatch: a token for another node goes once to the relay there, which passes it on.
+
+use std::slice;
+
+use super::{Head, Part, Relayed};
+use crate::shared::{
+    error::Result,
+    nodes::Nodes,
+    protocol::{Call, Mark, Stream},
+    routing::{MAX_TOP_K, Routing},
+};
+
+/// The tokens that leave this rank over one of its own streams.
+pub(super) fn tokens_over<'a>(
+    routing: &'a Routing,
+    nodes: Nodes,
+    me: usize,
+    stream: &Stream,
+) -> &'a [u32] {
+    let node = nodes.node_of(stream.peer);
+    match node == nodes.node_of(me) {
+        true => routing.to(stream.peer),
+        false => &routing.to_node(node).tokens,
+    }
+}
+
+impl Part {
+    /// Whether a stream goes to a relay on another node.
+    pub(super) fn is_across(&self, stream: &Stream) -> bool {
+        let nodes = self.areas.nodes;
+        nodes.node_of(stream.peer) != nodes.node_of(self.group.rank())
+    }
+
+    /// The offset of a node's inbox in the pool of a rank on another node.
+    fn inbox_at(&self, call: &Call, rank: usize, node: usize) -> usize {
+        let own = self.areas.nodes.node_of(rank);
+        call.place().offset + self.areas.inbox_at(self.slots, node - usize::from(node > own))
+    }
+
+    /// Writes a round to the relay on another node.
+    pub(super) fn send_across(&self, call: &Call, stream: &Stream, mark: Mark) {
+        let Some(mut letter) = self.group.window().letter(stream) else { return };
+        let Self { areas, routing, slots, .. } = self;
+        let (nodes, me) = (areas.nodes, self.group.rank());
+        let to = routing.to_node(nodes.node_of(stream.peer));
+        let round = self.round_of(to.tokens.len(), mark.round);
+        let inbox = self.inbox_at(call, stream.peer, nodes.node_of(me));
+        if mark.round == 0 {
+            let told = [to.tokens.len(), routing.tokens()];
+            letter.tell(call.number(), self.header(told).to_words());
+            let out = letter.at(inbox, areas.goes_at());
+            for (local, rank) in nodes.ranks_of(nodes.node_of(stream.peer)).enumerate() {
+                let counts = routing.per_expert_of(rank);
+                // SAFETY: there is room for the counts of all ranks, which only this rank
+                // uses until the mark.
+                unsafe {
+                    let out = out.add(areas.told_at(local)).cast::<u32>();
+                    out.write(routing.to(rank).len() as u32);
+                    out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
+                }
+            }
+        }
+        let goes = &to.goes[round.clone()];
+        let out = letter.at(inbox + areas.goes_at(), 8 * goes.len()).cast::<u64>();
+        // SAFETY: there is room for a word for each of `slots` records.
+        unsafe { out.copy_from_nonoverlapping(goes.as_ptr(), goes.len()) };
+        let (first, stride) = (inbox + areas.first_of_inbox(*slots), areas.record.stride());
+        for (slot, token) in to.tokens[round].iter().enumerate() {
+            // SAFETY: there is room for `slots` records.
+            unsafe { self.write(letter.at(first + slot * stride, stride), *token) };
+        }
+    }
+
+    /// Passes a round from another node on to a rank of this node: the tokens for that rank. The
+    /// round for this rank itself is also remembered for the combine.
+    pub(super) fn pass_on(
+        &self,
+        call: &Call,
+        stream: &Stream,
+        mark: Mark,
+        relayed: &mut Relayed,
+    ) -> Result<()> {
+        let Self { areas, group, slots, .. } = self;
+        let (window, me) = (group.window(), group.rank());
+        let mut told = [0; 2];
+        for input in call.inputs_about(stream.about) {
+            told = self.told_over(call, input)?;
+        }
+        let [tokens, all] = told.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        let inbox = self.inbox_at(call, me, areas.nodes.node_of(stream.about));
+        let inbox = window.own().pool(inbox, areas.inbox(*slots));
+        let in_round = self.round_of(tokens, mark.round).len();
+        // SAFETY: the inbox is so long, with its parts where `areas` says; the sender has written
+        // them before its mark, and writes again only when this round has been passed on.
+        let (for_rank, goes, records) = unsafe {
+            let told = inbox.add(areas.told_at(areas.nodes.local_of(stream.peer)));
+            (
+                slice::from_raw_parts(told.cast::<u32>(), 1 + areas.local_experts),
+                slice::from_raw_parts(inbox.add(areas.goes_at()).cast::<u64>(), in_round),
+                inbox.add(areas.first_of_inbox(*slots)),
+            )
+        };
+        if stream.peer == me {
+            // SAFETY: there are as many records.
+            unsafe { self.remember(goes, records, relayed) };
+        }
+        let Some(mut letter) = window.letter(stream) else { return Ok(()) };
+        let bit = areas.nodes.local_of(stream.peer);
+        let its = goes.iter().enumerate().filter(|(_, goes)| *goes >> bit & 1 == 1);
+        let head = Head {
+            told: [for_rank[0] as usize, all],
+            in_round: its.clone().count(),
+            per_expert: &for_rank[1..],
+        };
+        self.write_head(call, stream, &mut letter, &head, mark);
+        let (area, stride) = (self.area_at(call, stream.about), areas.record.stride());
+        for (slot, (nth, _)) in its.enumerate() {
+            let out = letter.at(area + self.record_at(slot), stride);
+            // SAFETY: the inbox and the area have `slots` records each.
+            unsafe { out.copy_from_nonoverlapping(records.add(nth * stride), stride) };
+        }
+        Ok(())
+    }
+
+    /// Remembers a round's tokens for the combine.
+    ///
+    /// # Safety
+    /// There are as many records.
+    unsafe fn remember(&self, goes: &[u64], records: *const u8, relayed: &mut Relayed) {
+        let record = self.areas.record;
+        let mut choices = [0; MAX_TOP_K];
+        relayed.goes.extend_from_slice(goes);
+        for nth in 0..goes.len() {
+            // SAFETY: the caller guarantees it; numbers are aligned, as the parts of a record are.
+            unsafe {
+                let record_at = records.add(nth * record.stride());
+                let from = record_at.add(record.choices_at()).cast::<i32>();
+                from.copy_to_nonoverlapping(choices.as_mut_ptr(), record.top_k);
+                relayed.tokens.push(record_at.add(record.token_at()).cast::<u32>().read());
+            }
+            relayed.choices.extend_from_slice(&choices[..record.top_k]);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Memory that a group's calls use in turn. The kernel would zero fresh memory for each call, page
+//! by page.
+
+use parking_lot::Mutex;
+
+use crate::shared::placing::SLOTS;
+
+/// Memory that no call uses at the moment.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Mutex<Vec<Pieces>>);
+
+/// Memory of one call. Its content is arbitrary.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) words: Vec<u32>,
+}
+
+impl Scratch {
+    /// Takes memory for so many bytes and words.
+    pub(crate) fn take(&self, bytes: usize, words: usize) -> Pieces {
+        let mut pieces = self.0.lock().pop().unwrap_or_default();
+        pieces.bytes.resize(bytes, 0);
+        pieces.words.resize(words, 0);
+        pieces
+    }
+
+    /// Keeps memory for later calls: as many pieces as calls may be in flight.
+    pub(crate) fn give_back(&self, pieces: Pieces) {
+        let mut free = self.0.lock();
+        if free.len() < SLOTS {
+            free.push(pieces);
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! One rank's part in one call.
+
+use smallvec::SmallVec;
+
+use super::{
+    Mark,
+    streams::{Stream, Streams},
+};
+use crate::shared::placing::{Place, SLOTS};
+
+/// The words of a rank's window that its peers set, for the calls that may be under way. A word has a number: see [`Stream`].
+pub trait Words {
+    /// The mark of the data that a peer has written here.
+    fn arrived(&self, word: usize, slot: usize) -> Mark;
+    /// The mark of our data that a peer has taken out there.
+    fn taken(&self, word: usize, slot: usize) -> Mark;
+}
+
+/// How a rank takes the rounds that it receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Takes {
+    /// The round of each stream by itself, as a dispatch does.
+    EachAlone,
+    /// A round when all streams' parts of it are there, as a combine does. All of them have the same number of rounds.
+    AllTogether,
+}
+
+/// An action that is possible now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Write a round of this rank's own to the peer's place, and set its `arrived` to the mark.
+    Send {
+        /// The stream that it leaves by.
+        stream: Stream,
+        /// Its round and whether it is the last.
+        mark: Mark,
+    },
+    /// The same with the round that came over the [inputs](Call::inputs_about) for the rank that
+    /// the stream is about.
+    Relay {
+        /// The stream that it leaves by.
+        stream: Stream,
+        /// Its round and whether it is the last.
+        mark: Mark,
+    },
+    /// Take a round out of this rank's own place: that of one stream, or, without a stream, of all.
+    Take {
+        /// The stream that it came by.
+        stream: Option<Stream>,
+        /// The round.
+        round: u16,
+    },
+    /// Set a rank's `taken` to the mark.
+    Tell {
+        /// The rank.
+        to: usize,
+        /// The word's number.
+        word: usize,
+        /// The mark.
+        mark: Mark,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Sending {
+    stream: Stream,
+    /// `None`: the number of rounds that arrive.
+    rounds: Option<u16>,
+    next: u16,
+}
+
+impl Sending {
+    fn has_sent_all(&self) -> bool {
+        self.rounds == Some(self.next)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Receiving {
+    stream: Stream,
+    round: u16,
+    is_done: bool,
+}
+
+/// Streams that a rank passes on: a round leaves when it has come over all inputs, and these are
+/// free when it has left over all outputs.
+#[derive(Clone, Debug)]
+struct Relay {
+    inputs: Vec<Receiving>,
+    outputs: Vec<Sending>,
+}
+
+/// One rank's part in one call. [`next`](Self::next) returns an action that is possible now. The
+/// caller does it, and reports it with [`sent`](Self::sent) or [`took`](Self::took), unless it is a
+/// [`Step::Tell`], before it asks again.
+#[derive(Debug)]
+pub struct Call {
+    me: usize,
+    place: Place,
+    takes: Takes,
+    own: Vec<Sending>,
+    arriving: Vec<Receiving>,
+    relays: Vec<Relay>,
+    /// By rank, whether it is there.
+    is_there: Vec<bool>,
+    /// The marks to be set at peers: rank, number of the word, mark.
+    tell: SmallVec<[(usize, usize, Mark); 8]>,
+    is_ended: bool,
+    waits_for_readers: bool,
+}
+
+/// The ranks that take part in a call, and this rank's streams.
+#[derive(Clone, Debug)]
+pub struct Parties {
+    /// This rank.
+    pub me: usize,
+    /// By rank, whether it is there.
+    pub is_there: Vec<bool>,
+    /// This rank's streams.
+    pub streams: Streams,
+}
+
+impl Call {
+    /// A call that sends `rounds` (at least one) over each of this rank's own streams. Relays are
+    /// for calls in which all ranks take part.
+    #[must_use]
+    pub fn new(
+        place: Place,
+        takes: Takes,
+        parties: Parties,
+        rounds: impl Fn(&Stream) -> u16,
+    ) -> Self {
+        let Parties { me, is_there, streams } = parties;
+        let own =
+            |stream: Stream| Sending { stream, rounds: Some(rounds(&stream).max(1)), next: 0 };
+        let passed = |stream: Stream| Sending { stream, rounds: None, next: 0 };
+        let receiving = |stream: Stream| Receiving { stream, round: 0, is_done: false };
+        let (leaving, arriving) = match takes {
+            Takes::EachAlone => (streams.own, streams.arriving),
+            Takes::AllTogether => (streams.arriving, streams.own),
+        };
+        let relays = streams.relayed.into_iter().map(|relayed| {
+            let (across, local) = (vec![relayed.across], relayed.local);
+            let (inputs, outputs) = match takes {
+                Takes::EachAlone => (across, local),
+                Takes::AllTogether => (local, across),
+            };
+            let inputs = inputs.into_iter().map(receiving).collect();
+            Relay { inputs, outputs: outputs.into_iter().map(passed).collect() }
+        });
+        let there = |stream: &Stream| is_there[stream.peer];
+        let mut call = Self {
+            me,
+            place,
+            takes,
+            own: leaving.into_iter().filter(there).map(own).collect(),
+            arriving: arriving.into_iter().filter(there).map(receiving).collect(),
+            relays: relays.collect(),
+            is_there,
+            tell: SmallVec::new(),
+            is_ended: false,
+            waits_for_readers: false,
+        };
+        // A call in which nothing arrives has ended already.
+        call.end_if_done();
+        call
+    }
+
+    /// The call's number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.place.call
+    }
+
+    /// The place of its data.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether a rank takes part in the call, and has done so from its beginning.
+    #[must_use]
+    pub fn is_there(&self, rank: usize) -> bool {
+        self.is_there[rank]
+    }
+
+    /// The streams that rounds arrive by.
+    pub fn arriving(&self) -> impl Iterator<Item = &Stream> {
+        self.arriving.iter().map(|receiving| &receiving.stream)
+    }
+
+    /// The streams that bring rounds about a rank, which this rank passes on.
+    pub fn inputs_about(&self, rank: usize) -> impl Iterator<Item = &Stream> {
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        inputs.map(|input| &input.stream).filter(move |stream| stream.about == rank)
+    }
+
+    fn slot(&self) -> usize {
+        slot_of(self.place.call)
+    }
+
+    fn mark(&self, round: u16, is_last: bool) -> Mark {
+        Mark { call: self.place.call, round, is_last }
+    }
+
+    /// Whether this rank has sent all of its own rounds.
+    #[must_use]
+    pub fn has_sent_all(&self) -> bool {
+        self.own.iter().all(Sending::has_sent_all)
+    }
+
+    /// Makes the call end only when all peers have ended it: they read this rank's memory until
+    /// then.
+    pub fn wait_for_readers(&mut self) {
+        self.waits_for_readers = true;
+    }
+
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_over(&self, words: &impl Words) -> bool {
+        let is_done = self.is_ended && self.tell.is_empty() && self.has_sent_all();
+        is_done && self.readers(words).next().is_none()
+    }
+
+    /// The peers that have not ended, where the call waits for them.
+    fn readers(&self, words: &impl Words) -> impl Iterator<Item = Awaited> {
+        let expected = self.mark(0, true);
+        let peers = (0..self.is_there.len()).filter(|peer| self.is_there[*peer]);
+        let readers = peers.filter_map(move |peer| {
+            let seen = words.taken(peer, self.slot());
+            let reads = seen.call <= expected.call && seen != expected;
+            reads.then_some(Awaited { peer, about: self.me, what: Awaited::END, expected, seen })
+        });
+        readers.filter(|_| self.waits_for_readers)
+    }
+
+    /// Whether the first round of every stream is there.
+    #[must_use]
+    pub fn has_heard_all(&self, words: &impl Words) -> bool {
+        self.arriving.iter().all(|receiving| self.has_begun(receiving, words))
+    }
+
+    /// Whether the first round of every stream that a peer sends is there.
+    #[must_use]
+    pub fn has_heard(&self, peer: usize, words: &impl Words) -> bool {
+        let of_peer = |receiving: &&Receiving| receiving.stream.peer == peer;
+        self.arriving.iter().filter(of_peer).all(|receiving| self.has_begun(receiving, words))
+    }
+
+    fn has_begun(&self, receiving: &Receiving, words: &impl Words) -> bool {
+        receiving.is_done || receiving.round > 0 || self.has_arrived(receiving, words)
+    }
+
+    fn has_arrived(&self, receiving: &Receiving, words: &impl Words) -> bool {
+        let mark = words.arrived(receiving.stream.here, self.slot());
+        !receiving.is_done && (mark.call, mark.round) == (self.place.call, receiving.round)
+    }
+
+    /// The next action that is possible. Rounds are taken out only where `may_take`.
+    pub fn next(&mut self, words: &impl Words, may_take: bool) -> Option<Step> {
+        if let Some((to, word, mark)) = self.tell.pop() {
+            return Some(Step::Tell { to, word, mark });
+        }
+        let send = self.next_send(words).or_else(|| self.next_relayed(words));
+        if send.is_some() || !may_take || self.is_ended {
+            return send;
+        }
+        match self.takes {
+            Takes::EachAlone => {
+                let next = self.arriving.iter().find(|next| self.has_arrived(next, words))?;
+                Some(Step::Take { stream: Some(next.stream), round: next.round })
+            }
+            Takes::AllTogether => {
+                let round = self.arriving.first()?.round;
+                let all = self.arriving.iter().all(|next| self.has_arrived(next, words));
+                all.then_some(Step::Take { stream: None, round })
+            }
+        }
+    }
+
+    fn next_send(&self, words: &impl Words) -> Option<Step> {
+        let may_go = |sending: &&Sending| {
+            !sending.has_sent_all() && self.lacks_room(sending, words).is_none()
+        };
+        let Sending { stream, rounds, next } = *self.own.iter().find(may_go)?;
+        Some(Step::Send { stream, mark: self.mark(next, rounds == Some(next + 1)) })
+    }
+
+    fn next_relayed(&self, words: &impl Words) -> Option<Step> {
+        self.relays.iter().find_map(|relay| {
+            let mark = self.relays_now(relay, words)?;
+            let may_go = |sending: &&Sending| {
+                sending.next == mark.round && self.lacks_room(sending, words).is_none()
+            };
+            let Sending { stream, .. } = *relay.outputs.iter().find(may_go)?;
+            Some(Step::Relay { stream, mark })
+        })
+    }
+
+    /// The round that has come over all inputs.
+    fn relays_now(&self, relay: &Relay, words: &impl Words) -> Option<Mark> {
+        let all = relay.inputs.iter().all(|input| self.has_arrived(input, words));
+        let first = relay.inputs.first().filter(|_| all)?;
+        Some(words.arrived(first.stream.here, self.slot()))
+    }
+
+    /// The mark that must be set before the next round is written, and is not yet: its rank, and
+    /// the mark.
+    fn lacks_room(&self, sending: &Sending, words: &impl Words) -> Option<(usize, Mark)> {
+        let Stream { peer, here, .. } = sending.stream;
+        if let Some(before) = sending.next.checked_sub(1) {
+            let mark = self.mark(before, false);
+            return (words.taken(here, self.slot()) != mark).then_some((peer, mark));
+        }
+        self.place.after.iter().find_map(|call| {
+            let mark = Mark { call: *call, round: 0, is_last: true };
+            // If a later call went ahead of this one, the word has its mark: it waited for the same
+            // end.
+            let lacks = |rank: &usize| {
+                let seen = words.taken(*rank, slot_of(*call));
+                self.is_there[*rank] && seen.call <= mark.call && seen != mark
+            };
+            // With relays, a rank can end a call before it knows that a peer has read its last
+            // marks. So before it sets the same words again, it waits for the end of that call at
+            // all ranks. Otherwise two changes of a word could overtake each other.
+            let is_of_all = !self.relays.is_empty() && call + SLOTS as u64 == self.place.call;
+            let rank = match is_of_all {
+                true => (0..self.is_there.len()).find(lacks),
+                false => Some(peer).filter(lacks),
+            };
+            rank.map(|rank| (rank, mark))
+        })
+    }
+
+    /// Reports that a round has been written, and `arrived` set. `words` are as they were in
+    /// [`next`](Self::next).
+    pub fn sent(&mut self, stream: &Stream, words: &impl Words) {
+        // No two streams that leave a rank share words.
+        let is_it = |sending: &&mut Sending| sending.stream == *stream;
+        if let Some(sending) = self.own.iter_mut().find(is_it) {
+            sending.next += 1;
+            return;
+        }
+        let slot = self.slot();
+        for relay in &mut self.relays {
+            let Some(sending) = relay.outputs.iter_mut().find(is_it) else { continue };
+            sending.next += 1;
+            let round = relay.inputs.first().map_or(0, |input| input.round);
+            if relay.outputs.iter().all(|output| output.next > round) {
+                for input in &mut relay.inputs {
+                    took(input, words, slot, &mut self.tell);
+                }
+            }
+        }
+        self.end_if_done();
+    }
+
+    /// Reports that a round has been taken out; `stream` as in [`Step::Take`]. `words` are as they
+    /// were in [`next`](Self::next).
+    pub fn took(&mut self, stream: Option<Stream>, words: &impl Words) {
+        let slot = self.slot();
+        for receiving in &mut self.arriving {
+            if stream.is_none_or(|stream| stream == receiving.stream) {
+                took(receiving, words, slot, &mut self.tell);
+            }
+        }
+        self.end_if_done();
+    }
+
+    fn end_if_done(&mut self) {
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        let is_done = self.arriving.iter().chain(inputs).all(|receiving| receiving.is_done);
+        if !is_done || self.is_ended {
+            return;
+        }
+        self.is_ended = true;
+        let mark = self.mark(0, true);
+        // Ranks that are left out get the mark too: if one takes part in a later call, it writes to
+        // this place.
+        self.tell.extend((0..self.is_there.len()).map(|rank| (rank, self.me, mark)));
+    }
+
+    /// Drops a rank: nothing is sent to it and nothing awaited from it. For calls without relays.
+    pub fn drop_rank(&mut self, rank: usize) {
+        self.own.retain(|sending| sending.stream.peer != rank);
+        self.arriving.retain(|receiving| receiving.stream.peer != rank);
+        self.tell.retain(|(to, ..)| *to != rank);
+        self.is_there[rank] = false;
+        self.end_if_done();
+    }
+
+    /// The marks that the call waits for, with the marks that are there instead.
+    #[must_use]
+    pub fn awaited(&self, words: &impl Words) -> Vec<Awaited> {
+        let relayed = self.relays.iter().filter_map(|relay| {
+            let round = self.relays_now(relay, words)?.round;
+            Some(relay.outputs.iter().filter(move |output| output.next == round))
+        });
+        let leaving = self.own.iter().filter(|sending| !sending.has_sent_all());
+        let sends = leaving.chain(relayed.flatten()).filter_map(|sending| {
+            let (peer, expected) = self.lacks_room(sending, words)?;
+            let word = if sending.next > 0 { sending.stream.here } else { peer };
+            let seen = words.taken(word, slot_of(expected.call));
+            Some(Awaited { peer, about: sending.stream.about, what: Awaited::ROOM, expected, seen })
+        });
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        let receives = self.arriving.iter().chain(inputs).filter_map(|receiving| {
+            let Stream { peer, about, here, .. } = receiving.stream;
+            let waits = !receiving.is_done && !self.has_arrived(receiving, words);
+            let expected = self.mark(receiving.round, false);
+            let seen = words.arrived(here, self.slot());
+            waits.then_some(Awaited { peer, about, what: Awaited::DATA, expected, seen })
+        });
+        let readers = self.readers(words).filter(|_| self.is_ended);
+        sends.chain(receives).chain(readers).collect()
+    }
+}
+
+fn slot_of(call: u64) -> usize {
+    call as usize % SLOTS
+}
+
+/// Advances a stream by the round that has been taken out.
+fn took(
+    receiving: &mut Receiving,
+    words: &impl Words,
+    slot: usize,
+    tell: &mut SmallVec<[(usize, usize, Mark); 8]>,
+) {
+    let Stream { peer, here, there, .. } = receiving.stream;
+    let mark = words.arrived(here, slot);
+    (receiving.round, receiving.is_done) = (receiving.round + 1, mark.is_last);
+    if !mark.is_last {
+        tell.push((peer, there, Mark { is_last: false, ..mark }));
+    }
+}
+
+/// A mark that a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Awaited {
+    /// The rank that should have set it.
+    pub peer: usize,
+    /// The rank that owns the tokens.
+    pub about: usize,
+    /// Data, room for data, or its end of the call.
+    pub what: &'static str,
+    /// The mark that it should have set.
+    pub expected: Mark,
+    /// The mark that is there.
+    pub seen: Mark,
+}
+
+impl Awaited {
+    /// Data is missing.
+    pub const DATA: &str = "data";
+    /// Room for data is missing.
+    pub const ROOM: &str = "room";
+    /// The end of the call is missing.
+    pub const END: &str = "end";
+}
