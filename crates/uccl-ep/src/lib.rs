@@ -23,7 +23,7 @@
 //! | number formats, the order of sums | [`numerics`] |
 //! | a rank's end of a group, on the CPU and on a GPU | [`Group`], [`cuda::Group`] |
 //! | a call on the CPU | [`dispatch`], [`combine`] |
-//! | a call on a GPU | [`cuda`] for low latency mode, [`cuda::normal`] |
+//! | a call on a GPU | [`cuda::low_latency`], [`cuda::normal`] |
 //! | memory that peers read in place | [`Block`] |
 
 pub mod cuda;

@@ -9,7 +9,7 @@ use std::{
 use uccl_ep::{
     Group, Result,
     combine::{Combine, Combined, Results, Sends, Sums},
-    cuda,
+    cuda::{self, low_latency},
     dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
     numerics::{bf16, logfmt, quantise::Scales},
     record::{Record, Row},
@@ -566,7 +566,7 @@ pub(crate) struct OnGpu<'a> {
     scales: u64,
     global_scale: u64,
     count: u64,
-    table: cuda::Table,
+    table: low_latency::Table,
     sums: u64,
 }
 
@@ -574,7 +574,7 @@ impl<'a> OnGpu<'a> {
     pub(super) fn new(case: &Case, gpu: &Gpu, inputs: &'a Inputs) -> Self {
         let blank = case.untouched(inputs);
         let scratch = cuda::scratch_len(&case.choices(inputs, 0), case.ranks);
-        let records = cuda::records_len(case.slots, case.ranks, case.top_k);
+        let records = low_latency::records_len(case.slots, case.ranks, case.top_k);
         Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
@@ -590,7 +590,7 @@ impl<'a> OnGpu<'a> {
                 _ => 0,
             },
             count: gpu.upload(&blank.count),
-            table: cuda::Table {
+            table: low_latency::Table {
                 src_info: gpu.upload(&blank.src_info),
                 records: gpu.upload(&vec![0xeeu8; records]),
                 layout_range: gpu.upload(&blank.layout_range),
@@ -604,10 +604,10 @@ impl<'a> OnGpu<'a> {
         case: &Case,
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
-    ) -> Result<Arc<cuda::Handle>> {
+    ) -> Result<Arc<low_latency::Handle>> {
         let (rows, words) = (case.expert_rows(), case.words());
         let choices = case.choices(self.inputs, self.experts);
-        let tokens = cuda::Tokens {
+        let tokens = low_latency::Tokens {
             rows: self.tokens,
             stride: 2 * case.hidden,
             payload: match (case.payload(), self.global_scale) {
@@ -616,12 +616,12 @@ impl<'a> OnGpu<'a> {
             },
             global_scale: self.global_scale,
         };
-        let outputs = cuda::Outputs {
+        let outputs = low_latency::Outputs {
             rows: self.rows,
             stride: case.row_len(),
             scales: (words > 0).then(|| match case.tile_rows() {
-                Some(tile_rows) => cuda::ScalesOut::Tiled { words: self.scales, tile_rows },
-                None => cuda::ScalesOut::Strided {
+                Some(tile_rows) => low_latency::ScalesOut::Tiled { words: self.scales, tile_rows },
+                None => low_latency::ScalesOut::Strided {
                     words: self.scales,
                     row_stride: 1,
                     expert_stride: (words - 1) * rows,
@@ -637,7 +637,8 @@ impl<'a> OnGpu<'a> {
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut dispatch = cuda::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
+            let mut dispatch =
+                low_latency::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
             if case.has_parts(group) {
                 dispatch.begin(stream)?;
             }
@@ -653,17 +654,17 @@ impl<'a> OnGpu<'a> {
     pub(super) fn enqueue_combine(
         &self,
         case: &Case,
-        (group, handle): (&cuda::Group, &Arc<cuda::Handle>),
+        (group, handle): (&cuda::Group, &Arc<low_latency::Handle>),
         gpu: &Gpu,
     ) -> Result<()> {
-        let results = cuda::Results {
+        let results = low_latency::Results {
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
             records: self.table.records,
             is_packed: case.is_packed,
         };
-        let sums = cuda::Combined {
+        let sums = low_latency::Combined {
             rows: self.sums,
             weights: self.weights,
             experts: self.experts,
@@ -673,7 +674,7 @@ impl<'a> OnGpu<'a> {
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut combine = cuda::Combine::new(handle, &results, self.combine_scratch)?;
+            let mut combine = low_latency::Combine::new(handle, &results, self.combine_scratch)?;
             if case.has_parts(group) {
                 combine.begin(stream)?;
             }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use uccl_ep::cuda;
+use uccl_ep::cuda::{self, low_latency};
 
 use super::{
     Gpu,
@@ -136,7 +136,7 @@ impl Case {
 
     fn spoil(&self, spoilt: Spoilt, records: u64, gpu: &Gpu) {
         let (len, width) = (self.ranks * self.slots * (1 + self.top_k), 1 + self.top_k);
-        let whole = cuda::records_len(self.slots, self.ranks, self.top_k);
+        let whole = low_latency::records_len(self.slots, self.ranks, self.top_k);
         let at = records + (whole - len * size_of::<u32>()) as u64;
         let mut words: Vec<u32> = gpu.download(at, len);
         for (nth, word) in words.iter_mut().enumerate() {

@@ -9,18 +9,20 @@ use std::sync::Arc;
 
 use uccl_device::cuda::Stream;
 
-use super::dispatch::Handle;
+use super::{
+    dispatch::Handle,
+    memory::{Combined, Results},
+};
 use crate::{
     cuda::{
+        call::combine_call,
         group::Group,
-        memory::{Combined, Results, check_rows},
-        params::{CallParams, NOTES, PARTS, Return, Routes, Sum, WholeCombine},
-        status::COMBINE_AGREED,
+        memory::check_rows,
+        params::{NOTES, PARTS, Return, Routes, Sum, WholeCombine},
     },
     numerics::{logfmt, quantise::GROUP},
     shared::{
-        error::{Error, Phase, Result},
-        header::Header,
+        error::{Error, Result},
         record::Row,
     },
 };
@@ -58,7 +60,7 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_of(group, *slots, len / VECTOR) };
-        let call = call_of(group, &row, *slots, is_packed, (scratch, *placed))?;
+        let call = combine_call(group, &row, *slots, is_packed, (scratch, *placed))?;
         let give_back = Return {
             group: group.params,
             call,
@@ -183,22 +185,4 @@ fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;
     ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
-}
-
-/// The kernels' parameters of a call with such rows, and with so many slots for each rank;
-/// `scratch` is its memory, and `sent` that of the dispatch.
-pub(in crate::cuda) fn call_of(
-    group: &Group,
-    row: &Row,
-    slots: usize,
-    is_packed: bool,
-    (scratch, sent): (u64, u64),
-) -> Result<CallParams> {
-    let agreed = [row.values, row.weights, row.slots, slots, usize::from(is_packed)];
-    let header = Header::<5, 0> {
-        phase: Phase::Combine,
-        agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
-        told: [],
-    };
-    Ok(CallParams { sent, ..group.call(row.place(slots), &header, scratch)? })
 }

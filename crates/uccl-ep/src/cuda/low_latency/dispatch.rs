@@ -4,21 +4,18 @@ use std::sync::Arc;
 
 use uccl_device::cuda::Stream;
 
+use super::memory::{Outputs, ScalesOut, Tokens};
 use crate::{
     cuda::{
+        call::dispatch_call,
         group::Group,
-        memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
-        params::{
-            Area, CallParams, FEW_CHOICES, FEW_TOKENS, Layout, MAX_TOKENS, Receive, Routes, Send,
-            WholeDispatch, how,
-        },
-        status::DISPATCH_AGREED,
+        memory::{Choices, check_rows},
+        params::{FEW_CHOICES, FEW_TOKENS, Layout, Receive, Routes, Send, WholeDispatch, how},
     },
     host::dispatch::{Payload, TILE},
     numerics::quantise::Scales,
     shared::{
-        error::{Error, Phase, Result},
-        header::Header,
+        error::{Error, Result},
         record::Record,
     },
 };
@@ -62,7 +59,7 @@ impl Dispatch {
         choices.check(ranks)?;
         let record = record_of(tokens, choices.top_k)?;
         let routes = choices.routes(ranks, scratch);
-        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
+        let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
         let is_few = are_few(routes.tokens as usize, choices.top_k);
         let send = Send {
             group: group.params,
@@ -217,44 +214,4 @@ fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
     let record = tokens.payload.record(top_k)?;
     check_rows("rows", tokens.rows, tokens.stride, record.payload)?;
     Ok(record)
-}
-
-/// The kernels' parameters of a call with such records, and the layout of an area of its place.
-pub(in crate::cuda) fn call_of(
-    group: &Group,
-    record: &Record,
-    routes: &Routes,
-    slots: usize,
-    scratch: u64,
-) -> Result<(CallParams, Area)> {
-    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
-    let tokens = routes.tokens as usize;
-    if tokens > slots || slots > MAX_TOKENS {
-        let why =
-            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
-        return Err(Error::invalid(why));
-    }
-    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
-    let header = Header::<5, 2> {
-        phase: Phase::Dispatch,
-        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
-        // The kernel knows the tokens for each rank.
-        told: [0, tokens],
-    };
-    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
-    Ok((call, area_of(record, local, slots)))
-}
-
-fn area_of(record: &Record, local: usize, slots: usize) -> Area {
-    Area {
-        len: record.area(local, slots) as u64,
-        first: Record::first_at(local) as u32,
-        stride: record.stride() as u32,
-        payload: record.payload as u32,
-        scales: record.scales as u32,
-        scales_at: record.scales_at() as u32,
-        choices_at: record.choices_at() as u32,
-        places_at: record.weights_at() as u32,
-        token_at: record.token_at() as u32,
-    }
 }

@@ -8,7 +8,7 @@ use uccl_device::cuda::Stream;
 use super::{Handle, memory::blocks_for};
 use crate::{
     cuda::{
-        low_latency::combine::call_of,
+        call::combine_call,
         memory::check_rows,
         params::{NormalReturn, NormalSum, WholeNormalCombine, order},
     },
@@ -96,7 +96,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = call_of(group, &row, *slots, false, (scratch, told.placed))?;
+        let call = combine_call(group, &row, *slots, false, (scratch, told.placed))?;
         let sent = NormalReturn {
             group: group.params,
             call,

@@ -7,8 +7,8 @@ use uccl_device::cuda::Stream;
 use super::memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for};
 use crate::{
     cuda::{
+        call::dispatch_call,
         group::Group,
-        low_latency::dispatch::call_of,
         memory::check_rows,
         params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
         told::ToldMemory,
@@ -113,7 +113,7 @@ impl Dispatch {
         let (scales, most_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.most_blocks);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
-        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
+        let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
         let (goes, per_expert) = match &routed {
             Routed::Ranks(given) => (given.goes, given.per_expert),
             Routed::Choices(_) | Routed::LaidOut(_) | Routed::Again(_) => (0, 0),

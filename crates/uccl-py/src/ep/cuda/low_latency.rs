@@ -6,8 +6,12 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
-    COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Dispatch, Handle, Outputs, Results, ScalesOut,
-    Table, Tokens, records_len, scratch_len,
+    COMBINE_SCRATCH_LEN, Choices,
+    low_latency::{
+        Combine, Combined, Dispatch, Handle, Outputs, Results, ScalesOut, Table, Tokens,
+        records_len,
+    },
+    scratch_len,
 };
 
 use super::PyCudaGroup;
