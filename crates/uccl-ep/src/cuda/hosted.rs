@@ -71,7 +71,7 @@ impl Hosted {
         for (rank, at) in windows.iter_mut().enumerate().take(group.ranks()) {
             if let Some(near) = group.window().near(rank) {
                 *at = lock(near)?;
-            } else if let Some(part) = way.and_then(|way| way.part_of(rank)) {
+            } else if let Some(part) = way.and_then(|way| way.staging_offset(rank)) {
                 *at = mirrors + part as u64;
                 far |= 1 << rank;
             } else {

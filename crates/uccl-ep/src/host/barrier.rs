@@ -28,8 +28,8 @@ impl Group {
         let mut wait = Wait { phase, is_interrupted, waits: None };
         self.drive(&mut call, Until::Over, &mut wait, |call, step| match step {
             Step::Send { stream, .. } => {
-                if let Some(mut letter) = self.window().letter(&stream) {
-                    letter.tell(call.number(), header.to_words());
+                if let Some(mut writer) = self.window().writer(&stream) {
+                    writer.write_header(call.number(), header.to_words());
                 }
                 Ok(())
             }

@@ -16,7 +16,7 @@ use uccl_p2p::Endpoint;
 use uccl_wire::ep_card::{EpCard, EpEndpoint};
 
 use crate::{
-    far::{Far, ProxyStats, SendFrom},
+    far::{FarPeers, ProxyStats, Staging},
     host::{
         blocks::{Block, Blocks},
         scratch::Scratch,
@@ -104,7 +104,7 @@ impl Group {
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        let how = How { position: Position::FIRST, send_from: SendFrom::Rings };
+        let how = How { position: Position::FIRST, staging: Staging::Rings };
         Self::meet(config, how, exchange, make)
     }
 
@@ -114,7 +114,7 @@ impl Group {
         config: Config,
         exchange: &mut Exchange<'_>,
     ) -> Result<Arc<Self>> {
-        let how = How { position: Position::FIRST, send_from: SendFrom::Mirrors };
+        let how = How { position: Position::FIRST, staging: Staging::Mirrors };
         Self::meet(config, how, exchange, &mut Endpoint::new)
     }
 
@@ -133,7 +133,7 @@ impl Group {
         let Self { generation, .. } = *self;
         let next_call = self.places.lock().next_call();
         let position = Position { generation, next_call };
-        let how = How { position, send_from: SendFrom::Rings };
+        let how = How { position, staging: Staging::Rings };
         let next = Self::meet(self.config.clone(), how, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let stays = |rank: &usize| {
@@ -251,7 +251,7 @@ impl Group {
     /// Counts of this rank's proxy; `None` if all ranks are near.
     #[must_use]
     pub fn proxy_stats(&self) -> Option<ProxyStats> {
-        self.window.far().map(Far::proxy_stats)
+        self.window.far().map(FarPeers::proxy_stats)
     }
 
     /// Leaves a rank out of later calls, or readmits it.
@@ -531,7 +531,7 @@ impl Drop for Begun {
 #[derive(Clone, Copy)]
 struct How {
     position: Position,
-    send_from: SendFrom,
+    staging: Staging,
 }
 
 /// The peers, once this rank has reached them.
@@ -548,7 +548,7 @@ struct Reached {
 fn reach_all(
     config: &Config,
     window: &mut Window,
-    How { position, send_from }: How,
+    How { position, staging }: How,
     exchange: &mut Exchange<'_>,
     make: &mut MakeEndpoint<'_>,
 ) -> Result<Result<Reached>> {
@@ -570,15 +570,15 @@ fn reach_all(
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
-    let listening = window.listen(config.network.clone(), (timeout, send_from), make);
-    let endpoint = listening.as_ref().ok().map(|listening| listening.card());
+    let listener = window.listen(config.network.clone(), (timeout, staging), make);
+    let endpoint = listener.as_ref().ok().map(|listener| listener.card());
     let cards = exchange(window.card(position, endpoint).encode().to_vec())?;
-    Ok(listening.and_then(|listening| {
+    Ok(listener.and_then(|listener| {
         let cards = cards_of(config, window, &cards)?;
         let processes = map_near(window, &cards, me)?;
         let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
         let far = far_of(&cards, me).map_err(lost)?;
-        window.join_far(listening.connect(me, &far).map_err(lost)?, &far);
+        window.join_far(listener.connect(me, &far).map_err(lost)?, &far);
         let (position, members) = (met_at(&cards), members_of(&cards));
         Ok(Reached { processes, members, nodes, blocks: Blocks::new(&cards, me), position })
     }))

@@ -13,7 +13,7 @@ use uccl_fabric::shm::{MapMode, Mapping, Segment};
 use uccl_wire::ep_card::{EpCard, EpEndpoint, HOST_LEN};
 
 use crate::{
-    far::{self, Far, Listening, SendFrom},
+    far::{self, FarPeers, Listener, Staging},
     shared::{
         error::{Error, Result},
         header,
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The access to a rank's window.
-enum Reach {
+enum PeerWindow {
     /// The rank has not come.
     Absent,
     Near(View),
@@ -41,8 +41,8 @@ pub(crate) struct Window {
     segment: Segment,
     own: View,
     /// By rank, with its own, which is near.
-    peers: Vec<Reach>,
-    far: Option<Far>,
+    peers: Vec<PeerWindow>,
+    far: Option<FarPeers>,
     nonce: u64,
 }
 
@@ -57,8 +57,9 @@ impl Window {
         let own = View::new(Arc::clone(&segment), ranks).map_err(os)?;
         let nonce = getrandom::u64().map_err(|e| os(io::Error::other(e)))?;
         own.word(view::NONCE_AT).store(nonce, Ordering::Release);
-        let reach = |rank| if rank == me { Reach::Near(own.clone()) } else { Reach::Absent };
-        let peers = (0..ranks).map(reach).collect();
+        let peer =
+            |rank| if rank == me { PeerWindow::Near(own.clone()) } else { PeerWindow::Absent };
+        let peers = (0..ranks).map(peer).collect();
         let Node { host, node } = Node::of_this_process(node)?;
         Ok(Self { me, host, node, segment, own, peers, far: None, nonce })
     }
@@ -85,10 +86,10 @@ impl Window {
     pub(crate) fn listen(
         &self,
         network: Option<uccl_p2p::Config>,
-        (timeout, send_from): (Duration, SendFrom),
+        (timeout, staging): (Duration, Staging),
         make: &mut MakeEndpoint<'_>,
-    ) -> Result<Listening> {
-        Listening::new(network, make, self.own.mapping(), (timeout, send_from))
+    ) -> Result<Listener> {
+        Listener::new(network, make, self.own.mapping(), (timeout, staging))
     }
 
     /// Maps the window of a near peer.
@@ -98,16 +99,16 @@ impl Window {
     pub(crate) fn map(&mut self, card: &EpCard) -> Result<()> {
         let rank = card.rank as usize;
         if rank != self.me {
-            self.peers[rank] = Reach::Near(self.of_peer(card)?);
+            self.peers[rank] = PeerWindow::Near(self.of_peer(card)?);
         }
         Ok(())
     }
 
     /// Uses the network for far peers from now on.
-    pub(crate) fn join_far(&mut self, far: Far, cards: &[Option<EpEndpoint>]) {
+    pub(crate) fn join_far(&mut self, far: FarPeers, cards: &[Option<EpEndpoint>]) {
         self.far = Some(far);
         for (peer, _) in self.peers.iter_mut().zip(cards).filter(|(_, card)| card.is_some()) {
-            *peer = Reach::Far;
+            *peer = PeerWindow::Far;
         }
     }
 
@@ -131,19 +132,19 @@ impl Window {
 
     /// Whether a rank is there.
     pub(crate) fn has(&self, rank: usize) -> bool {
-        !matches!(self.peers[rank], Reach::Absent)
+        !matches!(self.peers[rank], PeerWindow::Absent)
     }
 
     /// A near rank's window.
     pub(crate) fn near(&self, rank: usize) -> Option<&Arc<Mapping>> {
         match &self.peers[rank] {
-            Reach::Near(view) => Some(view.mapping()),
-            Reach::Absent | Reach::Far => None,
+            PeerWindow::Near(view) => Some(view.mapping()),
+            PeerWindow::Absent | PeerWindow::Far => None,
         }
     }
 
     /// The connection to far peers, if there are any.
-    pub(crate) fn far(&self) -> Option<&Far> {
+    pub(crate) fn far(&self) -> Option<&FarPeers> {
         self.far.as_ref()
     }
 
@@ -163,16 +164,16 @@ impl Window {
     }
 
     /// Begins a write to the window of a stream's peer; `None` if the peer is gone.
-    pub(crate) fn letter(&self, stream: &Stream) -> Option<Letter<'_>> {
-        let way = match &self.peers[stream.peer] {
-            Reach::Absent => return None,
-            Reach::Near(view) => Way::Near(view),
-            Reach::Far => {
-                let letter = self.far.as_ref()?.letter(stream.peer)?;
-                Way::Far(letter, self.own.control_len())
+    pub(crate) fn writer(&self, stream: &Stream) -> Option<PeerWriter<'_>> {
+        let target = match &self.peers[stream.peer] {
+            PeerWindow::Absent => return None,
+            PeerWindow::Near(view) => WriteTarget::Near(view),
+            PeerWindow::Far => {
+                let write = self.far.as_ref()?.begin_write(stream.peer)?;
+                WriteTarget::Far(write, self.own.control_len())
             }
         };
-        Some(Letter { word: stream.there, way })
+        Some(PeerWriter { word: stream.there, target })
     }
 
     /// The header of a stream's peer for a call, once its mark has been seen.
@@ -184,9 +185,9 @@ impl Window {
     /// Sets a word of a rank's window. A reader that sees it also sees all earlier writes there.
     fn set(&self, at: usize, word: usize, value: u64) {
         match &self.peers[at] {
-            Reach::Absent => {}
-            Reach::Near(view) => view.word(word).store(value, Ordering::Release),
-            Reach::Far => self.far.iter().for_each(|far| far.signal(at, word, value)),
+            PeerWindow::Absent => {}
+            PeerWindow::Near(view) => view.word(word).store(value, Ordering::Release),
+            PeerWindow::Far => self.far.iter().for_each(|far| far.signal(at, word, value)),
         }
     }
 
@@ -225,30 +226,30 @@ impl Words for Window {
 
 /// A write to a rank's window. A reader that sees a mark set after the drop of this value sees all
 /// of the write.
-pub(crate) struct Letter<'a> {
+pub(crate) struct PeerWriter<'a> {
     /// The number of the stream's words there.
     word: usize,
-    way: Way<'a>,
+    target: WriteTarget<'a>,
 }
 
-enum Way<'a> {
+enum WriteTarget<'a> {
     Near(&'a View),
     /// With the bytes before the pool.
-    Far(far::Letter<'a>, usize),
+    Far(far::RemoteWrite<'a>, usize),
 }
 
-impl Letter<'_> {
+impl PeerWriter<'_> {
     /// Writes the rank's header of a call.
-    pub(crate) fn tell(&mut self, call: u64, words: header::Words) {
+    pub(crate) fn write_header(&mut self, call: u64, words: header::Words) {
         let at = view::header_at(self.word, call);
-        match &mut self.way {
-            Way::Near(view) => {
+        match &mut self.target {
+            WriteTarget::Near(view) => {
                 for (index, word) in words.into_iter().enumerate() {
                     view.word(at + index).store(word, Ordering::Relaxed);
                 }
             }
-            Way::Far(letter, _) => {
-                let to = letter.at(8 * at, 8 * header::WORDS).cast::<u64>();
+            WriteTarget::Far(write, _) => {
+                let to = write.memory_at(8 * at, 8 * header::WORDS).cast::<u64>();
                 // SAFETY: there is room for so many words.
                 unsafe { to.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
             }
@@ -257,10 +258,10 @@ impl Letter<'_> {
 
     /// Memory for `len` bytes at `at` of the rank's pool, to be filled before the next call of
     /// this.
-    pub(crate) fn at(&mut self, at: usize, len: usize) -> *mut u8 {
-        match &mut self.way {
-            Way::Near(view) => view.pool(at, len),
-            Way::Far(letter, control_len) => letter.at(*control_len + at, len),
+    pub(crate) fn memory_at(&mut self, at: usize, len: usize) -> *mut u8 {
+        match &mut self.target {
+            WriteTarget::Near(view) => view.pool(at, len),
+            WriteTarget::Far(write, control_len) => write.memory_at(*control_len + at, len),
         }
     }
 }

@@ -41,7 +41,7 @@ pub struct Outputs {
 pub struct Table {
     /// i32 by row: the token's number at its rank.
     pub src_info: u64,
-    /// The combine's input: [`records_len`](records_len) bytes, aligned to 4.
+    /// The combine's input: [`records_len`] bytes, aligned to 4.
     pub records: u64,
     /// i64 by expert and rank: `first row << 32 | count`.
     pub layout_range: u64,

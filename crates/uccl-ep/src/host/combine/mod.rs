@@ -349,10 +349,10 @@ impl Part {
 
     /// Writes the rows of a round to a rank's place.
     fn send(&self, call: &Call, stream: &Stream, round: u16) {
-        let Some(mut letter) = self.group().window().letter(stream) else { return };
+        let Some(mut writer) = self.group().window().writer(stream) else { return };
         let to = stream.about;
         if round == 0 {
-            letter.tell(call.number(), self.header().to_words());
+            writer.write_header(call.number(), self.header().to_words());
         }
         if to == self.group().rank() && self.sums_own_in_place() {
             return;
@@ -367,7 +367,7 @@ impl Part {
                 continue;
             }
             let mut slot_at =
-                |slot| letter.at(self.row_at(call, slot, token - first), self.row.stride());
+                |slot| writer.memory_at(self.row_at(call, slot, token - first), self.row.stride());
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
             unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };

@@ -106,9 +106,9 @@ impl Part {
     pub(super) fn pass_on(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
         call.inputs_about(stream.about).try_for_each(|input| self.told(call, input).map(drop))?;
         let Some(levels) = &self.levels else { return Ok(()) };
-        let Some(mut letter) = self.group().window().letter(stream) else { return Ok(()) };
+        let Some(mut writer) = self.group().window().writer(stream) else { return Ok(()) };
         if mark.round == 0 {
-            letter.tell(call.number(), self.header().to_words());
+            writer.write_header(call.number(), self.header().to_words());
         }
         let node = levels.nodes.node_of(self.group().rank());
         let relayed = &self.handle.relayed[levels.nodes.node_of(stream.about)];
@@ -123,8 +123,8 @@ impl Part {
             let choices = &relayed.choices[nth * levels.top_k..][..levels.top_k];
             let at = AtNode { about: stream.about, goes: relayed.goes[nth], choices };
             let last = self.handle.routing.last_choice_of_node(node, choices).unwrap_or(0);
-            let out =
-                letter.at(self.row_at(call, levels.far(node, last), token), self.row.stride());
+            let out = writer
+                .memory_at(self.row_at(call, levels.far(node, last), token), self.row.stride());
             // SAFETY: the ranks have written their rows before their marks; there is room for a
             // row, with its parts where `row` says.
             unsafe {

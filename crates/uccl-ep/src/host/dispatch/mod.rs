@@ -21,7 +21,7 @@ use crate::{
     host::{
         group::{Begun, Group, Interrupted, Until, Wait},
         waits::Waits,
-        window::Letter,
+        window::PeerWriter,
     },
     shared::{
         error::{Error, Phase, Result},
@@ -277,7 +277,7 @@ impl Part {
 
     /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any rank.
     fn send(&self, call: &Call, stream: &Stream, mark: Mark) {
-        let Some(mut letter) = self.group.window().letter(stream) else { return };
+        let Some(mut writer) = self.group.window().writer(stream) else { return };
         let tokens = self.routing.to(stream.peer);
         let round = self.round_of(tokens.len(), mark.round);
         let head = Head {
@@ -285,11 +285,11 @@ impl Part {
             in_round: round.len(),
             per_expert: self.routing.per_expert_of(stream.peer),
         };
-        self.write_head(call, stream, &mut letter, &head, mark);
+        self.write_head(call, stream, &mut writer, &head, mark);
         let area = self.area_at(call, stream.about);
         let stays_out = stream.peer == self.group.rank() && self.is_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
-            let out = letter.at(area + self.record_at(slot), self.areas.record.stride());
+            let out = writer.memory_at(area + self.record_at(slot), self.areas.record.stride());
             // SAFETY: an area has `slots` records, which only this rank uses until the mark.
             unsafe {
                 match stays_out {
@@ -328,16 +328,16 @@ impl Part {
         &self,
         call: &Call,
         stream: &Stream,
-        letter: &mut Letter<'_>,
+        writer: &mut PeerWriter<'_>,
         head: &Head<'_>,
         mark: Mark,
     ) {
         let area = self.area_at(call, stream.about);
         let counts = if mark.round == 0 { head.per_expert } else { &[] };
         if mark.round == 0 {
-            letter.tell(call.number(), self.header(head.told).to_words());
+            writer.write_header(call.number(), self.header(head.told).to_words());
         }
-        let out = letter.at(area, 4 * (1 + counts.len())).cast::<u32>();
+        let out = writer.memory_at(area, 4 * (1 + counts.len())).cast::<u32>();
         // SAFETY: an area begins with a count and those of the receiver's experts, and only this
         // rank uses it until the mark.
         unsafe {

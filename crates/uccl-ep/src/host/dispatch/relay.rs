@@ -39,7 +39,7 @@ impl Part {
 
     /// Writes a round to the relay on another node.
     pub(super) fn send_across(&self, call: &Call, stream: &Stream, mark: Mark) {
-        let Some(mut letter) = self.group.window().letter(stream) else { return };
+        let Some(mut writer) = self.group.window().writer(stream) else { return };
         let Self { areas, routing, slots, .. } = self;
         let (nodes, me) = (areas.nodes, self.group.rank());
         let to = routing.to_node(nodes.node_of(stream.peer));
@@ -47,8 +47,8 @@ impl Part {
         let inbox = self.inbox_at(call, stream.peer, nodes.node_of(me));
         if mark.round == 0 {
             let told = [to.tokens.len(), routing.tokens()];
-            letter.tell(call.number(), self.header(told).to_words());
-            let out = letter.at(inbox, areas.goes_at());
+            writer.write_header(call.number(), self.header(told).to_words());
+            let out = writer.memory_at(inbox, areas.goes_at());
             for (local, rank) in nodes.ranks_of(nodes.node_of(stream.peer)).enumerate() {
                 let counts = routing.per_expert_of(rank);
                 // SAFETY: there is room for the counts of all ranks, which only this rank
@@ -61,13 +61,13 @@ impl Part {
             }
         }
         let goes = &to.goes[round.clone()];
-        let out = letter.at(inbox + areas.goes_at(), 8 * goes.len()).cast::<u64>();
+        let out = writer.memory_at(inbox + areas.goes_at(), 8 * goes.len()).cast::<u64>();
         // SAFETY: there is room for a word for each of `slots` records.
         unsafe { out.copy_from_nonoverlapping(goes.as_ptr(), goes.len()) };
         let (first, stride) = (inbox + areas.first_of_inbox(*slots), areas.record.stride());
         for (slot, token) in to.tokens[round].iter().enumerate() {
             // SAFETY: there is room for `slots` records.
-            unsafe { self.write(letter.at(first + slot * stride, stride), *token) };
+            unsafe { self.write(writer.memory_at(first + slot * stride, stride), *token) };
         }
     }
 
@@ -104,7 +104,7 @@ impl Part {
             // SAFETY: there are as many records.
             unsafe { self.remember(goes, records, relayed) };
         }
-        let Some(mut letter) = window.letter(stream) else { return Ok(()) };
+        let Some(mut writer) = window.writer(stream) else { return Ok(()) };
         let bit = areas.nodes.local_of(stream.peer);
         let its = goes.iter().enumerate().filter(|(_, goes)| *goes >> bit & 1 == 1);
         let head = Head {
@@ -112,10 +112,10 @@ impl Part {
             in_round: its.clone().count(),
             per_expert: &for_rank[1..],
         };
-        self.write_head(call, stream, &mut letter, &head, mark);
+        self.write_head(call, stream, &mut writer, &head, mark);
         let (area, stride) = (self.area_at(call, stream.about), areas.record.stride());
         for (slot, (nth, _)) in its.enumerate() {
-            let out = letter.at(area + self.record_at(slot), stride);
+            let out = writer.memory_at(area + self.record_at(slot), stride);
             // SAFETY: the inbox and the area have `slots` records each.
             unsafe { out.copy_from_nonoverlapping(records.add(nth * stride), stride) };
         }

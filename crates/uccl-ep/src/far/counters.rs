@@ -21,14 +21,14 @@ pub struct ProxyStats {
 
 /// The same counters, as the proxy updates them.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     commands: AtomicU64,
     writes: AtomicU64,
     working_ns: AtomicU64,
     under_way_ns: AtomicU64,
 }
 
-impl Tally {
+impl Counters {
     pub(super) fn count_command(&self) {
         self.commands.fetch_add(1, Ordering::Relaxed);
     }
