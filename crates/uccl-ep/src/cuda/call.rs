@@ -31,7 +31,7 @@ pub(super) fn dispatch_call(
         phase: Phase::Dispatch,
         agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
         // The kernel knows the tokens for each rank.
-        told: [0, tokens],
+        values: [0, tokens],
     };
     let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
     Ok((call, area_of(record, local, slots)))
@@ -64,7 +64,7 @@ pub(super) fn combine_call(
     let header = Header::<5, 0> {
         phase: Phase::Combine,
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
-        told: [],
+        values: [],
     };
     Ok(CallParams { sent, ..group.call(row.place(slots), &header, scratch)? })
 }

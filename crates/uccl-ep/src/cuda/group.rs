@@ -27,7 +27,7 @@ use crate::{
     shared::{
         error::{Error, Phase, Result},
         header::Header,
-        joining::{Exchange, agree, all_joined, judged_by_all},
+        joining::{Exchange, agree, agree_on_outcome, all_joined},
         nodes::{Node, Nodes},
         view::{self, control_len},
     },
@@ -158,7 +158,7 @@ impl Group {
             let watch = Watch::of_processes(processes, &parts.reports)?;
             Ok(parts.into_group(config, Windows::Direct(window, watch)))
         });
-        judged_by_all(rank, joined, exchange)
+        agree_on_outcome(rank, joined, exchange)
     }
 
     fn join_by_host(config: &Config, exchange: &mut Exchange<'_>) -> Result<Self> {
@@ -312,10 +312,10 @@ impl Group {
 
     /// The parameters of a call that takes so many bytes of the pool. Kernels number and place it
     /// themselves, in the memory at `placed`, so a graph can repeat it.
-    pub(super) fn call<const AGREED: usize, const TOLD: usize>(
+    pub(super) fn call<const AGREED: usize, const VALUES: usize>(
         &self,
         len: usize,
-        header: &Header<AGREED, TOLD>,
+        header: &Header<AGREED, VALUES>,
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();

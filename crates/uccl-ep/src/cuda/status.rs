@@ -8,7 +8,7 @@ use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
 use crate::shared::{
     error::{Error, Phase},
     header::KINDS,
-    protocol::{Awaited, Mark},
+    protocol::{Mark, MissingMark},
 };
 
 /// Words of host memory that a rank's kernels write to when a call fails.
@@ -88,9 +88,9 @@ impl Status {
             state::OVERDUE => {
                 let is_late = |rank: &usize| self.late >> rank & 1 == 1;
                 let what = if self.what == ROOM { "room" } else { "data" };
-                let awaited = |peer| Awaited {
+                let awaited = |peer| MissingMark {
                     peer,
-                    about: peer,
+                    owner: peer,
                     what,
                     expected: Mark::of_word(self.expected[peer]),
                     seen: Mark::of_word(self.seen[peer]),

@@ -8,7 +8,7 @@ use crate::{
         error::{Phase, Result},
         header::Header,
         nodes::Nodes,
-        protocol::{Call, Step, Takes},
+        protocol::{Call, ReceiveMode, Step},
     },
 };
 
@@ -21,10 +21,10 @@ impl Group {
     pub fn barrier(self: &Arc<Self>, is_interrupted: &mut Interrupted<'_>) -> Result<()> {
         let phase = Phase::Barrier;
         self.check_is_last(phase)?;
-        let (place, parties) = (self.place(0)?, self.parties(Nodes::one(self.ranks())));
-        let mut call = Call::new(place, Takes::EachAlone, parties, |_| 1);
+        let (place, participants) = (self.place(0)?, self.participants(Nodes::one(self.ranks())));
+        let mut call = Call::new(place, ReceiveMode::PerStream, participants, |_| 1);
         let mut begun = Begun::new(self, &call);
-        let header = Header::<0, 0> { phase, agreed: [], told: [] };
+        let header = Header::<0, 0> { phase, agreed: [], values: [] };
         let mut wait = Wait { phase, is_interrupted, waits: None };
         self.drive(&mut call, Until::Over, &mut wait, |call, step| match step {
             Step::Send { stream, .. } => {
@@ -35,7 +35,7 @@ impl Group {
             }
             Step::Take { stream: Some(stream), .. } => {
                 let theirs = self.window().header(&stream, call.number());
-                header.told_by(self.rank(), stream.peer, theirs).map(|[]| ())
+                header.values_of(self.rank(), stream.peer, theirs).map(|[]| ())
             }
             _ => Ok(()),
         })?;

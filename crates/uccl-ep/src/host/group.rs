@@ -24,12 +24,12 @@ use crate::{
         window::Window,
     },
     shared::{
+        backoff::{Backoff, MissingTimes},
         error::{Error, Phase, Result, described},
         joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
         nodes::Nodes,
-        patience::{Clocks, Patience},
         placing::{Place, Places, SLOTS},
-        protocol::{Awaited, Call, Parties, Step, Streams, Words},
+        protocol::{Call, MissingMark, Participants, Step, Streams, Words},
         routing::MAX_RANKS_OF_NODE,
     },
 };
@@ -351,14 +351,14 @@ impl Group {
     }
 
     /// The ranks that take part in a call that begins now, if it is relayed on so many nodes.
-    pub(crate) fn parties(&self, nodes: Nodes) -> Parties {
+    pub(crate) fn participants(&self, nodes: Nodes) -> Participants {
         let (me, ranks) = (self.rank(), self.ranks());
         let is_there = (0..ranks).map(|rank| !self.is_masked(rank)).collect();
         let streams = match nodes.count {
             1 => Streams::flat(me, ranks),
             _ => Streams::two_level(me, nodes),
         };
-        Parties { me, is_there, streams }
+        Participants { me, is_there, streams }
     }
 
     /// Does the steps of a call until `until`. `act` copies the data that is sent or taken.
@@ -370,14 +370,14 @@ impl Group {
         mut act: impl FnMut(&Call, Step) -> Result<()>,
     ) -> Result<()> {
         let window = &self.window;
-        let (mut patience, mut clocks) = (Patience::new(), Clocks::default());
+        let (mut backoff, mut missing_times) = (Backoff::new(), MissingTimes::default());
         let driven = loop {
             if let Some(waits) = &mut wait.waits {
                 waits.look(|rank| call.has_heard(rank, window));
             }
             let step = call.next(window, until == Until::Over);
             let done = match step {
-                Some(Step::Tell { to, word, mark }) => {
+                Some(Step::SetTaken { to, word, mark }) => {
                     window.set_taken(to, word, mark);
                     Ok(())
                 }
@@ -391,10 +391,10 @@ impl Group {
                     act(call, step).map(|()| call.took(stream, window))
                 }
                 None if until.is_reached(call, window) => return Ok(()),
-                None => self.wait(call, until, wait, (&mut patience, &mut clocks)),
+                None => self.wait(call, until, wait, (&mut backoff, &mut missing_times)),
             };
             if step.is_some() {
-                patience = Patience::new();
+                backoff = Backoff::new();
             }
             if let Err(e) = done {
                 break e;
@@ -410,10 +410,10 @@ impl Group {
         call: &mut Call,
         until: Until,
         wait: &mut Wait<'_, '_>,
-        (patience, clocks): (&mut Patience, &mut Clocks),
+        (backoff, missing_times): (&mut Backoff, &mut MissingTimes),
     ) -> Result<()> {
-        let Some(waited) = patience.due() else {
-            patience.pause();
+        let Some(waited) = backoff.due() else {
+            backoff.pause();
             return Ok(());
         };
         if (wait.is_interrupted)() {
@@ -433,7 +433,7 @@ impl Group {
         awaited.retain(|late| until.needs(late) || late.peer == rank);
         if awaited.is_empty() {
             // The missing word may have come since, but not twice in a row.
-            let was_idle = std::mem::replace(&mut patience.was_idle, waited >= timeout);
+            let was_idle = std::mem::replace(&mut backoff.was_idle, waited >= timeout);
             let is_stuck = was_idle && waited >= timeout;
             return if is_stuck {
                 Err(Error::Overdue { phase, rank, awaited, waited })
@@ -441,7 +441,7 @@ impl Group {
                 Ok(())
             };
         }
-        let times = clocks.times(&awaited, patience.began(), waited);
+        let times = missing_times.times(&awaited, backoff.began(), waited);
         let Some(waited) = times.iter().max().copied().filter(|longest| *longest >= timeout) else {
             return Ok(());
         };
@@ -452,18 +452,18 @@ impl Group {
         let late = awaited.iter().zip(times).filter(|(_, time)| *time >= timeout);
         // A rank that has not made room may itself wait for the ranks with missing data. It
         // gets the same time again.
-        let lacks_data = late.clone().any(|(late, _)| late.what == Awaited::DATA);
-        let late = late.filter(|(late, _)| !lacks_data || late.what == Awaited::DATA);
+        let lacks_data = late.clone().any(|(late, _)| late.what == MissingMark::DATA);
+        let late = late.filter(|(late, _)| !lacks_data || late.what == MissingMark::DATA);
         late.for_each(|(late, _)| self.go_on_without(late.peer, call));
-        (*patience, *clocks) = (Patience::new(), Clocks::default());
+        (*backoff, *missing_times) = (Backoff::new(), MissingTimes::default());
         Ok(())
     }
 
     /// The words that a call waits for. Of this rank's own, only those that an earlier call of it
     /// holds up: room for its rounds comes with the peers' data.
-    fn missing(&self, call: &Call) -> Vec<Awaited> {
+    fn missing(&self, call: &Call) -> Vec<MissingMark> {
         let mut awaited = call.awaited(&self.window);
-        let is_held_up = |late: &Awaited| late.expected.call != call.number();
+        let is_held_up = |late: &MissingMark| late.expected.call != call.number();
         awaited.retain(|late| late.peer != self.rank() || is_held_up(late));
         awaited
     }
@@ -497,10 +497,10 @@ impl Group {
 
 /// An awaited word of a peer from which no more words are to be expected, and the reason.
 fn lost_of(
-    awaited: impl Fn() -> Vec<Awaited>,
+    awaited: impl Fn() -> Vec<MissingMark>,
     failure: impl Fn(usize) -> Option<String>,
-) -> Option<(Awaited, String)> {
-    let lost = |late: Awaited| Some((late, failure(late.peer)?));
+) -> Option<(MissingMark, String)> {
+    let lost = |late: MissingMark| Some((late, failure(late.peer)?));
     // Words that the peer set before it ended may have come since.
     awaited().into_iter().filter_map(lost).find(|(late, _)| awaited().contains(late))
 }
@@ -693,10 +693,10 @@ impl Until {
     }
 
     /// Whether the point needs this word.
-    fn needs(self, late: &Awaited) -> bool {
+    fn needs(self, late: &MissingMark) -> bool {
         match self {
-            Self::SentAll => late.what == Awaited::ROOM,
-            Self::HeardAll => late.what == Awaited::DATA && late.expected.round == 0,
+            Self::SentAll => late.what == MissingMark::ROOM,
+            Self::HeardAll => late.what == MissingMark::DATA && late.expected.round == 0,
             Self::Over => true,
         }
     }
@@ -768,7 +768,7 @@ mod tests {
         let mark = |call| Mark { call, round: 0, is_last: true };
         let late = |peer| {
             let (expected, seen) = (mark(1), mark(0));
-            Awaited { peer, about: peer, what: "data", expected, seen }
+            MissingMark { peer, owner: peer, what: "data", expected, seen }
         };
         // The data comes, and then the peer ends, between the reads of its words and of its
         // process.

@@ -173,12 +173,12 @@ impl Window {
                 WriteTarget::Far(write, self.own.control_len())
             }
         };
-        Some(PeerWriter { word: stream.there, target })
+        Some(PeerWriter { word: stream.remote_word, target })
     }
 
     /// The header of a stream's peer for a call, once its mark has been seen.
     pub(crate) fn header(&self, stream: &Stream, call: u64) -> header::Words {
-        let at = view::header_at(stream.here, call);
+        let at = view::header_at(stream.local_word, call);
         std::array::from_fn(|index| self.own.word(at + index).load(Ordering::Relaxed))
     }
 
@@ -193,7 +193,7 @@ impl Window {
 
     /// Tells a stream's peer that its data is in place.
     pub(crate) fn set_arrived(&self, stream: &Stream, mark: Mark) {
-        let word = view::arrived_at(stream.there, mark.call as usize % SLOTS);
+        let word = view::arrived_at(stream.remote_word, mark.call as usize % SLOTS);
         self.set(stream.peer, word, mark.to_word());
     }
 

@@ -4,7 +4,7 @@ use std::{fmt, io, time::Duration};
 
 use uccl_device::cuda::GpuError;
 
-use crate::shared::protocol::{Awaited, Mark};
+use crate::shared::protocol::{Mark, MissingMark};
 
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -48,7 +48,7 @@ pub enum Error {
         /// This rank.
         rank: usize,
         /// The words that it waited for, of each late rank.
-        awaited: Vec<Awaited>,
+        awaited: Vec<MissingMark>,
         /// The length of the wait.
         waited: Duration,
     },
@@ -125,20 +125,20 @@ impl Error {
     }
 }
 
-fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> String {
+fn overdue(phase: Phase, rank: usize, awaited: &[MissingMark], waited: Duration) -> String {
     let mut text = format!("{phase} on rank {rank} is not over after {waited:?}");
     for late in awaited {
-        let (peer, about) = (late.peer, late.about);
-        if peer == rank && late.what == Awaited::ROOM {
+        let (peer, owner) = (late.peer, late.owner);
+        if peer == rank && late.what == MissingMark::ROOM {
             let call = late.expected.call;
             text += &format!(
                 "; call {call} of this rank was begun and not ended: a hook is to be called"
             );
             continue;
         }
-        let relays = match about == peer || about == rank {
+        let relays = match owner == peer || owner == rank {
             true => String::new(),
-            false => format!(", which relays for rank {about}"),
+            false => format!(", which relays for rank {owner}"),
         };
         text += &format!("; rank {peer}{relays}: {}", described(late));
     }
@@ -146,8 +146,8 @@ fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> 
 }
 
 /// Describes the word expected of a peer, and the one seen.
-pub(crate) fn described(late: &Awaited) -> String {
-    let Awaited { what, expected, seen, .. } = late;
+pub(crate) fn described(late: &MissingMark) -> String {
+    let MissingMark { what, expected, seen, .. } = late;
     let Mark { call, round, .. } = seen;
     let seen = match call {
         0 => "nothing seen".to_owned(),

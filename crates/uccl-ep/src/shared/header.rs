@@ -18,21 +18,21 @@ pub(crate) const KINDS: &str =
 pub(crate) const STAYS: u64 = 3;
 
 /// A rank's header of a call.
-pub(crate) struct Header<const AGREED: usize, const TOLD: usize> {
+pub(crate) struct Header<const AGREED: usize, const VALUES: usize> {
     pub(crate) phase: Phase,
     /// Sizes that all ranks must agree on.
     pub(crate) agreed: [(&'static str, usize); AGREED],
     /// Values of the sender.
-    pub(crate) told: [usize; TOLD],
+    pub(crate) values: [usize; VALUES],
 }
 
-impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
+impl<const AGREED: usize, const VALUES: usize> Header<AGREED, VALUES> {
     /// As words: the kind of call, the agreed sizes, and this rank's values.
     pub(crate) fn to_words(&self) -> Words {
-        const { assert!(1 + AGREED + TOLD <= WORDS) };
+        const { assert!(1 + AGREED + VALUES <= WORDS) };
         let agreed = self.agreed.iter().map(|(_, value)| *value as u64);
         let all =
-            [self.kind()].into_iter().chain(agreed).chain(self.told.map(|value| value as u64));
+            [self.kind()].into_iter().chain(agreed).chain(self.values.map(|value| value as u64));
         let mut words = [0; WORDS];
         words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
         words
@@ -48,12 +48,12 @@ impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
     }
 
     /// The values of a peer, if it agrees on the sizes.
-    pub(crate) fn told_by(
+    pub(crate) fn values_of(
         &self,
         rank: usize,
         peer: usize,
         theirs: Words,
-    ) -> Result<[u64; TOLD], Error> {
+    ) -> Result<[u64; VALUES], Error> {
         let ours = self.to_words();
         let names = [KINDS].into_iter();
         let names = names.chain(self.agreed.iter().map(|(name, _)| *name));
@@ -62,9 +62,9 @@ impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
                 return Err(Error::Disagree { phase: self.phase, rank, peer, what, theirs, ours });
             }
         }
-        let mut told = [0; TOLD];
-        told.copy_from_slice(&theirs[1 + AGREED..][..TOLD]);
-        Ok(told)
+        let mut values = [0; VALUES];
+        values.copy_from_slice(&theirs[1 + AGREED..][..VALUES]);
+        Ok(values)
     }
 }
 
@@ -74,14 +74,15 @@ mod tests {
 
     fn header(phase: Phase, sizes: [usize; 2]) -> Header<2, 1> {
         let [payload, slots] = sizes;
-        Header { phase, agreed: [("bytes", payload), ("slots", slots)], told: [9] }
+        Header { phase, agreed: [("bytes", payload), ("slots", slots)], values: [9] }
     }
 
     #[test]
     fn what_differs_first_is_named() {
         let ours = header(Phase::Dispatch, [5, 6]);
-        let said =
-            |theirs: Header<2, 1>| ours.told_by(0, 1, theirs.to_words()).map_err(|e| e.to_string());
+        let said = |theirs: Header<2, 1>| {
+            ours.values_of(0, 1, theirs.to_words()).map_err(|e| e.to_string())
+        };
         assert_eq!(said(header(Phase::Dispatch, [5, 6])), Ok([9]));
         let why = said(header(Phase::Dispatch, [5, 7])).unwrap_err();
         assert_eq!(why, "dispatch on rank 0: rank 1 has slots 7, this rank 6");

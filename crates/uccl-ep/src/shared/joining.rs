@@ -56,11 +56,11 @@ pub(crate) fn all_joined<T>(
     joined: Result<T>,
     exchange: &mut Exchange<'_>,
 ) -> Result<T> {
-    judged_by_all(rank, joined, exchange)?
+    agree_on_outcome(rank, joined, exchange)?
 }
 
 /// The same, with an inner error that all ranks know of: each has one.
-pub(crate) fn judged_by_all<T>(
+pub(crate) fn agree_on_outcome<T>(
     rank: usize,
     joined: Result<T>,
     exchange: &mut Exchange<'_>,

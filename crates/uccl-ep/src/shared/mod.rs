@@ -1,10 +1,10 @@
 //! Layouts, words and times that the calls of hosts and of GPUs share.
 
+pub(crate) mod backoff;
 pub(crate) mod error;
 pub(crate) mod header;
 pub(crate) mod joining;
 pub mod nodes;
-pub(crate) mod patience;
 pub mod placing;
 pub mod protocol;
 pub mod record;

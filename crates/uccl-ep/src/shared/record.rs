@@ -3,7 +3,7 @@
 //! ```text
 //! dispatch:  an area for each rank that sends:  records of the round | counts of the receiver's experts | records
 //!            an inbox for each other node, if tokens are relayed:
-//!                                               of each rank of this node: tokens, counts of its experts | where each goes | records
+//!                                               of each rank of this node: tokens, counts of its experts | destinations of each | records
 //!            a record:                          payload | scales | choices | weights | token
 //! combine:   rows: slot by slot, token by token
 //!            a row:                             values | weights
@@ -127,8 +127,8 @@ impl Areas {
             return record.slots_in(*local_experts, (len / ranks) & !63);
         }
         // Records, and the words of their destinations, are rounded up to 64 bytes.
-        let fixed =
-            ranks * (Record::first_at(*local_experts) + 63) + inboxes * (self.goes_at() + 2 * 63);
+        let fixed = ranks * (Record::first_at(*local_experts) + 63)
+            + inboxes * (self.destinations_at() + 2 * 63);
         let of_slot = ranks * record.stride() + inboxes * (record.stride() + 8);
         len.saturating_sub(fixed) / of_slot
     }
@@ -154,21 +154,21 @@ impl Areas {
     /// The offset, in an inbox, of the counts for a rank of the node: its tokens, and those of each
     /// of its experts (u32).
     #[must_use]
-    pub fn told_at(&self, local: usize) -> usize {
+    pub fn counts_at(&self, local: usize) -> usize {
         4 * local * (1 + self.local_experts)
     }
 
     /// The offset, in an inbox, of the destinations of each record: a bit for each rank of the node
     /// (u64).
     #[must_use]
-    pub fn goes_at(&self) -> usize {
-        self.told_at(self.nodes.ranks).next_multiple_of(64)
+    pub fn destinations_at(&self) -> usize {
+        self.counts_at(self.nodes.ranks).next_multiple_of(64)
     }
 
     /// The offset of an inbox's records.
     #[must_use]
     pub fn first_of_inbox(&self, slots: usize) -> usize {
-        self.goes_at() + (8 * slots).next_multiple_of(64)
+        self.destinations_at() + (8 * slots).next_multiple_of(64)
     }
 }
 

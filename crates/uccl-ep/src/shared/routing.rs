@@ -43,16 +43,16 @@ pub struct Routing {
     to: Vec<u32>,
     per_expert: Vec<u32>,
     /// By node; none if tokens are not relayed.
-    to_node: Vec<ToNode>,
+    node_tokens: Vec<NodeTokens>,
 }
 
 /// The tokens that go to a node.
 #[derive(Clone, Default, Debug)]
-pub struct ToNode {
+pub struct NodeTokens {
     /// Their numbers, ascending.
     pub tokens: Vec<u32>,
     /// For each of them: bit `i` if it goes to the node's rank number `i`.
-    pub goes: Vec<u64>,
+    pub destinations: Vec<u64>,
 }
 
 impl Routing {
@@ -96,27 +96,37 @@ impl Routing {
             }
         });
         let experts = experts[..tokens * top_k].to_vec();
-        let to_node = Vec::new();
-        Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert, to_node })
+        let node_tokens = Vec::new();
+        Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert, node_tokens })
     }
 
-    /// The routing of tokens without choices: `goes[token * ranks + rank]`. `per_expert` has, for
+    /// The routing of tokens without choices: `token_in_rank[token * ranks + rank]`. `per_expert` has, for
     /// each expert of all ranks, the token count that its rank will get.
     ///
     /// # Errors
     /// The number of experts is no multiple of the ranks.
-    pub fn by_rank(goes: &[bool], per_expert: &[u32], ranks: usize) -> Result<Self> {
+    pub fn by_rank(token_in_rank: &[bool], per_expert: &[u32], ranks: usize) -> Result<Self> {
         let num_experts = per_expert.len();
         if num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
             return Err(Error::invalid(format!("{num_experts} experts for {ranks} ranks")));
         }
-        let tokens = goes.len() / ranks;
+        let tokens = token_in_rank.len() / ranks;
         let (starts, to) = listed(ranks, tokens, |token, goes_to| {
-            let goes = goes[token * ranks..][..ranks].iter().enumerate();
-            goes.filter(|(_, goes)| **goes).for_each(|(rank, _)| goes_to(rank));
+            let is_in_rank = token_in_rank[token * ranks..][..ranks].iter().enumerate();
+            is_in_rank.filter(|(_, is_in)| **is_in).for_each(|(rank, _)| goes_to(rank));
         });
-        let (experts, per_expert, to_node) = (Vec::new(), per_expert.to_vec(), Vec::new());
-        Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert, to_node })
+        let (experts, per_expert, node_tokens) = (Vec::new(), per_expert.to_vec(), Vec::new());
+        Ok(Self {
+            tokens,
+            top_k: 0,
+            ranks,
+            num_experts,
+            experts,
+            starts,
+            to,
+            per_expert,
+            node_tokens,
+        })
     }
 
     /// The same, with relays: a token goes once to each other node that it needs, to the relay
@@ -131,32 +141,32 @@ impl Routing {
                 self.ranks, nodes.count, nodes.ranks
             )));
         }
-        let to_node = |node| {
-            let mut goes = vec![0; self.tokens];
+        let node_tokens = |node| {
+            let mut destinations = vec![0; self.tokens];
             for (local, rank) in nodes.ranks_of(node).enumerate() {
                 for token in self.to(rank) {
-                    goes[*token as usize] |= 1 << local;
+                    destinations[*token as usize] |= 1 << local;
                 }
             }
-            let some = goes.iter().enumerate().filter(|(_, goes)| **goes != 0);
-            let (tokens, goes) = some.map(|(token, goes)| (token as u32, goes)).unzip();
-            ToNode { tokens, goes }
+            let some = destinations.iter().enumerate().filter(|(_, ranks)| **ranks != 0);
+            let (tokens, destinations) = some.map(|(token, ranks)| (token as u32, ranks)).unzip();
+            NodeTokens { tokens, destinations }
         };
-        self.to_node = (0..nodes.count).map(to_node).collect();
+        self.node_tokens = (0..nodes.count).map(node_tokens).collect();
         Ok(self)
     }
 
     /// The nodes that tokens are relayed on; one if they are not.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
-        let count = self.to_node.len().max(1);
+        let count = self.node_tokens.len().max(1);
         Nodes { count, ranks: self.ranks / count }
     }
 
     /// The tokens that go to a node, where they are relayed.
     #[must_use]
-    pub fn to_node(&self, node: usize) -> &ToNode {
-        &self.to_node[node]
+    pub fn node_tokens(&self, node: usize) -> &NodeTokens {
+        &self.node_tokens[node]
     }
 
     /// The number of tokens.
@@ -295,7 +305,9 @@ mod tests {
         let experts = [0, 1, -1, 5, 2, 0, -1, -1, -1, 7, 6, 4];
         let choices = Choices { experts: &experts, top_k: 3, num_experts: 8, ranks: 4 };
         let routing = Routing::new(choices).unwrap().relayed(Nodes { count: 2, ranks: 2 }).unwrap();
-        let to = |node| (&routing.to_node(node).tokens[..], &routing.to_node(node).goes[..]);
+        let to = |node| {
+            (&routing.node_tokens(node).tokens[..], &routing.node_tokens(node).destinations[..])
+        };
         assert_eq!(to(0), (&[0, 1][..], &[0b01, 0b11][..]));
         assert_eq!(to(1), (&[1, 3][..], &[0b01, 0b11][..]));
         assert_eq!(routing.last_choice_of_node(1, routing.choices(1)), Some(0));
@@ -330,11 +342,16 @@ mod tests {
     #[test]
     fn a_node_has_as_many_ranks_as_a_word_has_bits() {
         let relayed = |ranks: usize| {
-            let goes: Vec<_> = (0..2 * ranks).map(|rank| rank % ranks + 1 == ranks).collect();
-            Routing::by_rank(&goes, &[], 2 * ranks).unwrap().relayed(Nodes { count: 2, ranks })
+            let token_in_rank: Vec<_> =
+                (0..2 * ranks).map(|rank| rank % ranks + 1 == ranks).collect();
+            Routing::by_rank(&token_in_rank, &[], 2 * ranks)
+                .unwrap()
+                .relayed(Nodes { count: 2, ranks })
         };
         let routing = relayed(64).unwrap();
-        let last = |node| (&routing.to_node(node).tokens[..], &routing.to_node(node).goes[..]);
+        let last = |node| {
+            (&routing.node_tokens(node).tokens[..], &routing.node_tokens(node).destinations[..])
+        };
         assert_eq!([last(0), last(1)], [(&[0][..], &[1 << 63][..]); 2]);
         let why = relayed(65).unwrap_err().to_string();
         assert!(why.contains("65 ranks each; a node has 64 at most"), "{why}");

@@ -15,8 +15,8 @@ use crate::{
     },
     host::group::Interrupted,
     shared::{
+        backoff::Backoff,
         error::{Error, Phase, Result},
-        patience::Patience,
         record::Record,
     },
 };
@@ -361,13 +361,13 @@ fn wait_for(
     (stream, limit): (&Stream, Duration),
     is_interrupted: &mut Interrupted<'_>,
 ) -> Result<params::Told> {
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::new();
     loop {
         if let Some(told) = told.read() {
             return Ok(told);
         }
-        let Some(waited) = patience.due() else {
-            patience.pause();
+        let Some(waited) = backoff.due() else {
+            backoff.pause();
             continue;
         };
         group.check()?;

@@ -53,7 +53,7 @@ impl Layout {
     ) -> Result<LaidOut> {
         group.check()?;
         choices.check(group.ranks())?;
-        let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], told: [] };
+        let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], values: [] };
         let routes = choices.routes(group.ranks(), scratch);
         let call = group.call(0, &header, scratch)?;
         let layout = params::Layout {

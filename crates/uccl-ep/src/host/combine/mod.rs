@@ -24,7 +24,7 @@ use crate::{
         error::{Error, Phase, Result},
         header::Header,
         nodes::Nodes,
-        protocol::{Call, Step, Stream, Takes},
+        protocol::{Call, ReceiveMode, Step, Stream},
         record::Row,
         routing::{MAX_TOP_K, first_of},
     },
@@ -208,13 +208,13 @@ impl Combine {
         let place = group.place(len)?;
         let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
         let rounds =
-            |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
-        let mut parties = group.parties(nodes);
+            |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.owner] as usize) as u16;
+        let mut participants = group.participants(nodes);
         // A rank that the dispatch left out has no rows of this rank's tokens, nor this rank of its
         // tokens.
-        let both = parties.is_there.iter_mut().zip(&handle.sent_to);
+        let both = participants.is_there.iter_mut().zip(&handle.sent_to);
         both.for_each(|(is_there, sent)| *is_there &= sent);
-        let call = Call::new(place, Takes::AllTogether, parties, rounds);
+        let call = Call::new(place, ReceiveMode::AllStreams, participants, rounds);
         let begun = Begun::new(group, &call);
         let block = block_with(group, &results);
         if let Some(block) = &block {
@@ -302,7 +302,7 @@ impl Combine {
             }
             Step::Take { round, .. } => take(part, call, round),
             Step::Relay { stream, mark } => part.pass_on(call, &stream, mark),
-            Step::Tell { .. } => Ok(()),
+            Step::SetTaken { .. } => Ok(()),
         })
     }
 }
@@ -325,32 +325,32 @@ impl Part {
                 self.results.relays.map_or(0, |by| 1 + by as usize),
             ),
         ];
-        let told = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
-        Header { phase: Phase::Combine, agreed, told }
+        let values = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
+        Header { phase: Phase::Combine, agreed, values }
     }
 
     /// The part of a stream's header that needs no agreement, if the rest agrees: the peer's block,
     /// or 0.
-    fn told(&self, call: &Call, stream: &Stream) -> Result<u64> {
+    fn peer_block(&self, call: &Call, stream: &Stream) -> Result<u64> {
         let theirs = self.group().window().header(stream, call.number());
-        let [block] = self.header().told_by(self.group().rank(), stream.peer, theirs)?;
+        let [block] = self.header().values_of(self.group().rank(), stream.peer, theirs)?;
         Ok(block)
     }
 
-    /// The slot, among those of a token of rank `about`, of this rank's one row. `last` is the last
+    /// The slot, among those of a token of rank `owner`, of this rank's one row. `last` is the last
     /// of the token's choices that is this rank's.
-    fn slot_of(&self, about: usize, last: usize) -> usize {
+    fn slot_of(&self, owner: usize, last: usize) -> usize {
         let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
         match &self.levels {
             None => slot_of_one(me, self.group().ranks(), top_k, last),
-            Some(levels) => levels.near(about, me, last),
+            Some(levels) => levels.near(owner, me, last),
         }
     }
 
     /// Writes the rows of a round to a rank's place.
     fn send(&self, call: &Call, stream: &Stream, round: u16) {
         let Some(mut writer) = self.group().window().writer(stream) else { return };
-        let to = stream.about;
+        let to = stream.owner;
         if round == 0 {
             writer.write_header(call.number(), self.header().to_words());
         }

@@ -37,7 +37,7 @@ impl Sources {
         let group = part.group();
         let mut sources = vec![None; group.ranks()];
         for stream in call.arriving() {
-            let (peer, word) = (stream.peer, part.told(call, stream)?);
+            let (peer, word) = (stream.peer, part.peer_block(call, stream)?);
             if word != 0 && peer != group.rank() {
                 sources[peer] = Some(group.blocks().of_peer(peer, word)?);
             }

@@ -61,10 +61,10 @@ impl Levels {
         one_of(self.nodes.ranks, self.top_k)
     }
 
-    /// The slot of a rank of this node, for a token of rank `about`.
-    pub(super) fn near(&self, about: usize, rank: usize, last: usize) -> usize {
+    /// The slot of a rank of this node, for a token of rank `owner`.
+    pub(super) fn near(&self, owner: usize, rank: usize, last: usize) -> usize {
         let (nodes, local) = (self.nodes, self.nodes.local_of(rank));
-        nodes.node_of(about) * self.of_node() + slot_of_one(local, nodes.ranks, self.top_k, last)
+        nodes.node_of(owner) * self.of_node() + slot_of_one(local, nodes.ranks, self.top_k, last)
     }
 
     /// The slot of another node.
@@ -76,15 +76,15 @@ impl Levels {
 
 /// A token at a node: the ranks there that it went to, and its choices.
 struct AtNode<'a> {
-    about: usize,
-    goes: u64,
+    owner: usize,
+    destinations: u64,
     choices: &'a [i32],
 }
 
 /// A node's part of a token's sum.
 struct NodeTerm {
     node: usize,
-    goes: u64,
+    destinations: u64,
     last: usize,
 }
 
@@ -104,14 +104,15 @@ impl Part {
     /// Sums the rows that this node's ranks return for tokens of a rank on another node, and sends
     /// the sums there.
     pub(super) fn pass_on(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
-        call.inputs_about(stream.about).try_for_each(|input| self.told(call, input).map(drop))?;
+        call.inputs_of(stream.owner)
+            .try_for_each(|input| self.peer_block(call, input).map(drop))?;
         let Some(levels) = &self.levels else { return Ok(()) };
         let Some(mut writer) = self.group().window().writer(stream) else { return Ok(()) };
         if mark.round == 0 {
             writer.write_header(call.number(), self.header().to_words());
         }
         let node = levels.nodes.node_of(self.group().rank());
-        let relayed = &self.handle.relayed[levels.nodes.node_of(stream.about)];
+        let relayed = &self.handle.relayed[levels.nodes.node_of(stream.owner)];
         let first = usize::from(mark.round) * self.at_once;
         let from = relayed.tokens.partition_point(|token| (*token as usize) < first);
         let mut weights = [0.0; MAX_TOP_K];
@@ -121,7 +122,8 @@ impl Part {
                 break;
             }
             let choices = &relayed.choices[nth * levels.top_k..][..levels.top_k];
-            let at = AtNode { about: stream.about, goes: relayed.goes[nth], choices };
+            let at =
+                AtNode { owner: stream.owner, destinations: relayed.destinations[nth], choices };
             let last = self.handle.routing.last_choice_of_node(node, choices).unwrap_or(0);
             let out = writer
                 .memory_at(self.row_at(call, levels.far(node, last), token), self.row.stride());
@@ -151,7 +153,7 @@ impl Part {
         (out, weights): (&mut [u16], &mut [f32]),
     ) {
         let (me, routing) = (self.group().rank(), &self.handle.routing);
-        let is_own = |rank: usize| rank == me && at.about == me && self.sums_own_in_place();
+        let is_own = |rank: usize| rank == me && at.owner == me && self.sums_own_in_place();
         let terms = self.terms_of_node(levels, at);
         weights.fill(0.0);
         let rows = terms.iter().filter_map(|term| {
@@ -180,12 +182,12 @@ impl Part {
     fn terms_of_node(&self, levels: &Levels, at: &AtNode<'_>) -> SmallVec<[Term; MAX_TOP_K]> {
         let nodes = levels.nodes;
         let ranks = nodes.ranks_of(nodes.node_of(self.group().rank())).enumerate();
-        let goes = ranks.filter(|(local, _)| at.goes >> local & 1 == 1);
+        let ranks = ranks.filter(|(local, _)| at.destinations >> local & 1 == 1);
         let term = |(_, rank)| {
             let choice = self.handle.routing.last_choice(rank, at.choices).unwrap_or(0);
-            Term { rank, slot: levels.near(at.about, rank, choice), choice }
+            Term { rank, slot: levels.near(at.owner, rank, choice), choice }
         };
-        let mut terms: SmallVec<_> = goes.map(term).collect();
+        let mut terms: SmallVec<_> = ranks.map(term).collect();
         if levels.order == Order::ByChoice {
             terms.sort_by_key(|term: &Term| term.choice);
         }
@@ -212,7 +214,7 @@ impl Part {
         let own_weights = &mut own_weights[..self.row.weights];
         let terms = self.node_terms(levels, token);
         for term in terms.iter().filter(|term| term.node == own_node) {
-            let at = AtNode { about: me, goes: term.goes, choices };
+            let at = AtNode { owner: me, destinations: term.destinations, choices };
             // SAFETY: the caller guarantees it.
             unsafe { self.sum_node(levels, call, token, &at, (&mut *own, &mut *own_weights)) };
         }
@@ -256,10 +258,10 @@ impl Part {
     fn node_terms(&self, levels: &Levels, token: usize) -> SmallVec<[NodeTerm; MAX_TOP_K]> {
         let routing = &self.handle.routing;
         let term = |node| {
-            let to = routing.to_node(node);
+            let to = routing.node_tokens(node);
             let nth = to.tokens.binary_search(&(token as u32)).ok()?;
             let last = routing.last_choice_of_node(node, routing.choices(token)).unwrap_or(0);
-            Some(NodeTerm { node, goes: to.goes[nth], last })
+            Some(NodeTerm { node, destinations: to.destinations[nth], last })
         };
         let mut terms: SmallVec<_> = (0..levels.nodes.count).filter_map(term).collect();
         if levels.order == Order::ByChoice {

@@ -67,7 +67,7 @@ pub struct Relayed {
     /// Their numbers at their rank.
     pub tokens: Vec<u32>,
     /// For each of them: bit `i` if it went to this node's rank number `i`.
-    pub goes: Vec<u64>,
+    pub destinations: Vec<u64>,
     /// Their choices.
     pub choices: Vec<i32>,
 }

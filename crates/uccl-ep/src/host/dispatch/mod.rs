@@ -27,7 +27,7 @@ use crate::{
         error::{Error, Phase, Result},
         header::Header,
         nodes::Nodes,
-        protocol::{Call, Mark, Step, Stream, Takes},
+        protocol::{Call, Mark, ReceiveMode, Step, Stream},
         record::{Areas, Record},
         routing::Routing,
         streaming,
@@ -92,10 +92,10 @@ impl Dispatch {
             // Without inboxes a place is smaller. All ranks come to the same result.
             areas.nodes = Nodes::one(group.ranks());
         }
-        let parties = group.parties(areas.nodes);
+        let participants = group.participants(areas.nodes);
         let over =
             |stream: &Stream| relay::tokens_over(&routing, areas.nodes, group.rank(), stream).len();
-        let most = parties.streams.own.iter().map(over).max().unwrap_or(0);
+        let most = participants.streams.own.iter().map(over).max().unwrap_or(0);
         if matches!(room, Room::Tokens(_)) && most.max(routing.tokens()) > slots {
             let why = format!("{} tokens, and room for {slots} of each rank", routing.tokens());
             return Err(Error::invalid(why));
@@ -109,7 +109,7 @@ impl Dispatch {
         }
         let place = group.place(areas.place(slots))?;
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
-        let call = Call::new(place, Takes::EachAlone, parties, rounds);
+        let call = Call::new(place, ReceiveMode::PerStream, participants, rounds);
         let begun = Begun::new(group, &call);
         // SAFETY: the caller guarantees it.
         let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
@@ -193,11 +193,11 @@ impl Dispatch {
                     false => part.send(call, &stream, mark),
                 },
                 (Step::Relay { stream, mark }, _) => {
-                    let node = part.areas.nodes.node_of(stream.about);
+                    let node = part.areas.nodes.node_of(stream.owner);
                     part.pass_on(call, &stream, mark, &mut relayed[node])?;
                 }
                 (Step::Take { stream: Some(stream), .. }, Some((sink, counts))) => {
-                    part.take(call, stream.about, counts, sink);
+                    part.take(call, stream.owner, counts, sink);
                 }
                 _ => {}
             }
@@ -216,8 +216,8 @@ impl Part {
             tokens_of: vec![0; ranks],
         };
         for stream in call.arriving() {
-            let [theirs, tokens] = self.told_over(call, stream)?;
-            let from = stream.about;
+            let [theirs, tokens] = self.counts_over(call, stream)?;
+            let from = stream.owner;
             let ours = match self.room {
                 Room::Tokens(slots) => tokens.min(slots as u64),
                 Room::Bytes(_) => tokens,
@@ -240,14 +240,14 @@ impl Part {
 
     /// The counts in a stream's header, if its sender agrees with this rank: tokens over this
     /// stream, and all of the rank's.
-    fn told_over(&self, call: &Call, stream: &Stream) -> Result<[u64; 2]> {
+    fn counts_over(&self, call: &Call, stream: &Stream) -> Result<[u64; 2]> {
         let theirs = self.group.window().header(stream, call.number());
-        let told = self.header([0; 2]).told_by(self.group.rank(), stream.about, theirs)?;
-        let [over, tokens] = told;
+        let counts = self.header([0; 2]).values_of(self.group.rank(), stream.owner, theirs)?;
+        let [over, tokens] = counts;
         Ok([over, tokens.min(MAX_TOKENS as u64)])
     }
 
-    fn header(&self, told: [usize; 2]) -> Header<5, 2> {
+    fn header(&self, counts: [usize; 2]) -> Header<5, 2> {
         let Record { payload, scales, top_k } = self.areas.record;
         let agreed = [
             ("bytes of payload", payload),
@@ -256,7 +256,7 @@ impl Part {
             ("experts", self.routing.num_experts()),
             ("slots", self.slots),
         ];
-        Header { phase: Phase::Dispatch, agreed, told }
+        Header { phase: Phase::Dispatch, agreed, values: counts }
     }
 
     /// The offset in a pool of the area for a rank's data.
@@ -280,13 +280,13 @@ impl Part {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
         let tokens = self.routing.to(stream.peer);
         let round = self.round_of(tokens.len(), mark.round);
-        let head = Head {
-            told: [tokens.len(), self.routing.tokens()],
+        let area_counts = AreaCounts {
+            counts: [tokens.len(), self.routing.tokens()],
             in_round: round.len(),
             per_expert: self.routing.per_expert_of(stream.peer),
         };
-        self.write_head(call, stream, &mut writer, &head, mark);
-        let area = self.area_at(call, stream.about);
+        self.write_counts(call, stream, &mut writer, &area_counts, mark);
+        let area = self.area_at(call, stream.owner);
         let stays_out = stream.peer == self.group.rank() && self.is_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
             let out = writer.memory_at(area + self.record_at(slot), self.areas.record.stride());
@@ -324,24 +324,24 @@ impl Part {
 
     /// Writes the number of records in the receiver's area, and, in the first round, the header and
     /// the counts by expert.
-    fn write_head(
+    fn write_counts(
         &self,
         call: &Call,
         stream: &Stream,
         writer: &mut PeerWriter<'_>,
-        head: &Head<'_>,
+        area_counts: &AreaCounts<'_>,
         mark: Mark,
     ) {
-        let area = self.area_at(call, stream.about);
-        let counts = if mark.round == 0 { head.per_expert } else { &[] };
+        let area = self.area_at(call, stream.owner);
+        let counts = if mark.round == 0 { area_counts.per_expert } else { &[] };
         if mark.round == 0 {
-            writer.write_header(call.number(), self.header(head.told).to_words());
+            writer.write_header(call.number(), self.header(area_counts.counts).to_words());
         }
         let out = writer.memory_at(area, 4 * (1 + counts.len())).cast::<u32>();
         // SAFETY: an area begins with a count and those of the receiver's experts, and only this
         // rank uses it until the mark.
         unsafe {
-            out.write(head.in_round as u32);
+            out.write(area_counts.in_round as u32);
             out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
         }
     }
@@ -427,9 +427,9 @@ impl Part {
 }
 
 /// The counts for a receiver of an area.
-struct Head<'a> {
+struct AreaCounts<'a> {
     /// Tokens for it, and all tokens of the rank.
-    told: [usize; 2],
+    counts: [usize; 2],
     in_round: usize,
     per_expert: &'a [u32],
 }

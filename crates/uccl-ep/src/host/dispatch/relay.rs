@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{Head, Part, Relayed};
+use super::{AreaCounts, Part, Relayed};
 use crate::shared::{
     error::Result,
     nodes::Nodes,
@@ -20,7 +20,7 @@ pub(super) fn tokens_over<'a>(
     let node = nodes.node_of(stream.peer);
     match node == nodes.node_of(me) {
         true => routing.to(stream.peer),
-        false => &routing.to_node(node).tokens,
+        false => &routing.node_tokens(node).tokens,
     }
 }
 
@@ -42,28 +42,29 @@ impl Part {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
         let Self { areas, routing, slots, .. } = self;
         let (nodes, me) = (areas.nodes, self.group.rank());
-        let to = routing.to_node(nodes.node_of(stream.peer));
+        let to = routing.node_tokens(nodes.node_of(stream.peer));
         let round = self.round_of(to.tokens.len(), mark.round);
         let inbox = self.inbox_at(call, stream.peer, nodes.node_of(me));
         if mark.round == 0 {
-            let told = [to.tokens.len(), routing.tokens()];
-            writer.write_header(call.number(), self.header(told).to_words());
-            let out = writer.memory_at(inbox, areas.goes_at());
+            let counts = [to.tokens.len(), routing.tokens()];
+            writer.write_header(call.number(), self.header(counts).to_words());
+            let out = writer.memory_at(inbox, areas.destinations_at());
             for (local, rank) in nodes.ranks_of(nodes.node_of(stream.peer)).enumerate() {
                 let counts = routing.per_expert_of(rank);
                 // SAFETY: there is room for the counts of all ranks, which only this rank
                 // uses until the mark.
                 unsafe {
-                    let out = out.add(areas.told_at(local)).cast::<u32>();
+                    let out = out.add(areas.counts_at(local)).cast::<u32>();
                     out.write(routing.to(rank).len() as u32);
                     out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
                 }
             }
         }
-        let goes = &to.goes[round.clone()];
-        let out = writer.memory_at(inbox + areas.goes_at(), 8 * goes.len()).cast::<u64>();
+        let destinations = &to.destinations[round.clone()];
+        let out =
+            writer.memory_at(inbox + areas.destinations_at(), 8 * destinations.len()).cast::<u64>();
         // SAFETY: there is room for a word for each of `slots` records.
-        unsafe { out.copy_from_nonoverlapping(goes.as_ptr(), goes.len()) };
+        unsafe { out.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
         let (first, stride) = (inbox + areas.first_of_inbox(*slots), areas.record.stride());
         for (slot, token) in to.tokens[round].iter().enumerate() {
             // SAFETY: there is room for `slots` records.
@@ -82,38 +83,38 @@ impl Part {
     ) -> Result<()> {
         let Self { areas, group, slots, .. } = self;
         let (window, me) = (group.window(), group.rank());
-        let mut told = [0; 2];
-        for input in call.inputs_about(stream.about) {
-            told = self.told_over(call, input)?;
+        let mut counts = [0; 2];
+        for input in call.inputs_of(stream.owner) {
+            counts = self.counts_over(call, input)?;
         }
-        let [tokens, all] = told.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
-        let inbox = self.inbox_at(call, me, areas.nodes.node_of(stream.about));
+        let [tokens, all] = counts.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        let inbox = self.inbox_at(call, me, areas.nodes.node_of(stream.owner));
         let inbox = window.own().pool(inbox, areas.inbox(*slots));
         let in_round = self.round_of(tokens, mark.round).len();
         // SAFETY: the inbox is so long, with its parts where `areas` says; the sender has written
         // them before its mark, and writes again only when this round has been passed on.
-        let (for_rank, goes, records) = unsafe {
-            let told = inbox.add(areas.told_at(areas.nodes.local_of(stream.peer)));
+        let (for_rank, destinations, records) = unsafe {
+            let counts = inbox.add(areas.counts_at(areas.nodes.local_of(stream.peer)));
             (
-                slice::from_raw_parts(told.cast::<u32>(), 1 + areas.local_experts),
-                slice::from_raw_parts(inbox.add(areas.goes_at()).cast::<u64>(), in_round),
+                slice::from_raw_parts(counts.cast::<u32>(), 1 + areas.local_experts),
+                slice::from_raw_parts(inbox.add(areas.destinations_at()).cast::<u64>(), in_round),
                 inbox.add(areas.first_of_inbox(*slots)),
             )
         };
         if stream.peer == me {
             // SAFETY: there are as many records.
-            unsafe { self.remember(goes, records, relayed) };
+            unsafe { self.remember(destinations, records, relayed) };
         }
         let Some(mut writer) = window.writer(stream) else { return Ok(()) };
         let bit = areas.nodes.local_of(stream.peer);
-        let its = goes.iter().enumerate().filter(|(_, goes)| *goes >> bit & 1 == 1);
-        let head = Head {
-            told: [for_rank[0] as usize, all],
+        let its = destinations.iter().enumerate().filter(|(_, ranks)| *ranks >> bit & 1 == 1);
+        let area_counts = AreaCounts {
+            counts: [for_rank[0] as usize, all],
             in_round: its.clone().count(),
             per_expert: &for_rank[1..],
         };
-        self.write_head(call, stream, &mut writer, &head, mark);
-        let (area, stride) = (self.area_at(call, stream.about), areas.record.stride());
+        self.write_counts(call, stream, &mut writer, &area_counts, mark);
+        let (area, stride) = (self.area_at(call, stream.owner), areas.record.stride());
         for (slot, (nth, _)) in its.enumerate() {
             let out = writer.memory_at(area + self.record_at(slot), stride);
             // SAFETY: the inbox and the area have `slots` records each.
@@ -126,11 +127,11 @@ impl Part {
     ///
     /// # Safety
     /// There are as many records.
-    unsafe fn remember(&self, goes: &[u64], records: *const u8, relayed: &mut Relayed) {
+    unsafe fn remember(&self, destinations: &[u64], records: *const u8, relayed: &mut Relayed) {
         let record = self.areas.record;
         let mut choices = [0; MAX_TOP_K];
-        relayed.goes.extend_from_slice(goes);
-        for nth in 0..goes.len() {
+        relayed.destinations.extend_from_slice(destinations);
+        for nth in 0..destinations.len() {
             // SAFETY: the caller guarantees it; numbers are aligned, as the parts of a record are.
             unsafe {
                 let record_at = records.add(nth * record.stride());

@@ -18,11 +18,11 @@ pub trait Words {
 
 /// How a rank takes the rounds that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Takes {
+pub enum ReceiveMode {
     /// The round of each stream by itself, as a dispatch does.
-    EachAlone,
+    PerStream,
     /// A round when all streams' parts of it are there, as a combine does. All of them have the same number of rounds.
-    AllTogether,
+    AllStreams,
 }
 
 /// An action that is possible now.
@@ -35,8 +35,8 @@ pub enum Step {
         /// Its round and whether it is the last.
         mark: Mark,
     },
-    /// The same with the round that came over the [inputs](Call::inputs_about) for the rank that
-    /// the stream is about.
+    /// The same with the round that came over the [inputs](Call::inputs_of) with tokens of the
+    /// stream's owner.
     Relay {
         /// The stream that it leaves by.
         stream: Stream,
@@ -51,7 +51,7 @@ pub enum Step {
         round: u16,
     },
     /// Set a rank's `taken` to the mark.
-    Tell {
+    SetTaken {
         /// The rank.
         to: usize,
         /// The word's number.
@@ -62,21 +62,21 @@ pub enum Step {
 }
 
 #[derive(Clone, Debug)]
-struct Sending {
+struct SendProgress {
     stream: Stream,
     /// `None`: the number of rounds that arrive.
     rounds: Option<u16>,
     next: u16,
 }
 
-impl Sending {
+impl SendProgress {
     fn has_sent_all(&self) -> bool {
         self.rounds == Some(self.next)
     }
 }
 
 #[derive(Clone, Debug)]
-struct Receiving {
+struct ReceiveProgress {
     stream: Stream,
     round: u16,
     is_done: bool,
@@ -86,32 +86,32 @@ struct Receiving {
 /// free when it has left over all outputs.
 #[derive(Clone, Debug)]
 struct Relay {
-    inputs: Vec<Receiving>,
-    outputs: Vec<Sending>,
+    inputs: Vec<ReceiveProgress>,
+    outputs: Vec<SendProgress>,
 }
 
 /// One rank's part in one call. [`next`](Self::next) returns an action that is possible now. The
 /// caller does it, and reports it with [`sent`](Self::sent) or [`took`](Self::took), unless it is a
-/// [`Step::Tell`], before it asks again.
+/// [`Step::SetTaken`], before it asks again.
 #[derive(Debug)]
 pub struct Call {
     me: usize,
     place: Place,
-    takes: Takes,
-    own: Vec<Sending>,
-    arriving: Vec<Receiving>,
+    receive_mode: ReceiveMode,
+    own: Vec<SendProgress>,
+    arriving: Vec<ReceiveProgress>,
     relays: Vec<Relay>,
     /// By rank, whether it is there.
     is_there: Vec<bool>,
     /// The marks to be set at peers: rank, number of the word, mark.
-    tell: SmallVec<[(usize, usize, Mark); 8]>,
+    pending_taken: SmallVec<[(usize, usize, Mark); 8]>,
     is_ended: bool,
     waits_for_readers: bool,
 }
 
 /// The ranks that take part in a call, and this rank's streams.
 #[derive(Clone, Debug)]
-pub struct Parties {
+pub struct Participants {
     /// This rank.
     pub me: usize,
     /// By rank, whether it is there.
@@ -126,24 +126,24 @@ impl Call {
     #[must_use]
     pub fn new(
         place: Place,
-        takes: Takes,
-        parties: Parties,
+        receive_mode: ReceiveMode,
+        participants: Participants,
         rounds: impl Fn(&Stream) -> u16,
     ) -> Self {
-        let Parties { me, is_there, streams } = parties;
+        let Participants { me, is_there, streams } = participants;
         let own =
-            |stream: Stream| Sending { stream, rounds: Some(rounds(&stream).max(1)), next: 0 };
-        let passed = |stream: Stream| Sending { stream, rounds: None, next: 0 };
-        let receiving = |stream: Stream| Receiving { stream, round: 0, is_done: false };
-        let (leaving, arriving) = match takes {
-            Takes::EachAlone => (streams.own, streams.arriving),
-            Takes::AllTogether => (streams.arriving, streams.own),
+            |stream: Stream| SendProgress { stream, rounds: Some(rounds(&stream).max(1)), next: 0 };
+        let passed = |stream: Stream| SendProgress { stream, rounds: None, next: 0 };
+        let receiving = |stream: Stream| ReceiveProgress { stream, round: 0, is_done: false };
+        let (leaving, arriving) = match receive_mode {
+            ReceiveMode::PerStream => (streams.own, streams.arriving),
+            ReceiveMode::AllStreams => (streams.arriving, streams.own),
         };
-        let relays = streams.relayed.into_iter().map(|relayed| {
-            let (across, local) = (vec![relayed.across], relayed.local);
-            let (inputs, outputs) = match takes {
-                Takes::EachAlone => (across, local),
-                Takes::AllTogether => (local, across),
+        let relays = streams.relayed.into_iter().map(|relay| {
+            let (across, local) = (vec![relay.across], relay.local);
+            let (inputs, outputs) = match receive_mode {
+                ReceiveMode::PerStream => (across, local),
+                ReceiveMode::AllStreams => (local, across),
             };
             let inputs = inputs.into_iter().map(receiving).collect();
             Relay { inputs, outputs: outputs.into_iter().map(passed).collect() }
@@ -152,12 +152,12 @@ impl Call {
         let mut call = Self {
             me,
             place,
-            takes,
+            receive_mode,
             own: leaving.into_iter().filter(there).map(own).collect(),
             arriving: arriving.into_iter().filter(there).map(receiving).collect(),
             relays: relays.collect(),
             is_there,
-            tell: SmallVec::new(),
+            pending_taken: SmallVec::new(),
             is_ended: false,
             waits_for_readers: false,
         };
@@ -189,10 +189,10 @@ impl Call {
         self.arriving.iter().map(|receiving| &receiving.stream)
     }
 
-    /// The streams that bring rounds about a rank, which this rank passes on.
-    pub fn inputs_about(&self, rank: usize) -> impl Iterator<Item = &Stream> {
+    /// The streams that bring rounds of a rank's tokens, which this rank passes on.
+    pub fn inputs_of(&self, rank: usize) -> impl Iterator<Item = &Stream> {
         let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
-        inputs.map(|input| &input.stream).filter(move |stream| stream.about == rank)
+        inputs.map(|input| &input.stream).filter(move |stream| stream.owner == rank)
     }
 
     fn slot(&self) -> usize {
@@ -206,7 +206,7 @@ impl Call {
     /// Whether this rank has sent all of its own rounds.
     #[must_use]
     pub fn has_sent_all(&self) -> bool {
-        self.own.iter().all(Sending::has_sent_all)
+        self.own.iter().all(SendProgress::has_sent_all)
     }
 
     /// Makes the call end only when all peers have ended it: they read this rank's memory until
@@ -218,18 +218,24 @@ impl Call {
     /// Whether nothing is left to do.
     #[must_use]
     pub fn is_over(&self, words: &impl Words) -> bool {
-        let is_done = self.is_ended && self.tell.is_empty() && self.has_sent_all();
+        let is_done = self.is_ended && self.pending_taken.is_empty() && self.has_sent_all();
         is_done && self.readers(words).next().is_none()
     }
 
     /// The peers that have not ended, where the call waits for them.
-    fn readers(&self, words: &impl Words) -> impl Iterator<Item = Awaited> {
+    fn readers(&self, words: &impl Words) -> impl Iterator<Item = MissingMark> {
         let expected = self.mark(0, true);
         let peers = (0..self.is_there.len()).filter(|peer| self.is_there[*peer]);
         let readers = peers.filter_map(move |peer| {
             let seen = words.taken(peer, self.slot());
             let reads = seen.call <= expected.call && seen != expected;
-            reads.then_some(Awaited { peer, about: self.me, what: Awaited::END, expected, seen })
+            reads.then_some(MissingMark {
+                peer,
+                owner: self.me,
+                what: MissingMark::END,
+                expected,
+                seen,
+            })
         });
         readers.filter(|_| self.waits_for_readers)
     }
@@ -243,34 +249,34 @@ impl Call {
     /// Whether the first round of every stream that a peer sends is there.
     #[must_use]
     pub fn has_heard(&self, peer: usize, words: &impl Words) -> bool {
-        let of_peer = |receiving: &&Receiving| receiving.stream.peer == peer;
+        let of_peer = |receiving: &&ReceiveProgress| receiving.stream.peer == peer;
         self.arriving.iter().filter(of_peer).all(|receiving| self.has_begun(receiving, words))
     }
 
-    fn has_begun(&self, receiving: &Receiving, words: &impl Words) -> bool {
+    fn has_begun(&self, receiving: &ReceiveProgress, words: &impl Words) -> bool {
         receiving.is_done || receiving.round > 0 || self.has_arrived(receiving, words)
     }
 
-    fn has_arrived(&self, receiving: &Receiving, words: &impl Words) -> bool {
-        let mark = words.arrived(receiving.stream.here, self.slot());
+    fn has_arrived(&self, receiving: &ReceiveProgress, words: &impl Words) -> bool {
+        let mark = words.arrived(receiving.stream.local_word, self.slot());
         !receiving.is_done && (mark.call, mark.round) == (self.place.call, receiving.round)
     }
 
     /// The next action that is possible. Rounds are taken out only where `may_take`.
     pub fn next(&mut self, words: &impl Words, may_take: bool) -> Option<Step> {
-        if let Some((to, word, mark)) = self.tell.pop() {
-            return Some(Step::Tell { to, word, mark });
+        if let Some((to, word, mark)) = self.pending_taken.pop() {
+            return Some(Step::SetTaken { to, word, mark });
         }
         let send = self.next_send(words).or_else(|| self.next_relayed(words));
         if send.is_some() || !may_take || self.is_ended {
             return send;
         }
-        match self.takes {
-            Takes::EachAlone => {
+        match self.receive_mode {
+            ReceiveMode::PerStream => {
                 let next = self.arriving.iter().find(|next| self.has_arrived(next, words))?;
                 Some(Step::Take { stream: Some(next.stream), round: next.round })
             }
-            Takes::AllTogether => {
+            ReceiveMode::AllStreams => {
                 let round = self.arriving.first()?.round;
                 let all = self.arriving.iter().all(|next| self.has_arrived(next, words));
                 all.then_some(Step::Take { stream: None, round })
@@ -279,20 +285,20 @@ impl Call {
     }
 
     fn next_send(&self, words: &impl Words) -> Option<Step> {
-        let may_go = |sending: &&Sending| {
+        let may_go = |sending: &&SendProgress| {
             !sending.has_sent_all() && self.lacks_room(sending, words).is_none()
         };
-        let Sending { stream, rounds, next } = *self.own.iter().find(may_go)?;
+        let SendProgress { stream, rounds, next } = *self.own.iter().find(may_go)?;
         Some(Step::Send { stream, mark: self.mark(next, rounds == Some(next + 1)) })
     }
 
     fn next_relayed(&self, words: &impl Words) -> Option<Step> {
         self.relays.iter().find_map(|relay| {
             let mark = self.relays_now(relay, words)?;
-            let may_go = |sending: &&Sending| {
+            let may_go = |sending: &&SendProgress| {
                 sending.next == mark.round && self.lacks_room(sending, words).is_none()
             };
-            let Sending { stream, .. } = *relay.outputs.iter().find(may_go)?;
+            let SendProgress { stream, .. } = *relay.outputs.iter().find(may_go)?;
             Some(Step::Relay { stream, mark })
         })
     }
@@ -301,16 +307,16 @@ impl Call {
     fn relays_now(&self, relay: &Relay, words: &impl Words) -> Option<Mark> {
         let all = relay.inputs.iter().all(|input| self.has_arrived(input, words));
         let first = relay.inputs.first().filter(|_| all)?;
-        Some(words.arrived(first.stream.here, self.slot()))
+        Some(words.arrived(first.stream.local_word, self.slot()))
     }
 
     /// The mark that must be set before the next round is written, and is not yet: its rank, and
     /// the mark.
-    fn lacks_room(&self, sending: &Sending, words: &impl Words) -> Option<(usize, Mark)> {
-        let Stream { peer, here, .. } = sending.stream;
+    fn lacks_room(&self, sending: &SendProgress, words: &impl Words) -> Option<(usize, Mark)> {
+        let Stream { peer, local_word, .. } = sending.stream;
         if let Some(before) = sending.next.checked_sub(1) {
             let mark = self.mark(before, false);
-            return (words.taken(here, self.slot()) != mark).then_some((peer, mark));
+            return (words.taken(local_word, self.slot()) != mark).then_some((peer, mark));
         }
         self.place.after.iter().find_map(|call| {
             let mark = Mark { call: *call, round: 0, is_last: true };
@@ -336,7 +342,7 @@ impl Call {
     /// [`next`](Self::next).
     pub fn sent(&mut self, stream: &Stream, words: &impl Words) {
         // No two streams that leave a rank share words.
-        let is_it = |sending: &&mut Sending| sending.stream == *stream;
+        let is_it = |sending: &&mut SendProgress| sending.stream == *stream;
         if let Some(sending) = self.own.iter_mut().find(is_it) {
             sending.next += 1;
             return;
@@ -348,7 +354,7 @@ impl Call {
             let round = relay.inputs.first().map_or(0, |input| input.round);
             if relay.outputs.iter().all(|output| output.next > round) {
                 for input in &mut relay.inputs {
-                    took(input, words, slot, &mut self.tell);
+                    took(input, words, slot, &mut self.pending_taken);
                 }
             }
         }
@@ -361,7 +367,7 @@ impl Call {
         let slot = self.slot();
         for receiving in &mut self.arriving {
             if stream.is_none_or(|stream| stream == receiving.stream) {
-                took(receiving, words, slot, &mut self.tell);
+                took(receiving, words, slot, &mut self.pending_taken);
             }
         }
         self.end_if_done();
@@ -377,21 +383,21 @@ impl Call {
         let mark = self.mark(0, true);
         // Ranks that are left out get the mark too: if one takes part in a later call, it writes to
         // this place.
-        self.tell.extend((0..self.is_there.len()).map(|rank| (rank, self.me, mark)));
+        self.pending_taken.extend((0..self.is_there.len()).map(|rank| (rank, self.me, mark)));
     }
 
     /// Drops a rank: nothing is sent to it and nothing awaited from it. For calls without relays.
     pub fn drop_rank(&mut self, rank: usize) {
         self.own.retain(|sending| sending.stream.peer != rank);
         self.arriving.retain(|receiving| receiving.stream.peer != rank);
-        self.tell.retain(|(to, ..)| *to != rank);
+        self.pending_taken.retain(|(to, ..)| *to != rank);
         self.is_there[rank] = false;
         self.end_if_done();
     }
 
     /// The marks that the call waits for, with the marks that are there instead.
     #[must_use]
-    pub fn awaited(&self, words: &impl Words) -> Vec<Awaited> {
+    pub fn awaited(&self, words: &impl Words) -> Vec<MissingMark> {
         let relayed = self.relays.iter().filter_map(|relay| {
             let round = self.relays_now(relay, words)?.round;
             Some(relay.outputs.iter().filter(move |output| output.next == round))
@@ -399,17 +405,23 @@ impl Call {
         let leaving = self.own.iter().filter(|sending| !sending.has_sent_all());
         let sends = leaving.chain(relayed.flatten()).filter_map(|sending| {
             let (peer, expected) = self.lacks_room(sending, words)?;
-            let word = if sending.next > 0 { sending.stream.here } else { peer };
+            let word = if sending.next > 0 { sending.stream.local_word } else { peer };
             let seen = words.taken(word, slot_of(expected.call));
-            Some(Awaited { peer, about: sending.stream.about, what: Awaited::ROOM, expected, seen })
+            Some(MissingMark {
+                peer,
+                owner: sending.stream.owner,
+                what: MissingMark::ROOM,
+                expected,
+                seen,
+            })
         });
         let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
         let receives = self.arriving.iter().chain(inputs).filter_map(|receiving| {
-            let Stream { peer, about, here, .. } = receiving.stream;
+            let Stream { peer, owner, local_word, .. } = receiving.stream;
             let waits = !receiving.is_done && !self.has_arrived(receiving, words);
             let expected = self.mark(receiving.round, false);
-            let seen = words.arrived(here, self.slot());
-            waits.then_some(Awaited { peer, about, what: Awaited::DATA, expected, seen })
+            let seen = words.arrived(local_word, self.slot());
+            waits.then_some(MissingMark { peer, owner, what: MissingMark::DATA, expected, seen })
         });
         let readers = self.readers(words).filter(|_| self.is_ended);
         sends.chain(receives).chain(readers).collect()
@@ -422,26 +434,26 @@ fn slot_of(call: u64) -> usize {
 
 /// Advances a stream by the round that has been taken out.
 fn took(
-    receiving: &mut Receiving,
+    receiving: &mut ReceiveProgress,
     words: &impl Words,
     slot: usize,
-    tell: &mut SmallVec<[(usize, usize, Mark); 8]>,
+    pending_taken: &mut SmallVec<[(usize, usize, Mark); 8]>,
 ) {
-    let Stream { peer, here, there, .. } = receiving.stream;
-    let mark = words.arrived(here, slot);
+    let Stream { peer, local_word, remote_word, .. } = receiving.stream;
+    let mark = words.arrived(local_word, slot);
     (receiving.round, receiving.is_done) = (receiving.round + 1, mark.is_last);
     if !mark.is_last {
-        tell.push((peer, there, Mark { is_last: false, ..mark }));
+        pending_taken.push((peer, remote_word, Mark { is_last: false, ..mark }));
     }
 }
 
 /// A mark that a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Awaited {
+pub struct MissingMark {
     /// The rank that should have set it.
     pub peer: usize,
     /// The rank that owns the tokens.
-    pub about: usize,
+    pub owner: usize,
     /// Data, room for data, or its end of the call.
     pub what: &'static str,
     /// The mark that it should have set.
@@ -450,7 +462,7 @@ pub struct Awaited {
     pub seen: Mark,
 }
 
-impl Awaited {
+impl MissingMark {
     /// Data is missing.
     pub const DATA: &str = "data";
     /// Room for data is missing.

@@ -24,7 +24,7 @@ mod simulation;
 mod streams;
 
 pub use self::{
-    call::{Awaited, Call, Parties, Step, Takes, Words},
+    call::{Call, MissingMark, Participants, ReceiveMode, Step, Words},
     mark::Mark,
-    streams::{Relayed, Stream, Streams, words_of},
+    streams::{RelayStreams, Stream, Streams, words_of},
 };

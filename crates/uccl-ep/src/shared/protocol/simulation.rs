@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 
-use super::{Call, Mark, Parties, Step, Stream, Streams, Takes, Words, words_of};
+use super::{Call, Mark, Participants, ReceiveMode, Step, Stream, Streams, Words, words_of};
 use crate::shared::{
     joining::Position,
     nodes::Nodes,
@@ -80,7 +80,7 @@ impl Flying {
 
 /// One call, as all ranks make it.
 struct Plan {
-    takes: Takes,
+    receive_mode: ReceiveMode,
     is_two_level: bool,
     /// Cells of each stream's area.
     width: usize,
@@ -129,7 +129,7 @@ struct World {
     plans: Vec<Plan>,
     ranks: Vec<Rank>,
     network: Vec<Flying>,
-    /// How often a rank took a round: (rank, stream's peer, about, call, round).
+    /// How often a rank took a round: (rank, stream's peer, stream's owner, call, round).
     took: HashMap<(usize, usize, usize, u64, u16), u32>,
     /// A sender and a receiver: most messages between them take many calls.
     slow: Option<(usize, usize)>,
@@ -287,9 +287,10 @@ impl World {
             for (plan, call) in &rank.calls {
                 text += &format!("\nrank {me} in call {}: ", call.number());
                 for wait in call.awaited(&rank.windows[self.generation_of(*plan)]) {
-                    let super::Awaited { peer, about, what, expected, seen } = wait;
-                    text +=
-                        &format!("{what} of {peer} about {about} ({expected:?}, not {seen:?}) ");
+                    let super::MissingMark { peer, owner, what, expected, seen } = wait;
+                    text += &format!(
+                        "{what} of {peer} for tokens of {owner} ({expected:?}, not {seen:?}) "
+                    );
                 }
             }
         }
@@ -363,9 +364,9 @@ impl World {
         let readers = (0..self.ranks.len()).filter(|rank| plan.is_read && !has_dropped[*rank]);
         for to in readers {
             let arriving = plan.arriving(to, self.nodes);
-            for Stream { peer, about, .. } in arriving.iter().filter(|stream| stream.peer == me) {
-                let last = plan.rounds_at(to, *about, self.nodes) - 1;
-                if !self.took.contains_key(&(to, *peer, *about, call, last)) {
+            for Stream { peer, owner, .. } in arriving.iter().filter(|stream| stream.peer == me) {
+                let last = plan.rounds_at(to, *owner, self.nodes) - 1;
+                if !self.took.contains_key(&(to, *peer, *owner, call, last)) {
                     return Err(format!(
                         "call {call} is over at rank {me}, and rank {to} reads yet"
                     ));
@@ -386,30 +387,30 @@ impl World {
         match step {
             Step::Send { stream, mark } | Step::Relay { stream, mark } => {
                 if matches!(step, Step::Relay { .. }) {
-                    for input in call.inputs_about(stream.about) {
-                        let want = (mark.call, mark.round, input.peer, input.about);
-                        expect(window, area(input.here), want)
+                    for input in call.inputs_of(stream.owner) {
+                        let want = (mark.call, mark.round, input.peer, input.owner);
+                        expect(window, area(input.local_word), want)
                             .map_err(|why| format!("rank {me} passes on {why}"))?;
                     }
                 }
-                let Stream { peer: to, there: word, about, .. } = stream;
-                let value = (mark.call, mark.round, me, about);
+                let Stream { peer: to, remote_word: word, owner, .. } = stream;
+                let value = (mark.call, mark.round, me, owner);
                 let cells: Vec<_> = area(word).map(|cell| (cell, value)).collect();
                 let left = (0..cells.len()).collect();
                 call.sent(&stream, window);
                 let from = me;
                 self.network.push(Flying::Data { generation, to, from, word, cells, left, mark });
             }
-            Step::Tell { to, word, mark } => {
+            Step::SetTaken { to, word, mark } => {
                 self.network.push(Flying::Told { generation, to, from: me, word, mark });
             }
             Step::Take { stream, round } => {
                 let number = call.number();
                 let all = call.arriving().filter(|other| stream.is_none_or(|it| it == **other));
-                for Stream { peer, about, here, .. } in all {
-                    expect(window, area(*here), (number, round, *peer, *about))
+                for Stream { peer, owner, local_word, .. } in all {
+                    expect(window, area(*local_word), (number, round, *peer, *owner))
                         .map_err(|why| format!("rank {me} takes {why}"))?;
-                    *self.took.entry((me, *peer, *about, number, round)).or_default() += 1;
+                    *self.took.entry((me, *peer, *owner, number, round)).or_default() += 1;
                 }
                 call.took(stream, window);
             }
@@ -485,13 +486,13 @@ impl World {
             let is_gone = |rank: usize| gone == Some(rank);
             for me in (0..self.ranks.len()).filter(|rank| !is_gone(*rank)) {
                 let arriving = plan.arriving(me, self.nodes);
-                for Stream { peer, about, .. } in arriving.iter().filter(|s| !is_gone(s.peer)) {
-                    for round in 0..plan.rounds_at(me, *about, self.nodes) {
-                        let key = (me, *peer, *about, call, round);
+                for Stream { peer, owner, .. } in arriving.iter().filter(|s| !is_gone(s.peer)) {
+                    for round in 0..plan.rounds_at(me, *owner, self.nodes) {
+                        let key = (me, *peer, *owner, call, round);
                         let times = self.took.get(&key).copied().unwrap_or(0);
                         if times != 1 {
                             return Err(format!(
-                                "rank {me} took round {round} of {peer} about {about} in call {call} {times} times"
+                                "rank {me} took round {round} of {peer} with tokens of {owner} in call {call} {times} times"
                             ));
                         }
                     }
@@ -513,18 +514,21 @@ impl Plan {
     /// Of sixteen plans, `relayed` have relays, where there are several nodes.
     fn random(random: &mut fastrand::Rng, nodes: Nodes, relayed: u8) -> Self {
         let ranks = nodes.all_ranks();
-        let takes = if random.bool() { Takes::EachAlone } else { Takes::AllTogether };
+        let receive_mode =
+            if random.bool() { ReceiveMode::PerStream } else { ReceiveMode::AllStreams };
         let is_two_level = nodes.count > 1 && random.u8(..16) < relayed;
         let mut round = || if random.u8(..3) == 0 { random.u16(1..=4) } else { 1 };
-        let rounds = match takes {
-            Takes::EachAlone => (0..ranks).map(|_| (0..ranks).map(|_| round()).collect()).collect(),
-            Takes::AllTogether => {
+        let rounds = match receive_mode {
+            ReceiveMode::PerStream => {
+                (0..ranks).map(|_| (0..ranks).map(|_| round()).collect()).collect()
+            }
+            ReceiveMode::AllStreams => {
                 let to: Vec<_> = (0..ranks).map(|_| round()).collect();
                 vec![to; ranks]
             }
         };
         let is_read = !is_two_level && random.bool();
-        let mut plan = Self { takes, is_two_level, width: 0, rounds, is_read };
+        let mut plan = Self { receive_mode, is_two_level, width: 0, rounds, is_read };
         plan.width = random.usize(1..=CELLS * ranks / plan.areas(nodes));
         plan
     }
@@ -539,9 +543,9 @@ impl Plan {
     /// The streams that a rank takes rounds of.
     fn arriving(&self, me: usize, nodes: Nodes) -> Vec<Stream> {
         let streams = self.streams(me, nodes);
-        match self.takes {
-            Takes::EachAlone => streams.arriving,
-            Takes::AllTogether => streams.own,
+        match self.receive_mode {
+            ReceiveMode::PerStream => streams.arriving,
+            ReceiveMode::AllStreams => streams.own,
         }
     }
 
@@ -562,26 +566,27 @@ impl Plan {
         let place = rank.places.take(self.width * self.areas(nodes), pool).expect("plans fit");
         let is_there =
             rank.has_dropped[generation].iter().map(|has_dropped| !has_dropped).collect();
-        let parties = Parties { me, is_there, streams: self.streams(me, nodes) };
-        let mut call = Call::new(place, self.takes, parties, |stream| match self.takes {
-            Takes::EachAlone => self.rounds[me][stream.peer],
-            Takes::AllTogether => self.rounds[me][stream.about],
-        });
+        let participants = Participants { me, is_there, streams: self.streams(me, nodes) };
+        let mut call =
+            Call::new(place, self.receive_mode, participants, |stream| match self.receive_mode {
+                ReceiveMode::PerStream => self.rounds[me][stream.peer],
+                ReceiveMode::AllStreams => self.rounds[me][stream.owner],
+            });
         if self.is_read {
             call.wait_for_readers();
         }
         call
     }
 
-    /// The number of rounds about a rank that arrive at `me`.
-    fn rounds_at(&self, me: usize, about: usize, nodes: Nodes) -> u16 {
-        let is_across = nodes.node_of(me) != nodes.node_of(about);
-        match self.takes {
-            Takes::EachAlone if self.is_two_level && is_across => {
-                let relay = nodes.rank(nodes.node_of(me), nodes.local_of(about));
-                self.rounds[about][relay]
+    /// The number of rounds with tokens of a rank that arrive at `me`.
+    fn rounds_at(&self, me: usize, owner: usize, nodes: Nodes) -> u16 {
+        let is_across = nodes.node_of(me) != nodes.node_of(owner);
+        match self.receive_mode {
+            ReceiveMode::PerStream if self.is_two_level && is_across => {
+                let relay = nodes.rank(nodes.node_of(me), nodes.local_of(owner));
+                self.rounds[owner][relay]
             }
-            Takes::EachAlone | Takes::AllTogether => self.rounds[about][me],
+            ReceiveMode::PerStream | ReceiveMode::AllStreams => self.rounds[owner][me],
         }
     }
 }

@@ -8,17 +8,17 @@ pub struct Stream {
     /// The rank at the other end.
     pub peer: usize,
     /// The rank that owns the tokens.
-    pub about: usize,
+    pub owner: usize,
     /// The number of its words in this rank's window.
-    pub here: usize,
+    pub local_word: usize,
     /// The number of its words in the peer's window.
-    pub there: usize,
+    pub remote_word: usize,
 }
 
 /// Streams that a rank passes on: rounds of a dispatch arrive over `across` and leave over `local`.
 /// A combine uses them the other way.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Relayed {
+pub struct RelayStreams {
     /// Between this rank and the one that owns the tokens, on another node.
     pub across: Stream,
     /// Between this rank and the ranks of its node.
@@ -33,16 +33,20 @@ pub struct Streams {
     /// The streams by which tokens arrive, in the order of the ranks that own them.
     pub arriving: Vec<Stream>,
     /// The streams that it passes on.
-    pub relayed: Vec<Relayed>,
+    pub relayed: Vec<RelayStreams>,
 }
 
 impl Streams {
     /// Every rank writes to every rank.
     #[must_use]
     pub fn flat(me: usize, ranks: usize) -> Self {
-        let with = |about: Option<usize>| {
-            let stream =
-                move |peer| Stream { peer, about: about.unwrap_or(peer), here: peer, there: me };
+        let with = |owner: Option<usize>| {
+            let stream = move |peer| Stream {
+                peer,
+                owner: owner.unwrap_or(peer),
+                local_word: peer,
+                remote_word: me,
+            };
             (0..ranks).map(stream).collect()
         };
         Self { own: with(Some(me)), arriving: with(None), relayed: Vec::new() }
@@ -54,27 +58,27 @@ impl Streams {
     pub fn two_level(me: usize, nodes: Nodes) -> Self {
         let (node, local) = (nodes.node_of(me), nodes.local_of(me));
         let words = TwoLevelWords(nodes);
-        let near = |peer: usize, about: usize| Stream {
+        let near = |peer: usize, owner: usize| Stream {
             peer: nodes.rank(node, peer),
-            about,
-            here: words.local(nodes.node_of(about), peer),
-            there: words.local(nodes.node_of(about), local),
+            owner,
+            local_word: words.local(nodes.node_of(owner), peer),
+            remote_word: words.local(nodes.node_of(owner), local),
         };
-        let across = |other: usize, about: usize| Stream {
+        let across = |other: usize, owner: usize| Stream {
             peer: nodes.rank(other, local),
-            about,
-            here: words.across(other),
-            there: words.across(node),
+            owner,
+            local_word: words.across(other),
+            remote_word: words.across(node),
         };
         let others = || (0..nodes.count).filter(|other| *other != node);
         let relay = |other: usize| {
-            let about = nodes.rank(other, local);
-            let local = (0..nodes.ranks).map(|peer| near(peer, about)).collect();
-            Relayed { across: across(other, about), local }
+            let owner = nodes.rank(other, local);
+            let local = (0..nodes.ranks).map(|peer| near(peer, owner)).collect();
+            RelayStreams { across: across(other, owner), local }
         };
         let own = (0..nodes.ranks).map(|peer| near(peer, me));
-        // Rounds about a rank come from the rank of this node with the same number.
-        let arriving = (0..nodes.all_ranks()).map(|about| near(nodes.local_of(about), about));
+        // Rounds with tokens of a rank come from the rank of this node with the same number.
+        let arriving = (0..nodes.all_ranks()).map(|owner| near(nodes.local_of(owner), owner));
         Self {
             own: own.chain(others().map(|other| across(other, me))).collect(),
             arriving: arriving.collect(),
@@ -89,7 +93,7 @@ impl Streams {
 struct TwoLevelWords(Nodes);
 
 impl TwoLevelWords {
-    /// The word between this rank and a rank of its node, about a rank of `node` that has the
+    /// The word between this rank and a rank of its node, for tokens of a rank of `node` that has the
     /// number of one of both.
     fn local(&self, node: usize, peer: usize) -> usize {
         self.0.all_ranks() + self.0.rank(node, peer)
@@ -116,14 +120,14 @@ mod tests {
 
     /// Every stream that leaves a rank, with that rank and the direction of a dispatch.
     fn leaving(me: usize, streams: &Streams) -> Vec<Stream> {
-        let passed = streams.relayed.iter().flat_map(|relayed| &relayed.local);
+        let passed = streams.relayed.iter().flat_map(|relay| &relay.local);
         let all: Vec<_> = streams.own.iter().chain(passed).copied().collect();
-        assert!(all.iter().all(|stream| stream.about != me || streams.own.contains(stream)));
+        assert!(all.iter().all(|stream| stream.owner != me || streams.own.contains(stream)));
         all
     }
 
     fn coming(streams: &Streams) -> Vec<Stream> {
-        let across = streams.relayed.iter().map(|relayed| relayed.across);
+        let across = streams.relayed.iter().map(|relay| relay.across);
         streams.arriving.iter().copied().chain(across).collect()
     }
 
@@ -143,14 +147,14 @@ mod tests {
                         let there = coming(&world[stream.peer]);
                         let other = Stream {
                             peer: me,
-                            about: stream.about,
-                            here: stream.there,
-                            there: stream.here,
+                            owner: stream.owner,
+                            local_word: stream.remote_word,
+                            remote_word: stream.local_word,
                         };
                         let found = there.iter().filter(|found| **found == other).count();
                         assert_eq!(found, 1, "{stream:?} of rank {me} at rank {}", stream.peer);
                     }
-                    let mut words: Vec<_> = come.iter().map(|stream| stream.here).collect();
+                    let mut words: Vec<_> = come.iter().map(|stream| stream.local_word).collect();
                     words.sort_unstable();
                     words.dedup();
                     assert_eq!(words.len(), come.len(), "no two streams share words");
@@ -167,7 +171,7 @@ mod tests {
             |streams: &[Stream]| streams.iter().map(|stream| stream.peer).collect::<Vec<_>>();
         assert_eq!(peers(&streams.own), [0, 1, 3, 5]);
         assert_eq!(peers(&streams.arriving), [0, 1, 0, 1, 0, 1]);
-        let about: Vec<_> = streams.relayed.iter().map(|relayed| relayed.across.about).collect();
-        assert_eq!(about, [3, 5]);
+        let owner: Vec<_> = streams.relayed.iter().map(|relay| relay.across.owner).collect();
+        assert_eq!(owner, [3, 5]);
     }
 }

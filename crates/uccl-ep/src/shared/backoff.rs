@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::shared::protocol::Awaited;
+use crate::shared::protocol::MissingMark;
 
 /// Polls without a pause at first, then yields, then sleeps. A waiting loop polls, asks whether the
 /// wait is [due](Self::due) for a check, and pauses.
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     since: Instant,
     looks: u32,
     /// The time of the last check.
@@ -29,7 +29,7 @@ const NAP: Duration = Duration::from_micros(50);
 /// The time between two checks.
 const JUDGING: Duration = Duration::from_millis(2);
 
-impl Patience {
+impl Backoff {
     pub(crate) fn new() -> Self {
         Self::since(Instant::now())
     }
@@ -70,21 +70,21 @@ impl Patience {
 /// it: otherwise ranks that each count from their own last step would wait for a late rank longer
 /// than others wait for them.
 #[derive(Default)]
-pub(crate) struct Clocks(Vec<(Awaited, Instant)>);
+pub(crate) struct MissingTimes(Vec<(MissingMark, Instant)>);
 
-impl Clocks {
+impl MissingTimes {
     /// The time for which each word has been missing, in a wait that `began` and has lasted so
     /// long. A word that was not missing at the last call is missing since the wait began.
     pub(crate) fn times(
         &mut self,
-        awaited: &[Awaited],
+        awaited: &[MissingMark],
         began: Instant,
         waited: Duration,
     ) -> Vec<Duration> {
         // The value that is there instead may change, and is no part of the identity.
-        let thing = |late: &Awaited| Awaited { seen: late.expected, ..*late };
+        let thing = |late: &MissingMark| MissingMark { seen: late.expected, ..*late };
         let before = std::mem::take(&mut self.0);
-        let since = |thing: Awaited| {
+        let since = |thing: MissingMark| {
             let known = before.iter().find(|(known, _)| *known == thing);
             (thing, known.map_or(began, |(_, since)| *since))
         };
@@ -104,23 +104,26 @@ mod tests {
         let late = |peer, round, seen| {
             let (expected, seen) =
                 ([round, seen]).map(|round| Mark { call: 3, round, is_last: false }).into();
-            Awaited { peer, about: peer, what: Awaited::DATA, expected, seen }
+            MissingMark { peer, owner: peer, what: MissingMark::DATA, expected, seen }
         };
         let (began, second) = (Instant::now(), Duration::from_secs(1));
-        let mut clocks = Clocks::default();
-        assert_eq!(clocks.times(&[late(1, 0, 9), late(2, 0, 9)], began, second), [second; 2]);
+        let mut missing_times = MissingTimes::default();
+        assert_eq!(
+            missing_times.times(&[late(1, 0, 9), late(2, 0, 9)], began, second),
+            [second; 2]
+        );
         // The call did a step, and a new wait began; rank 2's next round is another word.
         let again = began + 2 * second;
-        let times = clocks.times(&[late(1, 0, 8), late(2, 1, 9)], again, second);
+        let times = missing_times.times(&[late(1, 0, 8), late(2, 1, 9)], again, second);
         assert_eq!(times, [3 * second, second]);
     }
 
     #[test]
     fn a_wait_is_judged_by_its_time_and_not_by_its_looks() {
-        let mut patience = Patience::since(Instant::now() - JUDGING);
+        let mut backoff = Backoff::since(Instant::now() - JUDGING);
         let judged = (0..=SPINS).filter_map(|_| {
-            patience.pause();
-            patience.due()
+            backoff.pause();
+            backoff.due()
         });
         assert_eq!(judged.count(), 1, "a yield may have taken all the time");
     }
@@ -128,9 +131,9 @@ mod tests {
     #[test]
     fn a_wait_is_judged_only_after_a_look_that_came_behind_all_of_it() {
         let long = Duration::from_secs(1);
-        let mut patience = Patience::since(Instant::now() - long);
-        assert_eq!(patience.due(), None, "nobody has looked since");
-        (0..=SPINS).for_each(|_| patience.pause());
-        assert!(patience.due().is_some_and(|waited| waited >= long));
+        let mut backoff = Backoff::since(Instant::now() - long);
+        assert_eq!(backoff.due(), None, "nobody has looked since");
+        (0..=SPINS).for_each(|_| backoff.pause());
+        assert!(backoff.due().is_some_and(|waited| waited >= long));
     }
 }
