@@ -36,8 +36,8 @@ pub use far::ProxyStats;
 pub use host::{
     blocks::Block,
     combine, dispatch,
+    dropped_blocks::release_block,
     group::{Config, Group, Interrupted},
-    leaving::let_go,
 };
 pub use shared::{
     error::{Error, Phase, Result},

@@ -19,10 +19,10 @@ use uccl_ep::{
     combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
     control_len,
     dispatch::{Counts, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
-    let_go,
     nodes::Nodes,
     numerics::{bf16, sum},
     record::{Areas, Record},
+    release_block,
     routing::{Choices, Routing},
 };
 use uccl_libfabric::{LibfabricRail, LibfabricSettings};
@@ -902,7 +902,7 @@ fn a_block_that_is_let_go_stays_until_peers_have_read_it() {
             all.wait();
         }
         summed(combine, &own).unwrap();
-        let_go(group, block);
+        release_block(group, block);
         drop(arrived);
         if is_early {
             all.wait();
@@ -922,7 +922,7 @@ fn a_group_goes_when_the_last_of_its_blocks_has_been_read() {
         if group.rank() == 0 {
             summed(combine, &own).unwrap();
             // No call follows.
-            let_go(group, block);
+            release_block(group, block);
             all.wait();
         } else {
             all.wait();

@@ -296,7 +296,7 @@ impl Group {
         if let Some(group) = self.by_host() {
             // After the earlier calls, as on the stream.
             stream.synchronize()?;
-            group.tell_fault(TOO_MANY);
+            group.report_fault(TOO_MANY);
             return Ok(());
         }
         let at = (size_of::<u64>() * view::fault_at(self.rank())) as u64;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    host::group::{Begun, Group, Interrupted, Until, Wait},
+    host::group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
     shared::{
         error::{Phase, Result},
         header::Header,
@@ -23,10 +23,10 @@ impl Group {
         self.check_is_last(phase)?;
         let (place, participants) = (self.place(0)?, self.participants(Nodes::one(self.ranks())));
         let mut call = Call::new(place, ReceiveMode::PerStream, participants, |_| 1);
-        let mut begun = Begun::new(self, &call);
+        let mut guard = CallGuard::new(self, &call);
         let header = Header::<0, 0> { phase, agreed: [], values: [] };
-        let mut wait = Wait { phase, is_interrupted, waits: None };
-        self.drive(&mut call, Until::Over, &mut wait, |call, step| match step {
+        let mut wait = WaitContext { phase, is_interrupted, wait_times: None };
+        self.drive(&mut call, Milestone::Over, &mut wait, |call, step| match step {
             Step::Send { stream, .. } => {
                 if let Some(mut writer) = self.window().writer(&stream) {
                     writer.write_header(call.number(), header.to_words());
@@ -39,7 +39,7 @@ impl Group {
             }
             _ => Ok(()),
         })?;
-        begun.has_ended = true;
+        guard.has_ended = true;
         Ok(())
     }
 }

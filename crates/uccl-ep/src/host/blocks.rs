@@ -25,7 +25,7 @@ use crate::shared::{
 /// Bytes before a block's memory: its owner's nonce and its number.
 const HEAD: usize = 4096;
 /// Blocks of peers that stay mapped: far more than calls use in turn.
-const MAPPED: usize = 64;
+const MAX_MAPPED: usize = 64;
 
 /// Memory that peers can read in place.
 #[derive(Debug)]
@@ -62,14 +62,14 @@ impl Block {
 
 /// A peer with blocks that can be mapped.
 #[derive(Clone, Copy, Debug)]
-struct Peer {
+struct BlockOwner {
     pid: u32,
     nonce: u64,
 }
 
 /// A peer's block.
 #[derive(Debug)]
-struct Mapped {
+struct MappedBlock {
     rank: usize,
     word: u64,
     mapping: Arc<Mapping>,
@@ -81,8 +81,8 @@ pub(crate) struct Blocks {
     nonce: u64,
     own: Mutex<Vec<Weak<Block>>>,
     next_id: AtomicU32,
-    peers: Vec<Option<Peer>>,
-    mapped: Mutex<VecDeque<Mapped>>,
+    peers: Vec<Option<BlockOwner>>,
+    mapped: Mutex<VecDeque<MappedBlock>>,
 }
 
 impl Blocks {
@@ -92,7 +92,7 @@ impl Blocks {
         let own = cards.get(me).copied().flatten();
         let is_near = |card: &EpCard| own.is_some_and(|own| own.is_near(card));
         let peer = |card: &Option<EpCard>| {
-            card.filter(is_near).map(|card| Peer { pid: card.pid, nonce: card.nonce })
+            card.filter(is_near).map(|card| BlockOwner { pid: card.pid, nonce: card.nonce })
         };
         Self {
             nonce: own.map_or(0, |own| own.nonce),
@@ -143,10 +143,10 @@ impl Blocks {
             return Ok(Arc::clone(&known.mapping));
         }
         let mapping = Arc::new(self.map(rank, word)?);
-        if mapped.len() == MAPPED {
+        if mapped.len() == MAX_MAPPED {
             mapped.pop_front();
         }
-        mapped.push_back(Mapped { rank, word, mapping: Arc::clone(&mapping) });
+        mapped.push_back(MappedBlock { rank, word, mapping: Arc::clone(&mapping) });
         Ok(mapping)
     }
 

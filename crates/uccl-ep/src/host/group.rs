@@ -19,8 +19,8 @@ use crate::{
     far::{FarPeers, ProxyStats, Staging},
     host::{
         blocks::{Block, Blocks},
-        scratch::Scratch,
-        waits::Waits,
+        scratch::ScratchPool,
+        wait_times::WaitTimes,
         window::Window,
     },
     shared::{
@@ -77,7 +77,7 @@ pub struct Group {
     /// By rank, the process that joined as it.
     members: Vec<Option<Member>>,
     blocks: Blocks,
-    scratch: Scratch,
+    scratch: ScratchPool,
 }
 
 impl Group {
@@ -104,8 +104,8 @@ impl Group {
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        let how = How { position: Position::FIRST, staging: Staging::Rings };
-        Self::meet(config, how, exchange, make)
+        let params = MeetingParams { position: Position::FIRST, staging: Staging::Rings };
+        Self::meet(config, params, exchange, make)
     }
 
     /// Joins a group like [`join`](Self::join), for a rank with calls made by a device: it gets
@@ -114,8 +114,8 @@ impl Group {
         config: Config,
         exchange: &mut Exchange<'_>,
     ) -> Result<Arc<Self>> {
-        let how = How { position: Position::FIRST, staging: Staging::Mirrors };
-        Self::meet(config, how, exchange, &mut Endpoint::new)
+        let params = MeetingParams { position: Position::FIRST, staging: Staging::Mirrors };
+        Self::meet(config, params, exchange, &mut Endpoint::new)
     }
 
     /// Makes the group of the ranks that are there now: every rank that stays calls this, and a
@@ -133,8 +133,8 @@ impl Group {
         let Self { generation, .. } = *self;
         let next_call = self.places.lock().next_call();
         let position = Position { generation, next_call };
-        let how = How { position, staging: Staging::Rings };
-        let next = Self::meet(self.config.clone(), how, exchange, &mut Endpoint::new)?;
+        let params = MeetingParams { position, staging: Staging::Rings };
+        let next = Self::meet(self.config.clone(), params, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let stays = |rank: &usize| {
             let (then, now) = (self.members[*rank], next.members[*rank]);
@@ -150,21 +150,21 @@ impl Group {
 
     fn meet(
         config: Config,
-        how: How,
+        params: MeetingParams,
         exchange: &mut Exchange<'_>,
         make: &mut MakeEndpoint<'_>,
     ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
-        let reached = match Window::new(me, ranks, pool, node) {
+        let peers = match Window::new(me, ranks, pool, node) {
             Ok(mut window) => {
-                let reached = reach_all(&config, &mut window, how, exchange, make)?;
-                reached.map(|reached| (window, reached))
+                let peers = reach_all(&config, &mut window, params, exchange, make)?;
+                peers.map(|peers| (window, peers))
             }
             // A rank that failed sends no card, so that the others do not wait for it in vain.
             Err(why) => exchange(Vec::new()).and(Err(why)),
         };
-        let (window, reached) = all_joined(me, reached, exchange)?;
-        let Reached { processes, nodes, blocks, position, members } = reached;
+        let (window, peers) = all_joined(me, peers, exchange)?;
+        let Peers { processes, nodes, blocks, position, members } = peers;
         Ok(Arc::new(Self {
             config,
             generation: position.generation,
@@ -176,7 +176,7 @@ impl Group {
             processes,
             members,
             blocks,
-            scratch: Scratch::default(),
+            scratch: ScratchPool::default(),
         }))
     }
 
@@ -329,7 +329,7 @@ impl Group {
         &self.blocks
     }
 
-    pub(crate) fn scratch(&self) -> &Scratch {
+    pub(crate) fn scratch(&self) -> &ScratchPool {
         &self.scratch
     }
 
@@ -365,17 +365,17 @@ impl Group {
     pub(crate) fn drive(
         &self,
         call: &mut Call,
-        until: Until,
-        wait: &mut Wait<'_, '_>,
+        until: Milestone,
+        wait: &mut WaitContext<'_, '_>,
         mut act: impl FnMut(&Call, Step) -> Result<()>,
     ) -> Result<()> {
         let window = &self.window;
         let (mut backoff, mut missing_times) = (Backoff::new(), MissingTimes::default());
         let driven = loop {
-            if let Some(waits) = &mut wait.waits {
-                waits.look(|rank| call.has_heard(rank, window));
+            if let Some(wait_times) = &mut wait.wait_times {
+                wait_times.update(|rank| call.has_first_rounds_of(rank, window));
             }
-            let step = call.next(window, until == Until::Over);
+            let step = call.next(window, until == Milestone::Over);
             let done = match step {
                 Some(Step::SetTaken { to, word, mark }) => {
                     window.set_taken(to, word, mark);
@@ -408,8 +408,8 @@ impl Group {
     fn wait(
         &self,
         call: &mut Call,
-        until: Until,
-        wait: &mut Wait<'_, '_>,
+        until: Milestone,
+        wait: &mut WaitContext<'_, '_>,
         (backoff, missing_times): (&mut Backoff, &mut MissingTimes),
     ) -> Result<()> {
         let Some(waited) = backoff.due() else {
@@ -469,7 +469,7 @@ impl Group {
     }
 
     /// Tells all peers that this rank makes no more calls.
-    pub(crate) fn tell_fault(&self, why: u64) {
+    pub(crate) fn report_fault(&self, why: u64) {
         self.window.set_fault(why);
     }
 
@@ -507,19 +507,19 @@ fn lost_of(
 
 /// A call that this rank has begun. A drop before its end tells the peers, so that none waits for
 /// it in vain.
-pub(crate) struct Begun {
+pub(crate) struct CallGuard {
     group: Arc<Group>,
     call: u64,
     pub(crate) has_ended: bool,
 }
 
-impl Begun {
+impl CallGuard {
     pub(crate) fn new(group: &Arc<Group>, call: &Call) -> Self {
         Self { group: Arc::clone(group), call: call.number(), has_ended: false }
     }
 }
 
-impl Drop for Begun {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         if !self.has_ended {
             self.group.window.set_fault(self.call);
@@ -529,13 +529,13 @@ impl Drop for Begun {
 
 /// Parameters of a meeting.
 #[derive(Clone, Copy)]
-struct How {
+struct MeetingParams {
     position: Position,
     staging: Staging,
 }
 
 /// The peers, once this rank has reached them.
-struct Reached {
+struct Peers {
     processes: Processes,
     members: Vec<Option<Member>>,
     nodes: Nodes,
@@ -548,10 +548,10 @@ struct Reached {
 fn reach_all(
     config: &Config,
     window: &mut Window,
-    How { position, staging }: How,
+    MeetingParams { position, staging }: MeetingParams,
     exchange: &mut Exchange<'_>,
     make: &mut MakeEndpoint<'_>,
-) -> Result<Result<Reached>> {
+) -> Result<Result<Peers>> {
     let Config { rank: me, timeout, .. } = *config;
     let cards = exchange(window.card(position, None).encode().to_vec())?;
     let cards = match cards_of(config, window, &cards) {
@@ -564,9 +564,9 @@ fn reach_all(
     if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
         let nodes = Nodes::one(cards.len());
         let blocks = Blocks::new(&cards, me);
-        let (position, members) = (met_at(&cards), members_of(&cards));
-        let reached = |processes| Reached { processes, members, nodes, blocks, position };
-        return Ok(map_near(window, &cards, me).map(reached));
+        let (position, members) = (next_position(&cards), members_of(&cards));
+        let peers = |processes| Peers { processes, members, nodes, blocks, position };
+        return Ok(map_near(window, &cards, me).map(peers));
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
@@ -579,13 +579,13 @@ fn reach_all(
         let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
         let far = far_of(&cards, me).map_err(lost)?;
         window.join_far(listener.connect(me, &far).map_err(lost)?, &far);
-        let (position, members) = (met_at(&cards), members_of(&cards));
-        Ok(Reached { processes, members, nodes, blocks: Blocks::new(&cards, me), position })
+        let (position, members) = (next_position(&cards), members_of(&cards));
+        Ok(Peers { processes, members, nodes, blocks: Blocks::new(&cards, me), position })
     }))
 }
 
 /// The generation and the call from which the ranks of these cards continue.
-fn met_at(cards: &[Option<EpCard>]) -> Position {
+fn next_position(cards: &[Option<EpCard>]) -> Position {
     let position =
         |card: &EpCard| Position { generation: card.generation, next_call: card.next_call };
     Position::after(cards.iter().flatten().map(position))
@@ -674,20 +674,20 @@ fn far_of(cards: &[Option<EpCard>], me: usize) -> Result<Vec<Option<EpEndpoint>>
 
 /// The point up to which a call is driven.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Until {
+pub(crate) enum Milestone {
     /// All data has been sent.
-    SentAll,
+    AllSent,
     /// The first round of every rank is there.
-    HeardAll,
+    FirstRounds,
     /// No step is left.
     Over,
 }
 
-impl Until {
+impl Milestone {
     fn is_reached(self, call: &Call, window: &Window) -> bool {
         match self {
-            Self::SentAll => call.has_sent_all(),
-            Self::HeardAll => call.has_heard_all(window),
+            Self::AllSent => call.has_sent_all(),
+            Self::FirstRounds => call.has_all_first_rounds(window),
             Self::Over => call.is_over(window),
         }
     }
@@ -695,19 +695,19 @@ impl Until {
     /// Whether the point needs this word.
     fn needs(self, late: &MissingMark) -> bool {
         match self {
-            Self::SentAll => late.what == MissingMark::ROOM,
-            Self::HeardAll => late.what == MissingMark::DATA && late.expected.round == 0,
+            Self::AllSent => late.what == MissingMark::ROOM,
+            Self::FirstRounds => late.what == MissingMark::DATA && late.expected.round == 0,
             Self::Over => true,
         }
     }
 }
 
 /// A waiting call's callbacks.
-pub(crate) struct Wait<'a, 'b> {
+pub(crate) struct WaitContext<'a, 'b> {
     pub(crate) phase: Phase,
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
     /// The counters of a receive's waiting time.
-    pub(crate) waits: Option<&'a mut Waits>,
+    pub(crate) wait_times: Option<&'a mut WaitTimes>,
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use uccl_ep::{Block, Group, let_go};
+use uccl_ep::{Block, Group, release_block};
 
 use super::{PyGroup, apart::Apart, exception};
 
@@ -19,7 +19,7 @@ impl Drop for PyBlock {
         let (group, block) = (Arc::clone(&self.group), Arc::clone(&self.block));
         // This may free another block, the last one of its group, and the group's end may wait for
         // peers.
-        Python::attach(|py| py.detach(|| let_go(group, block)));
+        Python::attach(|py| py.detach(|| release_block(group, block)));
     }
 }
 

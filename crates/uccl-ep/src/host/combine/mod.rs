@@ -16,8 +16,8 @@ use crate::{
     host::{
         blocks::Block,
         dispatch::{Handle, Room},
-        group::{Begun, Group, Interrupted, Until, Wait},
-        waits::Waits,
+        group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
+        wait_times::WaitTimes,
     },
     numerics::{logfmt, quantise::GROUP, sum},
     shared::{
@@ -131,8 +131,8 @@ pub struct Combined {
 pub struct Combine {
     part: Part,
     call: Call,
-    begun: Begun,
-    waits: Waits,
+    guard: CallGuard,
+    wait_times: WaitTimes,
     /// Whether the end waits for the peers that read this rank's block.
     waits_for_readers: bool,
 }
@@ -215,7 +215,7 @@ impl Combine {
         let both = participants.is_there.iter_mut().zip(&handle.sent_to);
         both.for_each(|(is_there, sent)| *is_there &= sent);
         let call = Call::new(place, ReceiveMode::AllStreams, participants, rounds);
-        let begun = Begun::new(group, &call);
+        let guard = CallGuard::new(group, &call);
         let block = block_with(group, &results);
         if let Some(block) = &block {
             group.note_reading(block, call.number());
@@ -223,10 +223,10 @@ impl Combine {
         let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
         let (handle, chosen) = (Arc::clone(handle), None);
         let part = Part { handle, results, row, levels, block, at_once, chosen };
-        let waits = Waits::new(ranks);
-        let mut combine = Self { part, call, begun, waits, waits_for_readers: true };
+        let wait_times = WaitTimes::new(ranks);
+        let mut combine = Self { part, call, guard, wait_times, waits_for_readers: true };
         if matches!(combine.part.handle.room, Room::Tokens(_)) {
-            combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
+            combine.drive(Milestone::AllSent, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
     }
@@ -265,7 +265,7 @@ impl Combine {
         if self.part.block.is_some() && self.waits_for_readers {
             self.call.wait_for_readers();
         }
-        self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
+        self.drive(Milestone::Over, is_interrupted, &mut |part, call, round| {
             let sources = Sources::of(part, call)?;
             let tokens = part.handle.routing.tokens();
             let first = usize::from(round) * part.at_once;
@@ -282,19 +282,19 @@ impl Combine {
             }
             Ok(())
         })?;
-        self.begun.has_ended = true;
-        Ok(self.waits.waited())
+        self.guard.has_ended = true;
+        Ok(self.wait_times.waited())
     }
 
     fn drive(
         &mut self,
-        until: Until,
+        until: Milestone,
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call, waits, .. } = self;
-        let waits = (until != Until::SentAll).then_some(waits);
-        let mut wait = Wait { phase: Phase::Combine, is_interrupted, waits };
+        let Self { part, call, wait_times, .. } = self;
+        let wait_times = (until != Milestone::AllSent).then_some(wait_times);
+        let mut wait = WaitContext { phase: Phase::Combine, is_interrupted, wait_times };
         part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { stream, mark } => {
                 part.send(call, &stream, mark.round);

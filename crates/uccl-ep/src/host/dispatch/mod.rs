@@ -19,8 +19,8 @@ use self::{
 };
 use crate::{
     host::{
-        group::{Begun, Group, Interrupted, Until, Wait},
-        waits::Waits,
+        group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
+        wait_times::WaitTimes,
         window::PeerWriter,
     },
     shared::{
@@ -39,8 +39,8 @@ use crate::{
 pub struct Dispatch {
     part: Part,
     call: Call,
-    begun: Begun,
-    waits: Waits,
+    guard: CallGuard,
+    wait_times: WaitTimes,
     counts: Option<Counts>,
     /// By node.
     relayed: Vec<Relayed>,
@@ -110,16 +110,16 @@ impl Dispatch {
         let place = group.place(areas.place(slots))?;
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
         let call = Call::new(place, ReceiveMode::PerStream, participants, rounds);
-        let begun = Begun::new(group, &call);
+        let guard = CallGuard::new(group, &call);
         // SAFETY: the caller guarantees it.
         let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
         let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
-        let waits = Waits::new(group.ranks());
+        let wait_times = WaitTimes::new(group.ranks());
         let part = Part { group, routing, room, areas, slots, tokens, quantised };
-        let mut dispatch = Self { part, call, begun, waits, counts: None, relayed };
+        let mut dispatch = Self { part, call, guard, wait_times, counts: None, relayed };
         if matches!(room, Room::Tokens(_)) {
-            dispatch.drive(Until::SentAll, is_interrupted, None)?;
+            dispatch.drive(Milestone::AllSent, is_interrupted, None)?;
         }
         Ok(dispatch)
     }
@@ -132,7 +132,7 @@ impl Dispatch {
         let counts = match self.counts.take() {
             Some(counts) => counts,
             None => {
-                self.drive(Until::HeardAll, is_interrupted, None)?;
+                self.drive(Milestone::FirstRounds, is_interrupted, None)?;
                 let give_up = |_: &Error| self.part.group.window().set_fault(self.call.number());
                 self.part.heard(&self.call).inspect_err(give_up)?
             }
@@ -144,7 +144,7 @@ impl Dispatch {
     /// before.
     #[must_use]
     pub fn waited(&self) -> Vec<Duration> {
-        self.waits.waited()
+        self.wait_times.waited()
     }
 
     /// Takes out the received tokens, and ends the call. Counted rows of a rank that was lost after
@@ -163,8 +163,8 @@ impl Dispatch {
     ) -> Result<Handle> {
         let counts = self.counts(is_interrupted)?.clone();
         let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
-        self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
-        self.begun.has_ended = true;
+        self.drive(Milestone::Over, is_interrupted, Some((&mut sink, &counts)))?;
+        self.guard.has_ended = true;
         // SAFETY: the caller guarantees it.
         unsafe {
             sink.write_scales(self.part.areas.record.scales);
@@ -179,13 +179,13 @@ impl Dispatch {
 
     fn drive(
         &mut self,
-        until: Until,
+        until: Milestone,
         is_interrupted: &mut Interrupted<'_>,
         mut sink: Option<(&mut Sink<'_>, &Counts)>,
     ) -> Result<()> {
-        let Self { part, call, waits, relayed, .. } = self;
-        let waits = (until != Until::SentAll).then_some(waits);
-        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted, waits };
+        let Self { part, call, wait_times, relayed, .. } = self;
+        let wait_times = (until != Milestone::AllSent).then_some(wait_times);
+        let mut wait = WaitContext { phase: Phase::Dispatch, is_interrupted, wait_times };
         part.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
                 (Step::Send { stream, mark }, _) => match part.is_across(&stream) {

@@ -4,7 +4,7 @@ use std::{slice, sync::Arc};
 
 use super::{Payload, Tokens};
 use crate::{
-    host::{group::Group, scratch::Pieces},
+    host::{group::Group, scratch::ScratchMemory},
     numerics::{nvfp4, quantise},
     shared::record::Record,
 };
@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct Quantised {
     group: Arc<Group>,
     record: Record,
-    pieces: Pieces,
+    memory: ScratchMemory,
 }
 
 impl Quantised {
@@ -30,9 +30,9 @@ impl Quantised {
         let (Payload::Quantised(hidden, _) | Payload::Nvfp4(hidden, _)) = tokens.payload else {
             return None;
         };
-        let mut pieces = group.scratch().take(count * record.payload, count * record.scales);
-        let payloads = pieces.bytes.chunks_exact_mut(record.payload);
-        let rows = payloads.zip(pieces.words.chunks_exact_mut(record.scales));
+        let mut memory = group.scratch().take(count * record.payload, count * record.scales);
+        let payloads = memory.bytes.chunks_exact_mut(record.payload);
+        let rows = payloads.zip(memory.words.chunks_exact_mut(record.scales));
         for (token, (payload, scales)) in rows.enumerate() {
             // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is aligned.
             let row = unsafe {
@@ -44,22 +44,22 @@ impl Quantised {
                 Payload::Nvfp4(_, global_scale) => nvfp4::row(row, global_scale, payload, scales),
             }
         }
-        Some(Self { group: Arc::clone(group), record, pieces })
+        Some(Self { group: Arc::clone(group), record, memory })
     }
 
     pub(super) fn payload(&self, token: usize) -> &[u8] {
         let len = self.record.payload;
-        &self.pieces.bytes[token * len..][..len]
+        &self.memory.bytes[token * len..][..len]
     }
 
     pub(super) fn scales(&self, token: usize) -> &[u32] {
         let count = self.record.scales;
-        &self.pieces.words[token * count..][..count]
+        &self.memory.words[token * count..][..count]
     }
 }
 
 impl Drop for Quantised {
     fn drop(&mut self) {
-        self.group.scratch().give_back(std::mem::take(&mut self.pieces));
+        self.group.scratch().recycle(std::mem::take(&mut self.memory));
     }
 }

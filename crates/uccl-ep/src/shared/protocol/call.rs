@@ -242,13 +242,13 @@ impl Call {
 
     /// Whether the first round of every stream is there.
     #[must_use]
-    pub fn has_heard_all(&self, words: &impl Words) -> bool {
+    pub fn has_all_first_rounds(&self, words: &impl Words) -> bool {
         self.arriving.iter().all(|receiving| self.has_begun(receiving, words))
     }
 
     /// Whether the first round of every stream that a peer sends is there.
     #[must_use]
-    pub fn has_heard(&self, peer: usize, words: &impl Words) -> bool {
+    pub fn has_first_rounds_of(&self, peer: usize, words: &impl Words) -> bool {
         let of_peer = |receiving: &&ReceiveProgress| receiving.stream.peer == peer;
         self.arriving.iter().filter(of_peer).all(|receiving| self.has_begun(receiving, words))
     }

@@ -18,7 +18,7 @@ const KEPT: usize = 16;
 const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// A block, its group, and the time by which peers have given up on the call that reads it.
-struct Leaving {
+struct DroppedBlock {
     group: Arc<Group>,
     block: Arc<Block>,
     until: Instant,
@@ -26,64 +26,65 @@ struct Leaving {
 
 /// Blocks that peers may still read, and the thread that checks them while there are any.
 #[derive(Default)]
-struct Room {
-    leaving: Vec<Leaving>,
-    looks: bool,
+struct DroppedBlocks {
+    blocks: Vec<DroppedBlock>,
+    has_thread: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-static ROOM: Mutex<Room> = Mutex::new(Room { leaving: Vec::new(), looks: false, thread: None });
+static DROPPED: Mutex<DroppedBlocks> =
+    Mutex::new(DroppedBlocks { blocks: Vec::new(), has_thread: false, thread: None });
 
 /// Drops a block once its peers have read it, even if its group is dropped: a peer that ends a
 /// combine later maps the block only then. A peer that does not read it within the group's timeout
 /// has given up on the combine.
-pub fn let_go(group: Arc<Group>, block: Arc<Block>) {
+pub fn release_block(group: Arc<Group>, block: Arc<Block>) {
     let until = Instant::now() + group.timeout();
-    let mut room = ROOM.lock();
-    room.leaving.push(Leaving { group, block, until });
-    let gone = room.take_gone();
-    let is_needed = !room.leaving.is_empty() && !room.looks;
-    let ended = if is_needed { room.thread.take() } else { None };
+    let mut dropped = DROPPED.lock();
+    dropped.blocks.push(DroppedBlock { group, block, until });
+    let released = dropped.take_released();
+    let is_needed = !dropped.blocks.is_empty() && !dropped.has_thread;
+    let ended = if is_needed { dropped.thread.take() } else { None };
     if is_needed {
-        let looks = thread::Builder::new().name("uccl-ep-blocks".into()).spawn(look_after);
+        let thread = thread::Builder::new().name("uccl-ep-blocks".into()).spawn(check_blocks);
         // Without a thread, the next dropped block has all blocks checked.
-        (room.looks, room.thread) = (looks.is_ok(), looks.ok());
+        (dropped.has_thread, dropped.thread) = (thread.is_ok(), thread.ok());
     }
-    drop(room);
+    drop(dropped);
     // The thread has announced its end. A panic of it has been reported.
     ended.into_iter().for_each(|thread| drop(thread.join()));
     // The end of a group may wait for its peers, so it happens without the lock.
-    drop(gone);
+    drop(released);
 }
 
-impl Room {
+impl DroppedBlocks {
     /// The blocks that no peer reads any more, and those beyond the limit.
-    fn take_gone(&mut self) -> Vec<Leaving> {
+    fn take_released(&mut self) -> Vec<DroppedBlock> {
         let now = Instant::now();
-        let is_kept = |one: &Leaving| !one.group.is_read(&one.block) && now < one.until;
-        let (kept, mut gone): (Vec<_>, Vec<_>) =
-            mem::take(&mut self.leaving).into_iter().partition(is_kept);
-        self.leaving = kept;
-        let excess = self.leaving.len().saturating_sub(KEPT);
-        gone.extend(self.leaving.drain(..excess));
-        gone
+        let is_kept = |one: &DroppedBlock| !one.group.is_read(&one.block) && now < one.until;
+        let (kept, mut released): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.blocks).into_iter().partition(is_kept);
+        self.blocks = kept;
+        let excess = self.blocks.len().saturating_sub(KEPT);
+        released.extend(self.blocks.drain(..excess));
+        released
     }
 }
 
 /// Checks the blocks until there are none.
-fn look_after() {
+fn check_blocks() {
     let [mut nap, longest] = NAPS;
     loop {
         thread::sleep(nap);
         nap = longest.min(2 * nap);
-        let mut room = ROOM.lock();
-        if room.leaving.is_empty() {
-            room.looks = false;
+        let mut dropped = DROPPED.lock();
+        if dropped.blocks.is_empty() {
+            dropped.has_thread = false;
             return;
         }
-        let gone = room.take_gone();
-        drop(room);
+        let released = dropped.take_released();
+        drop(dropped);
         // The end of a group may wait for its peers.
-        drop(gone);
+        drop(released);
     }
 }
