@@ -16,9 +16,9 @@ use std::{
 
 use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
-    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
+    combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
     control_len,
-    dispatch::{Counts, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    dispatch::{Counts, Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
     nodes::Nodes,
     numerics::{bf16, sum},
     record::{Areas, Record},
@@ -139,7 +139,7 @@ impl Own {
             payload,
             scales: None,
             weights: Some(self.weights.as_ptr()),
-            stays: true,
+            is_stable: true,
         }
     }
 }
@@ -169,12 +169,12 @@ fn dispatched(
     let counts = dispatch.counts(&mut never)?;
     let top_k = own.routing.top_k();
     let (layout, len, weights_of_row) = match by_experts {
-        None => (Layout::Rows, counts.total(), top_k),
-        Some(stride) => (Layout::Experts((0..4).map(|e| e * stride).collect()), 4 * stride, 1),
+        None => (RowLayout::ByToken, counts.total(), top_k),
+        Some(stride) => (RowLayout::ByExpert((0..4).map(|e| e * stride).collect()), 4 * stride, 1),
     };
     let mut rows = vec![0x7fc0; len * HIDDEN];
     let mut weights = vec![f32::NAN; len * weights_of_row];
-    let outputs = Outputs {
+    let outputs = DispatchOutput {
         len,
         rows: rows.as_mut_ptr().cast(),
         stride: 2 * HIDDEN,
@@ -191,25 +191,25 @@ fn dispatched(
 /// How a test combines.
 #[derive(Clone, Copy, Debug)]
 struct How {
-    sends: Sends,
-    sums: Sums,
+    sends: CombineRows,
+    sums: SumOrder,
     relays: Option<Order>,
-    stays: bool,
+    is_stable: bool,
 }
 
 /// Begins to send rows back.
 fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
-    let How { sends, relays, stays, .. } = how;
-    let results = Results {
+    let How { sends, relays, is_stable, .. } = how;
+    let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
         sends,
-        weights: (!stays).then_some(arrived.weights.as_ptr()),
+        weights: (!is_stable).then_some(arrived.weights.as_ptr()),
         is_packed: false,
         relays,
-        stays,
+        is_stable,
     };
     // SAFETY: callers keep the vectors until the combine is over.
     unsafe { Combine::begin(&arrived.handle, results, &mut never) }
@@ -217,10 +217,10 @@ fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
 
 /// Sums the rows that come back.
 fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
-    let How { sums, stays, .. } = how;
+    let How { sums, is_stable, .. } = how;
     let mut rows = vec![0; own.rows.len()];
     let mut weights = vec![0.0; own.weights.len()];
-    let combined = Combined {
+    let combined = CombineOutput {
         rows: rows.as_mut_ptr(),
         sums,
         bias: [None; 2],
@@ -232,7 +232,7 @@ fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
         let expected = if *expert < 0 { 0.0 } else { *own };
         // Summed by rank, a weight comes back from each rank that the token went to.
         assert!(
-            stays || sums == Sums::ByRank || *weight == expected,
+            is_stable || sums == SumOrder::ByRank || *weight == expected,
             "{weight} for {own} of expert {expert}"
         );
     }
@@ -250,11 +250,11 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
 }
 
 /// The ways that rows of a dispatch may come back.
-fn ways(own: &Own, sends: Sends) -> Vec<How> {
-    let weighted = (Sums::Weighted(own.weights.as_ptr()), None);
-    let (choice, rank) = (Sums::ByChoice, Sums::ByRank);
+fn ways(own: &Own, sends: CombineRows) -> Vec<How> {
+    let weighted = (SumOrder::Weighted(own.weights.as_ptr()), None);
+    let (choice, rank) = (SumOrder::ByChoice, SumOrder::ByRank);
     let sums = match sends {
-        Sends::EachExpert => vec![(choice, None), weighted],
+        CombineRows::EachExpert => vec![(choice, None), weighted],
         // Without relays these say nothing.
         _ => vec![
             (choice, None),
@@ -263,7 +263,8 @@ fn ways(own: &Own, sends: Sends) -> Vec<How> {
             (rank, Some(Order::ByRank)),
         ],
     };
-    let how = |(sums, relays)| [true, false].map(|stays| How { sends, sums, relays, stays });
+    let how =
+        |(sums, relays)| [true, false].map(|is_stable| How { sends, sums, relays, is_stable });
     sums.into_iter().flat_map(how).collect()
 }
 
@@ -280,11 +281,11 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
         let own = Own::new(seed, group.rank(), ranks, top_k, 30);
         let own = if is_relayed { own.relayed(group) } else { own };
         for (room, by_experts, sends) in [
-            (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
-            (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
-            (Room::Tokens(30), None, Sends::Row),
+            (Room::Tokens(30), Some(30 * ranks), CombineRows::EachExpert),
+            (Room::Tokens(30), Some(30 * ranks), CombineRows::SumOfExperts),
+            (Room::Tokens(30), None, CombineRows::Row),
             // Room for few tokens: rounds.
-            (Room::Bytes(ranks * 4096), None, Sends::Row),
+            (Room::Bytes(ranks * 4096), None, CombineRows::Row),
         ] {
             let arrived = dispatched(group, &own, room, by_experts).unwrap();
             for how in ways(&own, sends) {
@@ -295,8 +296,8 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
                     let goes =
                         (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
                     let by = match (sends, how.sums) {
-                        (Sends::Row, _) => goes.count() as f32,
-                        (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
+                        (CombineRows::Row, _) => goes.count() as f32,
+                        (_, SumOrder::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                         _ => chosen().count() as f32,
                     };
                     let row = &own.rows[token * HIDDEN..][..HIDDEN];
@@ -381,7 +382,7 @@ fn filling(rank: usize, token: usize) -> u8 {
 
 /// Dispatches rows that are larger than caches together, and changes them as soon as that is
 /// allowed.
-fn large_rows_arrive(stays: bool) {
+fn large_rows_arrive(is_stable: bool) {
     const TOKENS: usize = 100;
     // Rows begin and end within cache lines.
     const LEN: usize = 20_008;
@@ -400,20 +401,20 @@ fn large_rows_arrive(stays: bool) {
             payload: Payload::Bytes(LEN),
             scales: None,
             weights: None,
-            stays,
+            is_stable,
         };
         let routing = Arc::new(Routing::new(chosen).unwrap());
         // SAFETY: rows live until the dispatch is over, and change only where it allows that.
         let mut dispatch = unsafe {
             Dispatch::begin(&group, routing, tokens, Room::Tokens(TOKENS), &mut never).unwrap()
         };
-        if !stays {
+        if !is_stable {
             rows.fill(0xff);
         }
         let most = 2 * TOKENS;
         let len = dispatch.counts(&mut never).unwrap().of_experts().len() * most;
         let mut out = vec![0u8; len * LEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len,
             rows: out.as_mut_ptr(),
             stride: LEN,
@@ -422,7 +423,7 @@ fn large_rows_arrive(stays: bool) {
             weights: None,
             zeroes_foreign_weights: false,
         };
-        let layout = Layout::Experts((0..len / most).map(|expert| expert * most).collect());
+        let layout = RowLayout::ByExpert((0..len / most).map(|expert| expert * most).collect());
         // SAFETY: there is memory for as many rows.
         let handle = unsafe { dispatch.receive(outputs, &layout, &mut never).unwrap() };
         let mut arrived = 0;
@@ -492,7 +493,7 @@ fn a_pool_without_room_for_relays_does_without() {
         let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
         assert_eq!((own.routing.nodes().count, arrived.handle.relayed.len()), (2, 1));
         let relays = Some(Order::ByRank);
-        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+        let how = How { sends: CombineRows::Row, sums: SumOrder::ByRank, relays, is_stable: true };
         combined(&own, &arrived, how).unwrap();
     });
 }
@@ -523,9 +524,11 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
                 row.copy_from_slice(&made(me, entry[1] as usize, entry[0] as usize));
             }
             let mut has_rounded = false;
-            for (sums, order) in [(Sums::ByRank, Order::ByRank), (Sums::ByChoice, Order::ByChoice)]
+            for (sums, order) in
+                [(SumOrder::ByRank, Order::ByRank), (SumOrder::ByChoice, Order::ByChoice)]
             {
-                let how = How { sends: Sends::Row, sums, relays: Some(order), stays: true };
+                let how =
+                    How { sends: CombineRows::Row, sums, relays: Some(order), is_stable: true };
                 let out = combined(&own, &arrived, how).unwrap();
                 for (token, out) in out.chunks(HIDDEN).enumerate() {
                     let choices = own.routing.choices(token);
@@ -561,7 +564,8 @@ fn a_token_for_several_ranks_of_a_node_crosses_once() {
             let own = if is_relayed { own.relayed(&group) } else { own };
             let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
             let relays = Some(Order::ByRank);
-            let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+            let how =
+                How { sends: CombineRows::Row, sums: SumOrder::ByRank, relays, is_stable: true };
             combined(&own, &arrived, how).unwrap();
             // The counters may be behind the peers.
             let deadline = Instant::now() + Duration::from_secs(20);
@@ -642,7 +646,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
             payload: Payload::Bytes(2 * HIDDEN),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         // SAFETY: the rows live until the dispatch is over.
         let begun =
@@ -650,7 +654,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
         let mut dispatch = begun.unwrap();
         let arrives = dispatch.counts(&mut never).unwrap().total();
         let mut out = vec![0u16; arrives * HIDDEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: arrives,
             rows: out.as_mut_ptr().cast(),
             stride: 2 * HIDDEN,
@@ -665,7 +669,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
                 String::new()
             }
             // SAFETY: there is memory for as many rows.
-            _ => unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }
+            _ => unsafe { dispatch.receive(outputs, &RowLayout::ByToken, &mut never) }
                 .err()
                 .map_or_else(|| "nothing".to_owned(), |why| why.to_string()),
         };
@@ -684,7 +688,7 @@ fn a_call_that_is_dropped_is_one_that_a_rank_gave_up_on() {
 #[test]
 fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
     gives_up(|dispatch| {
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: 1,
             rows: std::ptr::null_mut(),
             stride: 2 * HIDDEN,
@@ -694,7 +698,8 @@ fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
             zeroes_foreign_weights: false,
         };
         // SAFETY: nothing is written, as there is too little room.
-        let why = unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }.err().unwrap();
+        let why =
+            unsafe { dispatch.receive(outputs, &RowLayout::ByToken, &mut never) }.err().unwrap();
         assert_eq!(why.to_string(), "80 rows arrive, and there is room for 1");
     });
 }
@@ -729,17 +734,17 @@ fn what_has_no_room_is_refused_with_the_sizes() {
 }
 
 /// The experts' results: a row for each received one, which stays in place.
-fn results_in(rows: *const u16, arrived: &Arrived) -> Results {
-    Results {
+fn results_in(rows: *const u16, arrived: &Arrived) -> CombineInput {
+    CombineInput {
         rows: rows.cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
-        sends: Sends::EachExpert,
+        sends: CombineRows::EachExpert,
         weights: None,
         is_packed: false,
         relays: None,
-        stays: true,
+        is_stable: true,
     }
 }
 
@@ -760,8 +765,8 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
 /// Ends a combine with sums that take each choice once.
 fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
     let mut rows = vec![0; own.rows.len()];
-    let (sums, bias) = (Sums::ByChoice, [None; 2]);
-    let combined = Combined { rows: rows.as_mut_ptr(), sums, bias, weights: None };
+    let (sums, bias) = (SumOrder::ByChoice, [None; 2]);
+    let combined = CombineOutput { rows: rows.as_mut_ptr(), sums, bias, weights: None };
     // SAFETY: there is a row for each token.
     unsafe { combine.finish(combined, &mut never)? };
     Ok(rows)
@@ -787,7 +792,7 @@ fn a_choice_that_is_none_in_the_combine_is_left_out() {
             .map(|(at, e)| if at % 2 == 0 { -1 } else { *e })
             .collect();
         let wide: Vec<i64> = chosen.iter().map(|expert| (*expert).into()).collect();
-        for given in [Chosen::I32(chosen.as_ptr()), Chosen::I64(wide.as_ptr())] {
+        for given in [CombineChoices::I32(chosen.as_ptr()), CombineChoices::I64(wide.as_ptr())] {
             let results = results_in(arrived.rows.as_ptr(), &arrived);
             // SAFETY: the vectors live until the combine is over.
             let combine = unsafe {

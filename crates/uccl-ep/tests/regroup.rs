@@ -9,8 +9,8 @@ use std::{
 
 use uccl_ep::{
     Config, Error, Exchange, Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
-    dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
+    dispatch::{Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
     numerics::bf16,
     routing::{Choices, Routing},
 };
@@ -144,7 +144,7 @@ impl Own {
             payload: Payload::Bytes(2 * HIDDEN),
             scales: None,
             weights: None,
-            stays: false,
+            is_stable: false,
         };
         let routing = Arc::clone(&self.routing);
         // SAFETY: all has been sent when this returns.
@@ -163,7 +163,7 @@ const ROWS: usize = EXPERTS / RANKS * ROWS_OF_EXPERT;
 
 fn received(dispatch: Dispatch) -> Result<Arrived> {
     let mut rows = vec![0x7fc0; ROWS * HIDDEN];
-    let outputs = Outputs {
+    let outputs = DispatchOutput {
         len: ROWS,
         rows: rows.as_mut_ptr().cast(),
         stride: 2 * HIDDEN,
@@ -172,29 +172,29 @@ fn received(dispatch: Dispatch) -> Result<Arrived> {
         weights: None,
         zeroes_foreign_weights: false,
     };
-    let layout = Layout::Experts((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
+    let layout = RowLayout::ByExpert((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
     // SAFETY: the vector has as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
     Ok(Arrived { rows, handle })
 }
 
 fn combined(arrived: &Arrived) -> Result<Vec<u16>> {
-    let results = Results {
+    let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: ROWS,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
-        sends: Sends::EachExpert,
+        sends: CombineRows::EachExpert,
         weights: None,
         is_packed: false,
         relays: None,
-        stays: false,
+        is_stable: false,
     };
     // SAFETY: all has been sent when this returns.
     let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never)? };
     let mut rows = vec![0; TOKENS * HIDDEN];
-    let (sums, bias) = (Sums::ByChoice, [None; 2]);
-    let out = Combined { rows: rows.as_mut_ptr(), sums, bias, weights: None };
+    let (sums, bias) = (SumOrder::ByChoice, [None; 2]);
+    let out = CombineOutput { rows: rows.as_mut_ptr(), sums, bias, weights: None };
     // SAFETY: there is a row for each token.
     unsafe { combine.finish(out, &mut never)? };
     Ok(rows)

@@ -450,7 +450,7 @@ mod tests {
             payload: Payload::Bytes(len),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         // SAFETY: the rows live until the dispatch is over.
         let begun =

@@ -8,9 +8,9 @@ use std::{
 
 use uccl_ep::{
     Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
+    combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
     cuda::{self, low_latency},
-    dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
+    dispatch::{Dispatch, DispatchOutput, Payload, Room, RowLayout, ScalesOut, Tokens},
     numerics::{bf16, logfmt, quantise::Scales},
     record::{Record, Row},
     routing::{Choices, Routing},
@@ -274,10 +274,10 @@ impl Case {
             payload: self.payload(),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         let mut got = self.untouched(inputs);
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: local * rows,
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
@@ -294,7 +294,7 @@ impl Case {
             weights: None,
             zeroes_foreign_weights: false,
         };
-        let layout = Layout::Experts((0..local).map(|expert| expert * rows).collect());
+        let layout = RowLayout::ByExpert((0..local).map(|expert| expert * rows).collect());
         let room = Room::Tokens(self.slots);
         // SAFETY: the vectors live until the calls are over, and are as long as the arguments
         // state.
@@ -319,20 +319,20 @@ impl Case {
             if !step.has_combine {
                 return got;
             }
-            let results = Results {
+            let results = CombineInput {
                 rows: inputs.made.as_ptr().cast(),
                 len: local * rows,
                 stride: 2 * self.hidden,
                 hidden: self.hidden,
-                sends: Sends::EachExpert,
+                sends: CombineRows::EachExpert,
                 weights: None,
                 is_packed: self.is_packed,
                 relays: None,
-                stays: true,
+                is_stable: true,
             };
-            let sums = Combined {
+            let sums = CombineOutput {
                 rows: got.sums.as_mut_ptr(),
-                sums: Sums::Weighted(inputs.weights.as_ptr()),
+                sums: SumOrder::Weighted(inputs.weights.as_ptr()),
                 bias: [None; 2],
                 weights: None,
             };
@@ -616,7 +616,7 @@ impl<'a> OnGpu<'a> {
             },
             global_scale: self.global_scale,
         };
-        let outputs = low_latency::Outputs {
+        let outputs = low_latency::DispatchOutput {
             rows: self.rows,
             stride: case.row_len(),
             scales: (words > 0).then(|| match case.tile_rows() {
@@ -657,14 +657,14 @@ impl<'a> OnGpu<'a> {
         (group, handle): (&cuda::Group, &Arc<low_latency::Handle>),
         gpu: &Gpu,
     ) -> Result<()> {
-        let results = low_latency::Results {
+        let results = low_latency::CombineInput {
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
             records: self.table.records,
             is_packed: case.is_packed,
         };
-        let sums = low_latency::Combined {
+        let sums = low_latency::CombineOutput {
             rows: self.sums,
             weights: self.weights,
             experts: self.experts,

@@ -9,7 +9,7 @@ mod staying;
 use std::time::{Duration, Instant};
 
 use uccl_ep::{
-    combine::{Order, Sends},
+    combine::{CombineRows, Order},
     numerics::bf16,
     record::{Record, Row},
 };
@@ -356,11 +356,11 @@ impl Normal {
     }
 
     /// The rows that are sent back.
-    fn sends(&self) -> Sends {
+    fn sends(&self) -> CombineRows {
         match self.by_expert {
-            None => Sends::Row,
-            Some(_) if self.is_each => Sends::EachExpert,
-            Some(_) => Sends::SumOfExperts,
+            None => CombineRows::Row,
+            Some(_) if self.is_each => CombineRows::EachExpert,
+            Some(_) => CombineRows::SumOfExperts,
         }
     }
 

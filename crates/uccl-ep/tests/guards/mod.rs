@@ -28,7 +28,7 @@ fn areas() -> Areas {
 /// rank's window: before they are counted where all tokens have room, else when the first round of them has been.
 fn received(
     room: Room,
-    layout: &Layout,
+    layout: &RowLayout,
     rows: usize,
     garble: impl Fn(&mut [u32]) + Sync,
 ) -> Vec<Vec<u16>> {
@@ -56,7 +56,7 @@ fn received(
         });
         dispatch.counts(&mut never).unwrap();
         let mut out = vec![0; (rows + 8) * HIDDEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: rows,
             rows: out.as_mut_ptr().cast(),
             stride: 2 * HIDDEN,
@@ -80,7 +80,7 @@ fn of_expert(expert: usize) -> impl Iterator<Item = u16> {
 
 #[test]
 fn no_more_rows_are_taken_than_a_rank_told_of() {
-    let seen = received(Room::Tokens(16), &Layout::Rows, TOKENS, |words| words[0] = 16);
+    let seen = received(Room::Tokens(16), &RowLayout::ByToken, TOKENS, |words| words[0] = 16);
     all_arrived(&seen);
 }
 
@@ -102,13 +102,13 @@ fn no_more_of_a_round_is_taken_than_its_area_has() {
     // Two of the four tokens that each rank has for the other.
     let len = areas().place(2);
     assert_eq!(areas().slots_in(len), 2);
-    all_arrived(&received(Room::Bytes(len), &Layout::Rows, TOKENS, |words| words[0] = 16));
+    all_arrived(&received(Room::Bytes(len), &RowLayout::ByToken, TOKENS, |words| words[0] = 16));
 }
 
 #[test]
 fn no_row_goes_behind_those_that_there_is_memory_for() {
     // The last rank has rows for the second expert, of which it tells nothing.
-    let layout = Layout::Experts(vec![0, 4]);
+    let layout = RowLayout::ByExpert(vec![0, 4]);
     let seen = received(Room::Tokens(16), &layout, 6, |words| words[2] = 0);
     for (rank, rows) in seen.iter().enumerate() {
         let expected = of_expert(2 * rank).chain(of_expert(2 * rank + 1).take(2));
@@ -164,14 +164,15 @@ fn fewer_rows_than_the_handle_tells_of_are_refused() {
         let routing = Arc::new(Routing::new(choices).unwrap());
         let own = Own { routing, ..own_of(0) };
         for (by_experts, sends, needs) in [
-            (None, Sends::Row, TOKENS),
+            (None, CombineRows::Row, TOKENS),
             // The last of the four experts has its two rows at 30 and 31.
-            (Some(10), Sends::EachExpert, 32),
-            (Some(10), Sends::SumOfExperts, 32),
+            (Some(10), CombineRows::EachExpert, 32),
+            (Some(10), CombineRows::SumOfExperts, 32),
         ] {
             let arrived = dispatched(&group, &own, Room::Tokens(TOKENS), by_experts).unwrap();
             let begin = |len: usize| {
-                let results = Results { len, sends, ..results_in(arrived.rows.as_ptr(), &arrived) };
+                let results =
+                    CombineInput { len, sends, ..results_in(arrived.rows.as_ptr(), &arrived) };
                 // SAFETY: the rows live until the combine is over.
                 unsafe { Combine::begin(&arrived.handle, results, &mut never) }
             };
@@ -218,16 +219,17 @@ fn rows_that_could_not_be_read_as_numbers_are_refused() {
             is_refused(begun, "rows to quantise are aligned to 2 bytes");
         }
         let arrived = dispatched(&group, &own, room, None).unwrap();
-        let sound = Results { sends: Sends::Row, ..results_in(arrived.rows.as_ptr(), &arrived) };
-        let refused = |results: Results, why: &str| {
+        let sound =
+            CombineInput { sends: CombineRows::Row, ..results_in(arrived.rows.as_ptr(), &arrived) };
+        let refused = |results: CombineInput, why: &str| {
             // SAFETY: nothing is read, as it is refused.
             is_refused(unsafe { Combine::begin(&arrived.handle, results, &mut never) }, why);
         };
         let why = "rows of bf16 are aligned to 2 bytes";
-        refused(Results { rows: sound.rows.wrapping_add(1), ..sound }, why);
-        refused(Results { stride: 2 * HIDDEN + 1, ..sound }, why);
-        let packed = Results { is_packed: true, ..sound };
-        refused(Results { hidden: HIDDEN - 2, ..packed }, "rows to pack have a multiple of");
+        refused(CombineInput { rows: sound.rows.wrapping_add(1), ..sound }, why);
+        refused(CombineInput { stride: 2 * HIDDEN + 1, ..sound }, why);
+        let packed = CombineInput { is_packed: true, ..sound };
+        refused(CombineInput { hidden: HIDDEN - 2, ..packed }, "rows to pack have a multiple of");
     });
 }
 
@@ -274,24 +276,25 @@ fn nobody_relays_while_a_rank_is_left_out() {
 /// They lie beside the rows that a rank's own tokens have in its place, which are not copied there where rows stay.
 #[test]
 fn weights_come_back_from_rows_that_stay() {
-    for (sends, by_experts) in [(Sends::Row, None), (Sends::EachExpert, Some(10))] {
+    for (sends, by_experts) in [(CombineRows::Row, None), (CombineRows::EachExpert, Some(10))] {
         world(Ranks::near(2), |group| {
             let own = own_of(group.rank());
             let arrived = dispatched(&group, &own, Room::Tokens(TOKENS), by_experts).unwrap();
             // The row of a token has a weight of its own.
             let weights: Vec<f32> =
                 arrived.rows.iter().step_by(HIDDEN).map(|v| f32::from(*v)).collect();
-            let results = Results {
+            let results = CombineInput {
                 sends,
                 weights: Some(weights.as_ptr()),
                 ..results_in(arrived.rows.as_ptr(), &arrived)
             };
-            assert!(results.stays);
+            assert!(results.is_stable);
             // SAFETY: rows and weights live until the combine is over.
             let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
-            let sums = if sends == Sends::Row { Sums::ByRank } else { Sums::ByChoice };
+            let sums =
+                if sends == CombineRows::Row { SumOrder::ByRank } else { SumOrder::ByChoice };
             let (mut rows, mut back) = (vec![0; own.rows.len()], vec![f32::NAN; TOKENS]);
-            let combined = Combined {
+            let combined = CombineOutput {
                 rows: rows.as_mut_ptr(),
                 sums,
                 bias: [None; 2],

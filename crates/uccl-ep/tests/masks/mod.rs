@@ -17,13 +17,19 @@ struct Shape {
 impl Shape {
     /// The shape of low latency mode.
     fn low_latency(ranks: usize) -> Self {
-        let how = How { sends: Sends::EachExpert, sums: Sums::ByChoice, relays: None, stays: true };
+        let how = How {
+            sends: CombineRows::EachExpert,
+            sums: SumOrder::ByChoice,
+            relays: None,
+            is_stable: true,
+        };
         Self { room: Room::Tokens(TOKENS), by_experts: Some(TOKENS * ranks), how }
     }
 
     /// The shape of normal mode, in several rounds.
     fn normal(ranks: usize) -> Self {
-        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays: None, stays: true };
+        let how =
+            How { sends: CombineRows::Row, sums: SumOrder::ByRank, relays: None, is_stable: true };
         Self { room: Room::Bytes(ranks * 2048), by_experts: None, how }
     }
 }
@@ -58,7 +64,7 @@ impl Meeting {
 fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
     let routing = &own.routing;
     let times_of = |token: usize| match how.sends {
-        Sends::EachExpert => {
+        CombineRows::EachExpert => {
             let owners = routing.choices(token).iter().filter_map(|k| routing.owner(*k));
             owners.filter(|(rank, _)| is_there[*rank]).count()
         }
@@ -326,7 +332,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
             let weights_of_row = if by_experts { 1 } else { 2 };
             let mut weights = vec![9.0; 2 * EACH * weights_of_row];
             let mut chosen = vec![9i32; 4 * EACH];
-            let outputs = Outputs {
+            let outputs = DispatchOutput {
                 len: 2 * EACH,
                 rows: out.as_mut_ptr().cast(),
                 stride: 2 * HIDDEN,
@@ -336,8 +342,8 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
                 zeroes_foreign_weights: true,
             };
             let layout = match by_experts {
-                true => Layout::Experts(vec![0, 2 * EACH]),
-                false => Layout::Rows,
+                true => RowLayout::ByExpert(vec![0, 2 * EACH]),
+                false => RowLayout::ByToken,
             };
             // SAFETY: the vectors have as many rows.
             let handle = unsafe { dispatch.receive(outputs, &layout, &mut never) }.unwrap();

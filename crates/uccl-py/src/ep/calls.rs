@@ -6,8 +6,10 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use uccl_ep::{
     Result,
-    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
-    dispatch::{Choices, Dispatch, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
+    combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
+    dispatch::{
+        Choices, Dispatch, DispatchOutput, Payload, Room, RowLayout, ScalesIn, ScalesOut, Tokens,
+    },
     numerics::quantise::Scales,
     routing::Routing,
 };
@@ -98,7 +100,7 @@ impl PyDispatch {
             payload: payload(kind, len, global_scale)?,
             scales,
             weights,
-            stays,
+            is_stable: stays,
         };
         let room = slots.map_or(Room::Bytes(room), Room::Tokens);
         let (group, routing, tokens) =
@@ -175,7 +177,7 @@ impl PyDispatch {
             true => address(choices).map(Choices::I64),
             false => address(choices).map(Choices::I32),
         };
-        let outputs = Given(Outputs {
+        let outputs = Given(DispatchOutput {
             len,
             rows: rows as *mut u8,
             stride,
@@ -184,7 +186,7 @@ impl PyDispatch {
             weights: address(weights),
             zeroes_foreign_weights: zeroes_foreign,
         });
-        let layout = starts.map_or(Layout::Rows, Layout::Experts);
+        let layout = starts.map_or(RowLayout::ByToken, RowLayout::ByExpert);
         let handle = engine(py, move |interrupted| {
             let outputs = outputs.into_inner();
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
@@ -228,9 +230,9 @@ impl PyCombine {
         relays: Option<&str>,
     ) -> PyResult<Self> {
         let sends = match sends {
-            "row" => Sends::Row,
-            "each" => Sends::EachExpert,
-            "sum" => Sends::SumOfExperts,
+            "row" => CombineRows::Row,
+            "each" => CombineRows::EachExpert,
+            "sum" => CombineRows::SumOfExperts,
             other => return Err(PyValueError::new_err(format!("nothing is sent as {other:?}"))),
         };
         let relays = match relays {
@@ -243,14 +245,23 @@ impl PyCombine {
         };
         let weights = address(weights).map(<*mut f32>::cast_const);
         let rows = rows as *const u8;
-        let results =
-            Given(Results { rows, len, stride, hidden, sends, weights, is_packed, relays, stays });
+        let input = Given(CombineInput {
+            rows,
+            len,
+            stride,
+            hidden,
+            sends,
+            weights,
+            is_packed,
+            relays,
+            is_stable: stays,
+        });
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
-            let results = results.into_inner();
+            let input = input.into_inner();
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has
             // ended.
-            let mut combine = unsafe { Combine::begin(&handle, results, interrupted) }?;
+            let mut combine = unsafe { Combine::begin(&handle, input, interrupted) }?;
             if leaves {
                 combine.leave_rows();
             }
@@ -276,17 +287,17 @@ impl PyCombine {
         is_64: bool,
     ) -> PyResult<Vec<u64>> {
         let sums = match sums {
-            "rank" => Sums::ByRank,
-            "choice" => Sums::ByChoice,
-            "weighted" => Sums::Weighted(choice_weights as *const f32),
+            "rank" => SumOrder::ByRank,
+            "choice" => SumOrder::ByChoice,
+            "weighted" => SumOrder::Weighted(choice_weights as *const f32),
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
         let combined =
-            Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
+            Given(CombineOutput { rows: rows as *mut u16, sums, bias, weights: address(weights) });
         let chosen = match is_64 {
-            true => address::<i64>(experts).map(|at| Chosen::I64(at)),
-            false => address::<i32>(experts).map(|at| Chosen::I32(at)),
+            true => address::<i64>(experts).map(|at| CombineChoices::I64(at)),
+            false => address::<i32>(experts).map(|at| CombineChoices::I32(at)),
         };
         let chosen = Given(chosen);
         let waited = engine(py, move |interrupted| {

@@ -12,8 +12,8 @@ use uccl_device::{
 };
 use uccl_ep::{
     Block, Config, Exchange, Group,
-    combine::{Combine, Combined, Results, slots_of},
-    dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, slots_of},
+    dispatch::{Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, ScalesOut, Tokens},
     nodes::Nodes,
     numerics::{bf16, e4m3, quantise::Scales},
     record::{Areas, Record, Row},
@@ -207,14 +207,14 @@ impl Rank {
             payload: Payload::Bytes(0),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         let routing = Arc::clone(&self.meet);
         // SAFETY: there is no token, so there is no row.
         unsafe {
             let dispatch =
                 Dispatch::begin(&self.group, routing, nothing, Room::Tokens(0), &mut never)?;
-            dispatch.receive(outputs(&mut [], 0), &Layout::Rows, &mut never)?;
+            dispatch.receive(outputs(&mut [], 0), &RowLayout::ByToken, &mut never)?;
         }
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Rank {
             payload,
             scales: None,
             weights: has_weights.then_some(memory.ones.as_ptr()),
-            stays: true,
+            is_stable: true,
         };
         let routing = Arc::clone(if work.may_relay() { &self.relayed } else { &self.flat });
         let room = match is_normal {
@@ -261,9 +261,9 @@ impl Rank {
         let counts = dispatch.counts(&mut never)?;
         let most = self.shape.rows_of_expert();
         let layout = match (is_normal, is_elastic) {
-            (true, _) => Layout::Rows,
-            (_, true) => Layout::Experts(starts(&counts.of_experts())),
-            _ => Layout::Experts((0..self.shape.local()).map(|expert| expert * most).collect()),
+            (true, _) => RowLayout::ByToken,
+            (_, true) => RowLayout::ByExpert(starts(&counts.of_experts())),
+            _ => RowLayout::ByExpert((0..self.shape.local()).map(|expert| expert * most).collect()),
         };
         let mut outputs = outputs(&mut memory.rows, work.payload(hidden));
         if work == Work::LowLatencyFp8 {
@@ -286,7 +286,7 @@ impl Rank {
             Work::LowLatencyCombineInPlace => memory.block.as_ptr().cast_const(),
             _ => memory.rows.as_ptr().cast(),
         };
-        let results = Results {
+        let results = CombineInput {
             rows,
             len: memory.rows.len() / hidden,
             stride: 2 * hidden,
@@ -295,9 +295,9 @@ impl Rank {
             weights: None,
             is_packed: false,
             relays,
-            stays: true,
+            is_stable: true,
         };
-        let combined = Combined {
+        let combined = CombineOutput {
             rows: memory.combined.as_mut_ptr(),
             sums,
             bias: [None, None],
@@ -390,8 +390,8 @@ fn starts(counts: &[u32]) -> Vec<usize> {
 }
 
 /// Rows of `stride` bytes in this memory.
-fn outputs(rows: &mut [u16], stride: usize) -> Outputs {
-    Outputs {
+fn outputs(rows: &mut [u16], stride: usize) -> DispatchOutput {
+    DispatchOutput {
         len: 2 * rows.len() / stride.max(1),
         rows: rows.as_mut_ptr().cast(),
         stride,

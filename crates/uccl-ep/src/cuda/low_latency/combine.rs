@@ -11,7 +11,7 @@ use uccl_device::cuda::Stream;
 
 use super::{
     dispatch::Handle,
-    memory::{Combined, Results},
+    memory::{CombineInput, CombineOutput},
 };
 use crate::{
     cuda::{
@@ -43,16 +43,16 @@ impl Combine {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// `results` describes memory that the GPU may read until the combine's work has ended: as many
+    /// `input` describes memory that the GPU may read until the combine's work has ended: as many
     /// rows as the dispatch had, and its records. `scratch` has
     /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
     /// combine uses until then.
-    pub unsafe fn new(handle: &Arc<Handle>, results: &Results, scratch: u64) -> Result<Self> {
+    pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
         let Handle { group, routes, slots, placed } = &**handle;
         group.check()?;
-        let len = 2 * results.hidden;
-        check_rows("rows", results.rows, results.stride, len)?;
-        let Results { hidden, is_packed, .. } = *results;
+        let len = 2 * input.hidden;
+        check_rows("rows", input.rows, input.stride, len)?;
+        let CombineInput { hidden, is_packed, .. } = *input;
         if is_packed && !hidden.is_multiple_of(GROUP) {
             let why = format!("rows to pack have a multiple of {GROUP} values, not {hidden}");
             return Err(Error::invalid(why));
@@ -64,9 +64,9 @@ impl Combine {
         let give_back = Return {
             group: group.params,
             call,
-            rows: results.rows,
-            row_stride: results.stride as u64,
-            records: results.records,
+            rows: input.rows,
+            row_stride: input.stride as u64,
+            records: input.records,
             slot_stride: row.stride() as u64,
             row_len: len as u32,
             len: handle.expert_rows() as u32 * routes.local_experts,
@@ -112,7 +112,7 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
     /// `combined` has a row and weights for each of this rank's tokens, and their choices; no other
     /// code uses the rows until this work has ended.
-    pub unsafe fn finish(mut self, combined: &Combined, stream: &Stream) -> Result<()> {
+    pub unsafe fn finish(mut self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
         let group = Arc::clone(&self.handle.group);
         group.check()?;
         let Return { call, row_len, slot_stride, slots, pieces, .. } = self.give_back;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_device::cuda::Stream;
 
-use super::memory::{Outputs, ScalesOut, Tokens};
+use super::memory::{DispatchOutput, ScalesOut, Tokens};
 use crate::{
     cuda::{
         call::dispatch_call,
@@ -117,7 +117,7 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has memory for
     /// `slots` rows of each rank for each local expert, which only this call uses until its work has ended.
-    pub unsafe fn receive(mut self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+    pub unsafe fn receive(mut self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         self.group.check()?;
         let receive = self.receiving(outputs)?;
         let rows = receive.expert_rows as usize;
@@ -141,7 +141,7 @@ impl Dispatch {
         Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placed })
     }
 
-    fn receiving(&self, outputs: &Outputs) -> Result<Receive> {
+    fn receiving(&self, outputs: &DispatchOutput) -> Result<Receive> {
         let Self { group, send: Send { call, routes, area, .. }, slots, .. } = self;
         let (call, routes, area, slots) = (*call, *routes, *area, *slots);
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;

@@ -19,7 +19,7 @@ pub struct Tokens {
 
 /// Output memory: by expert, each with rows for `slots` tokens of each rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Outputs {
+pub struct DispatchOutput {
     /// Payloads: the first row.
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.
@@ -73,7 +73,7 @@ pub enum ScalesOut {
 
 /// Rows of bf16 that go back: those of a dispatch, each from its expert.
 #[derive(Clone, Copy, Debug)]
-pub struct Results {
+pub struct CombineInput {
     /// The first row.
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.
@@ -88,7 +88,7 @@ pub struct Results {
 
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Combined {
+pub struct CombineOutput {
     /// The first row of bf16; rows are contiguous.
     pub rows: u64,
     /// f32 weights, one for each choice of each token.

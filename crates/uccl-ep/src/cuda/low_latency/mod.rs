@@ -12,5 +12,5 @@ mod memory;
 pub use self::{
     combine::Combine,
     dispatch::{Dispatch, Handle},
-    memory::{Combined, Outputs, Results, ScalesOut, Table, Tokens, records_len},
+    memory::{CombineInput, CombineOutput, DispatchOutput, ScalesOut, Table, Tokens, records_len},
 };

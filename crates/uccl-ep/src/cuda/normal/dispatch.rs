@@ -4,7 +4,9 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_device::cuda::Stream;
 
-use super::memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for};
+use super::memory::{
+    ByExpert, DispatchOutput, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for,
+};
 use crate::{
     cuda::{
         call::dispatch_call,
@@ -207,7 +209,7 @@ impl Dispatch {
     /// That of both.
     pub unsafe fn try_receive(
         &mut self,
-        outputs: &Outputs,
+        outputs: &DispatchOutput,
         (stream, limit): (&Stream, Duration),
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Tried> {
@@ -239,7 +241,7 @@ impl Dispatch {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
     /// `outputs` has as much memory as it says, which only this call uses until its work has ended,
     /// except its table, which is kept for the handle.
-    pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+    pub unsafe fn receive(self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         let group = &self.group;
         group.check()?;
         let (receive, told) = self.receiving(outputs)?;
@@ -256,7 +258,7 @@ impl Dispatch {
     }
 
     /// The parameters of the receive, and the tables about the rows.
-    fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
+    fn receiving(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, Told)> {
         let Self { group, send, slots, earlier, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;

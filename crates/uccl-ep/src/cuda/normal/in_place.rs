@@ -4,7 +4,7 @@ use uccl_device::cuda::Stream;
 
 use super::{
     dispatch::{Dispatch, Done, Handle},
-    memory::{Outputs, ScalesOut},
+    memory::{DispatchOutput, ScalesOut},
 };
 use crate::shared::{
     error::{Error, Result},
@@ -72,7 +72,11 @@ impl Dispatch {
     /// # Safety
     /// As there. Choices, weights and the table of `outputs` have room for all rows of
     /// [`in_place`](Self::in_place).
-    pub unsafe fn receive_in_place(mut self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+    pub unsafe fn receive_in_place(
+        mut self,
+        outputs: &DispatchOutput,
+        stream: &Stream,
+    ) -> Result<Handle> {
         let place = self.in_place().filter(|_| outputs.by_expert.is_none());
         let place = place.ok_or_else(|| Error::invalid("rows of this dispatch cannot stay"))?;
         let send = &mut self.send.send;
@@ -81,7 +85,7 @@ impl Dispatch {
         send.call.header[0] = header::STAYS;
         send.call.stays = 1;
         let InPlace { len, rows, stride, scales, .. } = place;
-        let outputs = Outputs { len, rows, stride, scales, ..*outputs };
+        let outputs = DispatchOutput { len, rows, stride, scales, ..*outputs };
         // SAFETY: the pool has room for the rows; for the rest, the caller guarantees it.
         unsafe { self.receive(&outputs, stream) }
     }

@@ -118,7 +118,7 @@ impl Routed<'_> {
 /// Output memory. Tokens of rank 0 come first, in the order of their rank: a row for each, or,
 /// where rows are by expert, one for each token and expert of this rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Outputs {
+pub struct DispatchOutput {
     /// The number of rows. More fail the call.
     pub len: usize,
     /// Payloads: the first row.

@@ -20,10 +20,10 @@ mod memory;
 mod room;
 
 pub use self::{
-    combine::{Combine, Combined, Results},
+    combine::{Combine, CombineInput, CombineOutput},
     dispatch::{Counts, Dispatch, Handle, Tried},
     in_place::InPlace,
     layout::{LaidOut, Layout},
-    memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
+    memory::{ByExpert, DispatchOutput, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
     room::Sizes,
 };

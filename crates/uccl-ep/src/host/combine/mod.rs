@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 pub use self::relay::slots_of;
 use self::{
     reading::{Sources, block_with, is_read},
-    relay::Levels,
+    relay::RelayLayout,
 };
 use crate::{
     host::{
@@ -32,7 +32,7 @@ use crate::{
 
 /// The rows that a rank sends back for each token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sends {
+pub enum CombineRows {
     /// The token's one row.
     Row,
     /// Its row of each expert.
@@ -43,7 +43,7 @@ pub enum Sends {
 
 /// The order in which a token's returned rows are summed. Each sum is made in f32 and rounded once.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Sums {
+pub enum SumOrder {
     /// Rank by rank, ascending. Weights are summed too.
     ByRank,
     /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
@@ -65,7 +65,7 @@ pub enum Order {
 
 /// Rows of bf16 that go back.
 #[derive(Clone, Copy, Debug)]
-pub struct Results {
+pub struct CombineInput {
     /// The first row.
     pub rows: *const u8,
     /// The number of rows.
@@ -75,7 +75,7 @@ pub struct Results {
     /// Values of a row.
     pub hidden: usize,
     /// The rows that are sent.
-    pub sends: Sends,
+    pub sends: CombineRows,
     /// Weights that go back too: one for each choice of each row; or, where rows are by expert, one
     /// for each row.
     pub weights: Option<*const f32>,
@@ -87,19 +87,19 @@ pub struct Results {
     pub relays: Option<Order>,
     /// Whether rows do not change until the combine has ended: this rank's own tokens are then
     /// summed from them, and peers read rows in a [`Block`] in place.
-    pub stays: bool,
+    pub is_stable: bool,
 }
 
 /// Choices given to a combine: one for each choice of each token.
 #[derive(Clone, Copy, Debug)]
-pub enum Chosen {
+pub enum CombineChoices {
     /// Of 32 bits.
     I32(*const i32),
     /// Of 64 bits.
     I64(*const i64),
 }
 
-impl Chosen {
+impl CombineChoices {
     /// # Safety
     /// There is a choice `at`.
     unsafe fn is_none(self, at: usize) -> bool {
@@ -115,11 +115,11 @@ impl Chosen {
 
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Combined {
+pub struct CombineOutput {
     /// The first row of bf16; rows are contiguous.
     pub rows: *mut u16,
     /// The order of the sums.
-    pub sums: Sums,
+    pub sums: SumOrder,
     /// Up to two first addends of each sum, with a row for each token.
     pub bias: [Option<*const u16>; 2],
     /// Weights: one for each choice of each token.
@@ -129,7 +129,7 @@ pub struct Combined {
 /// A combine in flight. A drop before its end gives the call up, and tells the peers that wait for
 /// it.
 pub struct Combine {
-    part: Part,
+    context: CombineContext,
     call: Call,
     guard: CallGuard,
     wait_times: WaitTimes,
@@ -138,22 +138,22 @@ pub struct Combine {
 }
 
 /// The rows that this rank sends back, and the layout of a place.
-struct Part {
+struct CombineContext {
     handle: Arc<Handle>,
-    results: Results,
+    input: CombineInput,
     row: Row,
     /// The layout of a place, if rows are relayed.
-    levels: Option<Levels>,
+    relay_layout: Option<RelayLayout>,
     /// The block from which peers read rows in place.
     block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
-    at_once: usize,
+    tokens_per_round: usize,
     /// Choices that sums leave out.
-    chosen: Option<Chosen>,
+    given_choices: Option<CombineChoices>,
 }
 
 // SAFETY: any thread may use the memory behind its pointers, as `Combine::begin` demands.
-unsafe impl Send for Part {}
+unsafe impl Send for CombineContext {}
 
 impl Combine {
     /// Begins to send rows back to the ranks of their tokens. Where all fit at once
@@ -163,42 +163,45 @@ impl Combine {
     /// Arguments are wrong, or a peer is late.
     ///
     /// # Safety
-    /// `results` describes memory with the rows and weights of `handle`, which any thread may read,
-    /// until this returns or, in rounds and with `stays`, until the combine is over or dropped.
+    /// `input` describes memory with the rows and weights of `handle`, which any thread may read,
+    /// until this returns or, in rounds and with `is_stable`, until the combine is over or dropped.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
-        results: Results,
+        input: CombineInput,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
         let (group, routing) = (&handle.group, &handle.routing);
         group.check_is_last(Phase::Combine)?;
-        check(handle, &results)?;
+        check(handle, &input)?;
         let (ranks, top_k) = (group.ranks(), routing.top_k());
-        let Results { hidden, sends, weights, is_packed, .. } = results;
-        let levels = Levels::of(handle, &results)?;
+        let CombineInput { hidden, sends, weights, is_packed, .. } = input;
+        let relay_layout = RelayLayout::of(handle, &input)?;
         let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
         let weights = weights.map_or(0, |_| top_k);
         // Where every row goes all the way, a place may be smaller. All ranks come to the same
         // result.
-        let levels = levels.filter(|levels| match handle.room {
+        let relay_layout = relay_layout.filter(|relay_layout| match handle.room {
             Room::Tokens(tokens) => {
-                Row { values, weights, slots: levels.slots() }.place(tokens) <= group.pool_len()
+                Row { values, weights, slots: relay_layout.slots() }.place(tokens)
+                    <= group.pool_len()
             }
             Room::Bytes(_) => true,
         });
-        let slots = match (&levels, sends) {
-            (Some(levels), _) => levels.slots(),
-            (None, Sends::EachExpert) => top_k,
-            (None, Sends::Row | Sends::SumOfExperts) => slots_of(Nodes::one(ranks), top_k),
+        let slots = match (&relay_layout, sends) {
+            (Some(relay_layout), _) => relay_layout.slots(),
+            (None, CombineRows::EachExpert) => top_k,
+            (None, CombineRows::Row | CombineRows::SumOfExperts) => {
+                slots_of(Nodes::one(ranks), top_k)
+            }
         };
         let row = Row { values, weights, slots };
-        let (at_once, len) = match handle.room {
+        let (tokens_per_round, len) = match handle.room {
             Room::Tokens(tokens) => (tokens, row.place(tokens)),
             Room::Bytes(len) => (row.tokens_in(len), len),
         };
-        let rounds_of = |tokens: usize| tokens.div_ceil(at_once.max(1));
+        let rounds_of = |tokens: usize| tokens.div_ceil(tokens_per_round.max(1));
         let most = handle.counts.tokens_of.iter().max().map_or(0, |most| *most as usize);
-        if at_once == 0 && most > 0 || u16::try_from(rounds_of(most)).is_err() {
+        if tokens_per_round == 0 && most > 0 || u16::try_from(rounds_of(most)).is_err() {
             let why = format!(
                 "{most} tokens do not come back in {:?}; make the buffer larger",
                 handle.room
@@ -206,7 +209,8 @@ impl Combine {
             return Err(Error::invalid(why));
         }
         let place = group.place(len)?;
-        let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
+        let nodes =
+            relay_layout.as_ref().map_or(Nodes::one(ranks), |relay_layout| relay_layout.nodes);
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.owner] as usize) as u16;
         let mut participants = group.participants(nodes);
@@ -216,16 +220,24 @@ impl Combine {
         both.for_each(|(is_there, sent)| *is_there &= sent);
         let call = Call::new(place, ReceiveMode::AllStreams, participants, rounds);
         let guard = CallGuard::new(group, &call);
-        let block = block_with(group, &results);
+        let block = block_with(group, &input);
         if let Some(block) = &block {
             group.note_reading(block, call.number());
         }
-        let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
-        let (handle, chosen) = (Arc::clone(handle), None);
-        let part = Part { handle, results, row, levels, block, at_once, chosen };
+        let block = block.filter(|_| is_read(group, &input, relay_layout.as_ref()));
+        let (handle, given_choices) = (Arc::clone(handle), None);
+        let context = CombineContext {
+            handle,
+            input,
+            row,
+            relay_layout,
+            block,
+            tokens_per_round,
+            given_choices,
+        };
         let wait_times = WaitTimes::new(ranks);
-        let mut combine = Self { part, call, guard, wait_times, waits_for_readers: true };
-        if matches!(combine.part.handle.room, Room::Tokens(_)) {
+        let mut combine = Self { context, call, guard, wait_times, waits_for_readers: true };
+        if matches!(combine.context.handle.room, Room::Tokens(_)) {
             combine.drive(Milestone::AllSent, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
@@ -237,13 +249,13 @@ impl Combine {
         self.waits_for_readers = false;
     }
 
-    /// Leaves choices that are negative here out of sums of [each expert](Sends::EachExpert)'s
+    /// Leaves choices that are negative here out of sums of [each expert](CombineRows::EachExpert)'s
     /// rows, though the dispatch had them.
     ///
     /// # Safety
     /// There is a number for each choice of each token, which may be read until the combine is over or dropped.
-    pub unsafe fn leave_out(&mut self, chosen: Chosen) {
-        self.part.chosen = Some(chosen);
+    pub unsafe fn leave_out(&mut self, given_choices: CombineChoices) {
+        self.context.given_choices = Some(given_choices);
     }
 
     /// Sums the returned rows, and ends the call. Then no peer reads this rank's rows any more,
@@ -257,25 +269,25 @@ impl Combine {
     /// `combined` has memory for each of this rank's tokens, which only this call uses.
     pub unsafe fn finish(
         mut self,
-        combined: Combined,
+        combined: CombineOutput,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Vec<Duration>> {
-        self.part.check_order(combined.sums)?;
-        let mut scratch = vec![0; self.part.scratch_len()];
-        if self.part.block.is_some() && self.waits_for_readers {
+        self.context.check_order(combined.sums)?;
+        let mut scratch = vec![0; self.context.scratch_len()];
+        if self.context.block.is_some() && self.waits_for_readers {
             self.call.wait_for_readers();
         }
-        self.drive(Milestone::Over, is_interrupted, &mut |part, call, round| {
-            let sources = Sources::of(part, call)?;
-            let tokens = part.handle.routing.tokens();
-            let first = usize::from(round) * part.at_once;
-            for token in first..tokens.min(first + part.at_once) {
+        self.drive(Milestone::Over, is_interrupted, &mut |context, call, round| {
+            let sources = Sources::of(context, call)?;
+            let tokens = context.handle.routing.tokens();
+            let first = usize::from(round) * context.tokens_per_round;
+            for token in first..tokens.min(first + context.tokens_per_round) {
                 // SAFETY: the caller guarantees it.
                 unsafe {
-                    match &part.levels {
-                        None => part.sum((call, &sources), token, &combined, &mut scratch)?,
-                        Some(levels) => {
-                            part.sum_nodes(levels, call, token, &combined, &mut scratch)
+                    match &context.relay_layout {
+                        None => context.sum((call, &sources), token, &combined, &mut scratch)?,
+                        Some(relay_layout) => {
+                            context.sum_nodes(relay_layout, call, token, &combined, &mut scratch)
                         }
                     }
                 }
@@ -292,22 +304,22 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call, wait_times, .. } = self;
+        let Self { context, call, wait_times, .. } = self;
         let wait_times = (until != Milestone::AllSent).then_some(wait_times);
         let mut wait = WaitContext { phase: Phase::Combine, is_interrupted, wait_times };
-        part.group().drive(call, until, &mut wait, |call, step| match step {
+        context.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { stream, mark } => {
-                part.send(call, &stream, mark.round);
+                context.send(call, &stream, mark.round);
                 Ok(())
             }
-            Step::Take { round, .. } => take(part, call, round),
-            Step::Relay { stream, mark } => part.pass_on(call, &stream, mark),
+            Step::Take { round, .. } => take(context, call, round),
+            Step::Relay { stream, mark } => context.relay(call, &stream, mark),
             Step::SetTaken { .. } => Ok(()),
         })
     }
 }
 
-impl Part {
+impl CombineContext {
     fn group(&self) -> &Group {
         &self.handle.group
     }
@@ -318,11 +330,11 @@ impl Part {
             ("bytes of a row", values),
             ("weights of a row", weights),
             ("rows of a token", slots),
-            ("slots", self.at_once),
-            ("packed rows", usize::from(self.results.is_packed)),
+            ("slots", self.tokens_per_round),
+            ("packed rows", usize::from(self.input.is_packed)),
             (
                 "sums of nodes (1 by rank, 2 by choice)",
-                self.results.relays.map_or(0, |by| 1 + by as usize),
+                self.input.relays.map_or(0, |by| 1 + by as usize),
             ),
         ];
         let values = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
@@ -341,9 +353,9 @@ impl Part {
     /// of the token's choices that is this rank's.
     fn slot_of(&self, owner: usize, last: usize) -> usize {
         let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
-        match &self.levels {
+        match &self.relay_layout {
             None => slot_of_one(me, self.group().ranks(), top_k, last),
-            Some(levels) => levels.near(owner, me, last),
+            Some(relay_layout) => relay_layout.near(owner, me, last),
         }
     }
 
@@ -358,12 +370,12 @@ impl Part {
             return;
         }
         let width = self.handle.width();
-        let first = usize::from(round) * self.at_once;
-        let mut rounded = vec![0; self.results.hidden];
+        let first = usize::from(round) * self.tokens_per_round;
+        let mut rounded = vec![0; self.input.hidden];
         for at in self.handle.counts.rows_from(to) {
             let entry = &self.handle.table[at * width..][..width];
             let token = entry[0] as usize;
-            if token < first || token >= first + self.at_once {
+            if token < first || token >= first + self.tokens_per_round {
                 continue;
             }
             let mut slot_at =
@@ -387,21 +399,21 @@ impl Part {
     ) {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
-        let one_slot = || self.slot_of(entry[1] as usize, self.handle.masters[at].into());
+        let one_slot = || self.slot_of(entry[1] as usize, self.handle.last_choices[at].into());
         // SAFETY: the caller guarantees it; `check` compared each row with the number of rows.
         unsafe {
-            match self.results.sends {
-                Sends::EachExpert => {
+            match self.input.sends {
+                CombineRows::EachExpert => {
                     for (k, row) in rows {
                         let out = slot_at(k);
-                        self.put(self.result(row), out);
+                        self.put(self.input_row(row), out);
                         self.put_weight(out, k, row);
                     }
                 }
-                Sends::Row => {
+                CombineRows::Row => {
                     let out = slot_at(one_slot());
-                    self.put(self.result(at), out);
-                    if let Some(weights) = self.results.weights {
+                    self.put(self.input_row(at), out);
+                    if let Some(weights) = self.input.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
                         to.copy_from_nonoverlapping(
                             weights.add(at * self.row.weights),
@@ -409,16 +421,16 @@ impl Part {
                         );
                     }
                 }
-                Sends::SumOfExperts => {
+                CombineRows::SumOfExperts => {
                     let out = slot_at(one_slot());
-                    if self.results.weights.is_some() {
+                    if self.input.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
                             .write_bytes(0, self.row.weights);
                     }
                     let mut terms = Rows::new();
                     for (k, row) in rows {
-                        terms.push(self.result(row));
+                        terms.push(self.input_row(row));
                         self.put_weight(out, k, row);
                     }
                     sum::plain(&terms, rounded);
@@ -432,12 +444,12 @@ impl Part {
     ///
     /// # Safety
     /// There is such a row.
-    unsafe fn result(&self, row: usize) -> &[u16] {
+    unsafe fn input_row(&self, row: usize) -> &[u16] {
         // SAFETY: the caller guarantees it; `check` saw that rows are aligned.
         unsafe {
             slice::from_raw_parts(
-                self.results.rows.add(row * self.results.stride).cast(),
-                self.results.hidden,
+                self.input.rows.add(row * self.input.stride).cast(),
+                self.input.hidden,
             )
         }
     }
@@ -450,7 +462,7 @@ impl Part {
             if let Some(block) = &self.block {
                 return out.cast::<u64>().write(block.offset_of(row.as_ptr().cast()));
             }
-            match self.results.is_packed {
+            match self.input.is_packed {
                 true => _ = logfmt::encode(row, slice::from_raw_parts_mut(out, self.row.values)),
                 false => out.copy_from_nonoverlapping(row.as_ptr().cast(), 2 * row.len()),
             }
@@ -460,7 +472,7 @@ impl Part {
     /// # Safety
     /// `out` has room for a row, and `row` is one that has a weight.
     unsafe fn put_weight(&self, out: *mut u8, k: usize, row: usize) {
-        let Some(weights) = self.results.weights else { return };
+        let Some(weights) = self.input.weights else { return };
         // SAFETY: the caller guarantees it.
         unsafe {
             out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read())
@@ -469,8 +481,8 @@ impl Part {
 
     /// Whether rows for this rank's own tokens are read in place, and not copied to its place.
     fn sums_own_in_place(&self) -> bool {
-        let Results { sends, weights, is_packed, stays, .. } = self.results;
-        stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts
+        let CombineInput { sends, weights, is_packed, is_stable, .. } = self.input;
+        is_stable && !is_packed && weights.is_none() && sends != CombineRows::SumOfExperts
     }
 
     /// The row of a term of this rank.
@@ -478,9 +490,9 @@ impl Part {
         let me = self.group().rank();
         let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
         let at = self.handle.counts.rows_from(me).start + nth;
-        match self.results.sends {
-            Sends::Row => Some(at),
-            Sends::EachExpert | Sends::SumOfExperts => {
+        match self.input.sends {
+            CombineRows::Row => Some(at),
+            CombineRows::EachExpert | CombineRows::SumOfExperts => {
                 usize::try_from(self.handle.table[at * self.handle.width() + 2 + term.slot]).ok()
             }
         }
@@ -488,8 +500,8 @@ impl Part {
 
     /// Values that a token needs on the way to its sum: unpacked rows, or the sum of this node.
     fn scratch_len(&self) -> usize {
-        let rows = if self.results.is_packed { self.row.slots } else { 1 };
-        rows * self.results.hidden
+        let rows = if self.input.is_packed { self.row.slots } else { 1 };
+        rows * self.input.hidden
     }
 
     /// Makes a token's sum.
@@ -503,10 +515,10 @@ impl Part {
         &self,
         (call, sources): (&Call, &Sources),
         token: usize,
-        combined: &Combined,
+        combined: &CombineOutput,
         unpacked: &mut [u16],
     ) -> Result<()> {
-        let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
+        let (hidden, top_k) = (self.input.hidden, self.handle.routing.top_k());
         let terms = self.terms(call, token, combined.sums);
         let mut rows = Rows::new();
         for bias in combined.bias.iter().flatten() {
@@ -520,11 +532,11 @@ impl Part {
                 let row = self.own_row(token, term);
                 // SAFETY: `check` saw that the table's rows are there; they do not change until the
                 // combine has ended.
-                rows.extend(row.map(|row| unsafe { self.result(row) }));
+                rows.extend(row.map(|row| unsafe { self.input_row(row) }));
                 continue;
             }
             let row = self.row_of(call, token, term);
-            if self.results.is_packed {
+            if self.input.is_packed {
                 let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);
                 free = rest;
                 // SAFETY: the row was written before its rank's mark, and no rank writes to it
@@ -541,8 +553,8 @@ impl Part {
         // SAFETY: there is a row for each token.
         let out = unsafe { slice::from_raw_parts_mut(combined.rows.add(token * hidden), hidden) };
         match combined.sums {
-            Sums::ByRank | Sums::ByChoice => sum::plain(&rows, out),
-            Sums::Weighted(weights) => {
+            SumOrder::ByRank | SumOrder::ByChoice => sum::plain(&rows, out),
+            SumOrder::Weighted(weights) => {
                 // SAFETY: there is a weight for each choice of each token.
                 let of = |term: &Term| unsafe { weights.add(token * top_k + term.choice).read() };
                 let begins = |nth: usize| nth == 0 || terms[nth].rank != terms[nth - 1].rank;
@@ -561,30 +573,37 @@ impl Part {
 
     /// The offset in a pool of a slot's row, for a token of the round.
     fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
-        call.place().offset + self.row.at(self.at_once, slot, token)
+        call.place().offset + self.row.at(self.tokens_per_round, slot, token)
     }
 
     /// The row of a term, in this rank's place.
     fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
-        let at = self.row_at(call, term.slot, token % self.at_once);
+        let at = self.row_at(call, term.slot, token % self.tokens_per_round);
         self.group().window().own().pool(at, self.row.stride())
     }
 
     /// Sums the weights returned for a token.
-    fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
+    fn sum_weights(
+        &self,
+        call: &Call,
+        token: usize,
+        sums: SumOrder,
+        terms: &[Term],
+        out: &mut [f32],
+    ) {
         out.fill(0.0);
         let routing = &self.handle.routing;
         let choices = routing.choices(token);
         for term in terms {
             // A row of one expert has one weight.
-            let has_it = |k| self.results.sends != Sends::EachExpert || k == term.choice;
+            let has_it = |k| self.input.sends != CombineRows::EachExpert || k == term.choice;
             let is_its =
                 |k: usize| routing.owner(choices[k]).is_some_and(|(rank, _)| rank == term.rank);
             let row = self.row_of(call, token, term);
             // SAFETY: a rank has written its row before its mark.
             let weights = unsafe { self.weights_of(row) };
             match sums {
-                Sums::ByRank => add(weights, has_it, out),
+                SumOrder::ByRank => add(weights, has_it, out),
                 _ => put(weights, |k| has_it(k) && is_its(k), out),
             }
         }
@@ -602,23 +621,23 @@ impl Part {
 
     /// A token's terms, in the order of its sum. Slots of ranks that take no part in this call have
     /// data of earlier calls, and are skipped.
-    fn terms(&self, call: &Call, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
+    fn terms(&self, call: &Call, token: usize, sums: SumOrder) -> SmallVec<[Term; MAX_TOP_K]> {
         let (group, routing) = (self.group(), &self.handle.routing);
         let is_there = |rank: &usize| call.is_there(*rank);
         let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
         let choices = routing.choices(token);
-        if self.results.sends == Sends::EachExpert {
+        if self.input.sends == CombineRows::EachExpert {
             let first = token * routing.top_k();
             for (k, choice) in choices.iter().enumerate() {
                 // SAFETY: there is a number for each choice, as `leave_out` demands.
-                if self.chosen.is_some_and(|chosen| unsafe { chosen.is_none(first + k) }) {
+                if self.given_choices.is_some_and(|given| unsafe { given.is_none(first + k) }) {
                     continue;
                 }
                 let rank = routing.owner(*choice).map(|(rank, _)| rank);
                 // A repeated choice of an expert has no row of its own. Its weight adds to that row
                 // only in weighted sums.
                 let slot = first_of(choices, k);
-                let counts = slot == k || matches!(sums, Sums::Weighted(_));
+                let counts = slot == k || matches!(sums, SumOrder::Weighted(_));
                 if let Some(rank) = rank.filter(is_there).filter(|_| counts) {
                     terms.push(Term { rank, slot, choice: k });
                 }
@@ -636,9 +655,9 @@ impl Part {
             }
         }
         match sums {
-            Sums::ByRank => terms.sort_by_key(|term| term.rank),
-            Sums::ByChoice => terms.sort_by_key(|term| term.choice),
-            Sums::Weighted(_) => {
+            SumOrder::ByRank => terms.sort_by_key(|term| term.rank),
+            SumOrder::ByChoice => terms.sort_by_key(|term| term.choice),
+            SumOrder::Weighted(_) => {
                 terms.sort_by_key(|term| term.choice);
                 gather_ranks(&mut terms);
             }
@@ -681,7 +700,7 @@ fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
 }
 
 /// A function that takes a round out.
-type Take<'a> = dyn FnMut(&Part, &Call, u16) -> Result<()> + 'a;
+type Take<'a> = dyn FnMut(&CombineContext, &Call, u16) -> Result<()> + 'a;
 
 /// One row of a token's sum.
 #[derive(Clone, Copy, Default)]
@@ -694,8 +713,8 @@ struct Term {
 /// The rows of a token's sum: its biases, and one for each choice or rank.
 type Rows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
 
-fn check(handle: &Handle, results: &Results) -> Result<()> {
-    let Results { rows, len, stride, hidden, sends, is_packed, .. } = *results;
+fn check(handle: &Handle, input: &CombineInput) -> Result<()> {
+    let CombineInput { rows, len, stride, hidden, sends, is_packed, .. } = *input;
     if !rows.addr().is_multiple_of(2) || !stride.is_multiple_of(2) {
         return Err(Error::invalid("rows of bf16 are aligned to 2 bytes"));
     }
@@ -705,8 +724,8 @@ fn check(handle: &Handle, results: &Results) -> Result<()> {
         )));
     }
     let last = match sends {
-        Sends::Row => handle.counts.total(),
-        Sends::EachExpert | Sends::SumOfExperts => {
+        CombineRows::Row => handle.counts.total(),
+        CombineRows::EachExpert | CombineRows::SumOfExperts => {
             let rows = handle.table.chunks_exact(handle.width()).flat_map(|entry| &entry[2..]);
             rows.max().map_or(0, |last| (last + 1) as usize)
         }

@@ -6,7 +6,8 @@ use std::slice;
 use smallvec::SmallVec;
 
 use super::{
-    Combined, Order, Part, Results, Rows, Sends, Sums, Term, add, one_of, put, slot_of_one,
+    CombineContext, CombineInput, CombineOutput, CombineRows, Order, Rows, SumOrder, Term, add,
+    one_of, put, slot_of_one,
 };
 use crate::{
     host::dispatch::Handle,
@@ -21,7 +22,7 @@ use crate::{
 
 /// The layout of a place with relays: for tokens of each node, rows of this node's ranks; and for
 /// this rank's own tokens, a row of each other node.
-pub(super) struct Levels {
+pub(super) struct RelayLayout {
     pub(super) nodes: Nodes,
     order: Order,
     top_k: usize,
@@ -38,14 +39,14 @@ pub fn slots_of(nodes: Nodes, top_k: usize) -> usize {
     }
 }
 
-impl Levels {
+impl RelayLayout {
     /// `None` if rows are not relayed.
-    pub(super) fn of(handle: &Handle, results: &Results) -> Result<Option<Self>> {
+    pub(super) fn of(handle: &Handle, input: &CombineInput) -> Result<Option<Self>> {
         let (nodes, top_k) = (handle.routing.nodes(), handle.routing.top_k());
-        let Some(order) = results.relays.filter(|_| handle.group.relays() == Some(nodes)) else {
+        let Some(order) = input.relays.filter(|_| handle.group.relays() == Some(nodes)) else {
             return Ok(None);
         };
-        if results.sends == Sends::EachExpert || results.is_packed {
+        if input.sends == CombineRows::EachExpert || input.is_packed {
             return Err(Error::invalid("a relay sums one row of each rank, which is not packed"));
         }
         Ok(Some(Self { nodes, order, top_k }).filter(|_| handle.relayed.len() == nodes.count))
@@ -75,7 +76,7 @@ impl Levels {
 }
 
 /// A token at a node: the ranks there that it went to, and its choices.
-struct AtNode<'a> {
+struct TokenAtNode<'a> {
     owner: usize,
     destinations: u64,
     choices: &'a [i32],
@@ -88,51 +89,57 @@ struct NodeTerm {
     last: usize,
 }
 
-impl Part {
+impl CombineContext {
     /// Checks that the sums have the order of the relays' sums.
-    pub(super) fn check_order(&self, sums: Sums) -> Result<()> {
-        let Some(levels) = &self.levels else { return Ok(()) };
-        let is_same = match levels.order {
-            Order::ByRank => sums == Sums::ByRank,
-            Order::ByChoice => sums == Sums::ByChoice,
+    pub(super) fn check_order(&self, sums: SumOrder) -> Result<()> {
+        let Some(relay_layout) = &self.relay_layout else { return Ok(()) };
+        let is_same = match relay_layout.order {
+            Order::ByRank => sums == SumOrder::ByRank,
+            Order::ByChoice => sums == SumOrder::ByChoice,
         };
-        let why =
-            || Error::invalid(format!("relays sum {:?}, and sums are {sums:?}", levels.order));
+        let why = || {
+            Error::invalid(format!("relays sum {:?}, and sums are {sums:?}", relay_layout.order))
+        };
         is_same.then_some(()).ok_or_else(why)
     }
 
     /// Sums the rows that this node's ranks return for tokens of a rank on another node, and sends
     /// the sums there.
-    pub(super) fn pass_on(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
+    pub(super) fn relay(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
         call.inputs_of(stream.owner)
             .try_for_each(|input| self.peer_block(call, input).map(drop))?;
-        let Some(levels) = &self.levels else { return Ok(()) };
+        let Some(relay_layout) = &self.relay_layout else { return Ok(()) };
         let Some(mut writer) = self.group().window().writer(stream) else { return Ok(()) };
         if mark.round == 0 {
             writer.write_header(call.number(), self.header().to_words());
         }
-        let node = levels.nodes.node_of(self.group().rank());
-        let relayed = &self.handle.relayed[levels.nodes.node_of(stream.owner)];
-        let first = usize::from(mark.round) * self.at_once;
+        let node = relay_layout.nodes.node_of(self.group().rank());
+        let relayed = &self.handle.relayed[relay_layout.nodes.node_of(stream.owner)];
+        let first = usize::from(mark.round) * self.tokens_per_round;
         let from = relayed.tokens.partition_point(|token| (*token as usize) < first);
         let mut weights = [0.0; MAX_TOP_K];
         for (nth, token) in relayed.tokens.iter().enumerate().skip(from) {
             let token = *token as usize - first;
-            if token >= self.at_once {
+            if token >= self.tokens_per_round {
                 break;
             }
-            let choices = &relayed.choices[nth * levels.top_k..][..levels.top_k];
-            let at =
-                AtNode { owner: stream.owner, destinations: relayed.destinations[nth], choices };
+            let choices = &relayed.choices[nth * relay_layout.top_k..][..relay_layout.top_k];
+            let at = TokenAtNode {
+                owner: stream.owner,
+                destinations: relayed.destinations[nth],
+                choices,
+            };
             let last = self.handle.routing.last_choice_of_node(node, choices).unwrap_or(0);
-            let out = writer
-                .memory_at(self.row_at(call, levels.far(node, last), token), self.row.stride());
+            let out = writer.memory_at(
+                self.row_at(call, relay_layout.far(node, last), token),
+                self.row.stride(),
+            );
             // SAFETY: the ranks have written their rows before their marks; there is room for a
             // row, with its parts where `row` says.
             unsafe {
-                let sum = slice::from_raw_parts_mut(out.cast(), self.results.hidden);
+                let sum = slice::from_raw_parts_mut(out.cast(), self.input.hidden);
                 let weights = &mut weights[..self.row.weights];
-                self.sum_node(levels, call, token, &at, (sum, weights));
+                self.sum_node(relay_layout, call, token, &at, (sum, weights));
                 let to = out.add(self.row.weights_at()).cast::<f32>();
                 to.copy_from_nonoverlapping(weights.as_ptr(), weights.len());
             }
@@ -146,49 +153,53 @@ impl Part {
     /// The ranks have written them.
     unsafe fn sum_node(
         &self,
-        levels: &Levels,
+        relay_layout: &RelayLayout,
         call: &Call,
         token: usize,
-        at: &AtNode<'_>,
+        at: &TokenAtNode<'_>,
         (out, weights): (&mut [u16], &mut [f32]),
     ) {
         let (me, routing) = (self.group().rank(), &self.handle.routing);
         let is_own = |rank: usize| rank == me && at.owner == me && self.sums_own_in_place();
-        let terms = self.terms_of_node(levels, at);
+        let terms = self.terms_of_node(relay_layout, at);
         weights.fill(0.0);
         let rows = terms.iter().filter_map(|term| {
             if is_own(term.rank) {
                 let row = self.own_row(token, term)?;
                 // SAFETY: `check` saw that the table's rows are there; they do not change until the
                 // combine has ended.
-                return Some(unsafe { self.result(row) });
+                return Some(unsafe { self.input_row(row) });
             }
             let row = self.row_of(call, token, term);
             // SAFETY: the caller guarantees it; rows are aligned.
             let given = unsafe { self.weights_of(row) };
             let is_its =
                 |k: usize| routing.owner(at.choices[k]).is_some_and(|(rank, _)| rank == term.rank);
-            match levels.order {
+            match relay_layout.order {
                 Order::ByRank => add(given, |_| true, weights),
                 Order::ByChoice => put(given, is_its, weights),
             }
             // SAFETY: as above.
-            Some(unsafe { slice::from_raw_parts(row.cast(), self.results.hidden) })
+            Some(unsafe { slice::from_raw_parts(row.cast(), self.input.hidden) })
         });
         sum::plain(&rows.collect::<Rows<'_>>(), out);
     }
 
     /// The ranks of this node that a token went to, in the order of their sum.
-    fn terms_of_node(&self, levels: &Levels, at: &AtNode<'_>) -> SmallVec<[Term; MAX_TOP_K]> {
-        let nodes = levels.nodes;
+    fn terms_of_node(
+        &self,
+        relay_layout: &RelayLayout,
+        at: &TokenAtNode<'_>,
+    ) -> SmallVec<[Term; MAX_TOP_K]> {
+        let nodes = relay_layout.nodes;
         let ranks = nodes.ranks_of(nodes.node_of(self.group().rank())).enumerate();
         let ranks = ranks.filter(|(local, _)| at.destinations >> local & 1 == 1);
         let term = |(_, rank)| {
             let choice = self.handle.routing.last_choice(rank, at.choices).unwrap_or(0);
-            Term { rank, slot: levels.near(at.owner, rank, choice), choice }
+            Term { rank, slot: relay_layout.near(at.owner, rank, choice), choice }
         };
         let mut terms: SmallVec<_> = ranks.map(term).collect();
-        if levels.order == Order::ByChoice {
+        if relay_layout.order == Order::ByChoice {
             terms.sort_by_key(|term: &Term| term.choice);
         }
         terms
@@ -201,22 +212,24 @@ impl Part {
     /// this node's rows.
     pub(super) unsafe fn sum_nodes(
         &self,
-        levels: &Levels,
+        relay_layout: &RelayLayout,
         call: &Call,
         token: usize,
-        combined: &Combined,
+        combined: &CombineOutput,
         own: &mut [u16],
     ) {
-        let (hidden, me, top_k) = (self.results.hidden, self.group().rank(), levels.top_k);
-        let (routing, own_node) = (&self.handle.routing, levels.nodes.node_of(me));
+        let (hidden, me, top_k) = (self.input.hidden, self.group().rank(), relay_layout.top_k);
+        let (routing, own_node) = (&self.handle.routing, relay_layout.nodes.node_of(me));
         let choices = routing.choices(token);
         let mut own_weights = [0.0; MAX_TOP_K];
         let own_weights = &mut own_weights[..self.row.weights];
-        let terms = self.node_terms(levels, token);
+        let terms = self.node_terms(relay_layout, token);
         for term in terms.iter().filter(|term| term.node == own_node) {
-            let at = AtNode { owner: me, destinations: term.destinations, choices };
+            let at = TokenAtNode { owner: me, destinations: term.destinations, choices };
             // SAFETY: the caller guarantees it.
-            unsafe { self.sum_node(levels, call, token, &at, (&mut *own, &mut *own_weights)) };
+            unsafe {
+                self.sum_node(relay_layout, call, token, &at, (&mut *own, &mut *own_weights))
+            };
         }
         let mut rows = Rows::new();
         for bias in combined.bias.iter().flatten() {
@@ -228,8 +241,11 @@ impl Part {
             let (row, weights): (&[u16], &[f32]) = match term.node == own_node {
                 true => (own, own_weights),
                 false => {
-                    let at =
-                        self.row_at(call, levels.far(term.node, term.last), token % self.at_once);
+                    let at = self.row_at(
+                        call,
+                        relay_layout.far(term.node, term.last),
+                        token % self.tokens_per_round,
+                    );
                     let row = self.group().window().own().pool(at, self.row.stride());
                     // SAFETY: the relay has written its row before its mark; rows are aligned.
                     unsafe { (slice::from_raw_parts(row.cast(), hidden), self.weights_of(row)) }
@@ -238,9 +254,9 @@ impl Part {
             rows.push(row);
             let is_its = |k: usize| {
                 let owner = routing.owner(choices[k]);
-                owner.is_some_and(|(rank, _)| levels.nodes.node_of(rank) == term.node)
+                owner.is_some_and(|(rank, _)| relay_layout.nodes.node_of(rank) == term.node)
             };
-            match levels.order {
+            match relay_layout.order {
                 Order::ByRank => add(weights, |_| true, &mut summed),
                 Order::ByChoice => put(weights, is_its, &mut summed),
             }
@@ -255,7 +271,11 @@ impl Part {
     }
 
     /// The nodes that one of this rank's tokens went to, in the order of its sum.
-    fn node_terms(&self, levels: &Levels, token: usize) -> SmallVec<[NodeTerm; MAX_TOP_K]> {
+    fn node_terms(
+        &self,
+        relay_layout: &RelayLayout,
+        token: usize,
+    ) -> SmallVec<[NodeTerm; MAX_TOP_K]> {
         let routing = &self.handle.routing;
         let term = |node| {
             let to = routing.node_tokens(node);
@@ -263,8 +283,8 @@ impl Part {
             let last = routing.last_choice_of_node(node, routing.choices(token)).unwrap_or(0);
             Some(NodeTerm { node, destinations: to.destinations[nth], last })
         };
-        let mut terms: SmallVec<_> = (0..levels.nodes.count).filter_map(term).collect();
-        if levels.order == Order::ByChoice {
+        let mut terms: SmallVec<_> = (0..relay_layout.nodes.count).filter_map(term).collect();
+        if relay_layout.order == Order::ByChoice {
             terms.sort_by_key(|term: &NodeTerm| term.last);
         }
         terms

@@ -56,14 +56,14 @@ pub struct Handle {
     /// where rows are by expert, or -1.
     pub table: Vec<i32>,
     /// For each received token: the last of its choices that is this rank's.
-    pub masters: Vec<u8>,
+    pub last_choices: Vec<u8>,
     /// By node: the tokens that this rank passed on from it. Empty if tokens are not relayed.
-    pub relayed: Vec<Relayed>,
+    pub relayed: Vec<RelayedTokens>,
 }
 
 /// The tokens of one rank that a relay passed on, in the order of their numbers.
 #[derive(Clone, Default, Debug)]
-pub struct Relayed {
+pub struct RelayedTokens {
     /// Their numbers at their rank.
     pub tokens: Vec<u32>,
     /// For each of them: bit `i` if it went to this node's rank number `i`.

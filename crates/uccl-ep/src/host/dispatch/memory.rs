@@ -69,7 +69,7 @@ pub struct Tokens {
     pub weights: Option<*const f32>,
     /// Whether rows do not change until the dispatch is over: those for this rank's own experts are
     /// then copied only once.
-    pub stays: bool,
+    pub is_stable: bool,
 }
 
 /// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`.
@@ -96,16 +96,16 @@ pub enum Room {
 
 /// The layout of received rows.
 #[derive(Clone, Debug)]
-pub enum Layout {
+pub enum RowLayout {
     /// A row for each token, those of rank 0 first, in the order of their rank.
-    Rows,
+    ByToken,
     /// A row for each token and local expert; the rows of expert `e` begin at `starts[e]`.
-    Experts(Vec<usize>),
+    ByExpert(Vec<usize>),
 }
 
-/// Memory for received tokens, with the rows of [`Layout`].
+/// Memory for received tokens, with the rows of [`RowLayout`].
 #[derive(Clone, Copy, Debug)]
-pub struct Outputs {
+pub struct DispatchOutput {
     /// The number of rows.
     pub len: usize,
     /// Payloads: the first row.
@@ -114,7 +114,7 @@ pub struct Outputs {
     pub stride: usize,
     /// Scales.
     pub scales: Option<ScalesOut>,
-    /// The choices of each row, as numbers of this rank's experts, -1 for others ([`Layout::Rows`]).
+    /// The choices of each row, as numbers of this rank's experts, -1 for others ([`RowLayout::ByToken`]).
     pub choices: Option<Choices>,
     /// Weights: one for each choice of each row; or, where rows are by expert, one for each row.
     pub weights: Option<*mut f32>,

@@ -10,12 +10,12 @@ use std::{slice, sync::Arc, time::Duration};
 
 pub(crate) use self::memory::TILE;
 pub use self::{
-    handle::{Counts, Handle, Relayed},
-    memory::{Choices, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
+    handle::{Counts, Handle, RelayedTokens},
+    memory::{Choices, DispatchOutput, Payload, Room, RowLayout, ScalesIn, ScalesOut, Tokens},
 };
 use self::{
-    quantised::Quantised,
-    sink::{Arrival, Sink},
+    quantised::QuantisedRows,
+    sink::{ReceivedToken, Sink},
 };
 use crate::{
     host::{
@@ -37,17 +37,17 @@ use crate::{
 /// A dispatch in flight. A drop before its end gives the call up, and tells the peers that wait for
 /// it.
 pub struct Dispatch {
-    part: Part,
+    context: DispatchContext,
     call: Call,
     guard: CallGuard,
     wait_times: WaitTimes,
     counts: Option<Counts>,
     /// By node.
-    relayed: Vec<Relayed>,
+    relayed: Vec<RelayedTokens>,
 }
 
 /// The tokens that this rank sends, and the layout of a place.
-struct Part {
+struct DispatchContext {
     group: Arc<Group>,
     routing: Arc<Routing>,
     room: Room,
@@ -55,11 +55,11 @@ struct Part {
     slots: usize,
     tokens: Tokens,
     /// `None` if rows are sent unchanged.
-    quantised: Option<Quantised>,
+    quantised: Option<QuantisedRows>,
 }
 
 // SAFETY: any thread may use the memory behind its pointers, as `Dispatch::begin` demands.
-unsafe impl Send for Part {}
+unsafe impl Send for DispatchContext {}
 
 impl Dispatch {
     /// Begins to send a rank's tokens. Where all fit at once ([`Room::Tokens`]), they have been
@@ -70,7 +70,7 @@ impl Dispatch {
     ///
     /// # Safety
     /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`, which any thread may
-    /// read, until this returns or, in rounds and with `stays`, until the dispatch is over or dropped.
+    /// read, until this returns or, in rounds and with `is_stable`, until the dispatch is over or dropped.
     pub unsafe fn begin(
         group: &Arc<Group>,
         routing: Arc<Routing>,
@@ -112,12 +112,13 @@ impl Dispatch {
         let call = Call::new(place, ReceiveMode::PerStream, participants, rounds);
         let guard = CallGuard::new(group, &call);
         // SAFETY: the caller guarantees it.
-        let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
-        let relayed = vec![Relayed::default(); areas.nodes.count];
+        let quantised =
+            unsafe { QuantisedRows::of(group, &tokens, areas.record, routing.tokens()) };
+        let relayed = vec![RelayedTokens::default(); areas.nodes.count];
         let group = Arc::clone(group);
         let wait_times = WaitTimes::new(group.ranks());
-        let part = Part { group, routing, room, areas, slots, tokens, quantised };
-        let mut dispatch = Self { part, call, guard, wait_times, counts: None, relayed };
+        let context = DispatchContext { group, routing, room, areas, slots, tokens, quantised };
+        let mut dispatch = Self { context, call, guard, wait_times, counts: None, relayed };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Milestone::AllSent, is_interrupted, None)?;
         }
@@ -133,8 +134,8 @@ impl Dispatch {
             Some(counts) => counts,
             None => {
                 self.drive(Milestone::FirstRounds, is_interrupted, None)?;
-                let give_up = |_: &Error| self.part.group.window().set_fault(self.call.number());
-                self.part.heard(&self.call).inspect_err(give_up)?
+                let give_up = |_: &Error| self.context.group.window().set_fault(self.call.number());
+                self.context.read_counts(&self.call).inspect_err(give_up)?
             }
         };
         Ok(self.counts.insert(counts))
@@ -157,24 +158,24 @@ impl Dispatch {
     /// `outputs` has memory for every row of `layout`, which only this call uses.
     pub unsafe fn receive(
         mut self,
-        outputs: Outputs,
-        layout: &Layout,
+        outputs: DispatchOutput,
+        layout: &RowLayout,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Handle> {
         let counts = self.counts(is_interrupted)?.clone();
-        let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
+        let mut sink = Sink::new(outputs, layout, &counts, self.context.areas.record)?;
         self.drive(Milestone::Over, is_interrupted, Some((&mut sink, &counts)))?;
         self.guard.has_ended = true;
         // SAFETY: the caller guarantees it.
         unsafe {
-            sink.write_scales(self.part.areas.record.scales);
-            sink.blank_missing(&counts, self.part.areas.record);
+            sink.write_scales(self.context.areas.record.scales);
+            sink.blank_missing(&counts, self.context.areas.record);
         }
-        let Part { group, routing, room, .. } = self.part;
-        let Sink { table, masters, .. } = sink;
+        let DispatchContext { group, routing, room, .. } = self.context;
+        let Sink { table, last_choices, .. } = sink;
         let sent_to = (0..group.ranks()).map(|rank| self.call.is_there(rank)).collect();
         let relayed = self.relayed;
-        Ok(Handle { group, routing, room, sent_to, counts, table, masters, relayed })
+        Ok(Handle { group, routing, room, sent_to, counts, table, last_choices, relayed })
     }
 
     fn drive(
@@ -183,21 +184,21 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
         mut sink: Option<(&mut Sink<'_>, &Counts)>,
     ) -> Result<()> {
-        let Self { part, call, wait_times, relayed, .. } = self;
+        let Self { context, call, wait_times, relayed, .. } = self;
         let wait_times = (until != Milestone::AllSent).then_some(wait_times);
         let mut wait = WaitContext { phase: Phase::Dispatch, is_interrupted, wait_times };
-        part.group.drive(call, until, &mut wait, |call, step| {
+        context.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
-                (Step::Send { stream, mark }, _) => match part.is_across(&stream) {
-                    true => part.send_across(call, &stream, mark),
-                    false => part.send(call, &stream, mark),
+                (Step::Send { stream, mark }, _) => match context.crosses_nodes(&stream) {
+                    true => context.send_to_relay(call, &stream, mark),
+                    false => context.send(call, &stream, mark),
                 },
                 (Step::Relay { stream, mark }, _) => {
-                    let node = part.areas.nodes.node_of(stream.owner);
-                    part.pass_on(call, &stream, mark, &mut relayed[node])?;
+                    let node = context.areas.nodes.node_of(stream.owner);
+                    context.relay(call, &stream, mark, &mut relayed[node])?;
                 }
                 (Step::Take { stream: Some(stream), .. }, Some((sink, counts))) => {
-                    part.take(call, stream.owner, counts, sink);
+                    context.take(call, stream.owner, counts, sink);
                 }
                 _ => {}
             }
@@ -206,9 +207,9 @@ impl Dispatch {
     }
 }
 
-impl Part {
+impl DispatchContext {
     /// Reads the headers and counts, and compares the headers with this rank's.
-    fn heard(&self, call: &Call) -> Result<Counts> {
+    fn read_counts(&self, call: &Call) -> Result<Counts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
         let mut counts = Counts {
             from: vec![0; ranks],
@@ -287,7 +288,7 @@ impl Part {
         };
         self.write_counts(call, stream, &mut writer, &area_counts, mark);
         let area = self.area_at(call, stream.owner);
-        let stays_out = stream.peer == self.group.rank() && self.is_in_place();
+        let stays_out = stream.peer == self.group.rank() && self.reads_own_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
             let out = writer.memory_at(area + self.record_at(slot), self.areas.record.stride());
             // SAFETY: an area has `slots` records, which only this rank uses until the mark.
@@ -302,9 +303,9 @@ impl Part {
 
     /// Whether payloads of this rank's tokens do not change until the dispatch is over. Those for
     /// itself then stay out of its window.
-    fn is_in_place(&self) -> bool {
+    fn reads_own_in_place(&self) -> bool {
         // In rounds rows do not change either: see `begin`.
-        self.quantised.is_some() || self.tokens.stays || matches!(self.room, Room::Bytes(_))
+        self.quantised.is_some() || self.tokens.is_stable || matches!(self.room, Room::Bytes(_))
     }
 
     /// A token's payload.
@@ -405,7 +406,7 @@ impl Part {
         // SAFETY: an area begins with a count, which was written before its mark.
         let in_round = unsafe { area.cast::<u32>().read() } as usize;
         let rows = counts.rows_from(from);
-        let stays_out = from == self.group.rank() && self.is_in_place();
+        let stays_out = from == self.group.rank() && self.reads_own_in_place();
         let own = self.routing.to(self.group.rank());
         for slot in 0..in_round.min(self.slots) {
             let at = rows.start + sink.taken[from];
@@ -419,7 +420,7 @@ impl Part {
             unsafe {
                 let record = area.add(self.record_at(slot));
                 let payload = own.map_or(record.cast_const(), |token| self.payload(*token));
-                sink.put(self, Arrival { from, at, record, payload });
+                sink.put(self, ReceivedToken { from, at, record, payload });
             }
         }
         streaming::fence();

@@ -10,13 +10,13 @@ use crate::{
 };
 
 /// Payloads and scales of quantised tokens.
-pub(super) struct Quantised {
+pub(super) struct QuantisedRows {
     group: Arc<Group>,
     record: Record,
     memory: ScratchMemory,
 }
 
-impl Quantised {
+impl QuantisedRows {
     /// Quantises so many tokens; `None` if rows are sent unchanged.
     ///
     /// # Safety
@@ -58,7 +58,7 @@ impl Quantised {
     }
 }
 
-impl Drop for Quantised {
+impl Drop for QuantisedRows {
     fn drop(&mut self) {
         self.group.scratch().recycle(std::mem::take(&mut self.memory));
     }

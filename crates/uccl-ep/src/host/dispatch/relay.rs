@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::{AreaCounts, Part, Relayed};
+use super::{AreaCounts, DispatchContext, RelayedTokens};
 use crate::shared::{
     error::Result,
     nodes::Nodes,
@@ -24,9 +24,9 @@ pub(super) fn tokens_over<'a>(
     }
 }
 
-impl Part {
+impl DispatchContext {
     /// Whether a stream goes to a relay on another node.
-    pub(super) fn is_across(&self, stream: &Stream) -> bool {
+    pub(super) fn crosses_nodes(&self, stream: &Stream) -> bool {
         let nodes = self.areas.nodes;
         nodes.node_of(stream.peer) != nodes.node_of(self.group.rank())
     }
@@ -38,7 +38,7 @@ impl Part {
     }
 
     /// Writes a round to the relay on another node.
-    pub(super) fn send_across(&self, call: &Call, stream: &Stream, mark: Mark) {
+    pub(super) fn send_to_relay(&self, call: &Call, stream: &Stream, mark: Mark) {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
         let Self { areas, routing, slots, .. } = self;
         let (nodes, me) = (areas.nodes, self.group.rank());
@@ -74,12 +74,12 @@ impl Part {
 
     /// Passes a round from another node on to a rank of this node: the tokens for that rank. The
     /// round for this rank itself is also remembered for the combine.
-    pub(super) fn pass_on(
+    pub(super) fn relay(
         &self,
         call: &Call,
         stream: &Stream,
         mark: Mark,
-        relayed: &mut Relayed,
+        relayed: &mut RelayedTokens,
     ) -> Result<()> {
         let Self { areas, group, slots, .. } = self;
         let (window, me) = (group.window(), group.rank());
@@ -127,7 +127,12 @@ impl Part {
     ///
     /// # Safety
     /// There are as many records.
-    unsafe fn remember(&self, destinations: &[u64], records: *const u8, relayed: &mut Relayed) {
+    unsafe fn remember(
+        &self,
+        destinations: &[u64],
+        records: *const u8,
+        relayed: &mut RelayedTokens,
+    ) {
         let record = self.areas.record;
         let mut choices = [0; MAX_TOP_K];
         relayed.destinations.extend_from_slice(destinations);

@@ -4,7 +4,7 @@ use std::slice;
 
 use smallvec::SmallVec;
 
-use super::{Counts, Layout, Outputs, Part};
+use super::{Counts, DispatchContext, DispatchOutput, RowLayout};
 use crate::shared::{
     error::{Error, Result},
     record::Record,
@@ -35,24 +35,24 @@ fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
 
 /// The destination of received tokens.
 pub(super) struct Sink<'a> {
-    outputs: Outputs,
-    layout: &'a Layout,
-    /// By rank and expert, the row of its next token ([`Layout::Experts`]).
+    outputs: DispatchOutput,
+    layout: &'a RowLayout,
+    /// By rank and expert, the row of its next token ([`RowLayout::ByExpert`]).
     next: Vec<usize>,
     /// By rank, its tokens that have been taken out.
     pub(super) taken: Vec<usize>,
     pub(super) table: Vec<i32>,
-    pub(super) masters: Vec<u8>,
+    pub(super) last_choices: Vec<u8>,
     /// Whether payloads are copied past the caches.
     streams: bool,
     /// Scales of tokens, and the rows that they belong to.
     scales: Vec<u32>,
-    scaled: Vec<Scaled>,
+    scaled_rows: Vec<ScaledRow>,
 }
 
 /// A row, and the index of its first word of scales.
 #[derive(Clone, Copy)]
-struct Scaled {
+struct ScaledRow {
     row: usize,
     expert: usize,
     words: usize,
@@ -60,7 +60,7 @@ struct Scaled {
 
 /// A received token.
 #[derive(Clone, Copy)]
-pub(super) struct Arrival {
+pub(super) struct ReceivedToken {
     pub(super) from: usize,
     /// The number of tokens before it.
     pub(super) at: usize,
@@ -71,19 +71,19 @@ pub(super) struct Arrival {
 impl<'a> Sink<'a> {
     /// For the counted tokens.
     pub(super) fn new(
-        outputs: Outputs,
-        layout: &'a Layout,
+        outputs: DispatchOutput,
+        layout: &'a RowLayout,
         counts: &Counts,
         record: Record,
     ) -> Result<Self> {
         let top_k = record.top_k;
         let (next, last) = match layout {
-            Layout::Rows => (Vec::new(), counts.total()),
-            Layout::Experts(starts) => first_rows(counts, starts),
+            RowLayout::ByToken => (Vec::new(), counts.total()),
+            RowLayout::ByExpert(starts) => first_rows(counts, starts),
         };
         let rows = match layout {
-            Layout::Rows => counts.total(),
-            Layout::Experts(_) => counts.per_expert.iter().map(|count| *count as usize).sum(),
+            RowLayout::ByToken => counts.total(),
+            RowLayout::ByExpert(_) => counts.per_expert.iter().map(|count| *count as usize).sum(),
         };
         let streams = rows.saturating_mul(record.payload) > CACHED;
         if last > outputs.len {
@@ -91,19 +91,19 @@ impl<'a> Sink<'a> {
             return Err(Error::invalid(why));
         }
         let table = vec![-1; counts.total() * (2 + top_k)];
-        let masters = vec![0; counts.total()];
+        let last_choices = vec![0; counts.total()];
         let taken = vec![0; counts.from.len()];
-        let (scales, scaled) = (Vec::new(), Vec::new());
-        Ok(Self { outputs, layout, next, taken, table, masters, streams, scales, scaled })
+        let (scales, scaled_rows) = (Vec::new(), Vec::new());
+        Ok(Self { outputs, layout, next, taken, table, last_choices, streams, scales, scaled_rows })
     }
 
     /// Stores a token, without its scales: see [`write_scales`](Self::write_scales).
     ///
     /// # Safety
     /// Its record and its payload are complete.
-    pub(super) unsafe fn put(&mut self, part: &Part, arrival: Arrival) {
-        let Arrival { from, at, record, .. } = arrival;
-        let (layout, routing, me) = (&part.areas.record, &part.routing, part.group.rank());
+    pub(super) unsafe fn put(&mut self, context: &DispatchContext, received: ReceivedToken) {
+        let ReceivedToken { from, at, record, .. } = received;
+        let (layout, routing, me) = (&context.areas.record, &context.routing, context.group.rank());
         let (top_k, local) = (layout.top_k, routing.local_experts());
         let mut choices = [0; MAX_TOP_K];
         let mut weights = [0.0; MAX_TOP_K];
@@ -125,7 +125,7 @@ impl<'a> Sink<'a> {
         let width = 2 + top_k;
         let table = &mut self.table[at * width..][..width];
         (table[0], table[1]) = (token as i32, from as i32);
-        self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
+        self.last_choices[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
         if self.outputs.scales.is_some() {
             // SAFETY: the record is complete, and has aligned words for its scales.
             let words = unsafe {
@@ -134,9 +134,9 @@ impl<'a> Sink<'a> {
             self.scales.extend_from_slice(words);
         }
         match self.layout {
-            Layout::Rows => {
+            RowLayout::ByToken => {
                 // SAFETY: the caller guarantees it.
-                unsafe { self.copy(layout, arrival, at, 0) };
+                unsafe { self.copy(layout, received, at, 0) };
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
                     let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
@@ -155,7 +155,7 @@ impl<'a> Sink<'a> {
                     }
                 }
             }
-            Layout::Experts(_) => {
+            RowLayout::ByExpert(_) => {
                 for k in 0..top_k {
                     let Some(expert) = local_of(choices[k]) else { continue };
                     let first = first_of(&choices[..top_k], k);
@@ -174,7 +174,7 @@ impl<'a> Sink<'a> {
                     *next += 1;
                     self.table[at * width + 2 + k] = row as i32;
                     // SAFETY: the caller guarantees it.
-                    unsafe { self.copy(layout, arrival, row, expert) };
+                    unsafe { self.copy(layout, received, row, expert) };
                     if let Some(out) = self.outputs.weights {
                         // SAFETY: there is a weight for each row, as `receive` demands.
                         unsafe { out.add(row).write(weights[k]) };
@@ -198,8 +198,8 @@ impl<'a> Sink<'a> {
     ///
     /// # Safety
     /// The payload is complete.
-    unsafe fn copy(&mut self, layout: &Record, arrival: Arrival, row: usize, expert: usize) {
-        let payload = arrival.payload;
+    unsafe fn copy(&mut self, layout: &Record, received: ReceivedToken, row: usize, expert: usize) {
+        let payload = received.payload;
         // SAFETY: it is complete, and there is room for each row, as `receive` demands.
         unsafe {
             let to = self.outputs.rows.add(row * self.outputs.stride);
@@ -210,7 +210,7 @@ impl<'a> Sink<'a> {
         }
         if self.outputs.scales.is_some() {
             let words = self.scales.len() - layout.scales;
-            self.scaled.push(Scaled { row, expert, words });
+            self.scaled_rows.push(ScaledRow { row, expert, words });
         }
     }
 
@@ -221,13 +221,13 @@ impl<'a> Sink<'a> {
     /// Outputs have room for all rows.
     pub(super) unsafe fn write_scales(&mut self, count: usize) {
         let Some(out) = self.outputs.scales else { return };
-        self.scaled.sort_unstable_by_key(|scaled| scaled.row);
-        let of_experts = self.scaled.chunk_by(|one, next| one.expert == next.expert);
+        self.scaled_rows.sort_unstable_by_key(|scaled| scaled.row);
+        let of_experts = self.scaled_rows.chunk_by(|one, next| one.expert == next.expert);
         for rows in of_experts.flat_map(|rows| rows.chunks(ROWS_OF_LINE)) {
-            let place = |scaled: &Scaled| {
+            let place = |scaled: &ScaledRow| {
                 let nth = match self.layout {
-                    Layout::Rows => scaled.row,
-                    Layout::Experts(starts) => scaled.row - starts[scaled.expert],
+                    RowLayout::ByToken => scaled.row,
+                    RowLayout::ByExpert(starts) => scaled.row - starts[scaled.expert],
                 };
                 // SAFETY: the caller guarantees that there is such a row.
                 let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
@@ -252,14 +252,14 @@ impl<'a> Sink<'a> {
         let is_missing = |from: &usize| self.taken[*from] < counts.from[*from] as usize;
         for from in (0..self.taken.len()).filter(is_missing) {
             match self.layout {
-                Layout::Rows => {
+                RowLayout::ByToken => {
                     let rows = counts.rows_from(from);
                     for at in rows.start + self.taken[from]..rows.end {
                         // SAFETY: the caller guarantees it.
                         unsafe { self.blank((at, 0, at), record, record.top_k) };
                     }
                 }
-                Layout::Experts(starts) => {
+                RowLayout::ByExpert(starts) => {
                     let (first, local) = (first_rows(counts, starts).0, starts.len());
                     for (expert, start) in starts.iter().enumerate() {
                         let nth = from * local + expert;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uccl_ep::{
     Group,
-    combine::{Combine, Combined, Order, Results, Sums},
-    dispatch::{self, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, Order, SumOrder},
+    dispatch::{self, Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
     routing::{self, Routing},
 };
 
@@ -47,7 +47,7 @@ impl Normal {
         (group, routing): (&Arc<Group>, &Arc<Routing>),
         inputs: &Inputs,
         (rows, is_again): (&[u8], bool),
-        outputs: Outputs,
+        outputs: DispatchOutput,
     ) -> Handle {
         let tokens = Tokens {
             rows: rows.as_ptr(),
@@ -60,7 +60,7 @@ impl Normal {
                 word_stride: 1,
             }),
             weights: (self.has_weights && !is_again).then_some(inputs.weights.as_ptr()),
-            stays: true,
+            is_stable: true,
         };
         let room = Room::Tokens(self.slots);
         // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
@@ -69,8 +69,8 @@ impl Normal {
             let mut begun = begun.expect("a dispatch");
             let counts = begun.counts(&mut || false).expect("counts");
             let layout = match self.by_expert {
-                None => Layout::Rows,
-                Some(unit) => Layout::Experts(starts(&counts.of_experts(), unit)),
+                None => RowLayout::ByToken,
+                Some(unit) => RowLayout::ByExpert(starts(&counts.of_experts(), unit)),
             };
             begun.receive(outputs, &layout, &mut || false).expect("a dispatch")
         }
@@ -91,7 +91,7 @@ impl Normal {
                 }
             }
         }
-        let mut outputs = Outputs {
+        let mut outputs = DispatchOutput {
             len: self.most_rows(),
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
@@ -120,7 +120,7 @@ impl Normal {
                 let told = &mut got.metadata[row * handle.width()..][..handle.width()];
                 told.copy_from_slice(entry);
                 told[0] = entry[1] * self.slots as i32 + entry[0];
-                told[1] = from + i32::from(handle.masters[row]);
+                told[1] = from + i32::from(handle.last_choices[row]);
             }
         }
         if let Some(unit) = self.by_expert {
@@ -141,7 +141,7 @@ impl Normal {
             return got;
         }
         let returns_weights = self.num_returned_weights() > 0;
-        let results = Results {
+        let results = CombineInput {
             rows: inputs.made.as_ptr().cast(),
             len: self.most_rows(),
             stride: 2 * self.hidden,
@@ -150,15 +150,15 @@ impl Normal {
             weights: returns_weights.then_some(inputs.made_weights.as_ptr()),
             is_packed: false,
             relays: None,
-            stays: true,
+            is_stable: true,
         };
         let bias = [0, 1].map(|nth| (nth < self.biases).then_some(inputs.biases[nth].as_ptr()));
         let sums = match self.order {
-            Order::ByRank => Sums::ByRank,
-            Order::ByChoice => Sums::ByChoice,
+            Order::ByRank => SumOrder::ByRank,
+            Order::ByChoice => SumOrder::ByChoice,
         };
         let weights = returns_weights.then_some(got.summed_weights.as_mut_ptr());
-        let combined = Combined { rows: got.sums.as_mut_ptr(), sums, bias, weights };
+        let combined = CombineOutput { rows: got.sums.as_mut_ptr(), sums, bias, weights };
         // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
         unsafe {
             let combine = Combine::begin(&handle, results, &mut || false);

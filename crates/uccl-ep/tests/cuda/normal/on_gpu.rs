@@ -71,8 +71,8 @@ pub(super) struct OnGpu<'a> {
     biases: [u64; 2],
     scratch: [u64; 4],
     layout: normal::Layout,
-    to: normal::Outputs,
-    to_again: normal::Outputs,
+    to: normal::DispatchOutput,
+    to_again: normal::DispatchOutput,
     pub(super) table: normal::Table,
     by_expert: Option<normal::ByExpert>,
     sums: u64,
@@ -98,7 +98,7 @@ impl<'a> OnGpu<'a> {
         let scales =
             |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
         let choices = gpu.upload_integers(&case.widened(&blank.choices), case.is_64());
-        let to = normal::Outputs {
+        let to = normal::DispatchOutput {
             len: case.most_rows(),
             rows: gpu.upload(&blank.rows),
             stride: case.row_len(),
@@ -111,7 +111,7 @@ impl<'a> OnGpu<'a> {
             table: Some(table),
             by_expert,
         };
-        let to_again = normal::Outputs {
+        let to_again = normal::DispatchOutput {
             rows: gpu.upload(&blank.again),
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
             choices: 0,
@@ -243,7 +243,7 @@ impl<'a> OnGpu<'a> {
                 let counts = match case.guess {
                     None => dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?,
                     Some(len) => {
-                        let mut guess = normal::Outputs { len, ..outputs };
+                        let mut guess = normal::DispatchOutput { len, ..outputs };
                         if let Some(by_expert) = &mut guess.by_expert {
                             by_expert.tokens = by_expert.tokens.min(len / 2);
                         }
@@ -347,7 +347,7 @@ impl<'a> OnGpu<'a> {
         (group, handle): (&cuda::Group, &Arc<normal::Handle>),
         gpu: &Gpu,
     ) -> Result<()> {
-        let results = normal::Results {
+        let results = normal::CombineInput {
             len: match case.wrong_of(group) {
                 Some(Wrong::FewResults(rows)) => rows,
                 _ => case.rows_on_gpu(),
@@ -362,7 +362,7 @@ impl<'a> OnGpu<'a> {
             sends: case.sends(),
             most_blocks: NonZero::new(case.seed as usize % 4),
         };
-        let combined = normal::Combined {
+        let combined = normal::CombineOutput {
             rows: self.sums,
             order: case.order,
             bias: self.biases,

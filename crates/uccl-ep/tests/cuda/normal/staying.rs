@@ -76,7 +76,7 @@ impl OnGpu<'_> {
         &self,
         case: &Normal,
         (group, gpu): (&Arc<Group>, &Gpu),
-        (dispatch, outputs): (normal::Dispatch, &normal::Outputs),
+        (dispatch, outputs): (normal::Dispatch, &normal::DispatchOutput),
     ) -> Result<normal::Handle> {
         let place = dispatch.in_place().expect("rows can stay");
         assert_eq!((place.len, place.spread), (case.rows_on_gpu(), case.spread()), "{case:?}");

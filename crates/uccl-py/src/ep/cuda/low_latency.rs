@@ -8,8 +8,8 @@ use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices,
     low_latency::{
-        Combine, Combined, Dispatch, Handle, Outputs, Results, ScalesOut, Table, Tokens,
-        records_len,
+        Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle, ScalesOut, Table,
+        Tokens, records_len,
     },
     scratch_len,
 };
@@ -127,7 +127,7 @@ impl PyCudaDispatch {
         let in_tiles = |(words, tile_rows)| ScalesOut::Tiled { words, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
         let outputs =
-            Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
+            DispatchOutput { rows, stride, scales, count, stats, waits, table: self::table(table) };
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no
@@ -170,10 +170,10 @@ impl PyCudaCombine {
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let results = Results { rows, stride: 2 * hidden, hidden, records, is_packed };
+        let input = CombineInput { rows, stride: 2 * hidden, hidden, records, is_packed };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
-        let new = unsafe { Combine::new(&handle.handle, &results, scratch) };
+        let new = unsafe { Combine::new(&handle.handle, &input, scratch) };
         let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { combine: Apart::new(combine), stream })
     }
@@ -199,7 +199,7 @@ impl PyCudaCombine {
         experts: u64,
         waits: u64,
     ) -> PyResult<()> {
-        let combined = Combined { rows, weights, experts, waits };
+        let combined = CombineOutput { rows, weights, experts, waits };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token

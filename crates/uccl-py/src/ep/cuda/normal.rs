@@ -6,12 +6,12 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_device::cuda::Stream;
 use uccl_ep::{
-    combine::{Order, Sends},
+    combine::{CombineRows, Order},
     cuda::{
         Choices, Group,
         normal::{
-            ByExpert, Combine, Combined, Dispatch, Handle, LaidOut, Layout, Outputs, Ranks,
-            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
+            ByExpert, Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle,
+            LaidOut, Layout, Ranks, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
         },
     },
 };
@@ -219,7 +219,7 @@ impl PyNormalKind {
         unsafe { Dispatch::begin(group, &sent, routed, slots, (scratch, stream)) }
     }
 
-    fn outputs(&self, receiving: &Receiving) -> Outputs {
+    fn outputs(&self, receiving: &Receiving) -> DispatchOutput {
         let Receiving { len, rows, scales, tokens, small, parts, .. } = receiving;
         let (at, alike) = (&parts.get().parts, &self.alike);
         let part = |words: u64| small + 4 * words;
@@ -230,7 +230,7 @@ impl PyNormalKind {
             ends: part(at.ends),
             metadata: part(at.metadata),
         });
-        Outputs {
+        DispatchOutput {
             len: *len,
             rows: *rows,
             stride: alike.row_bytes,
@@ -420,18 +420,18 @@ impl PyNormalCombine {
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let sends = match sends {
-            "row" => Sends::Row,
-            "sum" => Sends::SumOfExperts,
-            "each" => Sends::EachExpert,
+            "row" => CombineRows::Row,
+            "sum" => CombineRows::SumOfExperts,
+            "each" => CombineRows::EachExpert,
             other => return Err(PyValueError::new_err(format!("no {other:?} is sent"))),
         };
         let most_blocks = NonZero::new(blocks);
-        let results =
-            Results { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
+        let input =
+            CombineInput { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let begun =
-            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
+            py.detach(|| unsafe { Combine::begin(&handle.handle, &input, (scratch, &stream)) });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
         Ok(Self { combine: Apart::new(combine), stream })
     }
@@ -451,7 +451,7 @@ impl PyNormalCombine {
             "choice" => Order::ByChoice,
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
-        let combined = Combined { rows, order, bias: [bias.0, bias.1], weights };
+        let combined = CombineOutput { rows, order, bias: [bias.0, bias.1], weights };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the
