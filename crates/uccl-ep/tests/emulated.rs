@@ -174,7 +174,7 @@ fn a_rank_that_was_left_out_of_normal_mode_takes_part_again() {
         let masks = masks.map(|masks| Masks { calls: (1, 4), ..masks });
         let by_choice = Normal { order: Order::ByChoice, ranks: 3, is_again: true, ..few };
         Normal { masks, seed, by_expert: Some(4), is_laid_out: seed == 1, ..by_choice }.run();
-        let way = Way::ByHost(2, Transport::Tcp);
+        let way = Way::ViaHost(2, Transport::Tcp);
         Normal { masks, seed, ranks: 2 + seed as usize, way, ..few }.run();
     }
     let masks = Some(Masks { calls: (7, 9), is_between: true, ..MASKS });
@@ -292,7 +292,7 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
     }
     // Where one launch does not do all of a call, nothing is guessed.
     let guessed = Normal { guess: Some(12), ..NORMAL };
-    Normal { way: Way::ByHost(2, Transport::Tcp), ..guessed }.run();
+    Normal { way: Way::ViaHost(2, Transport::Tcp), ..guessed }.run();
     Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..guessed }.run();
 }
 
@@ -307,7 +307,7 @@ fn tokens_go_where_they_were_laid_out_without_their_choices() {
     Normal { ranks: 3, biases: 1, ..many }.run();
     Normal { by_expert: Some(8), order: Order::ByChoice, top_k: 4, blocks: 5, ..many }.run();
     // Rows are not sent in parts.
-    Normal { way: Way::ByHost(2, Transport::Tcp), ..twice }.run();
+    Normal { way: Way::ViaHost(2, Transport::Tcp), ..twice }.run();
     Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..twice }.run();
 }
 
@@ -388,7 +388,7 @@ fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     NORMAL.tells_in_what_ranks_differ();
 }
 
-const FAR: Case = Case { way: Way::ByHost(2, Transport::Tcp), ..SMALL };
+const FAR: Case = Case { way: Way::ViaHost(2, Transport::Tcp), ..SMALL };
 
 #[test]
 fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
@@ -400,7 +400,7 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
         (1, 2, Transport::Tcp),
     ] {
         let kind = if ranks == 4 { Kind::Fp8(Scales::Exact) } else { Kind::Bf16 };
-        Case { ranks, kind, way: Way::ByHost(nodes, transport), ..FAR }.run();
+        Case { ranks, kind, way: Way::ViaHost(nodes, transport), ..FAR }.run();
     }
     // More rows than a warp has threads, and calls that take the places of others.
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..FAR }.run();
@@ -412,10 +412,10 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
 fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
     emulator::load();
     for seed in 20..24 {
-        let way = Way::ByHost(2, Transport::Tcp);
+        let way = Way::ViaHost(2, Transport::Tcp);
         Normal { ranks: 4, ..Normal { way, ..NORMAL }.drawn(seed) }.run();
     }
-    let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
+    let far = Normal { way: Way::ViaHost(3, Transport::Local), ranks: 3, ..NORMAL };
     let by_expert = Normal { by_expert: Some(2), order: Order::ByChoice, top_k: 4, ..far };
     Normal { is_each: true, ..by_expert }.run();
     Normal { is_each: false, ..by_expert }.run();
@@ -426,7 +426,7 @@ fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
 #[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others() {
     emulator::load();
-    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }
+    let told = Case { ranks: 3, way: Way::ViaHost(3, Transport::Tcp), ..SMALL }
         .loses_the_last(Duration::ZERO);
     assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
 }

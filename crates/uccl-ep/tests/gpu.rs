@@ -205,7 +205,7 @@ fn a_rank_that_was_left_out_takes_part_again() {
             let by_choice = Normal { order: Order::ByChoice, is_again: true, ..few };
             Normal { masks, seed, ranks, by_expert: Some(4), ..by_choice }.run();
         }
-        let (masks, way) = (Some(masks), Way::ByHost(2, Transport::Tcp));
+        let (masks, way) = (Some(masks), Way::ViaHost(2, Transport::Tcp));
         Case { masks, seed, way, hidden: 512, slots: 16, ranks: 4, ..CASE }.run();
         Normal { masks, seed, way, hidden: 512, slots: 32, ranks: 4, ..NORMAL }.run();
         Case { masks, seed, hidden: 512, slots: 16, is_packed: true, ..CASE }.run();
@@ -324,12 +324,12 @@ fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (60..).zip(BY_HOST) {
         for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
-            let way = Way::ByHost(nodes, transport);
+            let way = Way::ViaHost(nodes, transport);
             Case { seed, ranks, kind, way, ..CASE }.run();
             Case { seed, ranks, kind, way, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
         }
     }
-    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    let far = Case { way: Way::ViaHost(2, Transport::Tcp), ..CASE };
     Case { top_k: 32, local_experts: 64, hidden: 128, slots: 100, ..far }.run();
     for places in [1, 2] {
         Case { rounds: 40, places, ranks: 4, hidden: 256, ..far }.run();
@@ -340,13 +340,13 @@ fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
 fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (70..).zip(BY_HOST) {
-        let way = Way::ByHost(nodes, transport);
+        let way = Way::ViaHost(nodes, transport);
         Normal { seed, ranks, way, is_worst: true, ..NORMAL }.run();
         for seed in 0..5 {
             Normal { ranks, ..Normal { slots: 200, way, ..NORMAL }.drawn(seed) }.run();
         }
     }
-    let far = Normal { way: Way::ByHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
+    let far = Normal { way: Way::ViaHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
     let by_expert = Normal { by_expert: Some(16), order: Order::ByChoice, ..far };
     for is_each in [false, true] {
         Normal { is_each, ..by_expert }.run();
@@ -357,7 +357,7 @@ fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
 #[test]
 fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    let far = Case { way: Way::ViaHost(2, Transport::Tcp), ..CASE };
     far.names_who_does_not_come();
     far.run();
 }
@@ -365,7 +365,7 @@ fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
 #[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let far = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..CASE };
+    let far = Case { ranks: 3, way: Way::ViaHost(3, Transport::Tcp), ..CASE };
     let told = far.loses_the_last(Duration::from_secs(1));
     assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
     far.run();
@@ -375,10 +375,10 @@ fn a_far_rank_that_goes_away_is_named_by_all_others_and_the_gpu_stays_usable() {
 fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
     let Some(_alone) = alone() else { return };
     for lost in [Lost::Late, Lost::Masked] {
-        let way = Way::ByHost(2, Transport::Tcp);
+        let way = Way::ViaHost(2, Transport::Tcp);
         Case { lost: Some((1, lost)), rounds: 6, places: 2, way, ..CASE }.run();
     }
-    Normal { way: Way::ByHost(3, Transport::Tcp), ..NORMAL }.goes_on_without_the_lost();
+    Normal { way: Way::ViaHost(3, Transport::Tcp), ..NORMAL }.goes_on_without_the_lost();
 }
 
 #[test]
@@ -430,11 +430,11 @@ fn how_long_calls_take_by_the_host() {
         for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
             for way in [
                 Way::Found,
-                Way::ByHost(1, Transport::Tcp),
-                Way::ByHost(2, Transport::Tcp),
-                Way::ByHost(2, Transport::Local),
-                Way::ByHost(ranks, Transport::Tcp),
-                Way::ByHost(ranks, Transport::Local),
+                Way::ViaHost(1, Transport::Tcp),
+                Way::ViaHost(2, Transport::Tcp),
+                Way::ViaHost(2, Transport::Local),
+                Way::ViaHost(ranks, Transport::Tcp),
+                Way::ViaHost(ranks, Transport::Local),
             ] {
                 let (took, proxy) = Case { ranks, kind, way, ..large }.time(30);
                 println!("{ranks} ranks, {kind:?}, {way:?}: {took:?} a dispatch and combine");

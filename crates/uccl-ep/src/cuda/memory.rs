@@ -27,15 +27,15 @@ pub struct Choices {
 /// combines of all its dispatches have.
 #[must_use]
 pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
-    Scratch::of(choices, ranks).len
+    ScratchLayout::of(choices, ranks).len
 }
 
 /// Bytes of the memory that a combine uses until it has ended.
 pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
 
-/// Offsets of the parts of a dispatch's scratch memory, behind the call's number and place. The
+/// Offsets of the tables in a dispatch's scratch memory, behind the call's number and place. The
 /// counts by rank and expert lie right behind the chunks' counts, with the same layout.
-struct Scratch {
+struct ScratchLayout {
     masks: usize,
     slots: usize,
     places: usize,
@@ -45,7 +45,7 @@ struct Scratch {
     len: usize,
 }
 
-impl Scratch {
+impl ScratchLayout {
     fn of(choices: &Choices, ranks: usize) -> Self {
         let Choices { tokens, top_k, num_experts, .. } = *choices;
         let masks = size_of::<Placed>();
@@ -81,7 +81,7 @@ impl Choices {
 
     /// The routing's tables, in the scratch memory at this address.
     pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Routes {
-        let places = Scratch::of(self, ranks);
+        let places = ScratchLayout::of(self, ranks);
         let at = |offset: usize| scratch + offset as u64;
         Routes {
             choices: self.experts,

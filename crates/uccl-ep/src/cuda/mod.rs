@@ -15,15 +15,15 @@
 
 mod call;
 mod group;
-mod hosted;
+mod host_windows;
 mod kernels;
 pub mod low_latency;
+mod mailbox;
 mod memory;
 pub mod normal;
 mod params;
 mod routing;
 mod status;
-mod told;
 mod watch;
 mod window;
 

@@ -140,7 +140,7 @@ impl Status {
 mod tests {
     use super::*;
 
-    fn told(state: u32) -> Status {
+    fn report(state: u32) -> Status {
         let (mut expected, mut seen) = ([0; MAX_RANKS], [0; MAX_RANKS]);
         expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
         (expected[3], seen[3]) = (9, 8);
@@ -154,11 +154,11 @@ mod tests {
     #[test]
     fn what_kernels_tell_are_the_errors_of_the_cpu() {
         let why = |rank: usize| (rank == 3).then(|| "has ended".to_owned());
-        let said = |state| told(state).to_error(1, why).to_string();
+        let said = |state| report(state).to_error(1, why).to_string();
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
         assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
-        let mut too_many = told(state::GAVE_UP);
+        let mut too_many = report(state::GAVE_UP);
         too_many.seen[3] = TOO_MANY;
         let too_many = too_many.to_error(1, |_| None).to_string();
         assert!(
@@ -171,9 +171,9 @@ mod tests {
         assert_eq!(said(state::POISONED), "interrupted");
         assert_eq!(said(state::LOST), "dispatch on rank 1: rank 3 has ended");
         let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());
-        let both = told(state::GAVE_UP).to_error(1, other).to_string();
+        let both = report(state::GAVE_UP).to_error(1, other).to_string();
         assert_eq!(both, "dispatch on rank 1: rank 5 has ended; rank 3 gave up on call 8");
-        let stuck = Status { what: PUSH, late: 0b1000, ..told(state::OVERDUE) };
+        let stuck = Status { what: PUSH, late: 0b1000, ..report(state::OVERDUE) };
         let stuck = stuck.to_error(1, |_| None).to_string();
         assert!(
             stuck.contains("rank 3 cannot be told: this rank's proxy has taken 8 of 9 commands")

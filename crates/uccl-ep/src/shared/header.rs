@@ -15,7 +15,7 @@ pub(crate) type Words = [u64; WORDS];
 pub(crate) const KINDS: &str =
     "as kind of call (1 dispatch, 2 combine, 3 dispatch whose rows stay, 4 barrier)";
 /// The third kind of call, which only GPUs make.
-pub(crate) const STAYS: u64 = 3;
+pub(crate) const ZERO_COPY: u64 = 3;
 
 /// A rank's header of a call.
 pub(crate) struct Header<const AGREED: usize, const VALUES: usize> {

@@ -372,7 +372,7 @@ impl Case {
             };
             let config = self.config(me, Duration::from_secs(20));
             let group = cuda::Group::join(config, &mut spoils).expect("it joins");
-            assert!(group.is_by_host(), "rank {me}");
+            assert!(group.is_via_host(), "rank {me}");
             group.unreached().map(str::to_owned)
         });
         let is_named = told[0].as_ref().is_some_and(|why| why.contains("rank 1"));
@@ -566,7 +566,7 @@ pub(crate) struct OnGpu<'a> {
     scales: u64,
     global_scale: u64,
     count: u64,
-    table: low_latency::Table,
+    tables: low_latency::RowTables,
     sums: u64,
 }
 
@@ -590,7 +590,7 @@ impl<'a> OnGpu<'a> {
                 _ => 0,
             },
             count: gpu.upload(&blank.count),
-            table: low_latency::Table {
+            tables: low_latency::RowTables {
                 src_info: gpu.upload(&blank.src_info),
                 records: gpu.upload(&vec![0xeeu8; records]),
                 layout_range: gpu.upload(&blank.layout_range),
@@ -631,7 +631,7 @@ impl<'a> OnGpu<'a> {
             count: self.count,
             stats: 0,
             waits: 0,
-            table: self.table,
+            tables: self.tables,
         };
         let (scratch, stream) = (self.scratch, &gpu.stream);
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
@@ -661,7 +661,7 @@ impl<'a> OnGpu<'a> {
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
-            records: self.table.records,
+            records: self.tables.records,
             is_packed: case.is_packed,
         };
         let sums = low_latency::CombineOutput {
@@ -687,7 +687,7 @@ impl<'a> OnGpu<'a> {
 
     /// Where the table of records is.
     pub(super) fn records(&self) -> u64 {
-        self.table.records
+        self.tables.records
     }
 
     pub(super) fn got(&self, case: &Case, gpu: &Gpu) -> Got {
@@ -696,8 +696,8 @@ impl<'a> OnGpu<'a> {
             rows: gpu.download(self.rows, rows * case.row_len()),
             scales: gpu.download(self.scales, case.scales_len()),
             count: gpu.download(self.count, case.local_experts),
-            src_info: gpu.download(self.table.src_info, rows),
-            layout_range: gpu.download(self.table.layout_range, case.num_experts()),
+            src_info: gpu.download(self.tables.src_info, rows),
+            layout_range: gpu.download(self.tables.layout_range, case.num_experts()),
             sums: gpu.download(self.sums, self.inputs.rows.len()),
         }
     }

@@ -8,16 +8,16 @@ pub(crate) enum Way {
     /// The way that the group finds, which is the direct one.
     Found,
     /// By windows of the host, as if they were on this many nodes.
-    ByHost(usize, Transport),
+    ViaHost(usize, Transport),
 }
 
 impl Way {
     /// A rank's part of a group with this way between its ranks.
     pub(crate) fn of(self, config: Config) -> Config {
-        let Self::ByHost(nodes, transport) = self else { return config };
+        let Self::ViaHost(nodes, transport) = self else { return config };
         let bind = Some([127, 0, 0, 1].into());
         let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
         let node = Some((config.rank * nodes / config.ranks) as u64);
-        Config { reach: Reach::ByHost, node, network: Some(network), ..config }
+        Config { reach: Reach::ViaHost, node, network: Some(network), ..config }
     }
 }

@@ -1,8 +1,8 @@
 //! Low latency combine: the experts' rows come back and are summed, each times its weight: for each
-//! rank choice by choice, and then these parts, rounded to 24 bits, in the order of their ranks'
+//! rank choice by choice, and then these partial sums, rounded to 24 bits, in the order of their ranks'
 //! first choices. The sum is rounded once.
 //!
-//! A rank with several choices of a token sends its part of the sum instead of their rows, if it
+//! A rank with several choices of a token sends its partial sum instead of their rows, if it
 //! has the weights: a combine of one launch sends them at its begin.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::{
 /// A combine.
 pub struct Combine {
     handle: Arc<Handle>,
-    give_back: Return,
+    send: Return,
     is_packed: bool,
     is_begun: bool,
 }
@@ -59,9 +59,9 @@ impl Combine {
         }
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
-        let pieces = if is_packed { 0 } else { pieces_of(group, *slots, len / VECTOR) };
+        let pieces = if is_packed { 0 } else { pieces_per_row(group, *slots, len / VECTOR) };
         let call = combine_call(group, &row, *slots, is_packed, (scratch, *placed))?;
-        let give_back = Return {
+        let send = Return {
             group: group.params,
             call,
             rows: input.rows,
@@ -75,7 +75,7 @@ impl Combine {
             pieces: pieces as u32,
             sums: u32::from(pieces > 0 && sums_pay(group.ranks(), *slots, row.slots)),
         };
-        Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
+        Ok(Self { handle: Arc::clone(handle), send, is_packed, is_begun: false })
     }
 
     /// Enqueues the send.
@@ -90,11 +90,12 @@ impl Combine {
         group.check()?;
         self.is_begun = true;
         let kernels = group.kernels();
-        let kernel = if self.is_packed { kernels.give_back_packed } else { kernels.give_back };
+        let kernel =
+            if self.is_packed { kernels.combine_send_packed } else { kernels.combine_send };
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
         // the rest. Windows are open as long as the group lives, and freed when the GPU's work has
         // ended.
-        unsafe { group.launch(stream, (kernel, self.rows()), &self.give_back) }
+        unsafe { group.launch(stream, (kernel, self.rows()), &self.send) }
     }
 
     /// The most rows that go back.
@@ -115,7 +116,7 @@ impl Combine {
     pub unsafe fn finish(mut self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
         let group = Arc::clone(&self.handle.group);
         group.check()?;
-        let Return { call, row_len, slot_stride, slots, pieces, .. } = self.give_back;
+        let Return { call, row_len, slot_stride, slots, pieces, .. } = self.send;
         check_rows("sums", combined.rows, row_len as usize, row_len as usize)?;
         let routes = Routes { choices: combined.experts, ..self.handle.routes };
         let sum = Sum {
@@ -134,9 +135,9 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
-            let whole = WholeCombine { give_back: self.give_back, sum };
+            let fused = WholeCombine { give_back: self.send, sum };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
-            return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
+            return unsafe { group.launch(stream, (kernels.combine, rows), &fused) };
         }
         if !self.is_begun {
             // SAFETY: the caller guarantees it.
@@ -158,9 +159,9 @@ const PACKED_STEP: usize = 1024;
 /// Bytes of a vector, which a thread moves at a time.
 const VECTOR: usize = 16;
 
-/// The number of pieces with marks that a token's rows, of so many vectors, are cut into: the same
-/// on all ranks. 0: they have no marks.
-fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
+/// The number of pieces, each with a ready flag, that a token's rows of so many vectors are cut
+/// into: the same on all ranks. 0: they have no ready flags.
+fn pieces_per_row(group: &Group, slots: usize, vectors: usize) -> usize {
     /// More would be no faster, as each takes a wait.
     const MOST: usize = 16;
     /// Warps of a launch, about. A warp that sends a second piece, once the first is there, leaves
@@ -169,7 +170,7 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
     let (slots, peers) = (slots.max(1), (group.ranks() - 1).max(1));
-    if !group.has_whole_calls() || slots > PARTS {
+    if !group.can_fuse() || slots > PARTS {
         return 0;
     }
     let most = (PARTS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
@@ -178,9 +179,9 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     vectors.div_ceil(each.max(1))
 }
 
-/// Whether ranks may send parts of sums: a rank has two choices of each token on average, there are
+/// Whether ranks may send partial sums: a rank has two choices of each token on average, there are
 /// so many tokens that a wait for the weights is shorter than the transfer of the rows, and there
-/// are notes for the weights. All ranks compute the same.
+/// are tagged words for the weights. All ranks compute the same.
 fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;

@@ -60,7 +60,7 @@ impl Dispatch {
         let record = record_of(tokens, choices.top_k)?;
         let routes = choices.routes(ranks, scratch);
         let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
-        let is_few = are_few(routes.tokens as usize, choices.top_k);
+        let is_small = is_small_batch(routes.tokens as usize, choices.top_k);
         let send = Send {
             group: group.params,
             call,
@@ -73,10 +73,10 @@ impl Dispatch {
                 Payload::Nvfp4(_, global_scale) => global_scale,
                 Payload::Bytes(_) | Payload::Quantised(..) => 0.0,
             },
-            how: how_of(tokens.payload),
-            is_few: u32::from(is_few),
+            how: format_of(tokens.payload),
+            is_few: u32::from(is_small),
             // All ranks compute the same, because they have the same slots.
-            in_parts: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
+            in_parts: u32::from(group.can_fuse() && is_small_batch(slots, choices.top_k)),
         };
         Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
@@ -119,15 +119,15 @@ impl Dispatch {
     /// `slots` rows of each rank for each local expert, which only this call uses until its work has ended.
     pub unsafe fn receive(mut self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         self.group.check()?;
-        let receive = self.receiving(outputs)?;
+        let receive = self.receive_params(outputs)?;
         let rows = receive.expert_rows as usize;
         if !self.is_begun && self.send.in_parts != 0 {
             // A block for each token and two for each record, if there are so many, so that no
             // block takes its records late because it has sent.
             let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
-            let whole = WholeDispatch { send: self.send, receive };
+            let fused = WholeDispatch { send: self.send, receive };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
-            unsafe { self.group.launch(stream, (kernel, rows), &whole)? };
+            unsafe { self.group.launch(stream, (kernel, rows), &fused)? };
         } else {
             if !self.is_begun {
                 // SAFETY: the caller guarantees it.
@@ -141,7 +141,7 @@ impl Dispatch {
         Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placed })
     }
 
-    fn receiving(&self, outputs: &DispatchOutput) -> Result<Receive> {
+    fn receive_params(&self, outputs: &DispatchOutput) -> Result<Receive> {
         let Self { group, send: Send { call, routes, area, .. }, slots, .. } = self;
         let (call, routes, area, slots) = (*call, *routes, *area, *slots);
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
@@ -173,9 +173,9 @@ impl Dispatch {
             count: outputs.count,
             stats: outputs.stats,
             waits: outputs.waits,
-            src_info: outputs.table.src_info,
-            records: outputs.table.records,
-            layout_range: outputs.table.layout_range,
+            src_info: outputs.tables.src_info,
+            records: outputs.tables.records,
+            layout_range: outputs.tables.layout_range,
             expert_rows: expert_rows as u32,
             slots: slots as u32,
             top_k: routes.top_k,
@@ -195,12 +195,12 @@ impl Handle {
 }
 
 /// Whether each block of a launch may read all tokens' choices.
-fn are_few(tokens: usize, top_k: usize) -> bool {
+fn is_small_batch(tokens: usize, top_k: usize) -> bool {
     tokens <= FEW_TOKENS && tokens * top_k <= FEW_CHOICES
 }
 
 /// The kernels' number of a payload's format.
-fn how_of(payload: Payload) -> u32 {
+fn format_of(payload: Payload) -> u32 {
     match payload {
         Payload::Bytes(_) => how::COPIED,
         Payload::Quantised(_, Scales::Exact) => how::EXACT,

@@ -33,12 +33,12 @@ pub struct DispatchOutput {
     /// u64 by rank: nanoseconds of waiting for its data, added to earlier values; or 0.
     pub waits: u64,
     /// The handle's tables.
-    pub table: Table,
+    pub tables: RowTables,
 }
 
 /// The tables of a dispatch about its rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct RowTables {
     /// i32 by row: the token's number at its rank.
     pub src_info: u64,
     /// The combine's input: [`records_len`] bytes, aligned to 4.

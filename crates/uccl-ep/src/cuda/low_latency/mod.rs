@@ -3,7 +3,7 @@
 //! A token goes once to each rank that has one of its experts, quantised on the way if the caller
 //! asks for it, and is copied there to the rows of its experts. A combine takes a row from each
 //! expert. No call waits on the host. A call of up to 512 tokens can be one launch; then each
-//! record, and each piece of a row, has a mark.
+//! record, and each piece of a row, has a ready flag.
 
 mod combine;
 mod dispatch;
@@ -12,5 +12,7 @@ mod memory;
 pub use self::{
     combine::Combine,
     dispatch::{Dispatch, Handle},
-    memory::{CombineInput, CombineOutput, DispatchOutput, ScalesOut, Table, Tokens, records_len},
+    memory::{
+        CombineInput, CombineOutput, DispatchOutput, RowTables, ScalesOut, Tokens, records_len,
+    },
 };

@@ -38,7 +38,7 @@ pub struct CombineInput {
     /// variants.
     pub sends: CombineRows,
     /// The most blocks of the call's launches, to leave other multiprocessors of the GPU free.
-    pub most_blocks: Option<NonZero<usize>>,
+    pub max_blocks: Option<NonZero<usize>>,
 }
 
 /// Memory for the sums.
@@ -61,11 +61,11 @@ pub struct Combine {
     sent: NormalReturn,
     row: Row,
     sends: CombineRows,
-    most_blocks: Option<NonZero<usize>>,
+    max_blocks: Option<NonZero<usize>>,
 }
 
 impl Combine {
-    /// Enqueues the send of rows back to the ranks of their tokens, unless they are sent in parts.
+    /// Enqueues the send of rows back to the ranks of their tokens, unless they are sent in chunks.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -79,13 +79,13 @@ impl Combine {
         input: &CombineInput,
         (scratch, stream): (u64, &Stream),
     ) -> Result<Self> {
-        let Handle { group, routes, slots, told } = &**handle;
+        let Handle { group, routes, slots, rows } = &**handle;
         group.check()?;
         let (len, top_k) = (2 * input.hidden, routes.top_k as usize);
         check_rows("rows", input.rows, input.stride, len)?;
-        group.check_apart(input.rows)?;
+        group.check_outside_pool(input.rows)?;
         let is_each = input.sends == CombineRows::EachExpert;
-        if (input.sends == CombineRows::Row) == told.by_expert.is_some() {
+        if (input.sends == CombineRows::Row) == rows.by_expert.is_some() {
             return Err(Error::invalid("rows go back as they came: by token, or by expert"));
         }
         if is_each && input.weights != 0 {
@@ -96,18 +96,18 @@ impl Combine {
             weights: if input.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = combine_call(group, &row, *slots, false, (scratch, told.placed))?;
+        let call = combine_call(group, &row, *slots, false, (scratch, rows.placed))?;
         let sent = NormalReturn {
             group: group.params,
             call,
             rows: input.rows,
             row_stride: input.stride as u64,
             weights: input.weights,
-            src_info: told.table.src_info,
-            origin: told.table.origin,
-            starts: told.table.starts,
-            ends: told.by_expert.map_or(0, |rows| rows.ends),
-            metadata: told.by_expert.map_or(0, |rows| rows.metadata),
+            src_info: rows.tables.src_info,
+            origin: rows.tables.origin,
+            starts: rows.tables.starts,
+            ends: rows.by_expert.map_or(0, |layout| layout.ends),
+            metadata: rows.by_expert.map_or(0, |layout| layout.metadata),
             slot_stride: row.stride() as u64,
             row_len: len as u32,
             weights_at: row.weights_at() as u32,
@@ -117,21 +117,21 @@ impl Combine {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             sends_each: u32::from(is_each),
-            spread: told.spread as u32,
+            spread: rows.spread as u32,
             zero: 0,
         };
-        if !group.has_whole_calls() {
-            let blocks = blocks_for(input.len, input.most_blocks);
+        if !group.can_fuse() {
+            let blocks = blocks_for(input.len, input.max_blocks);
             // SAFETY: the kernel takes this struct; the module is never unloaded; the caller
             // guarantees the rest. Windows are open as long as the group lives, and freed when the
             // GPU's work has ended.
             unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
         }
-        let CombineInput { sends, most_blocks, .. } = *input;
-        Ok(Self { handle: Arc::clone(handle), sent, row, sends, most_blocks })
+        let CombineInput { sends, max_blocks, .. } = *input;
+        Ok(Self { handle: Arc::clone(handle), sent, row, sends, max_blocks })
     }
 
-    /// Enqueues the sums, which end the call, and the send of rows that go in parts.
+    /// Enqueues the sums, which end the call, and the send of rows that go in chunks.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -141,7 +141,7 @@ impl Combine {
     /// `combined` has a row, and weights if there are any, for each of this rank's tokens; no other
     /// code uses them until this work has ended.
     pub unsafe fn finish(self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
-        let Self { handle, sent, row, sends, most_blocks } = self;
+        let Self { handle, sent, row, sends, max_blocks } = self;
         let Handle { group, routes, slots, .. } = &*handle;
         group.check()?;
         check_rows("sums", combined.rows, row.values, row.values)?;
@@ -179,12 +179,12 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
-            if group.has_whole_calls() {
-                let blocks = blocks_for(sent.len as usize + tokens + 1, most_blocks);
-                let whole = WholeNormalCombine { give_back: sent, sum };
-                group.launch(stream, (kernels.normal_combine, blocks), &whole)
+            if group.can_fuse() {
+                let blocks = blocks_for(sent.len as usize + tokens + 1, max_blocks);
+                let fused = WholeNormalCombine { give_back: sent, sum };
+                group.launch(stream, (kernels.normal_combine, blocks), &fused)
             } else {
-                let blocks = blocks_for(tokens, most_blocks);
+                let blocks = blocks_for(tokens, max_blocks);
                 group.launch(stream, (kernels.normal_sum, blocks), &sum)
             }
         }

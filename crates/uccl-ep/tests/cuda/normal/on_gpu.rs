@@ -70,11 +70,11 @@ pub(super) struct OnGpu<'a> {
     pub(super) made_weights: u64,
     biases: [u64; 2],
     scratch: [u64; 4],
-    layout: normal::Layout,
+    layout: normal::LayoutOutput,
     to: normal::DispatchOutput,
     to_again: normal::DispatchOutput,
-    pub(super) table: normal::Table,
-    by_expert: Option<normal::ByExpert>,
+    pub(super) tables: normal::RowTables,
+    by_expert: Option<normal::ExpertLayout>,
     sums: u64,
     summed_weights: u64,
 }
@@ -83,13 +83,13 @@ impl<'a> OnGpu<'a> {
     pub(super) fn new(case: &Normal, gpu: &Gpu, inputs: &'a Inputs) -> Self {
         let blank = case.untouched(inputs);
         let given = |address: u64, is_given: bool| if is_given { address } else { 0 };
-        let table = normal::Table {
+        let tables = normal::RowTables {
             src_info: gpu.upload(&case.widened(&blank.src_info)),
             origin: gpu.upload(&case.widened(&blank.src_info)),
             starts: gpu.upload(&vec![0u32; 1 + case.ranks]),
             per_expert: gpu.upload(&blank.per_expert),
         };
-        let by_expert = case.by_expert.map(|alignment| normal::ByExpert {
+        let by_expert = case.by_expert.map(|alignment| normal::ExpertLayout {
             alignment,
             tokens: case.most_tokens(),
             ends: gpu.upload(&blank.ends),
@@ -108,7 +108,7 @@ impl<'a> OnGpu<'a> {
             weights: given(gpu.upload(&case.widened(&blank.weights)), case.has_weights),
             zeroes_foreign_weights: case.zeroes_foreign(),
             zeroes_gaps: case.zeroes_gaps,
-            table: Some(table),
+            tables: Some(tables),
             by_expert,
         };
         let to_again = normal::DispatchOutput {
@@ -116,7 +116,7 @@ impl<'a> OnGpu<'a> {
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
             choices: 0,
             weights: 0,
-            table: case.is_laid_out.then_some(table),
+            tables: case.is_laid_out.then_some(tables),
             by_expert: by_expert.filter(|_| case.is_laid_out),
             ..to
         };
@@ -136,14 +136,14 @@ impl<'a> OnGpu<'a> {
             made_weights: given(gpu.upload(&case.widened(&inputs.made_weights)), returns_weights),
             biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
             scratch: [0; 4],
-            layout: normal::Layout {
+            layout: normal::LayoutOutput {
                 per_rank: gpu.upload(&blank.layout.0),
                 per_expert: gpu.upload(&blank.layout.1),
-                goes: gpu.upload(&blank.layout.2),
+                token_in_rank: gpu.upload(&blank.layout.2),
             },
             to,
             to_again,
-            table,
+            tables,
             by_expert,
             sums: gpu.upload(&blank.sums),
             summed_weights: given(gpu.upload(&blank.summed_weights), returns_weights),
@@ -155,16 +155,16 @@ impl<'a> OnGpu<'a> {
         on_gpu
     }
 
-    pub(super) fn routed(&self, case: &Normal) -> normal::Routed<'static> {
+    pub(super) fn routed(&self, case: &Normal) -> normal::Routing<'static> {
         let (tokens, num_experts) = (self.inputs.tokens, case.num_experts());
         match case.top_k {
-            0 => normal::Routed::Ranks(normal::Ranks {
-                goes: self.chosen,
+            0 => normal::Routing::Ranks(normal::TokenRanks {
+                token_in_rank: self.chosen,
                 per_expert: self.told,
                 tokens,
                 num_experts,
             }),
-            top_k => normal::Routed::Choices(cuda::Choices {
+            top_k => normal::Routing::Choices(cuda::Choices {
                 experts: self.chosen,
                 is_64: case.is_64(),
                 tokens,
@@ -186,7 +186,7 @@ impl<'a> OnGpu<'a> {
                 word_stride: 1,
             }),
             weights,
-            most_blocks: NonZero::new(case.seed as usize % 3),
+            max_blocks: NonZero::new(case.seed as usize % 3),
         }
     }
 
@@ -196,8 +196,8 @@ impl<'a> OnGpu<'a> {
         case: &Normal,
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
-    ) -> Result<Option<normal::LaidOut>> {
-        let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(None) };
+    ) -> Result<Option<normal::DispatchLayout>> {
+        let normal::Routing::Choices(choices) = self.routed(case) else { return Ok(None) };
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
@@ -207,12 +207,12 @@ impl<'a> OnGpu<'a> {
     fn forget_choices(&self, case: &Normal, gpu: &Gpu) {
         let (experts, ranks) = (&self.inputs.experts, case.ranks);
         let chosen = experts.len() * if case.is_64() { 8 } else { 4 };
-        let normal::Layout { per_rank, per_expert, goes } = self.layout;
+        let normal::LayoutOutput { per_rank, per_expert, token_in_rank } = self.layout;
         for (memory, len) in [
             (self.chosen, chosen),
             (per_rank, 4 * ranks),
             (per_expert, 4 * case.num_experts()),
-            (goes, self.inputs.tokens * ranks),
+            (token_in_rank, self.inputs.tokens * ranks),
         ] {
             // SAFETY: each memory has `len` bytes, and the stream is waited for before they are
             // freed.
@@ -225,7 +225,7 @@ impl<'a> OnGpu<'a> {
         &self,
         case: &Normal,
         (group, gpu): (&Arc<cuda::Group>, &Gpu),
-        routed: normal::Routed<'_>,
+        routed: normal::Routing<'_>,
     ) -> Result<Arc<normal::Handle>> {
         let rows = match case.wrong_of(group) {
             Some(Wrong::TokensInBuffer) => group.pool_address(),
@@ -274,7 +274,7 @@ impl<'a> OnGpu<'a> {
             }
             if case.stays {
                 return self
-                    .receive_in_place(case, (group, gpu), (dispatch, &outputs))
+                    .receive_zero_copy(case, (group, gpu), (dispatch, &outputs))
                     .map(Arc::new);
             }
             dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
@@ -292,15 +292,15 @@ impl<'a> OnGpu<'a> {
     /// Fills a table with values that no dispatch writes, if that is the fault.
     fn spoil(&self, case: &Normal, wrong: Option<Wrong>, gpu: &Gpu) {
         let blank = case.untouched(self.inputs);
-        let (table, len) = match (wrong, self.by_expert) {
+        let (tables, len) = match (wrong, self.by_expert) {
             (Some(Wrong::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
-            (Some(Wrong::Spoilt), None) => (self.table.src_info, blank.src_info.len()),
+            (Some(Wrong::Spoilt), None) => (self.tables.src_info, blank.src_info.len()),
             // The total, behind the starts, is kept.
-            (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
+            (Some(Wrong::SpoiltStarts), _) => (self.tables.starts, case.ranks),
             _ => return,
         };
         // SAFETY: the table has `len` integers, and the stream is waited for before they are freed.
-        unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
+        unsafe { gpu.stream.fill(tables, 0x7f, 4 * len) }.expect("a fill");
     }
 
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
@@ -319,20 +319,20 @@ impl<'a> OnGpu<'a> {
         if laid_out.is_some() {
             self.forget_choices(case, gpu);
         }
-        let laid_out = laid_out.as_ref().map(normal::Routed::LaidOut);
+        let laid_out = laid_out.as_ref().map(normal::Routing::Layout);
         let handle = self.dispatch(case, (group, gpu), laid_out.unwrap_or(self.routed(case)))?;
         self.spoil(case, case.wrong_of(group), gpu);
         let stream = &gpu.stream;
         if case.is_again {
             let tokens = self.tokens(case, self.again, 0);
-            let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
+            let routed = laid_out.unwrap_or(normal::Routing::Cached(&handle));
             let to = (self.scratch[1], stream);
             // SAFETY: the memory is as long as the arguments state, and lives until the stream has
             // been waited for.
             unsafe {
                 let again = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
                 match case.stays {
-                    true => self.receive_in_place(case, (group, gpu), (again, &self.to_again))?,
+                    true => self.receive_zero_copy(case, (group, gpu), (again, &self.to_again))?,
                     false => again.receive(&self.to_again, stream)?,
                 };
             }
@@ -360,7 +360,7 @@ impl<'a> OnGpu<'a> {
             hidden: case.hidden,
             weights: self.made_weights,
             sends: case.sends(),
-            most_blocks: NonZero::new(case.seed as usize % 4),
+            max_blocks: NonZero::new(case.seed as usize % 4),
         };
         let combined = normal::CombineOutput {
             rows: self.sums,
@@ -379,7 +379,7 @@ impl<'a> OnGpu<'a> {
     pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
         let (rows, tokens) = (case.most_rows(), self.inputs.tokens);
         let blank = case.untouched(self.inputs);
-        let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
+        let starts: Vec<u32> = gpu.download(self.tables.starts, 1 + case.ranks);
         let again = if case.is_again { rows * case.row_len() } else { 0 };
         let count = case.widened(&blank.choices).len();
         let choices = match case.is_64() {
@@ -397,15 +397,15 @@ impl<'a> OnGpu<'a> {
             layout: (
                 gpu.download(self.layout.per_rank, blank.layout.0.len()),
                 gpu.download(self.layout.per_expert, blank.layout.1.len()),
-                gpu.download(self.layout.goes, blank.layout.2.len()),
+                gpu.download(self.layout.token_in_rank, blank.layout.2.len()),
             ),
             from: starts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
-            per_expert: gpu.download(self.table.per_expert, case.local_experts),
+            per_expert: gpu.download(self.tables.per_expert, case.local_experts),
             rows: gpu.download(self.to.rows, rows * case.row_len()),
             scales: gpu.download(scales, rows * case.scales),
             choices: case.in_order(&starts, choices),
             weights: case.in_order(&starts, gpu.download(self.to.weights, weights)),
-            src_info: case.in_order(&starts, gpu.download(self.table.src_info, infos)),
+            src_info: case.in_order(&starts, gpu.download(self.tables.src_info, infos)),
             ends: gpu.download(tables.0, blank.ends.len()),
             metadata: gpu.download(tables.1, blank.metadata.len()),
             again: gpu.download(self.to_again.rows, again),

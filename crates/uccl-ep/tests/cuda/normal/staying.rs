@@ -72,17 +72,17 @@ impl OnGpu<'_> {
     /// Takes rows in place, copies them to the outputs, and puts the rows to send back where the
     /// GPU takes them. Meanwhile peers go on, and wait for nothing but this rank's next call; a
     /// layout is no such call.
-    pub(super) fn receive_in_place(
+    pub(super) fn receive_zero_copy(
         &self,
         case: &Normal,
         (group, gpu): (&Arc<Group>, &Gpu),
         (dispatch, outputs): (normal::Dispatch, &normal::DispatchOutput),
     ) -> Result<normal::Handle> {
-        let place = dispatch.in_place().expect("rows can stay");
+        let place = dispatch.zero_copy_view().expect("rows can stay");
         assert_eq!((place.len, place.spread), (case.rows_on_gpu(), case.spread()), "{case:?}");
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
-        let handle = unsafe { dispatch.receive_in_place(outputs, &gpu.stream)? };
+        let handle = unsafe { dispatch.receive_zero_copy(outputs, &gpu.stream)? };
         gpu.stream.synchronize().expect("kernels end well");
         if group.rank() == 0 {
             // A case that is laid out has overwritten the choices.
@@ -91,7 +91,7 @@ impl OnGpu<'_> {
             }
             thread::sleep(PAUSE);
         }
-        let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
+        let starts: Vec<u32> = gpu.download(self.tables.starts, 1 + case.ranks);
         let all: Vec<u8> = gpu.download(place.rows, place.len * place.stride);
         let rows = case.rows_in_order(&starts).into_iter().take(starts[case.ranks] as usize);
         let part = |at: usize, len: usize| -> Vec<u8> {

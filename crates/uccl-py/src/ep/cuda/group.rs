@@ -44,7 +44,7 @@ impl PyCudaGroup {
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let reach = if by_host { Reach::ByHost } else { Reach::Any };
+        let reach = if by_host { Reach::ViaHost } else { Reach::Any };
         let network = None;
         let config = Config {
             rank,
@@ -72,13 +72,13 @@ impl PyCudaGroup {
     /// Whether ranks reach each other through the host's memory.
     #[getter]
     fn is_by_host(&self) -> bool {
-        self.group.is_by_host()
+        self.group.is_via_host()
     }
 
     /// Whether one launch may do a whole call of normal mode.
     #[getter]
     fn has_whole_calls(&self) -> bool {
-        self.group.has_whole_calls()
+        self.group.can_fuse()
     }
 
     /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
@@ -111,7 +111,7 @@ impl PyCudaGroup {
     fn tell_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let stream = self.stream(stream);
         // SAFETY: `uccl.ep` passes a stream of the group's GPU.
-        let done = py.detach(|| unsafe { self.group.tell_too_many(&stream) });
+        let done = py.detach(|| unsafe { self.group.announce_too_many(&stream) });
         done.map_err(|e| exception(&e))
     }
 

@@ -8,8 +8,8 @@ use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices,
     low_latency::{
-        Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle, ScalesOut, Table,
-        Tokens, records_len,
+        Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle, RowTables,
+        ScalesOut, Tokens, records_len,
     },
     scratch_len,
 };
@@ -45,8 +45,8 @@ pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usiz
 /// Addresses of `src_info`, records and `layout_range`.
 type TableGiven = (u64, u64, u64);
 
-fn table((src_info, records, layout_range): TableGiven) -> Table {
-    Table { src_info, records, layout_range }
+fn table((src_info, records, layout_range): TableGiven) -> RowTables {
+    RowTables { src_info, records, layout_range }
 }
 
 /// A dispatch.
@@ -126,8 +126,15 @@ impl PyCudaDispatch {
         };
         let in_tiles = |(words, tile_rows)| ScalesOut::Tiled { words, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
-        let outputs =
-            DispatchOutput { rows, stride, scales, count, stats, waits, table: self::table(table) };
+        let outputs = DispatchOutput {
+            rows,
+            stride,
+            scales,
+            count,
+            stats,
+            waits,
+            tables: self::table(table),
+        };
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no

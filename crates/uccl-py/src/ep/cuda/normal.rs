@@ -10,8 +10,9 @@ use uccl_ep::{
     cuda::{
         Choices, Group,
         normal::{
-            ByExpert, Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle,
-            LaidOut, Layout, Ranks, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
+            CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchLayout,
+            DispatchOutput, ExpertLayout, Handle, LayoutOutput, Routing, RowTables, ScalesIn,
+            ScalesOut, TokenRanks, Tokens,
         },
     },
 };
@@ -35,14 +36,14 @@ pub(crate) fn cuda_room_for(
     local_experts: usize,
     stays: bool,
 ) -> PyResult<usize> {
-    let sizes = Sizes { payload, scales, hidden, top_k, local_experts, stays };
-    sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
+    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy: stays };
+    shape.room_for(tokens, &group.group).map_err(|e| exception(&e))
 }
 
 /// The layout of tokens, for dispatches of the same tokens.
 #[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
 pub(crate) struct PyLaidOut {
-    laid_out: LaidOut,
+    laid_out: DispatchLayout,
 }
 
 /// Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
@@ -66,7 +67,7 @@ pub(crate) fn cuda_layout(
 ) -> PyResult<PyLaidOut> {
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-    let layout = Layout { per_rank, per_expert, goes };
+    let layout = LayoutOutput { per_rank, per_expert, token_in_rank: goes };
     // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
     // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
     let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
@@ -200,23 +201,23 @@ impl PyNormalKind {
             token_stride,
             word_stride,
         });
-        let most_blocks = NonZero::new(sending.blocks);
+        let max_blocks = NonZero::new(sending.blocks);
         let sent =
-            Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, most_blocks };
-        let routed = match (&sending.again, &sending.laid_out, ranks) {
-            (Some(again), ..) => Routed::Again(&again.get().handle),
-            (None, Some(before), _) => Routed::LaidOut(&before.get().laid_out),
-            (None, None, Some((goes, per_expert))) => {
-                Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
+            Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, max_blocks };
+        let routing = match (&sending.again, &sending.laid_out, ranks) {
+            (Some(again), ..) => Routing::Cached(&again.get().handle),
+            (None, Some(before), _) => Routing::Layout(&before.get().laid_out),
+            (None, None, Some((token_in_rank, per_expert))) => {
+                Routing::Ranks(TokenRanks { token_in_rank, per_expert, tokens, num_experts })
             }
             (None, None, None) => {
-                Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
+                Routing::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
             }
         };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only; its layouts and handles are of this group, and their streams are
         // waited for.
-        unsafe { Dispatch::begin(group, &sent, routed, slots, (scratch, stream)) }
+        unsafe { Dispatch::begin(group, &sent, routing, slots, (scratch, stream)) }
     }
 
     fn outputs(&self, receiving: &Receiving) -> DispatchOutput {
@@ -224,7 +225,7 @@ impl PyNormalKind {
         let (at, alike) = (&parts.get().parts, &self.alike);
         let part = |words: u64| small + 4 * words;
         let part_if = |is_there: bool, words: u64| if is_there { part(words) } else { 0 };
-        let by_expert = alike.alignment.filter(|_| alike.tells).map(|alignment| ByExpert {
+        let by_expert = alike.alignment.filter(|_| alike.tells).map(|alignment| ExpertLayout {
             alignment,
             tokens: *tokens,
             ends: part(at.ends),
@@ -244,7 +245,7 @@ impl PyNormalKind {
             weights: part_if(alike.has_weights, at.weights),
             zeroes_foreign_weights: alike.zeroes_foreign,
             zeroes_gaps: alike.zeroes_gaps,
-            table: alike.tells.then(|| Table {
+            tables: alike.tells.then(|| RowTables {
                 src_info: part(at.src_info),
                 origin: part(at.origin),
                 starts: part(at.starts),
@@ -266,7 +267,7 @@ impl PyNormalKind {
         // keeps the tables with the handle.
         unsafe {
             match stays {
-                true => dispatch.receive_in_place(&outputs, stream),
+                true => dispatch.receive_zero_copy(&outputs, stream),
                 false => dispatch.receive(&outputs, stream),
             }
         }
@@ -365,7 +366,7 @@ impl PyNormalDispatch {
     /// pool, their distance in bytes, and the offset of the first scale.
     fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
         let dispatch = self.dispatch.lock();
-        let place = dispatch.as_ref().ok_or_else(|| exception(&over()))?.in_place();
+        let place = dispatch.as_ref().ok_or_else(|| exception(&over()))?.zero_copy_view();
         Ok(place.map(|place| {
             let scales_at = place.scales.map_or(0, |scales| scales.words - place.pool);
             (place.len, place.rows - place.pool, place.stride, scales_at)
@@ -425,9 +426,9 @@ impl PyNormalCombine {
             "each" => CombineRows::EachExpert,
             other => return Err(PyValueError::new_err(format!("no {other:?} is sent"))),
         };
-        let most_blocks = NonZero::new(blocks);
+        let max_blocks = NonZero::new(blocks);
         let input =
-            CombineInput { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
+            CombineInput { len, rows, stride: 2 * hidden, hidden, weights, sends, max_blocks };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let begun =

@@ -8,9 +8,9 @@ use crate::{
     },
 };
 
-/// Sizes of a call's rows, and of later calls with its handle.
+/// Sizes of a call's rows, and of the rows of later calls with its handle.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct CallShape {
     /// Bytes of a row.
     pub payload: usize,
     /// Words of scales that go with it.
@@ -21,11 +21,12 @@ pub struct Sizes {
     pub top_k: usize,
     /// Experts of each rank.
     pub local_experts: usize,
-    /// Whether rows may stay where they arrive, which takes up to a row more for each rank.
-    pub stays: bool,
+    /// Whether the rows of a dispatch may be a view of the pool, which takes up to a row more for
+    /// each rank.
+    pub zero_copy: bool,
 }
 
-impl Sizes {
+impl CallShape {
     /// The most tokens that each rank may have: the group's whole pool has room for them in a
     /// dispatch, in its combine, and in a dispatch of bf16 with its handle. All ranks compute the
     /// same number, because no size that differs between them counts.
@@ -51,7 +52,7 @@ impl Sizes {
         let (local, len) = (self.local_experts, pool / ranks);
         let of_records = |record: Record| {
             let most = record.slots_in(local, len);
-            if self.stays { most.min(record.slots_spread_in(local, len & !63)) } else { most }
+            if self.zero_copy { most.min(record.slots_spread_in(local, len & !63)) } else { most }
         };
         let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
         most.min(MAX_TOKENS)
@@ -62,8 +63,8 @@ impl Sizes {
         let local = self.local_experts;
         let of_records = |record: Record| {
             let spread = record.spread(local, tokens) * record.stride();
-            let stays = if self.stays { spread.next_multiple_of(64) } else { 0 };
-            record.area(local, tokens).max(stays) * ranks
+            let spread = if self.zero_copy { spread.next_multiple_of(64) } else { 0 };
+            record.area(local, tokens).max(spread) * ranks
         };
         self.records().map(of_records).into_iter().max().unwrap_or_default()
     }
@@ -90,28 +91,29 @@ mod tests {
         for _ in 0..2000 {
             let (ranks, hidden) = (random.usize(1..=64), 8 * random.usize(0..=1024));
             let is_narrow = random.bool();
-            let sizes = Sizes {
+            let shape = CallShape {
                 payload: if is_narrow { hidden } else { 2 * hidden },
                 scales: if is_narrow { random.usize(..=600) } else { 0 },
                 hidden,
                 top_k: random.usize(..=32),
                 local_experts: random.usize(..=256),
-                stays: random.bool(),
+                zero_copy: random.bool(),
             };
             let tokens = random.usize(..=MAX_TOKENS);
-            let pool = sizes.pool_for(tokens, ranks);
-            let most = sizes.most_tokens_in(pool, ranks);
-            assert!((tokens..=MAX_TOKENS).contains(&most), "{sizes:?}: {most}, not {tokens}");
-            assert!(sizes.pool_for(most, ranks) <= pool, "{sizes:?}: {most} do not fit");
-            let slots = slots_of(Nodes::one(ranks), sizes.top_k);
-            let row = Row { values: 2 * hidden, weights: sizes.top_k, slots };
-            assert!(row.place(most) <= pool, "{sizes:?}: rows of {most} do not fit");
-            let is_most = most == MAX_TOKENS || sizes.pool_for(most + 1, ranks) > pool;
-            assert!(is_most, "{sizes:?}: one more than {most} fits");
+            let pool = shape.pool_for(tokens, ranks);
+            let most = shape.most_tokens_in(pool, ranks);
+            assert!((tokens..=MAX_TOKENS).contains(&most), "{shape:?}: {most}, not {tokens}");
+            assert!(shape.pool_for(most, ranks) <= pool, "{shape:?}: {most} do not fit");
+            let slots = slots_of(Nodes::one(ranks), shape.top_k);
+            let row = Row { values: 2 * hidden, weights: shape.top_k, slots };
+            assert!(row.place(most) <= pool, "{shape:?}: rows of {most} do not fit");
+            let is_most = most == MAX_TOKENS || shape.pool_for(most + 1, ranks) > pool;
+            assert!(is_most, "{shape:?}: one more than {most} fits");
         }
         let (payload, hidden) = (14336, 7168);
-        let sizes = Sizes { payload, scales: 0, hidden, top_k: 8, local_experts: 32, stays: false };
-        assert_eq!(sizes.most_tokens_in(0, 8), 0);
-        assert_eq!(sizes.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
+        let shape =
+            CallShape { payload, scales: 0, hidden, top_k: 8, local_experts: 32, zero_copy: false };
+        assert_eq!(shape.most_tokens_in(0, 8), 0);
+        assert_eq!(shape.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// A rank's window, and the GPU's access to those of its peers.
-pub(super) struct Hosted {
+pub(super) struct HostWindows {
     watch: Watch,
     group: Arc<Group>,
     /// Each keeps its memory mapped until no kernel uses it any more, so the proxy carries the
@@ -36,7 +36,7 @@ pub(super) struct Hosted {
     /// group.
     _locked: Vec<HostRegistration>,
     windows: [u64; MAX_RANKS],
-    /// The staging copy, as long as a window: rows that stay with this rank, and data fetched from
+    /// The staging copy, as long as a window: this rank's rows for itself, and data fetched from
     /// its own window.
     home: DeviceBuffer,
     far: u64,
@@ -45,7 +45,7 @@ pub(super) struct Hosted {
     ring_slots: u32,
 }
 
-impl Hosted {
+impl HostWindows {
     /// Makes a group's calls available to the kernels of a GPU; the host makes none.
     pub(super) fn new(
         group: Arc<Group>,
@@ -55,24 +55,24 @@ impl Hosted {
         let mut locked = Vec::new();
         let mut lock = |memory: &Arc<Mapping>| {
             let address = memory.as_ptr().addr() as u64;
-            let kept = EndsApart(Some(Arc::clone(&group)));
+            let kept = DropOnThread(Some(Arc::clone(&group)));
             // SAFETY: the group keeps its windows, its mirrors and its ring mapped.
             let lock = unsafe { HostRegistration::new(context, address, memory.len(), kept) };
             locked.push(lock?);
             Ok::<_, Error>(address)
         };
         let (mut windows, mut far) = ([0; MAX_RANKS], 0);
-        let way = group.window().far();
+        let far_peers = group.window().far();
         let (mut mirrors, mut ring, mut ring_slots) = (0, 0, 0);
-        if let Some(way) = way {
-            let (memory, slots) = way.ring();
-            (mirrors, ring, ring_slots) = (lock(way.outbox())?, lock(memory)?, slots as u32);
+        if let Some(peers) = far_peers {
+            let (memory, slots) = peers.ring();
+            (mirrors, ring, ring_slots) = (lock(peers.outbox())?, lock(memory)?, slots as u32);
         }
         for (rank, at) in windows.iter_mut().enumerate().take(group.ranks()) {
             if let Some(near) = group.window().near(rank) {
                 *at = lock(near)?;
-            } else if let Some(part) = way.and_then(|way| way.staging_offset(rank)) {
-                *at = mirrors + part as u64;
+            } else if let Some(offset) = far_peers.and_then(|peers| peers.staging_offset(rank)) {
+                *at = mirrors + offset as u64;
                 far |= 1 << rank;
             } else {
                 return Err(Error::invalid(format!("rank {rank} has not joined")));
@@ -110,12 +110,12 @@ impl Hosted {
 /// A share of an object that may take long to end, as a group does while far peers receive earlier
 /// data. The last share ends it on a thread of its own: the thread that drops the last share frees
 /// GPU memory, for which others wait.
-struct EndsApart<T: Send + Sync + 'static>(Option<Arc<T>>);
+struct DropOnThread<T: Send + Sync + 'static>(Option<Arc<T>>);
 
 /// The threads that end such objects. Each drop of a last share joins those that are over.
 static ENDING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
-impl<T: Send + Sync> Drop for EndsApart<T> {
+impl<T: Send + Sync> Drop for DropOnThread<T> {
     fn drop(&mut self) {
         let Some(last) = self.0.take().and_then(Arc::into_inner) else { return };
         let end = move || drop(last);
@@ -156,7 +156,7 @@ mod tests {
     fn nobody_waits_for_the_end_of_the_last_share() {
         let ((go, may_end), (has_ended, ended)) = (channel(), channel());
         let slow = Arc::new(Slow { may_end: may_end.into(), has_ended });
-        let shares = [EndsApart(Some(Arc::clone(&slow))), EndsApart(Some(slow))];
+        let shares = [DropOnThread(Some(Arc::clone(&slow))), DropOnThread(Some(slow))];
         drop(shares);
         go.send(()).unwrap();
         assert_eq!(ended.recv(), Ok(true));

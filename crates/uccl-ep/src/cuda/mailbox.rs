@@ -7,12 +7,12 @@ use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 use super::params::Told;
 
 /// Host memory that kernels write to, one at a time.
-pub(super) struct ToldMemory {
+pub(super) struct CountsMailbox {
     memory: PinnedBuffer,
     ticket: u64,
 }
 
-impl ToldMemory {
+impl CountsMailbox {
     pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
         Ok(Self { memory: PinnedBuffer::new(context, size_of::<Told>())?, ticket: 0 })
     }
