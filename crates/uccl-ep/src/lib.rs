@@ -17,7 +17,7 @@
 //! | --- | --- |
 //! | which ranks a token goes to, and its slot there | [`routing`] |
 //! | bytes of a record, an area, a row | [`record`] |
-//! | the place of a call in the windows | [`placing`] |
+//! | the place of a call in the windows | [`places`] |
 //! | the words between ranks, and the next step of a call | [`protocol`]: plain data, run under any schedule by its tests |
 //! | the groups of ranks on nodes | [`nodes`] |
 //! | number formats, the order of sums | [`numerics`] |
@@ -41,7 +41,7 @@ pub use host::{
 };
 pub use shared::{
     error::{Error, Phase, Result},
-    joining::{Exchange, MakeEndpoint},
-    nodes, placing, protocol, record, routing,
+    join::{Exchange, MakeEndpoint},
+    nodes, places, protocol, record, routing,
     view::control_len,
 };

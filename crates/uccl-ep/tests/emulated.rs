@@ -8,7 +8,7 @@ mod emulator;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
 use self::cuda::{Case, Kind, Lost, Masks, Normal, Way};
@@ -34,13 +34,13 @@ const SMALL: Case = Case {
 #[test]
 fn a_gpu_makes_the_bytes_of_the_cpu() {
     emulator::load();
-    let fp8 = [Scales::Exact, Scales::PowerOfTwo, Scales::Exponent].map(Kind::Fp8);
+    let fp8 = [ScaleFormat::Exact, ScaleFormat::PowerOfTwo, ScaleFormat::Exponent].map(Kind::Fp8);
     for (seed, kind) in (0..).zip([Kind::Bf16].into_iter().chain(fp8)) {
         let ranks = 1 + seed as usize % 3;
         Case { seed, ranks, kind, top_k: 1 + seed as usize, ..SMALL }.run();
     }
     // Widths that no warp fills, and more tokens than threads of a warp.
-    Case { hidden: 640, kind: Kind::Fp8(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
+    Case { hidden: 640, kind: Kind::Fp8(ScaleFormat::Exact), slots: 40, rounds: 1, ..SMALL }.run();
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
 }
 
@@ -48,7 +48,7 @@ fn a_gpu_makes_the_bytes_of_the_cpu() {
 fn blocks_that_do_not_send_share_records() {
     emulator::load();
     // Two blocks for each of two records, beside the one that sends; a block's warps take half of such a row at a time.
-    for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+    for kind in [Kind::Bf16, Kind::Fp8(ScaleFormat::Exact)] {
         Case { kind, slots: 1, hidden: 14_336, blocks: 6, rounds: 1, ..SMALL }.run();
     }
 }
@@ -122,7 +122,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     emulator::load();
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
-        Case { lost: Some((0, lost)), kind: Kind::Fp8(Scales::Exact), ..SMALL }.run();
+        Case { lost: Some((0, lost)), kind: Kind::Fp8(ScaleFormat::Exact), ..SMALL }.run();
     }
 }
 
@@ -399,7 +399,7 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
         (3, 3, Transport::Local),
         (1, 2, Transport::Tcp),
     ] {
-        let kind = if ranks == 4 { Kind::Fp8(Scales::Exact) } else { Kind::Bf16 };
+        let kind = if ranks == 4 { Kind::Fp8(ScaleFormat::Exact) } else { Kind::Bf16 };
         Case { ranks, kind, way: Way::ViaHost(nodes, transport), ..FAR }.run();
     }
     // More rows than a warp has threads, and calls that take the places of others.

@@ -6,7 +6,7 @@ mod cuda;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
 use self::cuda::{Case, Kind, Lost, Masks, Normal, Way, has_gpu};
@@ -60,9 +60,9 @@ const NORMAL: Normal = Normal {
 
 const KINDS: [Kind; 5] = [
     Kind::Bf16,
-    Kind::Fp8(Scales::Exact),
-    Kind::Fp8(Scales::PowerOfTwo),
-    Kind::Fp8(Scales::Exponent),
+    Kind::Fp8(ScaleFormat::Exact),
+    Kind::Fp8(ScaleFormat::PowerOfTwo),
+    Kind::Fp8(ScaleFormat::Exponent),
     Kind::Nvfp4(84.0),
 ];
 
@@ -126,11 +126,11 @@ fn blocks_that_do_not_send_share_records() {
 fn rows_of_every_width_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, hidden) in (10..).zip([128, 256, 640, 1536, 4096, 7168]) {
-        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Fp8(Scales::Exponent)) {
+        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Fp8(ScaleFormat::Exponent)) {
             Case { seed, hidden, kind, slots: 128, rounds: 1, ..CASE }.run();
         }
     }
-    let exponent = Kind::Fp8(Scales::Exponent);
+    let exponent = Kind::Fp8(ScaleFormat::Exponent);
     Case { seed: 20, hidden: 7168, kind: exponent, top_k: 8, slots: 128, rounds: 1, ..CASE }.run();
 }
 
@@ -185,7 +185,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     let Some(_alone) = alone() else { return };
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..CASE }.run();
-        Case { lost: Some((0, lost)), ranks: 3, kind: Kind::Fp8(Scales::Exact), ..CASE }.run();
+        Case { lost: Some((0, lost)), ranks: 3, kind: Kind::Fp8(ScaleFormat::Exact), ..CASE }.run();
     }
 }
 
@@ -323,7 +323,7 @@ const BY_HOST: [(usize, usize, Transport); 5] = [
 fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (60..).zip(BY_HOST) {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+        for kind in [Kind::Bf16, Kind::Fp8(ScaleFormat::Exact)] {
             let way = Way::ViaHost(nodes, transport);
             Case { seed, ranks, kind, way, ..CASE }.run();
             Case { seed, ranks, kind, way, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
@@ -409,7 +409,7 @@ fn how_long_calls_take() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, ..CASE };
     for ranks in [1, 2, 4] {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact), Kind::Nvfp4(84.0)] {
+        for kind in [Kind::Bf16, Kind::Fp8(ScaleFormat::Exact), Kind::Nvfp4(84.0)] {
             for blocks in [4, 8, 16, 32] {
                 let (took, _) = Case { ranks, kind, blocks, ..large }.time(100);
                 println!(
@@ -427,7 +427,7 @@ fn how_long_calls_take_by_the_host() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, blocks: 16, ..CASE };
     for ranks in [2, 4] {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+        for kind in [Kind::Bf16, Kind::Fp8(ScaleFormat::Exact)] {
             for way in [
                 Way::Found,
                 Way::ViaHost(1, Transport::Tcp),

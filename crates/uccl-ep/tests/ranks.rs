@@ -18,7 +18,9 @@ use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
     combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
     control_len,
-    dispatch::{Counts, Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
+    dispatch::{
+        Dispatch, DispatchInput, DispatchOutput, Handle, Payload, ReceiveCounts, Room, RowLayout,
+    },
     nodes::Nodes,
     numerics::{bf16, sum},
     record::{Areas, Record},
@@ -130,10 +132,10 @@ impl Own {
         self
     }
 
-    fn tokens(&self) -> Tokens {
+    fn tokens(&self) -> DispatchInput {
         let rows = self.rows.as_ptr().cast();
         let payload = Payload::Bytes(2 * HIDDEN);
-        Tokens {
+        DispatchInput {
             rows,
             stride: 2 * HIDDEN,
             payload,
@@ -395,7 +397,7 @@ fn large_rows_arrive(is_stable: bool) {
         let chosen = Choices { experts: &experts, top_k: 2, num_experts: 8, ranks: 2 };
         let mut rows: Vec<u8> =
             (0..TOKENS).flat_map(|token| vec![filling(me, token); LEN]).collect();
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: LEN,
             payload: Payload::Bytes(LEN),
@@ -640,7 +642,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 8, ranks: 2 };
         let routing = Arc::new(Routing::new(choices).unwrap());
         let rows = vec![0u16; 80 * HIDDEN];
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr().cast(),
             stride: 2 * HIDDEN,
             payload: Payload::Bytes(2 * HIDDEN),

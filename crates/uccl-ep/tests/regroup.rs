@@ -10,7 +10,7 @@ use std::{
 use uccl_ep::{
     Config, Error, Exchange, Group, Result,
     combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
-    dispatch::{Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
+    dispatch::{Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout},
     numerics::bf16,
     routing::{Choices, Routing},
 };
@@ -138,7 +138,7 @@ impl Own {
     }
 
     fn dispatch(&self, group: &Arc<Group>) -> Result<Dispatch> {
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: self.rows.as_ptr().cast(),
             stride: 2 * HIDDEN,
             payload: Payload::Bytes(2 * HIDDEN),

@@ -27,7 +27,7 @@ use crate::{
     shared::{
         error::{Error, Phase, Result},
         header::Header,
-        joining::{Exchange, agree, agree_on_outcome, all_joined},
+        join::{Exchange, agree, agree_on_outcome, all_joined},
         nodes::{Node, Nodes},
         view::{self, control_len},
     },

@@ -6,7 +6,7 @@ use crate::{
     far::{command, fifo},
     shared::{
         header,
-        placing::{ROUND, SLOTS},
+        places::{ROUND, SLOTS},
         routing::MAX_EXPERTS,
         routing::MAX_TOP_K,
     },

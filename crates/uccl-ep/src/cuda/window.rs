@@ -30,7 +30,7 @@ use super::{
 use crate::shared::{
     error::{Error, Result},
     nodes::host_of,
-    placing::SLOTS,
+    places::SLOTS,
     view::{self, PAGE, control_len},
 };
 

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::shared::{
     error::{Error, Result},
-    joining::MakeEndpoint,
+    join::MakeEndpoint,
 };
 
 /// Commands that a rank's producers may be ahead of its proxy.
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
     use crate::{
         Config, Group,
-        host::dispatch::{Dispatch, Payload, Room, Tokens},
+        host::dispatch::{Dispatch, DispatchInput, Payload, Room},
         shared::routing::{Choices, Routing},
     };
 
@@ -444,7 +444,7 @@ mod tests {
         let (rows, experts) = (vec![0u8; count * ROW], vec![1; count]);
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 2, ranks: 2 };
         let (routing, len) = (Arc::new(Routing::new(choices).unwrap()), ROW);
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: len,
             payload: Payload::Bytes(len),

@@ -19,7 +19,7 @@ use uccl_wire::ep_card::EpCard;
 
 use crate::shared::{
     error::{Error, Result},
-    placing::SLOTS,
+    places::SLOTS,
 };
 
 /// Bytes before a block's memory: its owner's nonce and its number.

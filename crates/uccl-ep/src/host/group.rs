@@ -25,10 +25,10 @@ use crate::{
     },
     shared::{
         backoff::{Backoff, MissingTimes},
-        error::{Error, Phase, Result, described},
-        joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
+        error::{Error, Phase, Result, describe},
+        join::{Exchange, MakeEndpoint, Position, agree, all_joined},
         nodes::Nodes,
-        placing::{Place, Places, SLOTS},
+        places::{Place, Places, SLOTS},
         protocol::{Call, MissingMark, Participants, Step, Streams, Words},
         routing::MAX_RANKS_OF_NODE,
     },
@@ -424,10 +424,10 @@ impl Group {
         while let Some((late, why)) = lost(call) {
             let peer = late.peer;
             if !masks_late || peer == rank {
-                let why = format!("{why}; {}", described(&late));
+                let why = format!("{why}; {}", describe(&late));
                 return Err(Error::PeerLost { phase, rank, peer, why });
             }
-            self.go_on_without(peer, call);
+            self.drop_peer(peer, call);
         }
         let (mut awaited, timeout) = (self.missing(call), self.config.timeout);
         awaited.retain(|late| until.needs(late) || late.peer == rank);
@@ -454,7 +454,7 @@ impl Group {
         // gets the same time again.
         let lacks_data = late.clone().any(|(late, _)| late.what == MissingMark::DATA);
         let late = late.filter(|(late, _)| !lacks_data || late.what == MissingMark::DATA);
-        late.for_each(|(late, _)| self.go_on_without(late.peer, call));
+        late.for_each(|(late, _)| self.drop_peer(late.peer, call));
         (*backoff, *missing_times) = (Backoff::new(), MissingTimes::default());
         Ok(())
     }
@@ -489,7 +489,7 @@ impl Group {
         }
     }
 
-    fn go_on_without(&self, peer: usize, call: &mut Call) {
+    fn drop_peer(&self, peer: usize, call: &mut Call) {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
     }

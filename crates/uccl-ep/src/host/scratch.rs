@@ -3,7 +3,7 @@
 
 use parking_lot::Mutex;
 
-use crate::shared::placing::SLOTS;
+use crate::shared::places::SLOTS;
 
 /// Memory that no call uses at the moment.
 #[derive(Debug, Default)]

@@ -17,9 +17,9 @@ use crate::{
     shared::{
         error::{Error, Result},
         header,
-        joining::{MakeEndpoint, Position},
+        join::{MakeEndpoint, Position},
         nodes::Node,
-        placing::SLOTS,
+        places::SLOTS,
         protocol::{Mark, Stream, Words},
         view::{self, PAGE, View, control_len},
     },

@@ -140,13 +140,13 @@ fn overdue(phase: Phase, rank: usize, awaited: &[MissingMark], waited: Duration)
             true => String::new(),
             false => format!(", which relays for rank {owner}"),
         };
-        text += &format!("; rank {peer}{relays}: {}", described(late));
+        text += &format!("; rank {peer}{relays}: {}", describe(late));
     }
     text
 }
 
 /// Describes the word expected of a peer, and the one seen.
-pub(crate) fn described(late: &MissingMark) -> String {
+pub(crate) fn describe(late: &MissingMark) -> String {
     let MissingMark { what, expected, seen, .. } = late;
     let Mark { call, round, .. } = seen;
     let seen = match call {

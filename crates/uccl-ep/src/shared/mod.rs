@@ -3,9 +3,9 @@
 pub(crate) mod backoff;
 pub(crate) mod error;
 pub(crate) mod header;
-pub(crate) mod joining;
+pub(crate) mod join;
 pub mod nodes;
-pub mod placing;
+pub mod places;
 pub mod protocol;
 pub mod record;
 pub mod routing;

@@ -84,7 +84,7 @@ impl Routing {
         }
         let local = num_experts / ranks;
         let tokens = rows.len();
-        let (starts, to) = listed(ranks, tokens, |token, goes_to| {
+        let (starts, to) = tokens_by_rank(ranks, tokens, |token, goes_to| {
             let owners = experts[token * top_k..][..top_k].iter();
             let owners = owners.filter_map(|choice| owner_of(*choice, local).map(|(rank, _)| rank));
             let mut seen = SmallVec::<[usize; MAX_TOP_K]>::new();
@@ -111,7 +111,7 @@ impl Routing {
             return Err(Error::invalid(format!("{num_experts} experts for {ranks} ranks")));
         }
         let tokens = token_in_rank.len() / ranks;
-        let (starts, to) = listed(ranks, tokens, |token, goes_to| {
+        let (starts, to) = tokens_by_rank(ranks, tokens, |token, goes_to| {
             let is_in_rank = token_in_rank[token * ranks..][..ranks].iter().enumerate();
             is_in_rank.filter(|(_, is_in)| **is_in).for_each(|(rank, _)| goes_to(rank));
         });
@@ -255,7 +255,7 @@ fn last_choice_of(rank: usize, choices: &[i32], local_experts: usize) -> Option<
 
 /// The tokens of each rank, ascending, one rank behind the other. `ranks_of` names the ranks of a
 /// token, each once. It is called twice for each token: to count, and to place.
-fn listed(
+fn tokens_by_rank(
     ranks: usize,
     tokens: usize,
     ranks_of: impl Fn(usize, &mut dyn FnMut(usize)),

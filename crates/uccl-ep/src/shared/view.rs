@@ -11,7 +11,7 @@ use std::{
 
 use uccl_fabric::shm::{Mapping, segment};
 
-use crate::shared::{header, placing::SLOTS};
+use crate::shared::{header, places::SLOTS};
 
 pub(crate) const LINE: usize = 64;
 /// Lines of a stream: `arrived`, `taken`, the fault of the rank with its number and the window's nonce, and its headers.

@@ -10,8 +10,8 @@ use uccl_ep::{
     Group, Result,
     combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
     cuda::{self, low_latency},
-    dispatch::{Dispatch, DispatchOutput, Payload, Room, RowLayout, ScalesOut, Tokens},
-    numerics::{bf16, logfmt, quantise::Scales},
+    dispatch::{Dispatch, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesOut},
+    numerics::{bf16, logfmt, quantise::ScaleFormat},
     record::{Record, Row},
     routing::{Choices, Routing},
 };
@@ -53,7 +53,7 @@ pub(crate) struct Case {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Kind {
     Bf16,
-    Fp8(Scales),
+    Fp8(ScaleFormat),
     /// With this global scale, which is in the GPU's memory if the seed is odd.
     Nvfp4(f32),
 }
@@ -268,7 +268,7 @@ impl Case {
             ranks: self.ranks,
         };
         let routing = Arc::new(Routing::new(choices).expect("choices"));
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: inputs.rows.as_ptr().cast(),
             stride: 2 * self.hidden,
             payload: self.payload(),
@@ -607,7 +607,7 @@ impl<'a> OnGpu<'a> {
     ) -> Result<Arc<low_latency::Handle>> {
         let (rows, words) = (case.expert_rows(), case.words());
         let choices = case.choices(self.inputs, self.experts);
-        let tokens = low_latency::Tokens {
+        let tokens = low_latency::DispatchInput {
             rows: self.tokens,
             stride: 2 * case.hidden,
             payload: match (case.payload(), self.global_scale) {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_ep::{cuda, placing::SLOTS};
+use uccl_ep::{cuda, places::SLOTS};
 
 use super::Gpu;
 

@@ -1,6 +1,6 @@
 //! Counts from a peer, and numbers of rows from a caller, are checked before use.
 
-use uccl_ep::numerics::quantise::Scales;
+use uccl_ep::numerics::quantise::ScaleFormat;
 
 use super::*;
 
@@ -118,7 +118,7 @@ fn no_row_goes_behind_those_that_there_is_memory_for() {
 }
 
 /// What a rank finds when the last one has told of so many tokens for it, and of so many of all, with room for [`SLOTS`].
-fn counted(over: u64, tokens: u64) -> Vec<Result<Counts>> {
+fn counted(over: u64, tokens: u64) -> Vec<Result<ReceiveCounts>> {
     let all = Barrier::new(2);
     world(Ranks::near(2), |group| {
         let own = own_of(group.rank());
@@ -209,9 +209,9 @@ fn rows_that_could_not_be_read_as_numbers_are_refused() {
         let own = Own { routing, ..own_of(0) };
         let room = Room::Tokens(TOKENS);
         for (by, stride) in [(1, 2 * HIDDEN), (0, 2 * HIDDEN + 1)] {
-            let payload = Payload::Quantised(HIDDEN, Scales::Exact);
+            let payload = Payload::Quantised(HIDDEN, ScaleFormat::Exact);
             let rows = own.tokens().rows.wrapping_add(by);
-            let tokens = Tokens { rows, stride, payload, ..own.tokens() };
+            let tokens = DispatchInput { rows, stride, payload, ..own.tokens() };
             // SAFETY: nothing is read, as it is refused.
             let begun = unsafe {
                 Dispatch::begin(&group, Arc::clone(&own.routing), tokens, room, &mut never)

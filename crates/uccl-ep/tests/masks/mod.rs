@@ -2,7 +2,7 @@
 
 use std::sync::Condvar;
 
-use uccl_ep::dispatch::Choices as ChoicesOut;
+use uccl_ep::dispatch::ChoicesOut;
 
 use super::*;
 

@@ -8,9 +8,10 @@ use uccl_ep::{
     Result,
     combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
     dispatch::{
-        Choices, Dispatch, DispatchOutput, Payload, Room, RowLayout, ScalesIn, ScalesOut, Tokens,
+        ChoicesOut, Dispatch, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesIn,
+        ScalesOut,
     },
-    numerics::quantise::Scales,
+    numerics::quantise::ScaleFormat,
     routing::Routing,
 };
 
@@ -48,9 +49,9 @@ type ScalesGiven = (usize, usize, usize, usize);
 pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
         "bytes" => Payload::Bytes(len),
-        "exact" => Payload::Quantised(len, Scales::Exact),
-        "power" => Payload::Quantised(len, Scales::PowerOfTwo),
-        "exponent" => Payload::Quantised(len, Scales::Exponent),
+        "exact" => Payload::Quantised(len, ScaleFormat::Exact),
+        "power" => Payload::Quantised(len, ScaleFormat::PowerOfTwo),
+        "exponent" => Payload::Quantised(len, ScaleFormat::Exponent),
         "nvfp4" => Payload::Nvfp4(len, global_scale),
         other => return Err(PyValueError::new_err(format!("no payload {other:?}"))),
     })
@@ -94,7 +95,7 @@ impl PyDispatch {
             word_stride,
         });
         let weights = address(weights).map(<*mut f32>::cast_const);
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows as *const u8,
             stride,
             payload: payload(kind, len, global_scale)?,
@@ -174,8 +175,8 @@ impl PyDispatch {
             |(words, tile_rows)| ScalesOut::Tiled { words: words as *mut u32, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
         let choices = match is_64 {
-            true => address(choices).map(Choices::I64),
-            false => address(choices).map(Choices::I32),
+            true => address(choices).map(ChoicesOut::I64),
+            false => address(choices).map(ChoicesOut::I32),
         };
         let outputs = Given(DispatchOutput {
             len,

@@ -3,7 +3,7 @@
 use uccl_ep::{
     combine::{CombineRows, Order, SumOrder},
     nodes::Nodes,
-    numerics::quantise::Scales,
+    numerics::quantise::ScaleFormat,
 };
 
 use super::shape::Shape;
@@ -89,7 +89,7 @@ impl Work {
     /// Bytes of a row with its scales.
     pub(super) fn row(self, hidden: usize) -> usize {
         match self {
-            Self::LowLatencyFp8 => hidden + 4 * Scales::Exact.words(hidden),
+            Self::LowLatencyFp8 => hidden + 4 * ScaleFormat::Exact.words(hidden),
             _ => 2 * hidden,
         }
     }

@@ -13,9 +13,11 @@ use uccl_device::{
 use uccl_ep::{
     Block, Config, Exchange, Group,
     combine::{Combine, CombineInput, CombineOutput, slots_of},
-    dispatch::{Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, ScalesOut, Tokens},
+    dispatch::{
+        Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout, ScalesOut,
+    },
     nodes::Nodes,
-    numerics::{bf16, e4m3, quantise::Scales},
+    numerics::{bf16, e4m3, quantise::ScaleFormat},
     record::{Areas, Record, Row},
     routing::{Choices, Routing},
 };
@@ -146,7 +148,7 @@ impl Memory {
         Ok(Self {
             rows: vec![0; rows * hidden],
             block: group.block(2 * rows * hidden)?,
-            scales: vec![0; rows * Scales::Exact.words(hidden)],
+            scales: vec![0; rows * ScaleFormat::Exact.words(hidden)],
             row_weights: vec![0.0; rows.max(ranks * num_tokens * num_topk)],
             combined: vec![0; num_tokens * hidden],
             ones: vec![1.0; choices.len()],
@@ -201,7 +203,7 @@ impl Rank {
 
     /// Waits until all ranks are here, by a dispatch without tokens.
     fn meet(&self) -> Result<()> {
-        let nothing = Tokens {
+        let nothing = DispatchInput {
             rows: std::ptr::null(),
             stride: 0,
             payload: Payload::Bytes(0),
@@ -238,10 +240,10 @@ impl Rank {
         let (is_elastic, is_normal) = (work == Work::Elastic, work.is_normal());
         let has_weights = is_elastic || is_normal;
         let payload = match work {
-            Work::LowLatencyFp8 => Payload::Quantised(hidden, Scales::Exact),
+            Work::LowLatencyFp8 => Payload::Quantised(hidden, ScaleFormat::Exact),
             _ => Payload::Bytes(2 * hidden),
         };
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: self.x[self.group.rank()].as_ptr().cast(),
             stride: 2 * hidden,
             payload,
@@ -268,7 +270,7 @@ impl Rank {
         let mut outputs = outputs(&mut memory.rows, work.payload(hidden));
         if work == Work::LowLatencyFp8 {
             // Column-major scales: words of one index lie side by side for all rows of an expert.
-            let words = Scales::Exact.words(hidden);
+            let words = ScaleFormat::Exact.words(hidden);
             let words = (memory.scales.as_mut_ptr(), (words - 1) * most);
             let (words, expert_stride) = words;
             outputs.scales =
@@ -364,7 +366,7 @@ impl Memory {
         }
         let most = shape.rows_of_expert();
         let (expert, nth) = (row / most, row % most);
-        let words = Scales::Exact.words(hidden);
+        let words = ScaleFormat::Exact.words(hidden);
         let bytes =
             self.rows[row * hidden / 2..][..hidden / 2].iter().flat_map(|two| two.to_le_bytes());
         bytes.zip(x).enumerate().all(|(channel, (byte, x))| {

@@ -73,7 +73,9 @@ impl Combine {
             slots: *slots as u32,
             top_k: routes.top_k,
             pieces: pieces as u32,
-            sums: u32::from(pieces > 0 && sums_pay(group.ranks(), *slots, row.slots)),
+            sums: u32::from(
+                pieces > 0 && are_partial_sums_faster(group.ranks(), *slots, row.slots),
+            ),
         };
         Ok(Self { handle: Arc::clone(handle), send, is_packed, is_begun: false })
     }
@@ -182,7 +184,7 @@ fn pieces_per_row(group: &Group, slots: usize, vectors: usize) -> usize {
 /// Whether ranks may send partial sums: a rank has two choices of each token on average, there are
 /// so many tokens that a wait for the weights is shorter than the transfer of the rows, and there
 /// are tagged words for the weights. All ranks compute the same.
-fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
+fn are_partial_sums_faster(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;
     ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES

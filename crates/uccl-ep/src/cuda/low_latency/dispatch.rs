@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_device::cuda::Stream;
 
-use super::memory::{DispatchOutput, ScalesOut, Tokens};
+use super::memory::{DispatchInput, DispatchOutput, ScalesOut};
 use crate::{
     cuda::{
         call::dispatch_call,
@@ -13,7 +13,7 @@ use crate::{
         params::{FEW_CHOICES, FEW_TOKENS, Layout, Receive, Routes, Send, WholeDispatch, how},
     },
     host::dispatch::{Payload, TILE},
-    numerics::quantise::Scales,
+    numerics::quantise::ScaleFormat,
     shared::{
         error::{Error, Result},
         record::Record,
@@ -49,7 +49,7 @@ impl Dispatch {
     /// [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8, which only this dispatch uses until then.
     pub unsafe fn new(
         group: &Arc<Group>,
-        tokens: &Tokens,
+        tokens: &DispatchInput,
         choices: &Choices,
         slots: usize,
         scratch: u64,
@@ -203,14 +203,14 @@ fn is_small_batch(tokens: usize, top_k: usize) -> bool {
 fn format_of(payload: Payload) -> u32 {
     match payload {
         Payload::Bytes(_) => how::COPIED,
-        Payload::Quantised(_, Scales::Exact) => how::EXACT,
-        Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
-        Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
+        Payload::Quantised(_, ScaleFormat::Exact) => how::EXACT,
+        Payload::Quantised(_, ScaleFormat::PowerOfTwo) => how::POWER,
+        Payload::Quantised(_, ScaleFormat::Exponent) => how::EXPONENT,
         Payload::Nvfp4(..) => how::NVFP4,
     }
 }
 
-fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
+fn record_of(tokens: &DispatchInput, top_k: usize) -> Result<Record> {
     let record = tokens.payload.record(top_k)?;
     check_rows("rows", tokens.rows, tokens.stride, record.payload)?;
     Ok(record)

@@ -5,7 +5,7 @@ use crate::{cuda::MAX_RANKS, host::dispatch::Payload};
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct DispatchInput {
     /// The first row.
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.

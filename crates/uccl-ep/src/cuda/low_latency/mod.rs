@@ -13,6 +13,7 @@ pub use self::{
     combine::Combine,
     dispatch::{Dispatch, Handle},
     memory::{
-        CombineInput, CombineOutput, DispatchOutput, RowTables, ScalesOut, Tokens, records_len,
+        CombineInput, CombineOutput, DispatchInput, DispatchOutput, RowTables, ScalesOut,
+        records_len,
     },
 };

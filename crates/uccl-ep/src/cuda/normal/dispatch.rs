@@ -5,7 +5,8 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 use uccl_device::cuda::Stream;
 
 use super::memory::{
-    DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut, Tokens, blocks_for,
+    DispatchInput, DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut,
+    blocks_for,
 };
 use crate::{
     cuda::{
@@ -48,7 +49,7 @@ pub(super) enum Progress {
 /// The result of an attempt to receive.
 pub struct ReceiveAttempt {
     /// Counts of the tokens that arrive.
-    pub counts: Counts,
+    pub counts: ReceiveCounts,
     /// The dispatch's handle, if there was room for its rows.
     pub handle: Option<Handle>,
 }
@@ -74,14 +75,14 @@ pub struct Handle {
 
 /// Counts of the tokens that arrive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Counts {
+pub struct ReceiveCounts {
     /// Tokens that each rank sends to this one.
     pub from: Vec<u32>,
     /// Tokens, of all ranks, that chose each of this rank's experts.
     pub per_expert: Vec<u32>,
 }
 
-impl Counts {
+impl ReceiveCounts {
     /// Tokens that arrive.
     #[must_use]
     pub fn total(&self) -> usize {
@@ -103,7 +104,7 @@ impl Dispatch {
     /// in `routing` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
-        tokens: &Tokens,
+        tokens: &DispatchInput,
         routing: Routing<'_>,
         slots: usize,
         (scratch, stream): (u64, &Stream),
@@ -175,7 +176,7 @@ impl Dispatch {
         stream: &Stream,
         limit: Duration,
         is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<Counts> {
+    ) -> Result<ReceiveCounts> {
         let group = &self.group;
         group.check()?;
         let mut mailbox = group.mailbox();
@@ -347,9 +348,9 @@ impl Dispatch {
         Handle { group: Arc::clone(&self.group), routes, slots: self.slots, rows }
     }
 
-    fn counts_of(&self, report: &params::Told) -> Counts {
+    fn counts_of(&self, report: &params::Told) -> ReceiveCounts {
         let local = self.send.send.routes.local_experts as usize;
-        Counts {
+        ReceiveCounts {
             from: report.from[..self.group.ranks()].to_vec(),
             per_expert: report.per_expert[..local].to_vec(),
         }

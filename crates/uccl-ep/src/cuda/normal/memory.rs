@@ -17,7 +17,7 @@ use crate::{
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct DispatchInput {
     /// The first row.
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.

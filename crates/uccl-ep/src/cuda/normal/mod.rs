@@ -21,10 +21,11 @@ mod zero_copy;
 
 pub use self::{
     combine::{Combine, CombineInput, CombineOutput},
-    dispatch::{Counts, Dispatch, Handle, ReceiveAttempt},
+    dispatch::{Dispatch, Handle, ReceiveAttempt, ReceiveCounts},
     layout::{DispatchLayout, LayoutOutput},
     memory::{
-        DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut, TokenRanks, Tokens,
+        DispatchInput, DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut,
+        TokenRanks,
     },
     shape::CallShape,
     zero_copy::ZeroCopyView,

@@ -1,6 +1,6 @@
 //! Combine: the experts' rows come back and are summed.
 
-mod reading;
+mod peer_blocks;
 mod relay;
 
 use std::{slice, sync::Arc, time::Duration};
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 pub use self::relay::slots_of;
 use self::{
-    reading::{Sources, block_with, is_read},
+    peer_blocks::{PeerBlocks, block_with, is_read},
     relay::RelayLayout,
 };
 use crate::{
@@ -278,14 +278,16 @@ impl Combine {
             self.call.wait_for_readers();
         }
         self.drive(Milestone::Over, is_interrupted, &mut |context, call, round| {
-            let sources = Sources::of(context, call)?;
+            let peer_blocks = PeerBlocks::of(context, call)?;
             let tokens = context.handle.routing.tokens();
             let first = usize::from(round) * context.tokens_per_round;
             for token in first..tokens.min(first + context.tokens_per_round) {
                 // SAFETY: the caller guarantees it.
                 unsafe {
                     match &context.relay_layout {
-                        None => context.sum((call, &sources), token, &combined, &mut scratch)?,
+                        None => {
+                            context.sum((call, &peer_blocks), token, &combined, &mut scratch)?
+                        }
                         Some(relay_layout) => {
                             context.sum_nodes(relay_layout, call, token, &combined, &mut scratch)
                         }
@@ -302,7 +304,7 @@ impl Combine {
         &mut self,
         until: Milestone,
         is_interrupted: &mut Interrupted<'_>,
-        take: &mut Take<'_>,
+        take: &mut TakeRound<'_>,
     ) -> Result<()> {
         let Self { context, call, wait_times, .. } = self;
         let wait_times = (until != Milestone::AllSent).then_some(wait_times);
@@ -428,7 +430,7 @@ impl CombineContext {
                             .cast::<f32>()
                             .write_bytes(0, self.row.weights);
                     }
-                    let mut terms = Rows::new();
+                    let mut terms = SumRows::new();
                     for (k, row) in rows {
                         terms.push(self.input_row(row));
                         self.put_weight(out, k, row);
@@ -513,14 +515,14 @@ impl CombineContext {
     /// `combined` has memory for it.
     unsafe fn sum(
         &self,
-        (call, sources): (&Call, &Sources),
+        (call, peer_blocks): (&Call, &PeerBlocks),
         token: usize,
         combined: &CombineOutput,
         unpacked: &mut [u16],
     ) -> Result<()> {
         let (hidden, top_k) = (self.input.hidden, self.handle.routing.top_k());
         let terms = self.terms(call, token, combined.sums);
-        let mut rows = Rows::new();
+        let mut rows = SumRows::new();
         for bias in combined.bias.iter().flatten() {
             // SAFETY: a bias has a row for each token.
             rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
@@ -546,7 +548,7 @@ impl CombineContext {
             } else {
                 // SAFETY: as above; rows are aligned, and those in blocks stay until the call has ended here.
                 rows.push(unsafe {
-                    slice::from_raw_parts(sources.row(self, term.rank, row)?.cast(), hidden)
+                    slice::from_raw_parts(peer_blocks.row(self, term.rank, row)?.cast(), hidden)
                 });
             }
         }
@@ -700,7 +702,7 @@ fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
 }
 
 /// A function that takes a round out.
-type Take<'a> = dyn FnMut(&CombineContext, &Call, u16) -> Result<()> + 'a;
+type TakeRound<'a> = dyn FnMut(&CombineContext, &Call, u16) -> Result<()> + 'a;
 
 /// One row of a token's sum.
 #[derive(Clone, Copy, Default)]
@@ -711,7 +713,7 @@ struct Term {
 }
 
 /// The rows of a token's sum: its biases, and one for each choice or rank.
-type Rows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
+type SumRows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
 
 fn check(handle: &Handle, input: &CombineInput) -> Result<()> {
     let CombineInput { rows, len, stride, hidden, sends, is_packed, .. } = *input;

@@ -6,7 +6,7 @@ use std::slice;
 use smallvec::SmallVec;
 
 use super::{
-    CombineContext, CombineInput, CombineOutput, CombineRows, Order, Rows, SumOrder, Term, add,
+    CombineContext, CombineInput, CombineOutput, CombineRows, Order, SumOrder, SumRows, Term, add,
     one_of, put, slot_of_one,
 };
 use crate::{
@@ -182,7 +182,7 @@ impl CombineContext {
             // SAFETY: as above.
             Some(unsafe { slice::from_raw_parts(row.cast(), self.input.hidden) })
         });
-        sum::plain(&rows.collect::<Rows<'_>>(), out);
+        sum::plain(&rows.collect::<SumRows<'_>>(), out);
     }
 
     /// The ranks of this node that a token went to, in the order of their sum.
@@ -231,7 +231,7 @@ impl CombineContext {
                 self.sum_node(relay_layout, call, token, &at, (&mut *own, &mut *own_weights))
             };
         }
-        let mut rows = Rows::new();
+        let mut rows = SumRows::new();
         for bias in combined.bias.iter().flatten() {
             // SAFETY: a bias has a row for each token.
             rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });

@@ -7,7 +7,7 @@ use crate::{host::group::Group, shared::routing::Routing};
 
 /// Counts of received tokens.
 #[derive(Clone, Debug)]
-pub struct Counts {
+pub struct ReceiveCounts {
     /// Tokens that each rank sends to this one.
     pub from: Vec<u32>,
     /// Tokens that chose each of this rank's experts, rank by rank.
@@ -16,7 +16,7 @@ pub struct Counts {
     pub tokens_of: Vec<u32>,
 }
 
-impl Counts {
+impl ReceiveCounts {
     /// Received tokens.
     #[must_use]
     pub fn total(&self) -> usize {
@@ -51,7 +51,7 @@ pub struct Handle {
     /// if it takes part by then.
     pub sent_to: Vec<bool>,
     /// Counts of received tokens.
-    pub counts: Counts,
+    pub counts: ReceiveCounts,
     /// For each received token: its number at its rank, its rank, and, for each choice, its row
     /// where rows are by expert, or -1.
     pub table: Vec<i32>,

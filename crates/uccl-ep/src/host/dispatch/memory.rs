@@ -3,7 +3,7 @@
 use crate::{
     numerics::{
         nvfp4,
-        quantise::{self, Scales},
+        quantise::{self, ScaleFormat},
     },
     shared::{
         error::{Error, Result},
@@ -17,7 +17,7 @@ pub enum Payload {
     /// Unchanged: so many bytes.
     Bytes(usize),
     /// Rows of this many bf16, quantised here to FP8.
-    Quantised(usize, Scales),
+    Quantised(usize, ScaleFormat),
     /// Rows of this many bf16, quantised here to NVFP4 with this global scale.
     Nvfp4(usize, f32),
 }
@@ -37,7 +37,7 @@ impl Payload {
         match self {
             Self::Bytes(payload) => Ok(Record { payload, scales: 0, top_k }),
             Self::Quantised(hidden, how) => {
-                let groups = if how == Scales::Exponent { 4 } else { 1 };
+                let groups = if how == ScaleFormat::Exponent { 4 } else { 1 };
                 check(hidden, groups * quantise::GROUP)?;
                 Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
             }
@@ -56,7 +56,7 @@ impl Payload {
 
 /// A rank's tokens in memory. Strides of scales are in words of four bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct DispatchInput {
     /// The first row.
     pub rows: *const u8,
     /// Bytes from one row to the next.
@@ -115,7 +115,7 @@ pub struct DispatchOutput {
     /// Scales.
     pub scales: Option<ScalesOut>,
     /// The choices of each row, as numbers of this rank's experts, -1 for others ([`RowLayout::ByToken`]).
-    pub choices: Option<Choices>,
+    pub choices: Option<ChoicesOut>,
     /// Weights: one for each choice of each row; or, where rows are by expert, one for each row.
     pub weights: Option<*mut f32>,
     /// Whether weights of other ranks' experts become 0.
@@ -178,14 +178,14 @@ impl ScalesOut {
 
 /// Integers of either size.
 #[derive(Clone, Copy, Debug)]
-pub enum Choices {
+pub enum ChoicesOut {
     /// Of 32 bits.
     I32(*mut i32),
     /// Of 64 bits.
     I64(*mut i64),
 }
 
-impl Choices {
+impl ChoicesOut {
     /// # Safety
     /// There is an integer `at`.
     pub(super) unsafe fn put(self, at: usize, value: i32) {

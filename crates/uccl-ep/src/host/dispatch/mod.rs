@@ -10,8 +10,10 @@ use std::{slice, sync::Arc, time::Duration};
 
 pub(crate) use self::memory::TILE;
 pub use self::{
-    handle::{Counts, Handle, RelayedTokens},
-    memory::{Choices, DispatchOutput, Payload, Room, RowLayout, ScalesIn, ScalesOut, Tokens},
+    handle::{Handle, ReceiveCounts, RelayedTokens},
+    memory::{
+        ChoicesOut, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesIn, ScalesOut,
+    },
 };
 use self::{
     quantised::QuantisedRows,
@@ -41,7 +43,7 @@ pub struct Dispatch {
     call: Call,
     guard: CallGuard,
     wait_times: WaitTimes,
-    counts: Option<Counts>,
+    counts: Option<ReceiveCounts>,
     /// By node.
     relayed: Vec<RelayedTokens>,
 }
@@ -53,7 +55,7 @@ struct DispatchContext {
     room: Room,
     areas: Areas,
     slots: usize,
-    tokens: Tokens,
+    tokens: DispatchInput,
     /// `None` if rows are sent unchanged.
     quantised: Option<QuantisedRows>,
 }
@@ -74,7 +76,7 @@ impl Dispatch {
     pub unsafe fn begin(
         group: &Arc<Group>,
         routing: Arc<Routing>,
-        tokens: Tokens,
+        tokens: DispatchInput,
         room: Room,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
@@ -129,7 +131,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// A peer is late, or makes another call.
-    pub fn counts(&mut self, is_interrupted: &mut Interrupted<'_>) -> Result<&Counts> {
+    pub fn counts(&mut self, is_interrupted: &mut Interrupted<'_>) -> Result<&ReceiveCounts> {
         let counts = match self.counts.take() {
             Some(counts) => counts,
             None => {
@@ -182,7 +184,7 @@ impl Dispatch {
         &mut self,
         until: Milestone,
         is_interrupted: &mut Interrupted<'_>,
-        mut sink: Option<(&mut Sink<'_>, &Counts)>,
+        mut sink: Option<(&mut Sink<'_>, &ReceiveCounts)>,
     ) -> Result<()> {
         let Self { context, call, wait_times, relayed, .. } = self;
         let wait_times = (until != Milestone::AllSent).then_some(wait_times);
@@ -209,9 +211,9 @@ impl Dispatch {
 
 impl DispatchContext {
     /// Reads the headers and counts, and compares the headers with this rank's.
-    fn read_counts(&self, call: &Call) -> Result<Counts> {
+    fn read_counts(&self, call: &Call) -> Result<ReceiveCounts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
-        let mut counts = Counts {
+        let mut counts = ReceiveCounts {
             from: vec![0; ranks],
             per_expert: vec![0; ranks * local],
             tokens_of: vec![0; ranks],
@@ -401,7 +403,7 @@ impl DispatchContext {
     }
 
     /// Takes out a round of a rank's tokens.
-    fn take(&self, call: &Call, from: usize, counts: &Counts, sink: &mut Sink<'_>) {
+    fn take(&self, call: &Call, from: usize, counts: &ReceiveCounts, sink: &mut Sink<'_>) {
         let area = self.area(call, from);
         // SAFETY: an area begins with a count, which was written before its mark.
         let in_round = unsafe { area.cast::<u32>().read() } as usize;
@@ -439,7 +441,7 @@ struct AreaCounts<'a> {
 const MAX_TOKENS: usize = 1 << 28;
 
 /// The layout of a place for these tokens.
-fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> {
+fn areas_of(group: &Group, tokens: &DispatchInput, routing: &Routing) -> Result<Areas> {
     let (record, ranks, nodes) = (record_of(tokens, routing)?, group.ranks(), routing.nodes());
     if routing.ranks() != ranks {
         let why = format!("the routing is for {} ranks of {ranks}", routing.ranks());
@@ -455,7 +457,7 @@ fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> 
     Ok(Areas { record, local_experts: routing.local_experts(), nodes })
 }
 
-fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
+fn record_of(tokens: &DispatchInput, routing: &Routing) -> Result<Record> {
     let record = tokens.payload.record(routing.top_k())?;
     if matches!(tokens.payload, Payload::Bytes(_)) {
         return Ok(Record { scales: tokens.scales.map_or(0, |scales| scales.count), ..record });

@@ -2,7 +2,7 @@
 
 use std::{slice, sync::Arc};
 
-use super::{Payload, Tokens};
+use super::{DispatchInput, Payload};
 use crate::{
     host::{group::Group, scratch::ScratchMemory},
     numerics::{nvfp4, quantise},
@@ -23,7 +23,7 @@ impl QuantisedRows {
     /// There are so many tokens, and they may be read.
     pub(super) unsafe fn of(
         group: &Arc<Group>,
-        tokens: &Tokens,
+        tokens: &DispatchInput,
         record: Record,
         count: usize,
     ) -> Option<Self> {

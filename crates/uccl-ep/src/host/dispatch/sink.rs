@@ -4,7 +4,7 @@ use std::slice;
 
 use smallvec::SmallVec;
 
-use super::{Counts, DispatchContext, DispatchOutput, RowLayout};
+use super::{DispatchContext, DispatchOutput, ReceiveCounts, RowLayout};
 use crate::shared::{
     error::{Error, Result},
     record::Record,
@@ -20,7 +20,7 @@ const CACHED: usize = 2 << 20;
 const ROWS_OF_LINE: usize = 16;
 
 /// By rank and expert, the row of the first token; and the least number of rows of the output.
-fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
+fn first_rows(counts: &ReceiveCounts, starts: &[usize]) -> (Vec<usize>, usize) {
     let local = starts.len();
     let mut next = starts.to_vec();
     let mut first = Vec::with_capacity(counts.per_expert.len());
@@ -73,7 +73,7 @@ impl<'a> Sink<'a> {
     pub(super) fn new(
         outputs: DispatchOutput,
         layout: &'a RowLayout,
-        counts: &Counts,
+        counts: &ReceiveCounts,
         record: Record,
     ) -> Result<Self> {
         let top_k = record.top_k;
@@ -248,7 +248,7 @@ impl<'a> Sink<'a> {
     ///
     /// # Safety
     /// Outputs have room for all rows.
-    pub(super) unsafe fn blank_missing(&mut self, counts: &Counts, record: Record) {
+    pub(super) unsafe fn blank_missing(&mut self, counts: &ReceiveCounts, record: Record) {
         let is_missing = |from: &usize| self.taken[*from] < counts.from[*from] as usize;
         for from in (0..self.taken.len()).filter(is_missing) {
             match self.layout {

@@ -6,7 +6,7 @@ use super::{
     Mark,
     streams::{Stream, Streams},
 };
-use crate::shared::placing::{Place, SLOTS};
+use crate::shared::places::{Place, SLOTS};
 
 /// The words of a rank's window that its peers set, for the calls that may be under way. A word has a number: see [`Stream`].
 pub trait Words {
@@ -286,7 +286,7 @@ impl Call {
 
     fn next_send(&self, words: &impl Words) -> Option<Step> {
         let may_go = |sending: &&SendProgress| {
-            !sending.has_sent_all() && self.lacks_room(sending, words).is_none()
+            !sending.has_sent_all() && self.missing_room(sending, words).is_none()
         };
         let SendProgress { stream, rounds, next } = *self.own.iter().find(may_go)?;
         Some(Step::Send { stream, mark: self.mark(next, rounds == Some(next + 1)) })
@@ -294,9 +294,9 @@ impl Call {
 
     fn next_relayed(&self, words: &impl Words) -> Option<Step> {
         self.relays.iter().find_map(|relay| {
-            let mark = self.relays_now(relay, words)?;
+            let mark = self.ready_round(relay, words)?;
             let may_go = |sending: &&SendProgress| {
-                sending.next == mark.round && self.lacks_room(sending, words).is_none()
+                sending.next == mark.round && self.missing_room(sending, words).is_none()
             };
             let SendProgress { stream, .. } = *relay.outputs.iter().find(may_go)?;
             Some(Step::Relay { stream, mark })
@@ -304,7 +304,7 @@ impl Call {
     }
 
     /// The round that has come over all inputs.
-    fn relays_now(&self, relay: &Relay, words: &impl Words) -> Option<Mark> {
+    fn ready_round(&self, relay: &Relay, words: &impl Words) -> Option<Mark> {
         let all = relay.inputs.iter().all(|input| self.has_arrived(input, words));
         let first = relay.inputs.first().filter(|_| all)?;
         Some(words.arrived(first.stream.local_word, self.slot()))
@@ -312,7 +312,7 @@ impl Call {
 
     /// The mark that must be set before the next round is written, and is not yet: its rank, and
     /// the mark.
-    fn lacks_room(&self, sending: &SendProgress, words: &impl Words) -> Option<(usize, Mark)> {
+    fn missing_room(&self, sending: &SendProgress, words: &impl Words) -> Option<(usize, Mark)> {
         let Stream { peer, local_word, .. } = sending.stream;
         if let Some(before) = sending.next.checked_sub(1) {
             let mark = self.mark(before, false);
@@ -354,7 +354,7 @@ impl Call {
             let round = relay.inputs.first().map_or(0, |input| input.round);
             if relay.outputs.iter().all(|output| output.next > round) {
                 for input in &mut relay.inputs {
-                    took(input, words, slot, &mut self.pending_taken);
+                    advance(input, words, slot, &mut self.pending_taken);
                 }
             }
         }
@@ -367,7 +367,7 @@ impl Call {
         let slot = self.slot();
         for receiving in &mut self.arriving {
             if stream.is_none_or(|stream| stream == receiving.stream) {
-                took(receiving, words, slot, &mut self.pending_taken);
+                advance(receiving, words, slot, &mut self.pending_taken);
             }
         }
         self.end_if_done();
@@ -399,12 +399,12 @@ impl Call {
     #[must_use]
     pub fn awaited(&self, words: &impl Words) -> Vec<MissingMark> {
         let relayed = self.relays.iter().filter_map(|relay| {
-            let round = self.relays_now(relay, words)?.round;
+            let round = self.ready_round(relay, words)?.round;
             Some(relay.outputs.iter().filter(move |output| output.next == round))
         });
         let leaving = self.own.iter().filter(|sending| !sending.has_sent_all());
         let sends = leaving.chain(relayed.flatten()).filter_map(|sending| {
-            let (peer, expected) = self.lacks_room(sending, words)?;
+            let (peer, expected) = self.missing_room(sending, words)?;
             let word = if sending.next > 0 { sending.stream.local_word } else { peer };
             let seen = words.taken(word, slot_of(expected.call));
             Some(MissingMark {
@@ -433,7 +433,7 @@ fn slot_of(call: u64) -> usize {
 }
 
 /// Advances a stream by the round that has been taken out.
-fn took(
+fn advance(
     receiving: &mut ReceiveProgress,
     words: &impl Words,
     slot: usize,

@@ -13,7 +13,7 @@
 //! Once a rank has taken all rounds of *all* streams, it tells all ranks that it has *ended* the call.
 //!
 //! A call writes to a peer's place when this peer has ended the earlier calls that overlap it (see
-//! [`placing`](crate::placing)). Nothing is ever reset, and no call needs a barrier: a word carries the number of its
+//! [`places`](crate::places)). Nothing is ever reset, and no call needs a barrier: a word carries the number of its
 //! call, and is set again only after the rank that sets it has heard of the end of the call that used it before. So the changes
 //! of a word cannot overtake each other, on links that keep no order either.
 

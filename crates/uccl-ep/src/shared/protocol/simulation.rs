@@ -14,9 +14,9 @@ use std::collections::HashMap;
 
 use super::{Call, Mark, Participants, ReceiveMode, Step, Stream, Streams, Words, words_of};
 use crate::shared::{
-    joining::Position,
+    join::Position,
     nodes::Nodes,
-    placing::{Places, SLOTS},
+    places::{Places, SLOTS},
 };
 
 /// Cells of each rank's part of a window: enough for a few calls.
@@ -50,7 +50,7 @@ impl Words for Window {
     }
 }
 
-enum Flying {
+enum Message {
     /// Bytes of a write, and then its mark.
     Data {
         generation: usize,
@@ -61,7 +61,7 @@ enum Flying {
         left: Vec<usize>,
         mark: Mark,
     },
-    Told {
+    Taken {
         generation: usize,
         to: usize,
         from: usize,
@@ -70,10 +70,10 @@ enum Flying {
     },
 }
 
-impl Flying {
+impl Message {
     fn ends(&self) -> (usize, usize) {
         match self {
-            Self::Data { from, to, .. } | Self::Told { from, to, .. } => (*from, *to),
+            Self::Data { from, to, .. } | Self::Taken { from, to, .. } => (*from, *to),
         }
     }
 }
@@ -128,7 +128,7 @@ struct World {
     nodes: Nodes,
     plans: Vec<Plan>,
     ranks: Vec<Rank>,
-    network: Vec<Flying>,
+    network: Vec<Message>,
     /// How often a rank took a round: (rank, stream's peer, stream's owner, call, round).
     took: HashMap<(usize, usize, usize, u64, u16), u32>,
     /// A sender and a receiver: most messages between them take many calls.
@@ -399,10 +399,10 @@ impl World {
                 let left = (0..cells.len()).collect();
                 call.sent(&stream, window);
                 let from = me;
-                self.network.push(Flying::Data { generation, to, from, word, cells, left, mark });
+                self.network.push(Message::Data { generation, to, from, word, cells, left, mark });
             }
             Step::SetTaken { to, word, mark } => {
-                self.network.push(Flying::Told { generation, to, from: me, word, mark });
+                self.network.push(Message::Taken { generation, to, from: me, word, mark });
             }
             Step::Take { stream, round } => {
                 let number = call.number();
@@ -424,7 +424,7 @@ impl World {
         self.deliver_of(|flying, slow| may_be_slow || slow != Some(flying.ends()))
     }
 
-    fn deliver_of(&mut self, which: impl Fn(&Flying, Option<(usize, usize)>) -> bool) -> bool {
+    fn deliver_of(&mut self, which: impl Fn(&Message, Option<(usize, usize)>) -> bool) -> bool {
         let all = 0..self.network.len();
         let may = |at: &usize| which(&self.network[*at], self.slow) && self.may_land(*at);
         let may: Vec<_> = all.filter(may).collect();
@@ -440,7 +440,8 @@ impl World {
         let is_its = |gone: usize| self.network[at].ends().0 == gone;
         let is_stopped = self.leaves_writes && self.went == Some(0);
         let Some((gone, _)) = self.goes.filter(|_| is_stopped) else { return true };
-        let (Flying::Data { generation, .. } | Flying::Told { generation, .. }) = self.network[at];
+        let (Message::Data { generation, .. } | Message::Taken { generation, .. }) =
+            self.network[at];
         let mut calls = self.ranks.iter().filter(|rank| !rank.is_gone).flat_map(|rank| &rank.calls);
         let goes_on = self.meeting.is_some_and(|meeting| meeting.is_over)
             && calls.all(|(plan, _)| self.generation_of(*plan) == 1);
@@ -450,12 +451,12 @@ impl World {
     fn deliver_at(&mut self, at: usize) {
         let is_lane_lost = self.random.u8(..16) == 0;
         let is_over = match &mut self.network[at] {
-            Flying::Told { generation, to, word, mark, .. } => {
+            Message::Taken { generation, to, word, mark, .. } => {
                 self.ranks[*to].windows[*generation].taken[*word][mark.call as usize % SLOTS] =
                     *mark;
                 true
             }
-            Flying::Data { generation, to, word, cells, left, mark, .. } => {
+            Message::Data { generation, to, word, cells, left, mark, .. } => {
                 let window = &mut self.ranks[*to].windows[*generation];
                 if let Some(next) = left.pop() {
                     let (cell, value) = cells[next];

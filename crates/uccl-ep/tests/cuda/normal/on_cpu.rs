@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uccl_ep::{
     Group,
     combine::{Combine, CombineInput, CombineOutput, Order, SumOrder},
-    dispatch::{self, Dispatch, DispatchOutput, Handle, Payload, Room, RowLayout, Tokens},
+    dispatch::{self, Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout},
     routing::{self, Routing},
 };
 
@@ -49,7 +49,7 @@ impl Normal {
         (rows, is_again): (&[u8], bool),
         outputs: DispatchOutput,
     ) -> Handle {
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: self.row_len(),
             payload: Payload::Bytes(self.row_len()),
@@ -102,7 +102,7 @@ impl Normal {
                 word_stride: 1,
             }),
             choices: match self.by_expert {
-                None => Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
+                None => Some(dispatch::ChoicesOut::I32(got.choices.as_mut_ptr())),
                 Some(_) => None,
             },
             weights: self.has_weights.then_some(got.weights.as_mut_ptr()),

@@ -174,8 +174,8 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    fn tokens(&self, case: &Normal, rows: u64, weights: u64) -> normal::Tokens {
-        normal::Tokens {
+    fn tokens(&self, case: &Normal, rows: u64, weights: u64) -> normal::DispatchInput {
+        normal::DispatchInput {
             rows,
             stride: case.row_len(),
             payload: case.row_len(),

@@ -8,8 +8,8 @@ use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices,
     low_latency::{
-        Combine, CombineInput, CombineOutput, Dispatch, DispatchOutput, Handle, RowTables,
-        ScalesOut, Tokens, records_len,
+        Combine, CombineInput, CombineOutput, Dispatch, DispatchInput, DispatchOutput, Handle,
+        RowTables, ScalesOut, records_len,
     },
     scratch_len,
 };
@@ -83,7 +83,7 @@ impl PyCudaDispatch {
         let choices = Choices { experts, is_64, tokens, top_k, num_experts };
         let (value, global_scale) = global_scale;
         let payload = payload(kind, len, value)?;
-        let tokens = Tokens { rows, stride, payload, global_scale };
+        let tokens = DispatchInput { rows, stride, payload, global_scale };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };

@@ -10,9 +10,9 @@ use uccl_ep::{
     cuda::{
         Choices, Group,
         normal::{
-            CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchLayout,
-            DispatchOutput, ExpertLayout, Handle, LayoutOutput, Routing, RowTables, ScalesIn,
-            ScalesOut, TokenRanks, Tokens,
+            CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
+            DispatchLayout, DispatchOutput, ExpertLayout, Handle, LayoutOutput, Routing, RowTables,
+            ScalesIn, ScalesOut, TokenRanks,
         },
     },
 };
@@ -202,8 +202,14 @@ impl PyNormalKind {
             word_stride,
         });
         let max_blocks = NonZero::new(sending.blocks);
-        let sent =
-            Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, max_blocks };
+        let sent = DispatchInput {
+            rows,
+            stride: row_bytes,
+            payload: row_bytes,
+            scales,
+            weights,
+            max_blocks,
+        };
         let routing = match (&sending.again, &sending.laid_out, ranks) {
             (Some(again), ..) => Routing::Cached(&again.get().handle),
             (None, Some(before), _) => Routing::Layout(&before.get().laid_out),

@@ -33,20 +33,20 @@ pub(super) fn is_read(
 }
 
 /// By rank, the block that its slots refer to; `None` if its slots have rows.
-pub(super) struct Sources(Vec<Option<Arc<Mapping>>>);
+pub(super) struct PeerBlocks(Vec<Option<Arc<Mapping>>>);
 
-impl Sources {
+impl PeerBlocks {
     /// Compares the headers of the peers with this rank's, and maps the blocks that they name.
     pub(super) fn of(context: &CombineContext, call: &Call) -> Result<Self> {
         let group = context.group();
-        let mut sources = vec![None; group.ranks()];
+        let mut peer_blocks = vec![None; group.ranks()];
         for stream in call.arriving() {
             let (peer, word) = (stream.peer, context.peer_block(call, stream)?);
             if word != 0 && peer != group.rank() {
-                sources[peer] = Some(group.blocks().of_peer(peer, word)?);
+                peer_blocks[peer] = Some(group.blocks().of_peer(peer, word)?);
             }
         }
-        Ok(Self(sources))
+        Ok(Self(peer_blocks))
     }
 
     /// The address of a slot's row.

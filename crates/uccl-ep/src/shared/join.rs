@@ -67,10 +67,10 @@ pub(crate) fn agree_on_outcome<T>(
 ) -> Result<Result<T>> {
     let verdict = joined.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let verdicts = exchange(verdict.into_bytes())?;
-    Ok(joined.and_then(|joined| unless_failed(rank, joined, &verdicts)))
+    Ok(joined.and_then(|joined| check_verdicts(rank, joined, &verdicts)))
 }
 
-fn unless_failed<T>(rank: usize, joined: T, verdicts: &[Option<Vec<u8>>]) -> Result<T> {
+fn check_verdicts<T>(rank: usize, joined: T, verdicts: &[Option<Vec<u8>>]) -> Result<T> {
     let failed =
         |(_, text): &(usize, &Option<Vec<u8>>)| text.as_ref().is_some_and(|text| !text.is_empty());
     match verdicts.iter().enumerate().find(failed) {
