@@ -295,8 +295,8 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
                 for token in 0..own.routing.tokens() {
                     let chosen =
                         || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
-                    let goes =
-                        (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
+                    let goes = (0..ranks)
+                        .filter(|rank| own.routing.tokens_to(*rank).contains(&(token as u32)));
                     let by = match (sends, how.sums) {
                         (CombineRows::Row, _) => goes.count() as f32,
                         (_, SumOrder::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
@@ -360,7 +360,7 @@ fn tokens_for_a_far_rank_go_in_one_write() {
     let all = masks::Meeting::new(2);
     world(Ranks::apart(2, 2, Transport::Tcp), |group| {
         let own = Own::new(7, group.rank(), 2, 2, 40);
-        assert!(own.routing.to(1 - group.rank()).len() > 1);
+        assert!(own.routing.tokens_to(1 - group.rank()).len() > 1);
         let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
         let before = posted();
         dispatched(&group, &own, Room::Tokens(40), None).unwrap();
@@ -462,7 +462,7 @@ fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
             let arrived = dispatched(&group, &owns[me], *room, None).unwrap();
             let mut at = 0;
             for (rank, own) in owns.iter().enumerate() {
-                for token in own.routing.to(me) {
+                for token in own.routing.tokens_to(me) {
                     let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
                     assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
                     let weights = &own.weights[*token as usize * 2..][..2];
@@ -591,7 +591,9 @@ fn more_than_an_outbox_holds_arrives_in_parts() {
     let ranks = Ranks { pool: 64 << 20, ..Ranks::apart(2, 2, Transport::Tcp) };
     let all = Room::Tokens(60_000);
     // An outbox has 4 MiB, and a token of these takes 288 bytes.
-    assert!((0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.to(1 - me).len() > 20_000));
+    assert!(
+        (0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.tokens_to(1 - me).len() > 20_000)
+    );
     rows_arrive(ranks, 60_000, &[all, all, all]);
 }
 

@@ -284,7 +284,7 @@ fn a_call_under_way_ends_after_ranks_have_met_anew() {
             round(&next, 2, &ALL);
             let arrived = received(dispatch).unwrap();
             // All ranks' tokens with a choice of this rank's experts are there.
-            let of = |from: usize| Own::new(1, from).routing.to(me).len() as u32;
+            let of = |from: usize| Own::new(1, from).routing.tokens_to(me).len() as u32;
             assert_eq!(arrived.handle.counts.from, ALL.map(of));
             round(&next, 3, &ALL);
         });

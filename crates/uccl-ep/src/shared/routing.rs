@@ -144,7 +144,7 @@ impl Routing {
         let node_tokens = |node| {
             let mut destinations = vec![0; self.tokens];
             for (local, rank) in nodes.ranks_of(node).enumerate() {
-                for token in self.to(rank) {
+                for token in self.tokens_to(rank) {
                     destinations[*token as usize] |= 1 << local;
                 }
             }
@@ -201,7 +201,7 @@ impl Routing {
 
     /// The tokens that go to a rank, ascending.
     #[must_use]
-    pub fn to(&self, rank: usize) -> &[u32] {
+    pub fn tokens_to(&self, rank: usize) -> &[u32] {
         &self.to[self.starts[rank]..self.starts[rank + 1]]
     }
 
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn a_token_goes_once_to_each_rank_that_it_needs() {
         let routing = routing(&[0, 1, -1, 5, 2, 0, -1, -1, -1], 3).unwrap();
-        assert_eq!([0, 1, 2].map(|rank| routing.to(rank)), [&[0, 1][..], &[1], &[1]]);
+        assert_eq!([0, 1, 2].map(|rank| routing.tokens_to(rank)), [&[0, 1][..], &[1], &[1]]);
         assert_eq!([0, 1, 2].map(|rank| routing.per_expert_of(rank)), [[2, 1], [1, 0], [0, 1]]);
         assert_eq!((routing.tokens(), routing.choices(1)), (3, &[5, 2, 0][..]));
     }
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_token_that_names_an_expert_again_is_counted_once() {
         let routing = routing(&[0, 0, 3, 4, 1, 4], 3).unwrap();
-        assert_eq!([0, 1, 2].map(|rank| routing.to(rank)), [&[0, 1][..], &[0], &[1]]);
+        assert_eq!([0, 1, 2].map(|rank| routing.tokens_to(rank)), [&[0, 1][..], &[0], &[1]]);
         assert_eq!([0, 1, 2].map(|rank| routing.per_expert_of(rank)), [[1, 1], [0, 1], [1, 0]]);
         assert_eq!((routing.choices(0), routing.choices(1)), (&[0, 0, 3][..], &[4, 1, 4][..]));
         assert_eq!([0, 1, 2].map(|k| first_of(&[4, 1, 4], k)), [0, 1, 0]);
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn ranks_may_be_given_instead_of_choices() {
         let routing = Routing::by_rank(&[true, false, true, true], &[2, 1], 2).unwrap();
-        assert_eq!((routing.to(0), routing.to(1)), (&[0, 1][..], &[1][..]));
+        assert_eq!((routing.tokens_to(0), routing.tokens_to(1)), (&[0, 1][..], &[1][..]));
         assert_eq!((routing.tokens(), routing.per_expert_of(1)), (2, &[1][..]));
         assert!(Routing::by_rank(&[], &[1, 2, 3], 2).is_err());
         assert!(Routing::by_rank(&[], &[0; MAX_EXPERTS], 2).is_ok());

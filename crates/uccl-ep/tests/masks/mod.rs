@@ -69,7 +69,7 @@ fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
             owners.filter(|(rank, _)| is_there[*rank]).count()
         }
         _ => {
-            let goes = |rank: &usize| routing.to(*rank).contains(&(token as u32));
+            let goes = |rank: &usize| routing.tokens_to(*rank).contains(&(token as u32));
             (0..is_there.len()).filter(|rank| is_there[*rank]).filter(goes).count()
         }
     };

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::{Block, Group, release_block};
 
-use super::{PyGroup, apart::Apart, exception};
+use super::{PyGroup, detached_drop::DetachedDrop, exception};
 
 /// Memory that peers read in place. It lives as long as this object, and as peers may read it.
 #[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
 pub(crate) struct PyBlock {
     block: Arc<Block>,
-    group: Apart<Arc<Group>>,
+    group: DetachedDrop<Arc<Group>>,
 }
 
 impl Drop for PyBlock {
@@ -28,7 +28,7 @@ impl PyBlock {
     /// Makes a block of `len` bytes.
     #[new]
     fn new(group: &PyGroup, len: usize) -> PyResult<Self> {
-        let group = Apart::new(Arc::clone(&group.group));
+        let group = DetachedDrop::new(Arc::clone(&group.group));
         let block = group.block(len).map_err(|e| exception(&e))?;
         Ok(Self { block, group })
     }

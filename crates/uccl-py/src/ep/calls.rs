@@ -15,16 +15,16 @@ use uccl_ep::{
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception, over};
+use super::{PyGroup, PyHandle, PyRouting, call_over, detached_drop::DetachedDrop, exception};
 use crate::interrupt::listening;
 
-/// Memory with addresses from Python, which keeps the tensors until the call has ended.
-struct Given<T>(T);
+/// Arguments with addresses of tensors, which Python keeps until the call has ended.
+struct TensorRefs<T>(T);
 
 // SAFETY: tensors belong to no thread.
-unsafe impl<T> Send for Given<T> {}
+unsafe impl<T> Send for TensorRefs<T> {}
 
-impl<T> Given<T> {
+impl<T> TensorRefs<T> {
     fn into_inner(self) -> T {
         self.0
     }
@@ -44,7 +44,7 @@ fn address<T>(at: usize) -> Option<*mut T> {
 }
 
 /// `(address, words of a token, token stride, word stride)`.
-type ScalesGiven = (usize, usize, usize, usize);
+type ScalesTuple = (usize, usize, usize, usize);
 
 pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
@@ -61,7 +61,7 @@ pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Pay
 /// it, unless it has ended.
 #[pyclass(name = "EpDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatch {
-    dispatch: Apart<Mutex<Option<Dispatch>>>,
+    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
 }
 
 #[pymethods]
@@ -81,7 +81,7 @@ impl PyDispatch {
         kind: &str,
         len: usize,
         global_scale: f32,
-        scales: Option<ScalesGiven>,
+        scales: Option<ScalesTuple>,
         weights: usize,
         slots: Option<usize>,
         room: usize,
@@ -105,7 +105,7 @@ impl PyDispatch {
         };
         let room = slots.map_or(Room::Bytes(room), Room::Tokens);
         let (group, routing, tokens) =
-            (Arc::clone(&group.group), Arc::clone(&routing.routing), Given(tokens));
+            (Arc::clone(&group.group), Arc::clone(&routing.routing), TensorRefs(tokens));
         let dispatch = engine(py, move |interrupted| {
             let tokens = tokens.into_inner();
             let routing = match group.relays() {
@@ -118,7 +118,7 @@ impl PyDispatch {
             // has ended.
             unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
         })?;
-        Ok(Self { dispatch: Apart::new(Mutex::new(Some(dispatch))) })
+        Ok(Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))) })
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -136,7 +136,7 @@ impl PyDispatch {
     fn counts(&self, py: Python<'_>) -> PyResult<(Vec<u32>, Vec<u32>)> {
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_mut().ok_or_else(over)?;
+            let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             let counts = dispatch.counts(interrupted)?;
             Ok((counts.from.clone(), counts.of_experts()))
         })
@@ -145,7 +145,7 @@ impl PyDispatch {
     /// By rank, the nanoseconds that `counts` waited for it.
     fn waited(&self) -> PyResult<Vec<u64>> {
         let dispatch = self.dispatch.lock();
-        let waited = dispatch.as_ref().ok_or_else(|| exception(&over()))?.waited();
+        let waited = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.waited();
         Ok(waited.into_iter().map(nanoseconds).collect())
     }
 
@@ -159,7 +159,7 @@ impl PyDispatch {
         len: usize,
         rows: usize,
         stride: usize,
-        scales: Option<ScalesGiven>,
+        scales: Option<ScalesTuple>,
         tiles: Option<(usize, usize)>,
         choices: usize,
         is_64: bool,
@@ -178,7 +178,7 @@ impl PyDispatch {
             true => address(choices).map(ChoicesOut::I64),
             false => address(choices).map(ChoicesOut::I32),
         };
-        let outputs = Given(DispatchOutput {
+        let outputs = TensorRefs(DispatchOutput {
             len,
             rows: rows as *mut u8,
             stride,
@@ -190,11 +190,11 @@ impl PyDispatch {
         let layout = starts.map_or(RowLayout::ByToken, RowLayout::ByExpert);
         let handle = engine(py, move |interrupted| {
             let outputs = outputs.into_inner();
-            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            let dispatch = self.dispatch.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet.
             unsafe { dispatch.receive(outputs, &layout, interrupted) }
         })?;
-        Ok(PyHandle { handle: Apart::new(Arc::new(handle)) })
+        Ok(PyHandle { handle: DetachedDrop::new(Arc::new(handle)) })
     }
 }
 
@@ -205,7 +205,7 @@ fn nanoseconds(time: Duration) -> u64 {
 /// A combine in flight.
 #[pyclass(name = "EpCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCombine {
-    combine: Apart<Mutex<Option<Combine>>>,
+    combine: DetachedDrop<Mutex<Option<Combine>>>,
 }
 
 #[pymethods]
@@ -246,7 +246,7 @@ impl PyCombine {
         };
         let weights = address(weights).map(<*mut f32>::cast_const);
         let rows = rows as *const u8;
-        let input = Given(CombineInput {
+        let input = TensorRefs(CombineInput {
             rows,
             len,
             stride,
@@ -268,7 +268,7 @@ impl PyCombine {
             }
             Ok(combine)
         })?;
-        Ok(Self { combine: Apart::new(Mutex::new(Some(combine))) })
+        Ok(Self { combine: DetachedDrop::new(Mutex::new(Some(combine))) })
     }
 
     /// Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of choices.
@@ -294,16 +294,20 @@ impl PyCombine {
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
-        let combined =
-            Given(CombineOutput { rows: rows as *mut u16, sums, bias, weights: address(weights) });
+        let combined = TensorRefs(CombineOutput {
+            rows: rows as *mut u16,
+            sums,
+            bias,
+            weights: address(weights),
+        });
         let chosen = match is_64 {
             true => address::<i64>(experts).map(|at| CombineChoices::I64(at)),
             false => address::<i32>(experts).map(|at| CombineChoices::I32(at)),
         };
-        let chosen = Given(chosen);
+        let chosen = TensorRefs(chosen);
         let waited = engine(py, move |interrupted| {
             let (combined, chosen) = (combined.into_inner(), chosen.into_inner());
-            let mut combine = self.combine.lock().take().ok_or_else(over)?;
+            let mut combine = self.combine.lock().take().ok_or_else(call_over)?;
             if let Some(chosen) = chosen {
                 // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it
                 // until the combine has ended.

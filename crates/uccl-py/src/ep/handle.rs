@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::{Phase, dispatch::Handle};
 
-use super::{PyRouting, apart::Apart, exception};
+use super::{PyRouting, detached_drop::DetachedDrop, exception};
 
 /// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyHandle {
-    pub(super) handle: Apart<Arc<Handle>>,
+    pub(super) handle: DetachedDrop<Arc<Handle>>,
 }
 
 #[pymethods]

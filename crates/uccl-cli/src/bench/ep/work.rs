@@ -342,7 +342,8 @@ impl Rank {
         let Shape { ranks, hidden, num_topk, .. } = self.shape;
         let x = self.x[self.group.rank()].chunks(hidden);
         for (token, (sum, x)) in memory.combined.chunks(hidden).zip(x).enumerate() {
-            let goes = |rank: &usize| self.flat.to(*rank).binary_search(&(token as u32)).is_ok();
+            let goes =
+                |rank: &usize| self.flat.tokens_to(*rank).binary_search(&(token as u32)).is_ok();
             let times = match work.is_normal() {
                 true => (0..ranks).filter(goes).count(),
                 false => num_topk,

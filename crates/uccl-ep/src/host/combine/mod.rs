@@ -490,7 +490,7 @@ impl CombineContext {
     /// The row of a term of this rank.
     fn own_row(&self, token: usize, term: &Term) -> Option<usize> {
         let me = self.group().rank();
-        let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
+        let nth = self.handle.routing.tokens_to(me).binary_search(&(token as u32)).ok()?;
         let at = self.handle.counts.rows_from(me).start + nth;
         match self.input.sends {
             CombineRows::Row => Some(at),
@@ -647,7 +647,9 @@ impl CombineContext {
         } else {
             for rank in (0..group.ranks()).filter(is_there) {
                 let last = match choices {
-                    [] => routing.to(rank).binary_search(&(token as u32)).is_ok().then_some(0),
+                    [] => {
+                        routing.tokens_to(rank).binary_search(&(token as u32)).is_ok().then_some(0)
+                    }
                     _ => routing.last_choice(rank, choices),
                 };
                 if let Some(choice) = last {

@@ -281,7 +281,7 @@ impl DispatchContext {
     /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any rank.
     fn send(&self, call: &Call, stream: &Stream, mark: Mark) {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
-        let tokens = self.routing.to(stream.peer);
+        let tokens = self.routing.tokens_to(stream.peer);
         let round = self.round_of(tokens.len(), mark.round);
         let area_counts = AreaCounts {
             counts: [tokens.len(), self.routing.tokens()],
@@ -409,7 +409,7 @@ impl DispatchContext {
         let in_round = unsafe { area.cast::<u32>().read() } as usize;
         let rows = counts.rows_from(from);
         let stays_out = from == self.group.rank() && self.reads_own_in_place();
-        let own = self.routing.to(self.group.rank());
+        let own = self.routing.tokens_to(self.group.rank());
         for slot in 0..in_round.min(self.slots) {
             let at = rows.start + sink.taken[from];
             // Bounds the tokens of a peer with rounds that have more than it announced.

@@ -19,7 +19,7 @@ pub(super) fn tokens_over<'a>(
 ) -> &'a [u32] {
     let node = nodes.node_of(stream.peer);
     match node == nodes.node_of(me) {
-        true => routing.to(stream.peer),
+        true => routing.tokens_to(stream.peer),
         false => &routing.node_tokens(node).tokens,
     }
 }
@@ -55,7 +55,7 @@ impl DispatchContext {
                 // uses until the mark.
                 unsafe {
                     let out = out.add(areas.counts_at(local)).cast::<u32>();
-                    out.write(routing.to(rank).len() as u32);
+                    out.write(routing.tokens_to(rank).len() as u32);
                     out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
                 }
             }

@@ -83,10 +83,10 @@ impl Normal {
             let layout = &mut got.layout;
             layout.2.fill(0);
             for rank in 0..self.ranks {
-                layout.0[rank] = routing.to(rank).len() as u32;
+                layout.0[rank] = routing.tokens_to(rank).len() as u32;
                 let its = rank * self.local_experts..(rank + 1) * self.local_experts;
                 layout.1[its].copy_from_slice(routing.per_expert_of(rank));
-                for token in routing.to(rank) {
+                for token in routing.tokens_to(rank) {
                     layout.2[*token as usize * self.ranks + rank] = 1;
                 }
             }

@@ -6,12 +6,12 @@ use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{Config, Group, Reach};
 
-use crate::ep::{apart::Apart, exception, timeout_of, with_exchange};
+use crate::ep::{detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group of ranks with GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
-    pub(super) group: Apart<Arc<Group>>,
+    pub(super) group: DetachedDrop<Arc<Group>>,
 }
 
 impl PyCudaGroup {
@@ -60,7 +60,7 @@ impl PyCudaGroup {
             network,
         };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
-        Ok(Self { group: Apart::new(group) })
+        Ok(Self { group: DetachedDrop::new(group) })
     }
 
     /// The address of the pool on the GPU.

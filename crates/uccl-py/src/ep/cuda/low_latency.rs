@@ -15,7 +15,7 @@ use uccl_ep::cuda::{
 };
 
 use super::PyCudaGroup;
-use crate::ep::{apart::Apart, calls::payload, exception, over};
+use crate::ep::{call_over, calls::payload, detached_drop::DetachedDrop, exception};
 
 /// Bytes of memory that a dispatch needs on the GPU until its combine has ended.
 #[pyfunction(name = "ep_cuda_scratch_len")]
@@ -43,21 +43,21 @@ pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usiz
 }
 
 /// Addresses of `src_info`, records and `layout_range`.
-type TableGiven = (u64, u64, u64);
+type TablesTuple = (u64, u64, u64);
 
-fn table((src_info, records, layout_range): TableGiven) -> RowTables {
+fn table((src_info, records, layout_range): TablesTuple) -> RowTables {
     RowTables { src_info, records, layout_range }
 }
 
 /// A dispatch.
 #[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaDispatch {
-    dispatch: Apart<Mutex<Option<Dispatch>>>,
+pub(crate) struct PyLowLatencyDispatch {
+    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
     stream: Stream,
 }
 
 #[pymethods]
-impl PyCudaDispatch {
+impl PyLowLatencyDispatch {
     /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or lies
     /// at an address that is not 0.
     #[new]
@@ -88,7 +88,7 @@ impl PyCudaDispatch {
         // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };
         let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
-        Ok(Self { dispatch: Apart::new(dispatch), stream })
+        Ok(Self { dispatch: DetachedDrop::new(dispatch), stream })
     }
 
     /// Enqueues the sends.
@@ -96,7 +96,7 @@ impl PyCudaDispatch {
         let begun = py.detach(|| {
             let mut dispatch = self.dispatch.lock();
             // SAFETY: the stream is of the group's context; otherwise as above.
-            unsafe { dispatch.as_mut().ok_or_else(over)?.begin(&self.stream) }
+            unsafe { dispatch.as_mut().ok_or_else(call_over)?.begin(&self.stream) }
         });
         begun.map_err(|e| exception(&e))
     }
@@ -114,10 +114,10 @@ impl PyCudaDispatch {
         count: u64,
         stats: u64,
         waits: u64,
-        table: TableGiven,
+        table: TablesTuple,
         scales: Option<(u64, usize, usize, usize)>,
         tiles: Option<(u64, usize)>,
-    ) -> PyResult<PyCudaHandle> {
+    ) -> PyResult<PyLowLatencyHandle> {
         let strided = |(words, row_stride, expert_stride, word_stride)| ScalesOut::Strided {
             words,
             row_stride,
@@ -136,31 +136,31 @@ impl PyCudaDispatch {
             tables: self::table(table),
         };
         let received = py.detach(|| {
-            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            let dispatch = self.dispatch.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no
             // other code uses yet.
             unsafe { dispatch.receive(&outputs, &self.stream) }
         });
         let handle = Arc::new(received.map_err(|e| exception(&e))?);
-        Ok(PyCudaHandle { handle: Apart::new(handle) })
+        Ok(PyLowLatencyHandle { handle: DetachedDrop::new(handle) })
     }
 }
 
 /// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaHandle {
-    handle: Apart<Arc<Handle>>,
+pub(crate) struct PyLowLatencyHandle {
+    handle: DetachedDrop<Arc<Handle>>,
 }
 
 /// A combine.
 #[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaCombine {
-    combine: Apart<Mutex<Option<Combine>>>,
+pub(crate) struct PyLowLatencyCombine {
+    combine: DetachedDrop<Mutex<Option<Combine>>>,
     stream: Stream,
 }
 
 #[pymethods]
-impl PyCudaCombine {
+impl PyLowLatencyCombine {
     /// Makes a combine, without enqueuing it. It sends rows back to the ranks of their tokens, as
     /// LogFMT-10 if `is_packed`.
     #[new]
@@ -168,7 +168,7 @@ impl PyCudaCombine {
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
-        handle: &PyCudaHandle,
+        handle: &PyLowLatencyHandle,
         rows: u64,
         hidden: usize,
         records: u64,
@@ -182,7 +182,7 @@ impl PyCudaCombine {
         // work of the stream only.
         let new = unsafe { Combine::new(&handle.handle, &input, scratch) };
         let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));
-        Ok(Self { combine: Apart::new(combine), stream })
+        Ok(Self { combine: DetachedDrop::new(combine), stream })
     }
 
     /// Enqueues the sends.
@@ -191,7 +191,7 @@ impl PyCudaCombine {
             let mut combine = self.combine.lock();
             // SAFETY: the stream is of the group's context, and comes after the dispatch; otherwise
             // as above.
-            unsafe { combine.as_mut().ok_or_else(over)?.begin(&self.stream) }
+            unsafe { combine.as_mut().ok_or_else(call_over)?.begin(&self.stream) }
         });
         begun.map_err(|e| exception(&e))
     }
@@ -208,7 +208,7 @@ impl PyCudaCombine {
     ) -> PyResult<()> {
         let combined = CombineOutput { rows, weights, experts, waits };
         let finished = py.detach(|| {
-            let combine = self.combine.lock().take().ok_or_else(over)?;
+            let combine = self.combine.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token
             // of the dispatch.
             unsafe { combine.finish(&combined, &self.stream) }

@@ -6,15 +6,15 @@ use pyo3::Python;
 
 /// Drops its value without the GIL: the end of a group waits until far peers have received all
 /// data, and other threads run meanwhile.
-pub(super) struct Apart<T: Send>(ManuallyDrop<T>);
+pub(super) struct DetachedDrop<T: Send>(ManuallyDrop<T>);
 
-impl<T: Send> Apart<T> {
+impl<T: Send> DetachedDrop<T> {
     pub(super) fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
     }
 }
 
-impl<T: Send> Deref for Apart<T> {
+impl<T: Send> Deref for DetachedDrop<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -22,7 +22,7 @@ impl<T: Send> Deref for Apart<T> {
     }
 }
 
-impl<T: Send> Drop for Apart<T> {
+impl<T: Send> Drop for DetachedDrop<T> {
     fn drop(&mut self) {
         // SAFETY: the value is not used after its drop.
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
