@@ -96,14 +96,14 @@ fn world_by<T: Send>(
 const HIDDEN: usize = 128;
 
 /// A rank's tokens: their values and choices follow from its number and the seed.
-struct Own {
+struct RankTokens {
     rows: Vec<u16>,
     experts: Vec<i32>,
     weights: Vec<f32>,
     routing: Arc<Routing>,
 }
 
-impl Own {
+impl RankTokens {
     fn new(seed: u64, me: usize, ranks: usize, top_k: usize, most: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed * 64 + me as u64);
         let num_experts = ranks * 4;
@@ -146,7 +146,7 @@ impl Own {
     }
 }
 
-struct Arrived {
+struct Received {
     rows: Vec<u16>,
     weights: Vec<f32>,
     handle: Arc<Handle>,
@@ -160,10 +160,10 @@ fn never() -> bool {
 /// `by_experts`.
 fn dispatched(
     group: &Arc<Group>,
-    own: &Own,
+    own: &RankTokens,
     room: Room,
     by_experts: Option<usize>,
-) -> Result<Arrived> {
+) -> Result<Received> {
     // SAFETY: the vectors live until the dispatch is over.
     let mut dispatch = unsafe {
         Dispatch::begin(group, Arc::clone(&own.routing), own.tokens(), room, &mut never)?
@@ -187,12 +187,12 @@ fn dispatched(
     };
     // SAFETY: the vectors have as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
-    Ok(Arrived { rows, weights, handle })
+    Ok(Received { rows, weights, handle })
 }
 
 /// How a test combines.
 #[derive(Clone, Copy, Debug)]
-struct How {
+struct CombineOptions {
     sends: CombineRows,
     sums: SumOrder,
     relays: Option<Order>,
@@ -200,8 +200,8 @@ struct How {
 }
 
 /// Begins to send rows back.
-fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
-    let How { sends, relays, is_stable, .. } = how;
+fn begin(arrived: &Received, options: CombineOptions) -> Result<Combine> {
+    let CombineOptions { sends, relays, is_stable, .. } = options;
     let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -218,8 +218,8 @@ fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
 }
 
 /// Sums the rows that come back.
-fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
-    let How { sums, is_stable, .. } = how;
+fn finish(combine: Combine, own: &RankTokens, options: CombineOptions) -> Result<Vec<u16>> {
+    let CombineOptions { sums, is_stable, .. } = options;
     let mut rows = vec![0; own.rows.len()];
     let mut weights = vec![0.0; own.weights.len()];
     let combined = CombineOutput {
@@ -241,8 +241,8 @@ fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
     Ok(rows)
 }
 
-fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
-    finish(begin(arrived, how)?, own, how)
+fn combined(own: &RankTokens, arrived: &Received, options: CombineOptions) -> Result<Vec<u16>> {
+    finish(begin(arrived, options)?, own, options)
 }
 
 /// A row times a number, where that is exact.
@@ -252,7 +252,7 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
 }
 
 /// The ways that rows of a dispatch may come back.
-fn ways(own: &Own, sends: CombineRows) -> Vec<How> {
+fn ways(own: &RankTokens, sends: CombineRows) -> Vec<CombineOptions> {
     let weighted = (SumOrder::Weighted(own.weights.as_ptr()), None);
     let (choice, rank) = (SumOrder::ByChoice, SumOrder::ByRank);
     let sums = match sends {
@@ -265,9 +265,10 @@ fn ways(own: &Own, sends: CombineRows) -> Vec<How> {
             (rank, Some(Order::ByRank)),
         ],
     };
-    let how =
-        |(sums, relays)| [true, false].map(|is_stable| How { sends, sums, relays, is_stable });
-    sums.into_iter().flat_map(how).collect()
+    let options = |(sums, relays)| {
+        [true, false].map(|is_stable| CombineOptions { sends, sums, relays, is_stable })
+    };
+    sums.into_iter().flat_map(options).collect()
 }
 
 /// Dispatches and combines in every way; experts change nothing.
@@ -280,7 +281,7 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
     let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
     for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
         let top_k = 1 + seed as usize % 4;
-        let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+        let own = RankTokens::new(seed, group.rank(), ranks, top_k, 30);
         let own = if is_relayed { own.relayed(group) } else { own };
         for (room, by_experts, sends) in [
             (Room::Tokens(30), Some(30 * ranks), CombineRows::EachExpert),
@@ -290,14 +291,14 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
             (Room::Bytes(ranks * 4096), None, CombineRows::Row),
         ] {
             let arrived = dispatched(group, &own, room, by_experts).unwrap();
-            for how in ways(&own, sends) {
-                let out = combined(&own, &arrived, how).unwrap();
+            for options in ways(&own, sends) {
+                let out = combined(&own, &arrived, options).unwrap();
                 for token in 0..own.routing.tokens() {
                     let chosen =
                         || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
                     let goes = (0..ranks)
                         .filter(|rank| own.routing.tokens_to(*rank).contains(&(token as u32)));
-                    let by = match (sends, how.sums) {
+                    let by = match (sends, options.sums) {
                         (CombineRows::Row, _) => goes.count() as f32,
                         (_, SumOrder::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                         _ => chosen().count() as f32,
@@ -359,7 +360,7 @@ fn nodes_reach_each_other_over_rails() {
 fn tokens_for_a_far_rank_go_in_one_write() {
     let all = masks::Meeting::new(2);
     world(Ranks::apart(2, 2, Transport::Tcp), |group| {
-        let own = Own::new(7, group.rank(), 2, 2, 40);
+        let own = RankTokens::new(7, group.rank(), 2, 2, 40);
         assert!(own.routing.tokens_to(1 - group.rank()).len() > 1);
         let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
         let before = posted();
@@ -455,7 +456,7 @@ fn rows_may_change_once_they_have_been_sent_unless_they_stay() {
 fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
     let count = ranks.count;
     world(ranks, |group| {
-        let own = |rank| Own::new(7, rank, count, 2, most).relayed(&group);
+        let own = |rank| RankTokens::new(7, rank, count, 2, most).relayed(&group);
         let owns: Vec<_> = (0..count).map(own).collect();
         let me = group.rank();
         for room in rooms {
@@ -491,12 +492,17 @@ fn a_pool_without_room_for_relays_does_without() {
     // Rows go to each rank's 40 slots of 288 bytes; inboxes would be more than the rest of a page.
     let places = Ranks { pool: 4 * 40 * 288 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
     world(places, |group| {
-        let own = Own::new(9, group.rank(), 4, 2, 40).relayed(&group);
+        let own = RankTokens::new(9, group.rank(), 4, 2, 40).relayed(&group);
         let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
         assert_eq!((own.routing.nodes().count, arrived.handle.relayed.len()), (2, 1));
         let relays = Some(Order::ByRank);
-        let how = How { sends: CombineRows::Row, sums: SumOrder::ByRank, relays, is_stable: true };
-        combined(&own, &arrived, how).unwrap();
+        let options = CombineOptions {
+            sends: CombineRows::Row,
+            sums: SumOrder::ByRank,
+            relays,
+            is_stable: true,
+        };
+        combined(&own, &arrived, options).unwrap();
     });
 }
 
@@ -519,7 +525,7 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
     for (ranks, nodes) in [(4, 2), (6, 3), (6, 2)] {
         world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
             let (me, of_node) = (group.rank(), ranks / nodes);
-            let own = Own::new(5, me, ranks, 6, 40).relayed(&group);
+            let own = RankTokens::new(5, me, ranks, 6, 40).relayed(&group);
             let mut arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
             for (row, entry) in arrived.rows.chunks_mut(HIDDEN).zip(arrived.handle.table.chunks(8))
             {
@@ -529,9 +535,13 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
             for (sums, order) in
                 [(SumOrder::ByRank, Order::ByRank), (SumOrder::ByChoice, Order::ByChoice)]
             {
-                let how =
-                    How { sends: CombineRows::Row, sums, relays: Some(order), is_stable: true };
-                let out = combined(&own, &arrived, how).unwrap();
+                let options = CombineOptions {
+                    sends: CombineRows::Row,
+                    sums,
+                    relays: Some(order),
+                    is_stable: true,
+                };
+                let out = combined(&own, &arrived, options).unwrap();
                 for (token, out) in out.chunks(HIDDEN).enumerate() {
                     let choices = own.routing.choices(token);
                     let by =
@@ -562,13 +572,17 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
 fn a_token_for_several_ranks_of_a_node_crosses_once() {
     let bytes = |is_relayed: bool| -> u64 {
         let sent = world(Ranks::apart(4, 2, Transport::Tcp), |group| {
-            let own = Own::new(9, group.rank(), 4, 8, 40);
+            let own = RankTokens::new(9, group.rank(), 4, 8, 40);
             let own = if is_relayed { own.relayed(&group) } else { own };
             let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
             let relays = Some(Order::ByRank);
-            let how =
-                How { sends: CombineRows::Row, sums: SumOrder::ByRank, relays, is_stable: true };
-            combined(&own, &arrived, how).unwrap();
+            let options = CombineOptions {
+                sends: CombineRows::Row,
+                sums: SumOrder::ByRank,
+                relays,
+                is_stable: true,
+            };
+            combined(&own, &arrived, options).unwrap();
             // The counters may be behind the peers.
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {
@@ -592,7 +606,7 @@ fn more_than_an_outbox_holds_arrives_in_parts() {
     let all = Room::Tokens(60_000);
     // An outbox has 4 MiB, and a token of these takes 288 bytes.
     assert!(
-        (0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.tokens_to(1 - me).len() > 20_000)
+        (0..2).any(|me| RankTokens::new(7, me, 2, 2, 60_000).routing.tokens_to(1 - me).len() > 20_000)
     );
     rows_arrive(ranks, 60_000, &[all, all, all]);
 }
@@ -600,7 +614,7 @@ fn more_than_an_outbox_holds_arrives_in_parts() {
 #[test]
 fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
     let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
-        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 3, 2, 8);
         let is_there = group.rank() != 1;
         is_there.then(|| dispatched(&group, &own, Room::Tokens(8), None).err())
     });
@@ -616,7 +630,7 @@ fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let errors = world(Ranks { timeout: Duration::from_millis(300), ..Ranks::near(3) }, |group| {
-        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
         // Until the others have failed: if this rank ends, they fail for that reason.
@@ -711,7 +725,7 @@ fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
 #[test]
 fn ranks_that_differ_are_told_in_what() {
     let errors = world(Ranks::near(2), |group| {
-        let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
+        let own = RankTokens::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
     let text =
@@ -726,7 +740,7 @@ fn ranks_that_differ_are_told_in_what() {
 #[test]
 fn what_has_no_room_is_refused_with_the_sizes() {
     world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
-        let own = Own::new(3, group.rank(), 2, 2, 30);
+        let own = RankTokens::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");
         let text = dispatched(&group, &own, Room::Tokens(0), None).err().unwrap().to_string();
@@ -738,7 +752,7 @@ fn what_has_no_room_is_refused_with_the_sizes() {
 }
 
 /// The experts' results: a row for each received one, which stays in place.
-fn results_in(rows: *const u16, arrived: &Arrived) -> CombineInput {
+fn results_in(rows: *const u16, arrived: &Received) -> CombineInput {
     CombineInput {
         rows: rows.cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -753,7 +767,7 @@ fn results_in(rows: *const u16, arrived: &Arrived) -> CombineInput {
 }
 
 /// Puts the experts' results into a block, and begins a combine that leaves the rows there.
-fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
+fn begun(group: &Arc<Group>, own: &RankTokens, arrived: &Received) -> (Arc<Block>, Combine) {
     let block = group.block(2 * arrived.rows.len()).unwrap();
     let rows = block.as_ptr().cast::<u16>();
     // SAFETY: the block has room for the rows, and nobody reads it yet.
@@ -767,7 +781,7 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
 }
 
 /// Ends a combine with sums that take each choice once.
-fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
+fn summed(combine: Combine, own: &RankTokens) -> Result<Vec<u16>> {
     let mut rows = vec![0; own.rows.len()];
     let (sums, bias) = (SumOrder::ByChoice, [None; 2]);
     let combined = CombineOutput { rows: rows.as_mut_ptr(), sums, bias, weights: None };
@@ -777,9 +791,9 @@ fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
 }
 
 /// A rank's inputs with at least one token.
-fn some_own(group: &Group, ranks: usize) -> Own {
+fn some_own(group: &Group, ranks: usize) -> RankTokens {
     (0..)
-        .map(|seed| Own::new(seed, group.rank(), ranks, 3, 20))
+        .map(|seed| RankTokens::new(seed, group.rank(), ranks, 3, 20))
         .find(|own| !own.rows.is_empty())
         .unwrap()
 }
@@ -971,7 +985,7 @@ fn a_barrier_is_passed_when_all_have_come() {
 #[test]
 fn a_rank_that_makes_another_call_than_a_barrier_is_told_so() {
     let errors = world(Ranks::near(2), |group| {
-        let own = Own::new(1, group.rank(), 2, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 2, 2, 8);
         let done = match group.rank() {
             0 => group.barrier(&mut never),
             _ => dispatched(&group, &own, Room::Tokens(8), None).map(drop),

@@ -7,12 +7,12 @@ use super::*;
 /// Tokens of each rank: two for each of the four experts of two ranks.
 const TOKENS: usize = 8;
 
-fn own_of(rank: usize) -> Own {
+fn own_of(rank: usize) -> RankTokens {
     let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
     let rows = (0..TOKENS).flat_map(|token| vec![(100 * rank + token + 1) as u16; HIDDEN]);
     let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 2 };
     let routing = Arc::new(Routing::new(choices).unwrap());
-    Own { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
+    RankTokens { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
 }
 
 /// How areas of dispatches are divided here.
@@ -135,10 +135,10 @@ fn counted(over: u64, tokens: u64) -> Vec<Result<ReceiveCounts>> {
         // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank does.
         unsafe {
             let window = group.pool().sub(control_len(2)).cast::<u64>();
-            let told = window.add((11 + 3 + 1) * 8 + 6);
-            assert_eq!(std::slice::from_raw_parts(told, 2), [TOKENS as u64 / 2, TOKENS as u64]);
-            told.write(over);
-            told.add(1).write(tokens);
+            let counts = window.add((11 + 3 + 1) * 8 + 6);
+            assert_eq!(std::slice::from_raw_parts(counts, 2), [TOKENS as u64 / 2, TOKENS as u64]);
+            counts.write(over);
+            counts.add(1).write(tokens);
         }
         let counts = dispatch.counts(&mut never).cloned();
         all.wait();
@@ -162,7 +162,7 @@ fn fewer_rows_than_the_handle_tells_of_are_refused() {
         let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 1 };
         let routing = Arc::new(Routing::new(choices).unwrap());
-        let own = Own { routing, ..own_of(0) };
+        let own = RankTokens { routing, ..own_of(0) };
         for (by_experts, sends, needs) in [
             (None, CombineRows::Row, TOKENS),
             // The last of the four experts has its two rows at 30 and 31.
@@ -206,7 +206,7 @@ fn rows_that_could_not_be_read_as_numbers_are_refused() {
         let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 1 };
         let routing = Arc::new(Routing::new(choices).unwrap());
-        let own = Own { routing, ..own_of(0) };
+        let own = RankTokens { routing, ..own_of(0) };
         let room = Room::Tokens(TOKENS);
         for (by, stride) in [(1, 2 * HIDDEN), (0, 2 * HIDDEN + 1)] {
             let payload = Payload::Quantised(HIDDEN, ScaleFormat::Exact);

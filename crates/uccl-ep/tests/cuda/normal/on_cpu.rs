@@ -11,11 +11,11 @@ use uccl_ep::{
 
 use super::{
     super::{Ranks, Reference, masks::Step},
-    Got, Inputs, Normal,
+    CallResults, Inputs, Normal,
 };
 
 impl Normal {
-    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
         let reference = Reference {
             me,
             ranks: self.ranks,
@@ -46,7 +46,7 @@ impl Normal {
         &self,
         (group, routing): (&Arc<Group>, &Arc<Routing>),
         inputs: &Inputs,
-        (rows, is_again): (&[u8], bool),
+        (rows, is_cached): (&[u8], bool),
         outputs: DispatchOutput,
     ) -> Handle {
         let tokens = DispatchInput {
@@ -59,7 +59,7 @@ impl Normal {
                 token_stride: self.scales,
                 word_stride: 1,
             }),
-            weights: (self.has_weights && !is_again).then_some(inputs.weights.as_ptr()),
+            weights: (self.has_weights && !is_cached).then_some(inputs.weights.as_ptr()),
             is_stable: true,
         };
         let room = Room::Tokens(self.slots);
@@ -76,10 +76,10 @@ impl Normal {
         }
     }
 
-    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> CallResults {
         let routing = Arc::new(self.routing(inputs));
         let mut got = self.untouched(inputs);
-        if self.top_k > 0 && !self.is_laid_out {
+        if self.top_k > 0 && !self.has_layout {
             let layout = &mut got.layout;
             layout.2.fill(0);
             for rank in 0..self.ranks {
@@ -117,10 +117,10 @@ impl Normal {
             got.src_info[row] = entry[0];
             if self.by_expert.is_some() {
                 let from = entry[1] * self.top_k as i32;
-                let told = &mut got.metadata[row * handle.width()..][..handle.width()];
-                told.copy_from_slice(entry);
-                told[0] = entry[1] * self.slots as i32 + entry[0];
-                told[1] = from + i32::from(handle.last_choices[row]);
+                let metadata = &mut got.metadata[row * handle.width()..][..handle.width()];
+                metadata.copy_from_slice(entry);
+                metadata[0] = entry[1] * self.slots as i32 + entry[0];
+                metadata[1] = from + i32::from(handle.last_choices[row]);
             }
         }
         if let Some(unit) = self.by_expert {
@@ -129,12 +129,12 @@ impl Normal {
         if self.is_worst && self.by_expert.is_none() {
             got.choices[arrived * self.top_k..].fill(-1);
         }
-        if self.is_again {
-            outputs.rows = got.again.as_mut_ptr();
+        if self.is_cached {
+            outputs.rows = got.cached.as_mut_ptr();
             (outputs.choices, outputs.weights) = (None, None);
-            self.dispatch_on_cpu(to, inputs, (&inputs.again, true), outputs);
+            self.dispatch_on_cpu(to, inputs, (&inputs.cached, true), outputs);
             if let Some(unit) = self.by_expert.filter(|_| self.zeroes_gaps) {
-                self.zero_gaps(&got.per_expert, unit, (&mut got.again, self.row_len()));
+                self.zero_gaps(&got.per_expert, unit, (&mut got.cached, self.row_len()));
             }
         }
         if !step.has_combine {
@@ -181,7 +181,7 @@ fn starts(per_expert: &[u32], unit: usize) -> Vec<usize> {
 impl Normal {
     /// Fills in the ends of experts' rows, and zeroes the rows between them if the case asks for
     /// that.
-    fn tell_experts(&self, got: &mut Got, unit: usize) {
+    fn tell_experts(&self, got: &mut CallResults, unit: usize) {
         let starts = starts(&got.per_expert, unit);
         let ends = starts.iter().zip(&got.per_expert).map(|(start, count)| *start as u32 + count);
         got.ends = ends.collect();

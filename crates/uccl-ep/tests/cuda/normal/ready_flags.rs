@@ -1,4 +1,4 @@
-//! Marks of parts that come late, or are wrong. A test writes them to the first rank's window after
+//! Ready flags of chunks that come late, or are wrong. A test writes them to the first rank's window after
 //! the second has sent all, and before the first begins.
 
 use std::{sync::Arc, time::Duration};
@@ -9,11 +9,11 @@ use super::{
     super::{
         Gpu, Ranks,
         case::assert_second_is_late,
-        window::{Held, Window},
+        window::{HeldBack, Window},
         world,
     },
-    Got, Inputs, LIMIT, Normal, Wrong,
-    on_gpu::OnGpu,
+    CallResults, Fault, Inputs, LIMIT, Normal,
+    on_gpu::GpuCalls,
 };
 
 /// Constants of the kernels: the marks of a row, where rows are few, and the most rows that a mark
@@ -33,7 +33,7 @@ enum Tampering {
 
 impl Tampering {
     /// Changes marks, and the rows of late marks.
-    fn tamper(self, window: &Window<'_>, held: &Held, marks: &[usize]) {
+    fn tamper(self, window: &Window<'_>, held: &HeldBack, marks: &[usize]) {
         match self {
             Self::Late(first) => {
                 let late = marks.iter().copied().filter(|mark| mark % PIECES >= first);
@@ -44,9 +44,9 @@ impl Tampering {
     }
 
     /// Puts late rows and their marks back, after a while.
-    fn give_back(self, window: &Window<'_>, held: &Held) {
+    fn restore(self, window: &Window<'_>, held: &HeldBack) {
         if let Self::Late(_) = self {
-            window.give_back(held);
+            window.restore(held);
         }
     }
 }
@@ -71,12 +71,12 @@ impl Normal {
 
     /// Own tokens go no further than the counts that the window has.
     pub(crate) fn takes_no_more_of_its_own_than_counts(self) {
-        let case = Self { ranks: 1, is_full: true, wrong: Some(Wrong::Shrunk), ..self };
+        let case = Self { ranks: 1, is_full: true, fault: Some(Fault::Shrunk), ..self };
         world(1, |ranks, me| {
             let inputs = case.inputs(me, 0);
             let (group, gpu) = (case.join(ranks, me, LIMIT), Gpu::new());
-            let round = OnGpu::new(&case, &gpu, &inputs);
-            round.dispatch(&case, (&group, &gpu), round.routed(&case)).expect("a dispatch");
+            let round = GpuCalls::new(&case, &gpu, &inputs);
+            round.dispatch(&case, (&group, &gpu), round.routing(&case)).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end well");
             let (found, untouched) = (round.got(&case, &gpu), case.untouched(&inputs));
             assert!(found.rows == untouched.rows, "rows are written that there is no room for");
@@ -87,23 +87,23 @@ impl Normal {
     /// waits for them.
     pub(crate) fn names_whose_part_does_not_come(self) {
         let case = Self { ranks: 2, is_full: true, is_worst: true, ..self };
-        let told = world(2, |ranks, me| {
+        let errors = world(2, |ranks, me| {
             let inputs = case.inputs(me, 0);
             let timeout = if me == 0 { Duration::from_millis(500) } else { LIMIT };
             let group = case.join(ranks, me, timeout);
             let (gpu, other) = (Gpu::new(), Gpu::new());
-            let round = OnGpu::new(&case, &gpu, &inputs);
+            let round = GpuCalls::new(&case, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
                 let (window, marks) = (Window::of(&group, &other), marks_of(case.slots));
                 window.change(&window.hold(1, &marks, 0..0), &marks, |_| 0);
             }
-            round.dispatch(&case, (&group, &gpu), round.routed(&case)).expect("a dispatch");
+            round.dispatch(&case, (&group, &gpu), round.routing(&case)).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
             ranks.meet();
             group.check().err().map(|e| e.to_string()).unwrap_or_default()
         });
-        assert_second_is_late(&told);
+        assert_second_is_late(&errors);
     }
 
     fn tampered(self, how: Tampering) {
@@ -122,10 +122,10 @@ impl Normal {
         ranks: &Ranks,
         (me, how): (usize, Tampering),
         inputs: &Inputs,
-    ) -> Got {
+    ) -> CallResults {
         let group = self.join(ranks, me, LIMIT);
         let gpu = Gpu::new();
-        let round = OnGpu::new(self, &gpu, inputs);
+        let round = GpuCalls::new(self, &gpu, inputs);
         ranks.meet();
         match me {
             0 => self.behind_the_second(how, (&round, inputs), &group, &gpu),
@@ -141,7 +141,7 @@ impl Normal {
     fn behind_the_second(
         &self,
         how: Tampering,
-        (round, inputs): (&OnGpu<'_>, &Inputs),
+        (round, inputs): (&GpuCalls<'_>, &Inputs),
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
     ) {
@@ -154,8 +154,8 @@ impl Normal {
         let held = window.hold(1, &marks, records);
         how.tamper(&window, &held, &marks);
         round.lay_out(self, group, gpu).expect("a layout");
-        let handle = round.dispatch(self, (group, gpu), round.routed(self)).expect("a dispatch");
-        how.give_back(&window, &held);
+        let handle = round.dispatch(self, (group, gpu), round.routing(self)).expect("a dispatch");
+        how.restore(&window, &held);
         gpu.stream.synchronize().expect("kernels end well");
         if self.by_expert.is_some() {
             // Its own rows come to its window too, in between, and would be written over.
@@ -165,7 +165,7 @@ impl Normal {
         let held = window.hold(2, &marks, 0..self.pool());
         how.tamper(&window, &held, &marks);
         round.combine(self, (group, &handle), gpu).expect("a combine");
-        how.give_back(&window, &held);
+        how.restore(&window, &held);
     }
 
     /// The number of the first rank's tokens that the second gets.

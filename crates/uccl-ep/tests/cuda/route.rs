@@ -4,15 +4,15 @@ use uccl_ep::cuda::{Config, Reach};
 use uccl_p2p::Transport;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
-    /// The way that the group finds, which is the direct one.
-    Found,
+pub(crate) enum Route {
+    /// Direct access, which the group finds by itself.
+    Direct,
     /// By windows of the host, as if they were on this many nodes.
     ViaHost(usize, Transport),
 }
 
-impl Way {
-    /// A rank's part of a group with this way between its ranks.
+impl Route {
+    /// A rank's part of a group with this route between its ranks.
     pub(crate) fn of(self, config: Config) -> Config {
         let Self::ViaHost(nodes, transport) = self else { return config };
         let bind = Some([127, 0, 0, 1].into());

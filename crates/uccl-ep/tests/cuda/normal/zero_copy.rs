@@ -1,4 +1,4 @@
-//! Rows that stay where they arrive, compared as if they were contiguous.
+//! Zero-copy views of received rows, compared as if they were contiguous.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -8,7 +8,7 @@ use uccl_ep::{
     record::Record,
 };
 
-use super::{super::Gpu, Normal, on_gpu::OnGpu};
+use super::{super::Gpu, Normal, on_gpu::GpuCalls};
 
 /// Longer than peers take to begin their next call.
 const PAUSE: Duration = Duration::from_millis(30);
@@ -21,7 +21,11 @@ impl Normal {
 
     /// The number of rows of the GPU's tables, and of its combine's input.
     pub(super) fn rows_on_gpu(&self) -> usize {
-        if self.stays { (self.ranks - 1) * self.spread() + self.slots } else { self.most_rows() }
+        if self.zero_copy {
+            (self.ranks - 1) * self.spread() + self.slots
+        } else {
+            self.most_rows()
+        }
     }
 
     /// The numbers of the received rows, in the order of the CPU, and then of the others.
@@ -38,7 +42,7 @@ impl Normal {
 
     /// Extends `values` to the GPU's number of rows; the additional rows repeat the last value.
     pub(super) fn widened<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        if !self.stays {
+        if !self.zero_copy {
             return values.to_vec();
         }
         let width = values.len() / self.most_rows();
@@ -49,7 +53,7 @@ impl Normal {
 
     /// Values of rows, in the order of the CPU.
     pub(super) fn in_order<T: Copy>(&self, starts: &[u32], values: Vec<T>) -> Vec<T> {
-        if !self.stays {
+        if !self.zero_copy {
             return values;
         }
         let width = values.len() / self.rows_on_gpu();
@@ -68,7 +72,7 @@ impl Normal {
     }
 }
 
-impl OnGpu<'_> {
+impl GpuCalls<'_> {
     /// Takes rows in place, copies them to the outputs, and puts the rows to send back where the
     /// GPU takes them. Meanwhile peers go on, and wait for nothing but this rank's next call; a
     /// layout is no such call.
@@ -86,7 +90,7 @@ impl OnGpu<'_> {
         gpu.stream.synchronize().expect("kernels end well");
         if group.rank() == 0 {
             // A case that is laid out has overwritten the choices.
-            if !case.is_laid_out {
+            if !case.has_layout {
                 self.lay_out(case, group, gpu)?;
             }
             thread::sleep(PAUSE);

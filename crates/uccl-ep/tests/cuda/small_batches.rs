@@ -1,4 +1,5 @@
-//! Few tokens in parts: marks that come late, and a table of records that the caller has spoilt.
+//! Small batches in chunks: ready flags that come late, and a table of records that the caller has
+//! overwritten.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +7,7 @@ use uccl_ep::cuda::{self, low_latency};
 
 use super::{
     Gpu,
-    case::{Case, Inputs, OnGpu, assert_same},
+    case::{Case, GpuCalls, Inputs, assert_same},
     window::{CALL, Window},
     world,
 };
@@ -19,7 +20,7 @@ const PIECE: usize = 16 * 32;
 /// The spoilt part of a table of records: a record's token, or its rows, or the first of them,
 /// which is then far behind all; or the starts of the ranks' records.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Spoilt {
+enum RecordFault {
     Starts,
     Token,
     Rows,
@@ -34,7 +35,7 @@ impl Case {
             let expected = self.on_cpu(ranks, me, &inputs[me..=me]);
             let group = self.join(ranks, me, Duration::from_secs(20));
             let gpu = Gpu::new();
-            let round = OnGpu::new(&self, &gpu, &inputs[me]);
+            let round = GpuCalls::new(&self, &gpu, &inputs[me]);
             ranks.meet();
             if me == 0 {
                 self.behind_the_second(&round, &inputs, &group, &gpu);
@@ -52,7 +53,7 @@ impl Case {
 
     fn behind_the_second(
         &self,
-        round: &OnGpu<'_>,
+        round: &GpuCalls<'_>,
         inputs: &[Inputs],
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
@@ -72,7 +73,7 @@ impl Case {
         let held = window.hold(1, &records, self.area());
         window.hide(&held, &records);
         let handle = round.enqueue_dispatch(self, group, gpu).expect("a dispatch");
-        window.give_back(&held);
+        window.restore(&held);
         gpu.stream.synchronize().expect("a dispatch ends");
         let pieces = (2 * self.hidden).div_ceil(PIECE).min(MOST_PIECES);
         let marks: Vec<_> = goes(&inputs[0], 1)
@@ -82,17 +83,17 @@ impl Case {
         let held = window.hold(2, &marks, 0..self.pool());
         window.hide(&held, &marks);
         round.enqueue_combine(self, (group, &handle), gpu).expect("a combine");
-        window.give_back(&held);
+        window.restore(&held);
     }
 
     /// The second of two ranks notes that it sends more than there are slots: the first gets an
     /// error.
     pub(crate) fn names_who_notes_too_much(self) {
-        let told = world(2, |ranks, me| {
+        let errors = world(2, |ranks, me| {
             let group = self.join(ranks, me, Duration::from_secs(20));
             let (gpu, other) = (Gpu::new(), Gpu::new());
             let inputs = self.inputs_of(me, 0, self.slots);
-            let round = OnGpu::new(&self, &gpu, &inputs);
+            let round = GpuCalls::new(&self, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
                 // The note behind the notes of the experts.
@@ -106,17 +107,19 @@ impl Case {
         });
         let wanted =
             format!("rank 1 has tokens for this rank {}, this rank {}", self.slots + 1, self.slots);
-        assert!(told[0].ends_with(&wanted), "{}", told[0]);
+        assert!(errors[0].ends_with(&wanted), "{}", errors[0]);
     }
 
     /// A table of records that the caller has spoilt leads to no other memory, and the call ends.
     pub(crate) fn reaches_no_more_when_spoilt(self) {
-        for spoilt in [Spoilt::Starts, Spoilt::Token, Spoilt::Rows, Spoilt::FirstRow] {
+        for spoilt in
+            [RecordFault::Starts, RecordFault::Token, RecordFault::Rows, RecordFault::FirstRow]
+        {
             world(self.ranks, |ranks, me| {
                 let inputs = self.inputs_of(me, 0, self.slots);
                 let group = self.join(ranks, me, Duration::from_secs(1));
                 let gpu = Gpu::new();
-                let round = OnGpu::new(&self, &gpu, &inputs);
+                let round = GpuCalls::new(&self, &gpu, &inputs);
                 ranks.meet();
                 let handle = round.enqueue_dispatch(&self, &group, &gpu).expect("a dispatch");
                 gpu.stream.synchronize().expect("a dispatch ends");
@@ -126,7 +129,7 @@ impl Case {
                 let _ = round.enqueue_combine(&self, (&group, &handle), &gpu);
                 gpu.stream.synchronize().expect("kernels end, and reach no other memory");
                 // Marks are of all rows of a token together, and own rows may all be first ones.
-                let may_end_well = spoilt == Spoilt::FirstRow;
+                let may_end_well = spoilt == RecordFault::FirstRow;
                 let has_failed = group.check().is_err();
                 assert!(may_end_well || has_failed, "{spoilt:?}: rank {me} has sums of nothing");
                 ranks.meet();
@@ -134,16 +137,16 @@ impl Case {
         }
     }
 
-    fn spoil(&self, spoilt: Spoilt, records: u64, gpu: &Gpu) {
+    fn spoil(&self, spoilt: RecordFault, records: u64, gpu: &Gpu) {
         let (len, width) = (self.ranks * self.slots * (1 + self.top_k), 1 + self.top_k);
         let whole = low_latency::records_len(self.slots, self.ranks, self.top_k);
         let at = records + (whole - len * size_of::<u32>()) as u64;
         let mut words: Vec<u32> = gpu.download(at, len);
         for (nth, word) in words.iter_mut().enumerate() {
             match spoilt {
-                Spoilt::Token if nth % width == 0 => *word = u32::MAX,
-                Spoilt::Rows | Spoilt::FirstRow
-                    if nth % width == 1 || spoilt == Spoilt::Rows && nth % width > 1 =>
+                RecordFault::Token if nth % width == 0 => *word = u32::MAX,
+                RecordFault::Rows | RecordFault::FirstRow
+                    if nth % width == 1 || spoilt == RecordFault::Rows && nth % width > 1 =>
                 {
                     *word = (CALL as u32 - 1) << 5 | *word & 31;
                 }
@@ -151,7 +154,7 @@ impl Case {
             }
         }
         gpu.write(at, &words);
-        if matches!(spoilt, Spoilt::Starts) {
+        if matches!(spoilt, RecordFault::Starts) {
             gpu.write(records, &vec![u32::MAX; whole / size_of::<u32>() - len]);
         }
     }
