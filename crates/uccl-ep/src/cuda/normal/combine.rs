@@ -5,7 +5,10 @@ use std::{num::NonZero, sync::Arc};
 
 use uccl_device::cuda::Stream;
 
-use super::{Handle, memory::blocks_for};
+use super::{
+    Handle,
+    memory::{Launch, blocks_for},
+};
 use crate::{
     cuda::{
         call::combine_call,
@@ -77,7 +80,7 @@ impl Combine {
     pub unsafe fn begin(
         handle: &Arc<Handle>,
         input: &CombineInput,
-        (scratch, stream): (u64, &Stream),
+        Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
         let Handle { group, routes, slots, rows } = &**handle;
         group.check()?;

@@ -5,7 +5,7 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 use uccl_device::cuda::Stream;
 
 use super::memory::{
-    DispatchInput, DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut,
+    DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn, ScalesOut,
     blocks_for,
 };
 use crate::{
@@ -107,7 +107,7 @@ impl Dispatch {
         tokens: &DispatchInput,
         routing: Routing<'_>,
         slots: usize,
-        (scratch, stream): (u64, &Stream),
+        Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
         group.check()?;
         let routes = routing.routes(group.ranks(), scratch)?;
@@ -211,7 +211,8 @@ impl Dispatch {
     pub unsafe fn try_receive(
         &mut self,
         outputs: &DispatchOutput,
-        (stream, limit): (&Stream, Duration),
+        stream: &Stream,
+        limit: Duration,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<ReceiveAttempt> {
         if self.progress != Progress::Nothing {

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use uccl_device::cuda::Stream;
-
+use super::Launch;
 use crate::{
     cuda::{
         group::Group,
@@ -49,7 +48,7 @@ impl LayoutOutput {
         &self,
         group: &Arc<Group>,
         choices: &Choices,
-        (scratch, stream): (u64, &Stream),
+        Launch { stream, scratch }: Launch<'_>,
     ) -> Result<DispatchLayout> {
         group.check()?;
         choices.check(group.ranks())?;

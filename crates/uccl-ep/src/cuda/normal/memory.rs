@@ -3,6 +3,8 @@
 
 use std::num::NonZero;
 
+use uccl_device::cuda::Stream;
+
 use super::{DispatchLayout, Handle};
 use crate::{
     cuda::{
@@ -14,6 +16,15 @@ use crate::{
         routing::MAX_EXPERTS,
     },
 };
+
+/// The stream that a call is enqueued on, and the scratch memory that it uses there.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// A stream of the group's context.
+    pub stream: &'a Stream,
+    /// The address of the scratch memory, aligned to 8.
+    pub scratch: u64,
+}
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]

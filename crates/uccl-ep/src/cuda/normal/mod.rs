@@ -24,8 +24,8 @@ pub use self::{
     dispatch::{Dispatch, Handle, ReceiveAttempt, ReceiveCounts},
     layout::{DispatchLayout, LayoutOutput},
     memory::{
-        DispatchInput, DispatchOutput, ExpertLayout, Routing, RowTables, ScalesIn, ScalesOut,
-        TokenRanks,
+        DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn,
+        ScalesOut, TokenRanks,
     },
     shape::CallShape,
     zero_copy::ZeroCopyView,

@@ -201,7 +201,12 @@ impl<'a> GpuCalls<'a> {
         let normal::Routing::Choices(choices) = self.routing(case) else { return Ok(None) };
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
-        unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
+        unsafe { self.layout.count(group, &choices, self.launch(3, gpu)) }.map(Some)
+    }
+
+    /// The GPU's stream, and one of the calls' scratch memories.
+    fn launch<'b>(&self, call: usize, gpu: &'b Gpu) -> normal::Launch<'b> {
+        normal::Launch { stream: &gpu.stream, scratch: self.scratch[call] }
     }
 
     /// Overwrites the choices, and the counts of their layout.
@@ -233,11 +238,12 @@ impl<'a> GpuCalls<'a> {
             _ => self.tokens,
         };
         let tokens = self.tokens(case, rows, self.weights);
-        let to = (self.scratch[0], &gpu.stream);
+        let launch = self.launch(0, gpu);
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut dispatch = normal::Dispatch::begin(group, &tokens, routing, case.slots, to)?;
+            let mut dispatch =
+                normal::Dispatch::begin(group, &tokens, routing, case.slots, launch)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
             if !case.is_worst {
                 let mut is_interrupted = || matches!(wrong, Some(Fault::Interrupted));
@@ -248,13 +254,14 @@ impl<'a> GpuCalls<'a> {
                         if let Some(by_expert) = &mut guess.by_expert {
                             by_expert.tokens = by_expert.tokens.min(len / 2);
                         }
-                        let limited = (&gpu.stream, LIMIT);
-                        let tried = dispatch.try_receive(&guess, limited, &mut is_interrupted)?;
-                        if let Some(handle) = tried.handle {
+                        let stream = &gpu.stream;
+                        let attempt =
+                            dispatch.try_receive(&guess, stream, LIMIT, &mut is_interrupted)?;
+                        if let Some(handle) = attempt.handle {
                             return Ok(Arc::new(handle));
                         }
                         self.assert_untouched(case, gpu);
-                        tried.counts
+                        attempt.counts
                     }
                 };
                 outputs.len = case.rows_of(&counts.per_expert, counts.total());
@@ -327,11 +334,11 @@ impl<'a> GpuCalls<'a> {
         if case.is_cached {
             let tokens = self.tokens(case, self.cached, 0);
             let routing = layout.unwrap_or(normal::Routing::Cached(&handle));
-            let to = (self.scratch[1], stream);
+            let launch = self.launch(1, gpu);
             // SAFETY: the memory is as long as the arguments state, and lives until the stream has
             // been waited for.
             unsafe {
-                let cached = normal::Dispatch::begin(group, &tokens, routing, case.slots, to)?;
+                let cached = normal::Dispatch::begin(group, &tokens, routing, case.slots, launch)?;
                 match case.zero_copy {
                     true => {
                         self.receive_zero_copy(case, (group, gpu), (cached, &self.to_cached))?
@@ -374,7 +381,7 @@ impl<'a> GpuCalls<'a> {
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            normal::Combine::begin(handle, &results, (self.scratch[2], &gpu.stream))?
+            normal::Combine::begin(handle, &results, self.launch(2, gpu))?
                 .finish(&combined, &gpu.stream)
         }
     }

@@ -11,8 +11,8 @@ use uccl_ep::{
         Choices, Group,
         normal::{
             CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
-            DispatchLayout, DispatchOutput, ExpertLayout, Handle, LayoutOutput, Routing, RowTables,
-            ScalesIn, ScalesOut, TokenRanks,
+            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Routing,
+            RowTables, ScalesIn, ScalesOut, TokenRanks,
         },
     },
 };
@@ -70,7 +70,9 @@ pub(crate) fn cuda_layout(
     let layout = LayoutOutput { per_rank, per_expert, token_in_rank: goes };
     // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
     // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
-    let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
+    let done = py.detach(|| unsafe {
+        layout.count(&group.group, &choices, Launch { stream: &stream, scratch })
+    });
     let layout = done.map_err(|e| exception(&e))?;
     Ok(PyDispatchLayout { layout })
 }
@@ -222,7 +224,7 @@ impl PyDispatchShape {
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only; its layouts and handles are of this group, and their streams are
         // waited for.
-        unsafe { Dispatch::begin(group, &sent, routing, slots, (scratch, stream)) }
+        unsafe { Dispatch::begin(group, &sent, routing, slots, Launch { stream, scratch }) }
     }
 
     fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
@@ -334,11 +336,11 @@ impl PyDispatchShape {
             let Some(limit) = limit else {
                 return Ok((Some(self.end(dispatch, &receiving, &stream)?), None, None));
             };
-            let (outputs, within) = (self.outputs(&receiving), (&stream, limit));
+            let outputs = self.outputs(&receiving);
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
-            let tried = unsafe { dispatch.try_receive(&outputs, within, interrupted) }?;
-            let left = tried.handle.is_none().then_some(dispatch);
-            Ok((tried.handle, left, Some((tried.counts.from, tried.counts.per_expert))))
+            let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
+            let left = attempt.handle.is_none().then_some(dispatch);
+            Ok((attempt.handle, left, Some((attempt.counts.from, attempt.counts.per_expert))))
         })?;
         let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
         Ok((handle.map(PyNormalHandle::new), left, counts))
@@ -436,8 +438,9 @@ impl PyNormalCombine {
             CombineInput { len, rows, stride: 2 * hidden, hidden, weights, sends, max_blocks };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
-        let begun =
-            py.detach(|| unsafe { Combine::begin(&handle.handle, &input, (scratch, &stream)) });
+        let begun = py.detach(|| unsafe {
+            Combine::begin(&handle.handle, &input, Launch { stream: &stream, scratch })
+        });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
         Ok(Self { combine: DetachedDrop::new(combine), stream })
     }
