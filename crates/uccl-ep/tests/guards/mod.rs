@@ -24,8 +24,9 @@ fn areas() -> Areas {
     }
 }
 
-/// What a dispatch leaves in memory for some rows, with more behind it, after `garble` had the words of the last rank's area of this
-/// rank's window: before they are counted where all tokens have room, else when the first round of them has been.
+/// The memory for some rows, and more behind it, after a dispatch during which `garble` has changed
+/// the words of the last rank's area in this rank's window. It changes them before they are counted
+/// where all tokens have room, else after the first round was.
 fn received(
     room: Room,
     layout: &RowLayout,
@@ -92,11 +93,11 @@ fn all_arrived(seen: &[Vec<u16>]) {
             tokens.map(move |token| (100 * from + token + 1) as u16)
         };
         assert_eq!(rows[..TOKENS], of(0).chain(of(1)).collect::<Vec<_>>());
-        assert_eq!(rows[TOKENS..], [0; 8], "rows behind those that were told of");
+        assert_eq!(rows[TOKENS..], [0; 8], "rows behind those that were counted");
     }
 }
 
-/// What is behind it is a round of another rank's, or no round at all.
+/// Behind an area lies a round of another rank, or no round at all.
 #[test]
 fn no_more_of_a_round_is_taken_than_its_area_has() {
     // Two of the four tokens that each rank has for the other.
@@ -107,7 +108,7 @@ fn no_more_of_a_round_is_taken_than_its_area_has() {
 
 #[test]
 fn no_row_goes_behind_those_that_there_is_memory_for() {
-    // The last rank has rows for the second expert, of which it tells nothing.
+    // The last rank has rows for the second expert, and counts none.
     let layout = RowLayout::ByExpert(vec![0, 4]);
     let seen = received(Room::Tokens(16), &layout, 6, |words| words[2] = 0);
     for (rank, rows) in seen.iter().enumerate() {
@@ -117,7 +118,8 @@ fn no_row_goes_behind_those_that_there_is_memory_for() {
     }
 }
 
-/// What a rank finds when the last one has told of so many tokens for it, and of so many of all, with room for [`SLOTS`].
+/// The counts that a rank finds when the last one announces so many tokens for it, and so many in
+/// all, with room for [`SLOTS`].
 fn counted(over: u64, tokens: u64) -> Vec<Result<ReceiveCounts>> {
     let all = Barrier::new(2);
     world(Ranks::near(2), |group| {
@@ -250,7 +252,7 @@ fn a_routing_for_other_ranks_is_refused() {
     });
 }
 
-/// A relay has what others send: one that is left out would take it along.
+/// A relay holds tokens of others: if it is left out, they are lost.
 #[test]
 fn nobody_relays_while_a_rank_is_left_out() {
     world(Ranks::apart(4, 2, Transport::Tcp), |group| {
