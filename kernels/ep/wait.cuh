@@ -93,7 +93,7 @@ __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
   return (slot_of(number) + UCCL_EP_SLOTS - 1 - slot) % UCCL_EP_SLOTS + 1;
 }
 
-// Finds the number and place of the next call, as uccl-ep's placing.rs does. One warp,
+// Finds the number and place of the next call, as uccl-ep's places.rs does. One warp,
 // with a slot for each lane.
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   const UcclEpOwnState* own = own_of(g);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
 use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
-use crate::error::{Error, Result};
+use crate::shared::error::{Error, Result};
 
 /// A kernel, and the number of threads in its blocks.
 #[derive(Clone, Copy)]
@@ -62,9 +62,9 @@ pub(super) struct Kernels {
     pub(super) layout: Kernel,
     pub(super) send: Kernel,
     pub(super) receive: Kernel,
-    pub(super) give_back: Kernel,
+    pub(super) combine_send: Kernel,
     pub(super) sum: Kernel,
-    pub(super) give_back_packed: Kernel,
+    pub(super) combine_send_packed: Kernel,
     pub(super) sum_packed: Kernel,
     pub(super) dispatch: Kernel,
     pub(super) combine: Kernel,
@@ -104,9 +104,9 @@ impl Kernels {
             layout: kernel(LAYOUT_THREADS, c"uccl_ep_layout")?,
             send: kernel(THREADS, c"uccl_ep_low_latency_send")?,
             receive: kernel(THREADS, c"uccl_ep_low_latency_receive")?,
-            give_back: kernel(THREADS, c"uccl_ep_low_latency_return")?,
+            combine_send: kernel(THREADS, c"uccl_ep_low_latency_return")?,
             sum: kernel(THREADS, c"uccl_ep_low_latency_sum")?,
-            give_back_packed: kernel(PACKING_THREADS, c"uccl_ep_low_latency_return_packed")?,
+            combine_send_packed: kernel(PACKING_THREADS, c"uccl_ep_low_latency_return_packed")?,
             sum_packed: kernel(UNPACKING_THREADS, c"uccl_ep_low_latency_sum_packed")?,
             dispatch: kernel(THREADS, c"uccl_ep_low_latency_dispatch")?,
             combine: kernel(THREADS, c"uccl_ep_low_latency_combine")?,

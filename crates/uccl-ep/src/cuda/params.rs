@@ -6,10 +6,12 @@ use std::mem::size_of;
 use super::cpp::{self, Constant, Struct, kernel_constants, kernel_struct};
 use crate::{
     far::{command, fifo},
-    header,
-    placing::{ROUND, SLOTS},
-    routing::MAX_EXPERTS,
-    routing::MAX_TOP_K,
+    shared::{
+        header,
+        places::{ROUND, SLOTS},
+        routing::MAX_EXPERTS,
+        routing::MAX_TOP_K,
+    },
 };
 
 /// The most ranks of a group on GPUs: each has a bit of a word.
@@ -672,8 +674,8 @@ const CONSTANTS: &[Constant] = kernel_constants![
     UCCL_EP_EACH_CHOICE = order::EACH_CHOICE,
     /// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a
     /// header for each call.
-    UCCL_EP_LINE = crate::view::LINE,
-    UCCL_EP_LINES = crate::view::LINES,
+    UCCL_EP_LINE = crate::shared::view::LINE,
+    UCCL_EP_LINES = crate::shared::view::LINES,
     /// A ring, in words: the offset of the proxy's count of popped commands, and of the slots.
     UCCL_EP_RING_TAIL = fifo::TAIL,
     UCCL_EP_RING_SLOTS = fifo::SLOTS_AT,

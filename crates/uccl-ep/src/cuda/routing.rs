@@ -8,7 +8,7 @@ use super::{
     group::Group,
     params::{CallParams, Layout, Own, Routes, SEGMENT},
 };
-use crate::error::Result;
+use crate::shared::error::Result;
 
 impl Layout {
     /// For tokens with choices.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_ep::{cuda, placing::SLOTS};
+use uccl_ep::{cuda, places::SLOTS};
 
 use super::Gpu;
 
@@ -29,7 +29,7 @@ pub(super) struct Window<'a> {
 }
 
 /// Rows and marks that are held back.
-pub(super) struct Held {
+pub(super) struct HeldBack {
     rows: (u64, Vec<u8>),
     marks: (u64, Vec<u64>),
 }
@@ -74,33 +74,33 @@ impl<'a> Window<'a> {
     }
 
     /// Reads the marks of a call and a range of the pool, once all of `marks` have come.
-    pub(super) fn hold(&self, call: usize, marks: &[usize], rows: Range<usize>) -> Held {
+    pub(super) fn hold(&self, call: usize, marks: &[usize], rows: Range<usize>) -> HeldBack {
         let all = when(
             || self.gpu.download(self.marks_of(call), PARTS),
             |all| marks.iter().all(|mark| all[*mark] / CALL == call as u64),
         );
         let address = self.pool + rows.start as u64;
-        Held {
+        HeldBack {
             rows: (address, self.gpu.download(address, rows.len())),
             marks: (self.marks_of(call), all),
         }
     }
 
     /// Changes some marks.
-    pub(super) fn change(&self, held: &Held, marks: &[usize], change: impl Fn(u64) -> u64) {
+    pub(super) fn change(&self, held: &HeldBack, marks: &[usize], change: impl Fn(u64) -> u64) {
         let mut changed = held.marks.1.clone();
         marks.iter().for_each(|mark| changed[*mark] = change(changed[*mark]));
         self.gpu.write(held.marks.0, &changed);
     }
 
     /// Replaces some marks with those of an earlier call, and the rows with other bytes.
-    pub(super) fn hide(&self, held: &Held, marks: &[usize]) {
+    pub(super) fn hide(&self, held: &HeldBack, marks: &[usize]) {
         self.change(held, marks, |mark| mark - CALL);
         self.gpu.write(held.rows.0, &vec![0x3fu8; held.rows.1.len()]);
     }
 
     /// Puts the rows and their marks back, after a while.
-    pub(super) fn give_back(&self, held: &Held) {
+    pub(super) fn restore(&self, held: &HeldBack) {
         sleep(WHILE);
         self.gpu.write(held.rows.0, &held.rows.1);
         self.gpu.write(held.marks.0, &held.marks.1);

@@ -21,7 +21,7 @@ use self::fake_driver::Emulated;
 
 /// A kernel, as emulator.cpp lists it.
 #[repr(C)]
-struct Listed {
+struct KernelEntry {
     name: *const c_char,
     len: usize,
     kernel: *const c_void,
@@ -63,11 +63,11 @@ pub(crate) fn load() {
         driver.limit_together(MOST_TOGETHER);
         let Library(library) = *LIBRARY;
         let emulate = find(library, c"emulate");
-        let mut listed = find(library, c"emulated_kernels").cast::<Listed>();
+        let mut listed = find(library, c"emulated_kernels").cast::<KernelEntry>();
         // SAFETY: a list in the library, which stays loaded; the last entry has no name.
         unsafe {
             while !(*listed).name.is_null() {
-                let Listed { name, len, kernel } = listed.read();
+                let KernelEntry { name, len, kernel } = listed.read();
                 driver.emulate(Emulated { name, len, kernel, emulate });
                 listed = listed.add(1);
             }
