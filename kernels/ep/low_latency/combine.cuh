@@ -1,4 +1,4 @@
-// Combine: rows come back from the experts, and are summed.
+// Low latency combine: rows come back from the experts, and are summed.
 #pragma once
 
 #include "../scan.cuh"

@@ -3,10 +3,9 @@
 // and the rows, each with its choice.
 #pragma once
 
-#include "../warp.cuh"
+#include "../records.cuh"
 
 constexpr u32 STARTS = UCCL_EP_MAX_RANKS + 1;
-constexpr u32 NO_ROW = 0xffffffff;
 
 __device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) {
   reinterpret_cast<u32*>(records)[rank] = start;
@@ -25,9 +24,6 @@ __device__ __forceinline__ u32 row_of_record(u32 word) { return word >> CHOICE_B
 __device__ __forceinline__ u32 choice_of_record(u32 word) { return word & ((1u << CHOICE_BITS) - 1); }
 
 // The first word of a record: its token has the lower bits.
-constexpr u32 TOKEN_BITS = 16;
-static_assert(UCCL_EP_MAX_TOKENS < 1u << TOKEN_BITS, "a token's number");
-
 __device__ __forceinline__ u32 token_of_record(u32 begin) { return begin & ((1u << TOKEN_BITS) - 1); }
 __device__ __forceinline__ u32 rows_of_record(u32 begin) { return begin >> TOKEN_BITS; }
 

@@ -2,7 +2,7 @@
 // expert, a returned row is a sum already, unless each row goes back.
 #pragma once
 
-#include "../low_latency/combine.cuh"
+#include "../numerics.cuh"
 #include "dispatch.cuh"
 
 // Vectors of a row that a lane sums at a time: in a final sum, in one of one or two rows, and in

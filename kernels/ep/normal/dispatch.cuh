@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../chunks.cuh"
-#include "../low_latency/dispatch.cuh"
+#include "../records.cuh"
 #include "../scan.cuh"
 
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
