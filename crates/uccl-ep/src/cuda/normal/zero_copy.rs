@@ -36,9 +36,9 @@ impl Dispatch {
     /// another layout. All ranks compute the same.
     #[must_use]
     pub fn zero_copy_view(&self) -> Option<ZeroCopyView> {
-        let Self { group, send, record, slots, progress, earlier, .. } = self;
+        let Self { group, send, record, slots, progress, cached, .. } = self;
         let (stride, spread) = (record.stride(), self.spread());
-        let has_spread = earlier.is_none_or(|rows| rows.spread == spread);
+        let has_spread = cached.is_none_or(|rows| rows.spread == spread);
         let len = group.ranks() * spread * stride;
         let fits = len.next_multiple_of(64) <= group.pool_len();
         let pool = group.pool_address();

@@ -214,7 +214,7 @@ impl DispatchContext {
     fn read_counts(&self, call: &Call) -> Result<ReceiveCounts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
         let mut counts = ReceiveCounts {
-            from: vec![0; ranks],
+            per_rank: vec![0; ranks],
             per_expert: vec![0; ranks * local],
             tokens_of: vec![0; ranks],
         };
@@ -230,7 +230,7 @@ impl DispatchContext {
                 let what = "tokens for this rank";
                 return Err(Error::Disagree { phase, rank, peer: from, what, theirs, ours });
             }
-            counts.from[from] = theirs as u32;
+            counts.per_rank[from] = theirs as u32;
             counts.tokens_of[from] = tokens as u32;
             let area = self.area(call, from);
             // SAFETY: behind its first word, the area begins with counts, which the sender has

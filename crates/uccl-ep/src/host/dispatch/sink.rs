@@ -92,7 +92,7 @@ impl<'a> Sink<'a> {
         }
         let table = vec![-1; counts.total() * (2 + top_k)];
         let last_choices = vec![0; counts.total()];
-        let taken = vec![0; counts.from.len()];
+        let taken = vec![0; counts.per_rank.len()];
         let (scales, scaled_rows) = (Vec::new(), Vec::new());
         Ok(Self { outputs, layout, next, taken, table, last_choices, streams, scales, scaled_rows })
     }
@@ -249,7 +249,7 @@ impl<'a> Sink<'a> {
     /// # Safety
     /// Outputs have room for all rows.
     pub(super) unsafe fn blank_missing(&mut self, counts: &ReceiveCounts, record: Record) {
-        let is_missing = |from: &usize| self.taken[*from] < counts.from[*from] as usize;
+        let is_missing = |from: &usize| self.taken[*from] < counts.per_rank[*from] as usize;
         for from in (0..self.taken.len()).filter(is_missing) {
             match self.layout {
                 RowLayout::ByToken => {
