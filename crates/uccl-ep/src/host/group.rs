@@ -81,8 +81,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins the ranks of a group: each calls this, maps the windows of those that are near, and connects to those that are
-    /// far.
+    /// Joins the ranks of a group: each calls this, maps the windows of those that are near, and
+    /// connects to those that are far.
     ///
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.

@@ -98,10 +98,10 @@ impl Dispatch {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `routing` describe memory that the GPU may
-    /// read until the dispatch's work has ended. `scratch` has [`Routing::scratch_len`] bytes,
-    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or handle
-    /// in `routing` is of this group, and the stream comes after its work.
+    /// The stream is of the group's context. `tokens` and `routing` describe memory that the GPU
+    /// may read until the dispatch's work has ended. `scratch` has [`Routing::scratch_len`] bytes,
+    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or
+    /// handle in `routing` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
         tokens: &DispatchInput,

@@ -71,8 +71,9 @@ impl Dispatch {
     /// Arguments are wrong, or a peer is late.
     ///
     /// # Safety
-    /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`, which any thread may
-    /// read, until this returns or, in rounds and with `is_stable`, until the dispatch is over or dropped.
+    /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`,
+    /// which any thread may read, until this returns or, in rounds and with `is_stable`, until the
+    /// dispatch is over or dropped.
     pub unsafe fn begin(
         group: &Arc<Group>,
         routing: Arc<Routing>,
@@ -278,7 +279,8 @@ impl DispatchContext {
         Record::first_at(self.areas.local_experts) + slot * self.areas.record.stride()
     }
 
-    /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any rank.
+    /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any
+    /// rank.
     fn send(&self, call: &Call, stream: &Stream, mark: Mark) {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
         let tokens = self.routing.tokens_to(stream.peer);

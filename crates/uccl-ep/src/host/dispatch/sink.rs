@@ -140,7 +140,8 @@ impl<'a> Sink<'a> {
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
                     let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
-                    // SAFETY: there are `top_k` choices and weights for each row, as `receive` demands.
+                    // SAFETY: there are `top_k` choices and weights for each row, as `receive`
+                    // demands.
                     unsafe {
                         if let Some(out) = self.outputs.choices {
                             out.put(at * top_k + k, local.map_or(-1, |local| local as i32));
@@ -161,7 +162,8 @@ impl<'a> Sink<'a> {
                     let first = first_of(&choices[..top_k], k);
                     if first < k {
                         let row = self.table[at * width + 2 + first];
-                        // SAFETY: the row was written for an earlier choice, or is -1 and has no weight.
+                        // SAFETY: the row was written for an earlier choice, or is -1 and has no
+                        // weight.
                         unsafe { self.add_weight(row, weights[k]) };
                         continue;
                     }

@@ -106,9 +106,9 @@ pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
 }
 
-/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or to
-/// those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of its
-/// tokens; or to the rows of an earlier dispatch, with the handle `cached`.
+/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or
+/// to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of
+/// its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
 #[derive(FromPyObject)]
 pub(crate) struct SendArgs {
     #[pyo3(item(0))]
