@@ -48,7 +48,8 @@ fn a_gpu_makes_the_bytes_of_the_cpu() {
 #[test]
 fn blocks_that_do_not_send_share_records() {
     emulator::load();
-    // Two blocks for each of two records, beside the one that sends; a block's warps take half of such a row at a time.
+    // Two blocks for each of two records, beside the one that sends; a block's warps take half of
+    // such a row at a time.
     for format in [Format::Bf16, Format::Fp8(ScaleFormat::Exact)] {
         Case { format, slots: 1, hidden: 14_336, blocks: 6, rounds: 1, ..SMALL }.run();
     }
@@ -240,7 +241,8 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     let many = Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..NORMAL };
     Normal { is_cached: true, is_worst: true, ..many }.run();
     Normal { by_expert: Some(8), ranks: 3, ..many }.run();
-    // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
+    // Calls take the places of calls that have ended, and all are enqueued before any is waited
+    // for.
     Normal { rounds: 12, places: 1, is_worst: true, is_cached: true, ranks: 3, ..NORMAL }.run();
     // A token has several experts of a rank, and their rows are sent back as one sum or each by
     // itself.
@@ -308,7 +310,8 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
 fn tokens_go_where_they_were_laid_out_without_their_choices() {
     emulator::load();
     let twice = Normal { has_layout: true, is_cached: true, ..NORMAL };
-    // The second dispatch has the place of the first, and all are enqueued before any is waited for.
+    // The second dispatch has the place of the first, and all are enqueued before any is waited
+    // for.
     Normal { rounds: 6, places: 1, is_worst: true, ranks: 3, ..twice }.run();
     // More tokens than a block counts.
     let many = Normal { hidden: 8, slots: 600, is_full: true, rounds: 1, ..twice };

@@ -66,7 +66,8 @@ const KINDS: [Format; 5] = [
     Format::Nvfp4(84.0),
 ];
 
-/// One test at a time has the GPU: kernels of different tests would wait for each other's memory calls.
+/// One test at a time has the GPU: kernels of different tests would wait for each other's memory
+/// calls.
 static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {

@@ -286,7 +286,7 @@ fn a_call_under_way_ends_after_ranks_have_met_anew() {
             let arrived = received(dispatch).unwrap();
             // All ranks' tokens with a choice of this rank's experts are there.
             let of = |from: usize| RankTokens::new(1, from).routing.tokens_to(me).len() as u32;
-            assert_eq!(arrived.handle.counts.from, ALL.map(of));
+            assert_eq!(arrived.handle.counts.per_rank, ALL.map(of));
             round(&next, 3, &ALL);
         });
     }

@@ -30,8 +30,8 @@ __device__ __forceinline__ Terms in_order(const Terms& terms) {
   }
 #pragma unroll 1
   for (u32 nth = 0; nth < count; nth++) {
-    u32 whose = __ballot_sync(ALL, is_there && place == nth);
-    if (lane == nth) from = static_cast<u32>(__ffs(static_cast<int>(whose)) - 1);
+    u32 owner = __ballot_sync(ALL, is_there && place == nth);
+    if (lane == nth) from = static_cast<u32>(__ffs(static_cast<int>(owner)) - 1);
   }
   int source = static_cast<int>(from);
   u32 rank = __shfl_sync(ALL, terms.rank, source),

@@ -53,7 +53,8 @@ pub struct Config {
     /// The blocks of all ranks on a GPU have to fit on it at the same time, because they wait for
     /// each other.
     pub blocks: u32,
-    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait until they can.
+    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait
+    /// until they can.
     pub is_alone: bool,
     /// The path between ranks.
     pub reach: Reach,
@@ -354,7 +355,8 @@ impl Group {
     /// The driver refuses.
     ///
     /// # Safety
-    /// The stream is of the group's context. `status` is memory for as many integers, until this work has ended.
+    /// The stream is of the group's context. `status` is memory for as many integers, until this
+    /// work has ended.
     pub unsafe fn mask(
         &self,
         (left_out, let_in): (u64, u64),

@@ -34,11 +34,11 @@ pub(super) struct HostWindows {
     /// Each keeps its memory mapped until no kernel uses it any more, so the proxy carries the
     /// commands of the last kernels. They are dropped last, so that the last of them ends the
     /// group.
-    _locked: Vec<HostRegistration>,
+    _registrations: Vec<HostRegistration>,
     windows: [u64; MAX_RANKS],
     /// The staging copy, as long as a window: this rank's rows for itself, and data fetched from
     /// its own window.
-    staging: DeviceBuffer,
+    staging_copy: DeviceBuffer,
     far: u64,
     mirrors: u64,
     ring: u64,
@@ -52,13 +52,13 @@ impl HostWindows {
         context: &'static Context,
         reports: &Arc<Reports>,
     ) -> Result<Self> {
-        let mut locked = Vec::new();
+        let mut registrations = Vec::new();
         let mut lock = |memory: &Arc<Mapping>| {
             let address = memory.as_ptr().addr() as u64;
             let kept = DropOnThread(Some(Arc::clone(&group)));
             // SAFETY: the group keeps its windows, its mirrors and its ring mapped.
             let lock = unsafe { HostRegistration::new(context, address, memory.len(), kept) };
-            locked.push(lock?);
+            registrations.push(lock?);
             Ok::<_, Error>(address)
         };
         let (mut windows, mut far) = ([0; MAX_RANKS], 0);
@@ -78,10 +78,21 @@ impl HostWindows {
                 return Err(Error::invalid(format!("rank {rank} has not joined")));
             }
         }
-        let staging = DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
+        let staging_copy =
+            DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
         let watched = Arc::clone(&group);
         let watch = Watch::new(group.ranks(), Arc::clone(reports), move |rank| watched.loss(rank))?;
-        Ok(Self { watch, group, _locked: locked, windows, staging, far, mirrors, ring, ring_slots })
+        Ok(Self {
+            watch,
+            group,
+            _registrations: registrations,
+            windows,
+            staging_copy,
+            far,
+            mirrors,
+            ring,
+            ring_slots,
+        })
     }
 
     /// Bytes of the pool.
@@ -102,7 +113,7 @@ impl HostWindows {
     /// Sets the addresses of the windows in the kernels' parameters.
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
-        let staging = self.staging.address();
+        let staging = self.staging_copy.address();
         *params = GroupParams { windows, staging, far, mirrors, ring, ring_slots, ..*params };
     }
 }

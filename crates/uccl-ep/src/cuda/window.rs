@@ -1,10 +1,10 @@
 //! A rank's window in a GPU's memory, and this GPU's access to those of its peers.
 //!
 //! Its layout is that of a window of the CPU, words for each rank and then the pool, but tagged
-//! words and the ready flags of chunks may be between them. Peers in this process use its address; peers in other
-//! processes of the host open it by a handle. A window that its rank has dropped lives as long as a
-//! peer in this process holds it, and the driver keeps it for processes that have opened it: late
-//! stores hit no other memory.
+//! words and the ready flags of chunks may be between them. Peers in this process use its address;
+//! peers in other processes of the host open it by a handle. A window that its rank has dropped
+//! lives as long as a peer in this process holds it, and the driver keeps it for processes that
+//! have opened it: late stores hit no other memory.
 
 use std::{
     collections::HashMap,

@@ -5,8 +5,8 @@
 //! pair of which one half has landed is not seen. The slots begin zeroed, so the first lap writes
 //! ones.
 //!
-//! A producer claims a slot only where the ring has room, and so never waits with a claim that the proxy would have to wait
-//! for.
+//! A producer claims a slot only where the ring has room, and so never waits with a claim that the
+//! proxy would have to wait for.
 
 use std::{
     io,

@@ -347,7 +347,8 @@ impl RemoteWrite<'_> {
         unsafe { self.far.outbox.as_ptr().add(source) }
     }
 
-    /// Waits for room. `None`: the peer has failed, or does so now, as it has taken nothing for too long.
+    /// Waits for room. `None`: the peer has failed, or does so now, as it has taken nothing for too
+    /// long.
     fn room(&mut self, len: usize) -> Option<usize> {
         let outbox = self.outbox;
         if !outbox.holds(len) {

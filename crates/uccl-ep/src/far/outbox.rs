@@ -11,8 +11,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// One peer's part of the memory to send from. Positions count bytes since the beginning; a piece does not go past the end of
-/// the ring, but begins again at its start.
+/// One peer's part of the memory to send from. Positions count bytes since the beginning; a piece
+/// does not go past the end of the ring, but begins again at its start.
 pub(super) struct Outbox {
     /// The offset of the ring in the memory to send from.
     base: usize,
@@ -73,7 +73,8 @@ impl Outbox {
         len <= self.len
     }
 
-    /// Room for a piece: where it begins in the memory to send from. `None` if the peer has not taken enough yet.
+    /// Room for a piece: where it begins in the memory to send from. `None` if the peer has not
+    /// taken enough yet.
     pub(super) fn room(&self, head: &mut u64, len: usize) -> Option<usize> {
         let start = place(*head, len, self.len);
         let end = start + len as u64;

@@ -104,7 +104,8 @@ impl PostedWrite {
 }
 
 impl Peer {
-    /// A signal that is there after all data that was posted before it, and after earlier signals for its word.
+    /// A signal that is there after all data that was posted before it, and after earlier signals
+    /// for its word.
     fn signal(&self, word: u32, mark: u64) -> Signal {
         Signal {
             advert: self.advert(8 * word as usize, 8),

@@ -81,8 +81,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins the ranks of a group: each calls this, maps the windows of those that are near, and connects to those that are
-    /// far.
+    /// Joins the ranks of a group: each calls this, maps the windows of those that are near, and
+    /// connects to those that are far.
     ///
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
@@ -596,7 +596,7 @@ fn next_position(cards: &[Option<EpCard>]) -> Position {
 struct Member {
     pid: u32,
     /// The number of its meetings before; 0 for a new process.
-    met: u32,
+    meetings: u32,
 }
 
 impl Member {
@@ -604,12 +604,12 @@ impl Member {
     /// The pid alone does not tell: a process in another container, or a later one, may have the
     /// same.
     fn is_after(self, then: Self, generation: u32) -> bool {
-        self.pid == then.pid && self.met >= generation
+        self.pid == then.pid && self.meetings >= generation
     }
 }
 
 fn members_of(cards: &[Option<EpCard>]) -> Vec<Option<Member>> {
-    let member = |card: EpCard| Member { pid: card.pid, met: card.generation };
+    let member = |card: EpCard| Member { pid: card.pid, meetings: card.generation };
     cards.iter().map(|card| card.map(member)).collect()
 }
 

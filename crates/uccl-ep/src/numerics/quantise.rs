@@ -6,7 +6,8 @@ use super::{bf16, e4m3};
 
 /// Channels that share a scale.
 pub const GROUP: usize = 128;
-/// Amounts below this are quantised as if the largest were this, so that a group of zeros has a finite scale.
+/// Amounts below this are quantised as if the largest were this, so that a group of zeros has a
+/// finite scale.
 const SMALLEST_AMAX: f32 = 1e-4;
 /// A bf16; NaNs are larger.
 const INFINITY: u16 = 0x7f80;
@@ -14,12 +15,13 @@ const INFINITY: u16 = 0x7f80;
 /// How a group's scale is chosen, and how it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScaleFormat {
-    /// The scale maps the group's largest magnitude to 448. Stored: its inverse, an f32 for each group.
+    /// The scale maps the group's largest magnitude to 448. Stored: its inverse, an f32 for each
+    /// group.
     Exact,
     /// The inverse is rounded up to a power of two. Stored: the inverse, an f32 for each group.
     PowerOfTwo,
-    /// As [`PowerOfTwo`](Self::PowerOfTwo). Stored: the inverse's exponent (UE8M0), four groups in each u32, the first
-    /// in its lowest byte.
+    /// As [`PowerOfTwo`](Self::PowerOfTwo). Stored: the inverse's exponent (UE8M0), four groups in
+    /// each u32, the first in its lowest byte.
     Exponent,
 }
 
@@ -44,7 +46,8 @@ fn scale_of(amax: f32, is_power_of_two: bool) -> (f32, f32) {
     }
     let bits = (amax / e4m3::MAX).to_bits();
     let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
-    // 2^-e has the exponent that mirrors e's at the bias of 127. Of an infinity the inverse is one, and the scale 0.
+    // 2^-e has the exponent that mirrors e's at the bias of 127. Of an infinity the inverse is one,
+    // and the scale 0.
     (f32::from_bits(254u32.saturating_sub(exponent) << 23), f32::from_bits(exponent << 23))
 }
 

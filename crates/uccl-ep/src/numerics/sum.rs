@@ -32,7 +32,8 @@ pub fn weighted(rows: &[&[u16]], weights: &[(f32, bool)], out: &mut [u16]) {
     in_blocks(rows, out, &WeightedTerms(weights));
 }
 
-/// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut off.
+/// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut
+/// off.
 #[inline(always)]
 fn nearest_of_24_bits(value: f32) -> f32 {
     /// Half of the last of these bits, of a number from 1 to 2.
@@ -149,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_weighted_term_is_rounded_once() {
-        // Of the product's bits, the first that f32 has no room for decides about the last of the bf16.
+        // Of the product's bits, the first that f32 has no room for decides about the last of the
+        // bf16.
         let (weight, value) = (1.0 + f32::EPSILON, 1.0 + 1.0 / 128.0);
         let terms = [row(1.0), row(value)];
         let mut out = row(0.0);

@@ -11,9 +11,9 @@ use crate::shared::protocol::MissingMark;
 /// wait is [due](Self::due) for a check, and pauses.
 pub(crate) struct Backoff {
     since: Instant,
-    looks: u32,
+    polls: u32,
     /// The time of the last check.
-    judged: Instant,
+    checked: Instant,
     /// The length of the wait at the end of the last pause, if a check is due.
     due: Option<Duration>,
     /// Whether no word was missing at the last check.
@@ -27,7 +27,7 @@ const SPINS: u32 = 64;
 const YIELDING: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
 /// The time between two checks.
-const JUDGING: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Backoff {
     pub(crate) fn new() -> Self {
@@ -35,7 +35,7 @@ impl Backoff {
     }
 
     fn since(since: Instant) -> Self {
-        Self { since, looks: 0, judged: since, due: None, was_idle: false }
+        Self { since, polls: 0, checked: since, due: None, was_idle: false }
     }
 
     /// The length of the wait before the last poll, if a check is due. That poll has seen all words
@@ -50,18 +50,18 @@ impl Backoff {
     }
 
     pub(crate) fn pause(&mut self) {
-        if self.looks < SPINS {
-            self.looks += 1;
+        if self.polls < SPINS {
+            self.polls += 1;
             return std::hint::spin_loop();
         }
         match self.since.elapsed() < YIELDING {
             true => thread::yield_now(),
             false => thread::sleep(NAP),
         }
-        let is_due = self.judged.elapsed() >= JUDGING;
+        let is_due = self.checked.elapsed() >= CHECK_INTERVAL;
         if is_due {
-            self.judged = Instant::now();
-            self.due = Some(self.judged - self.since);
+            self.checked = Instant::now();
+            self.due = Some(self.checked - self.since);
         }
     }
 }
@@ -120,12 +120,12 @@ mod tests {
 
     #[test]
     fn a_wait_is_judged_by_its_time_and_not_by_its_looks() {
-        let mut backoff = Backoff::since(Instant::now() - JUDGING);
-        let judged = (0..=SPINS).filter_map(|_| {
+        let mut backoff = Backoff::since(Instant::now() - CHECK_INTERVAL);
+        let checked = (0..=SPINS).filter_map(|_| {
             backoff.pause();
             backoff.due()
         });
-        assert_eq!(judged.count(), 1, "a yield may have taken all the time");
+        assert_eq!(checked.count(), 1, "a yield may have taken all the time");
     }
 
     #[test]

@@ -100,8 +100,8 @@ impl Routing {
         Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert, node_tokens })
     }
 
-    /// The routing of tokens without choices: `token_in_rank[token * ranks + rank]`. `per_expert` has, for
-    /// each expert of all ranks, the token count that its rank will get.
+    /// The routing of tokens without choices: `token_in_rank[token * ranks + rank]`. `per_expert`
+    /// has, for each expert of all ranks, the token count that its rank will get.
     ///
     /// # Errors
     /// The number of experts is no multiple of the ranks.

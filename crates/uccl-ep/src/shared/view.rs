@@ -14,7 +14,8 @@ use uccl_fabric::shm::{Mapping, segment};
 use crate::shared::{header, places::SLOTS};
 
 pub(crate) const LINE: usize = 64;
-/// Lines of a stream: `arrived`, `taken`, the fault of the rank with its number and the window's nonce, and its headers.
+/// Lines of a stream: `arrived`, `taken`, the fault of the rank with its number and the window's
+/// nonce, and its headers.
 pub(crate) const LINES: usize = 3 + SLOTS;
 const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 pub(crate) const PAGE: usize = 4096;

@@ -119,7 +119,8 @@ struct Inputs {
 
 /// A rank's results of one round.
 struct CallResults {
-    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices only.
+    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices
+    /// only.
     layout: (Vec<u32>, Vec<u32>, Vec<u8>),
     from: Vec<u32>,
     per_expert: Vec<u32>,

@@ -49,8 +49,8 @@ fn received(
             }
         };
         all.wait();
-        // SAFETY: the call is the first, so its place begins the pool; all of the round has been sent, the next one is sent when
-        // this one has been taken, and the area begins with words.
+        // SAFETY: the call is the first, so its place begins the pool; all of the round has been
+        // sent, the next one is sent when this one has been taken, and the area begins with words.
         garble(unsafe {
             let area = group.pool().add(areas().area_at(slots, 1));
             std::slice::from_raw_parts_mut(area.cast(), 3)
@@ -134,7 +134,8 @@ fn counted(over: u64, tokens: u64) -> Vec<Result<ReceiveCounts>> {
         // Behind its words a stream has headers of 64 bytes, which end with the numbers of tokens:
         // for this rank, and all. This is the header that the last rank has written for the first
         // call.
-        // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank does.
+        // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank
+        // does.
         unsafe {
             let window = group.pool().sub(control_len(2)).cast::<u64>();
             let counts = window.add((11 + 3 + 1) * 8 + 6);
@@ -275,7 +276,8 @@ fn nobody_relays_while_a_rank_is_left_out() {
     });
 }
 
-/// They lie beside the rows that a rank's own tokens have in its place, which are not copied there where rows stay.
+/// They lie beside the rows that a rank's own tokens have in its place, which are not copied there
+/// where rows stay.
 #[test]
 fn weights_come_back_from_rows_that_stay() {
     for (sends, by_experts) in [(CombineRows::Row, None), (CombineRows::EachExpert, Some(10))] {

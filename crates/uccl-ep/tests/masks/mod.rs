@@ -326,7 +326,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
             };
             let mut dispatch = begun.unwrap();
             let counts = dispatch.counts(&mut never).unwrap();
-            assert_eq!(counts.from, [EACH as u32; 2]);
+            assert_eq!(counts.per_rank, [EACH as u32; 2]);
             if group.rank() == 1 {
                 // It sends no more than its first round.
                 all.wait();

@@ -138,7 +138,7 @@ impl PyDispatch {
             let mut dispatch = self.dispatch.lock();
             let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             let counts = dispatch.counts(interrupted)?;
-            Ok((counts.from.clone(), counts.of_experts()))
+            Ok((counts.per_rank.clone(), counts.of_experts()))
         })
     }
 

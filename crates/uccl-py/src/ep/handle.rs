@@ -82,6 +82,6 @@ impl PyHandle {
 
     /// By rank, the number of tokens received from it.
     fn counts(&self) -> Vec<u32> {
-        self.handle.counts.from.clone()
+        self.handle.counts.per_rank.clone()
     }
 }

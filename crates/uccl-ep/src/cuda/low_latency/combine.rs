@@ -1,6 +1,6 @@
 //! Low latency combine: the experts' rows come back and are summed, each times its weight: for each
-//! rank choice by choice, and then these partial sums, rounded to 24 bits, in the order of their ranks'
-//! first choices. The sum is rounded once.
+//! rank choice by choice, and then these partial sums, rounded to 24 bits, in the order of their
+//! ranks' first choices. The sum is rounded once.
 //!
 //! A rank with several choices of a token sends its partial sum instead of their rows, if it
 //! has the weights: a combine of one launch sends them at its begin.
@@ -45,8 +45,8 @@ impl Combine {
     /// # Safety
     /// `input` describes memory that the GPU may read until the combine's work has ended: as many
     /// rows as the dispatch had, and its records. `scratch` has
-    /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
-    /// combine uses until then.
+    /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
+    /// this combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
         let Handle { group, routes, slots, placed } = &**handle;
         group.check()?;
@@ -86,7 +86,8 @@ impl Combine {
     /// An earlier call has failed, or the driver refuses.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the dispatch; otherwise as for [`new`](Self::new).
+    /// The stream is of the group's context, and comes after the dispatch; otherwise as for
+    /// [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         let group = &self.handle.group;
         group.check()?;

@@ -48,8 +48,9 @@ impl Dispatch {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// `tokens` and `choices` describe memory that the GPU may read until the dispatch's work has ended, and `scratch` has
-    /// [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8, which only this dispatch uses until then.
+    /// `tokens` and `choices` describe memory that the GPU may read until the dispatch's work has
+    /// ended, and `scratch` has [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8,
+    /// which only this dispatch uses until then.
     pub unsafe fn new(
         group: &Arc<Group>,
         tokens: &DispatchInput,
@@ -118,8 +119,9 @@ impl Dispatch {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has memory for
-    /// `slots` rows of each rank for each local expert, which only this call uses until its work has ended.
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
+    /// `outputs` has memory for `slots` rows of each rank for each local expert, which only this
+    /// call uses until its work has ended.
     pub unsafe fn receive(mut self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         self.group.check()?;
         let receive = self.receive_params(outputs)?;

@@ -74,9 +74,10 @@ impl Combine {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the dispatch. `input` describes memory that the GPU may read
-    /// until the combine's work has ended. `scratch` has [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8,
-    /// which only this combine uses until then.
+    /// The stream is of the group's context, and comes after the dispatch. `input` describes memory
+    /// that the GPU may read until the combine's work has ended. `scratch` has
+    /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
+    /// this combine uses until then.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
         input: &CombineInput,

@@ -32,7 +32,7 @@ pub struct Dispatch {
     pub(super) slots: usize,
     pub(super) progress: Progress,
     /// The tables of an earlier dispatch, if tokens go to the same places.
-    pub(super) earlier: Option<ReceivedRows>,
+    pub(super) cached: Option<ReceivedRows>,
     max_blocks: Option<NonZero<usize>>,
 }
 
@@ -77,7 +77,7 @@ pub struct Handle {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReceiveCounts {
     /// Tokens that each rank sends to this one.
-    pub from: Vec<u32>,
+    pub per_rank: Vec<u32>,
     /// Tokens, of all ranks, that chose each of this rank's experts.
     pub per_expert: Vec<u32>,
 }
@@ -86,7 +86,7 @@ impl ReceiveCounts {
     /// Tokens that arrive.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.from.iter().map(|count| *count as usize).sum()
+        self.per_rank.iter().map(|count| *count as usize).sum()
     }
 }
 
@@ -98,10 +98,10 @@ impl Dispatch {
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `routing` describe memory that the GPU may
-    /// read until the dispatch's work has ended. `scratch` has [`Routing::scratch_len`] bytes,
-    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or handle
-    /// in `routing` is of this group, and the stream comes after its work.
+    /// The stream is of the group's context. `tokens` and `routing` describe memory that the GPU
+    /// may read until the dispatch's work has ended. `scratch` has [`Routing::scratch_len`] bytes,
+    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or
+    /// handle in `routing` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
         tokens: &DispatchInput,
@@ -121,7 +121,7 @@ impl Dispatch {
             Routing::Ranks(given) => (given.token_in_rank, given.per_expert),
             Routing::Choices(_) | Routing::Layout(_) | Routing::Cached(_) => (0, 0),
         };
-        let (is_laid_out, earlier) = match &routing {
+        let (is_laid_out, cached) = match &routing {
             Routing::Choices(_) | Routing::Ranks(_) => (false, None),
             Routing::Layout(_) => (true, None),
             Routing::Cached(handle) => (true, Some(handle.rows)),
@@ -160,7 +160,7 @@ impl Dispatch {
         }
         let progress = if group.can_fuse() { Progress::Nothing } else { Progress::Rows };
         let group = Arc::clone(group);
-        Ok(Self { group, send, record, slots, progress, earlier, max_blocks })
+        Ok(Self { group, send, record, slots, progress, cached, max_blocks })
     }
 
     /// Counts of the tokens that arrive. Waits for the earlier work on the stream, and until every
@@ -261,7 +261,7 @@ impl Dispatch {
 
     /// The parameters of the receive, and the tables about the rows.
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, ReceivedRows)> {
-        let Self { group, send, slots, earlier, .. } = self;
+        let Self { group, send, slots, cached, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
@@ -274,7 +274,7 @@ impl Dispatch {
             spread,
             placed: call.placement,
         });
-        let Some(rows) = (*earlier).or(own) else {
+        let Some(rows) = (*cached).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
         if let Some(by_expert) = &rows.by_expert {
@@ -286,7 +286,7 @@ impl Dispatch {
             None => return Err(Error::invalid("rows come with scales")),
         };
         // The tables of an earlier dispatch are not written again.
-        let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
+        let is_new = |address: u64| if cached.is_none() { address } else { 0 };
         let ReceivedRows { tables, by_expert, spread, .. } = rows;
         let receive = NormalReceive {
             group: group.params,
@@ -351,7 +351,7 @@ impl Dispatch {
     fn counts_of(&self, report: &params::Told) -> ReceiveCounts {
         let local = self.send.send.routes.local_experts as usize;
         ReceiveCounts {
-            from: report.from[..self.group.ranks()].to_vec(),
+            per_rank: report.from[..self.group.ranks()].to_vec(),
             per_expert: report.per_expert[..local].to_vec(),
         }
     }

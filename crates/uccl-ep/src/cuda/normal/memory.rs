@@ -150,7 +150,8 @@ pub struct DispatchOutput {
     /// Whether the rows that alignment leaves between experts become 0, with their scales and
     /// weights.
     pub zeroes_gaps: bool,
-    /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier dispatch.
+    /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier
+    /// dispatch.
     pub tables: Option<RowTables>,
     /// The layout of rows by expert. With [`Routing::Cached`] the earlier dispatch's layout is used
     /// instead.

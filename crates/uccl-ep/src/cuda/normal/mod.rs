@@ -6,8 +6,8 @@
 //! in order of rank and token, as on the CPU: one for each token; or, where rows are by expert, one
 //! for each token and expert. The host waits only when it asks for counts.
 //!
-//! Counts are sent at once, and rows in chunks, each with a ready flag, so that one launch sends some
-//! rows while it takes out, or sums, others. It is enqueued once the whole call is known, by
+//! Counts are sent at once, and rows in chunks, each with a ready flag, so that one launch sends
+//! some rows while it takes out, or sums, others. It is enqueued once the whole call is known, by
 //! [`Dispatch::receive`] and [`Combine::finish`]. Where late ranks are left out, or the ranks' path
 //! is through the host, there are no chunks: one launch sends all rows, by [`Dispatch::begin`] and
 //! [`Combine::begin`], and another takes out or sums them.

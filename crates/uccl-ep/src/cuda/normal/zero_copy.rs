@@ -11,9 +11,9 @@ use crate::shared::{
     header,
 };
 
-/// A view of the rows that a dispatch received, in this rank's pool. They are valid until the next call of the
-/// group begins on this rank's GPU, whichever it is. A call that sends them, back or on, needs a
-/// copy of them elsewhere.
+/// A view of the rows that a dispatch received, in this rank's pool. They are valid until the next
+/// call of the group begins on this rank's GPU, whichever it is. A call that sends them, back or
+/// on, needs a copy of them elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ZeroCopyView {
     /// The number of rows, with those that have no token.
@@ -31,14 +31,14 @@ pub struct ZeroCopyView {
 }
 
 impl Dispatch {
-    /// The view that a receive without a copy will leave. `None` if the ranks' path is through the host, late ranks
-    /// are left out, counts were asked for, the pool is too small, or the handle's rows have
-    /// another layout. All ranks compute the same.
+    /// The view that a receive without a copy will leave. `None` if the ranks' path is through the
+    /// host, late ranks are left out, counts were asked for, the pool is too small, or the handle's
+    /// rows have another layout. All ranks compute the same.
     #[must_use]
     pub fn zero_copy_view(&self) -> Option<ZeroCopyView> {
-        let Self { group, send, record, slots, progress, earlier, .. } = self;
+        let Self { group, send, record, slots, progress, cached, .. } = self;
         let (stride, spread) = (record.stride(), self.spread());
-        let has_spread = earlier.is_none_or(|rows| rows.spread == spread);
+        let has_spread = cached.is_none_or(|rows| rows.spread == spread);
         let len = group.ranks() * spread * stride;
         let fits = len.next_multiple_of(64) <= group.pool_len();
         let pool = group.pool_address();

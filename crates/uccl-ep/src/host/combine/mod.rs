@@ -46,7 +46,8 @@ pub enum CombineRows {
 pub enum SumOrder {
     /// Rank by rank, ascending. Weights are summed too.
     ByRank,
-    /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
+    /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of
+    /// the choice's rank.
     ByChoice,
     /// Each choice multiplied by its weight, one for each choice of each token: rank by rank, in
     /// the order of their first choices. The choices of one rank are summed first, one by one, and
@@ -249,11 +250,12 @@ impl Combine {
         self.waits_for_readers = false;
     }
 
-    /// Leaves choices that are negative here out of sums of [each expert](CombineRows::EachExpert)'s
-    /// rows, though the dispatch had them.
+    /// Leaves choices that are negative here out of sums of [each
+    /// expert](CombineRows::EachExpert)'s rows, though the dispatch had them.
     ///
     /// # Safety
-    /// There is a number for each choice of each token, which may be read until the combine is over or dropped.
+    /// There is a number for each choice of each token, which may be read until the combine is over
+    /// or dropped.
     pub unsafe fn leave_out(&mut self, given_choices: CombineChoices) {
         self.context.given_choices = Some(given_choices);
     }
@@ -382,8 +384,8 @@ impl CombineContext {
             }
             let mut slot_at =
                 |slot| writer.memory_at(self.row_at(call, slot, token - first), self.row.stride());
-            // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
-            // the mark, and has room for a row.
+            // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written
+            // is this rank's until the mark, and has room for a row.
             unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };
         }
     }
@@ -546,7 +548,8 @@ impl CombineContext {
                 logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
                 rows.push(own);
             } else {
-                // SAFETY: as above; rows are aligned, and those in blocks stay until the call has ended here.
+                // SAFETY: as above; rows are aligned, and those in blocks stay until the call has
+                // ended here.
                 rows.push(unsafe {
                     slice::from_raw_parts(peer_blocks.row(self, term.rank, row)?.cast(), hidden)
                 });

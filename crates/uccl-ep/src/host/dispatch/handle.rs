@@ -9,7 +9,7 @@ use crate::{host::group::Group, shared::routing::Routing};
 #[derive(Clone, Debug)]
 pub struct ReceiveCounts {
     /// Tokens that each rank sends to this one.
-    pub from: Vec<u32>,
+    pub per_rank: Vec<u32>,
     /// Tokens that chose each of this rank's experts, rank by rank.
     pub per_expert: Vec<u32>,
     /// Tokens that each rank has.
@@ -20,19 +20,19 @@ impl ReceiveCounts {
     /// Received tokens.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.from.iter().map(|count| *count as usize).sum()
+        self.per_rank.iter().map(|count| *count as usize).sum()
     }
 
     /// The received tokens of a rank.
     pub(crate) fn rows_from(&self, rank: usize) -> std::ops::Range<usize> {
-        let start = self.from[..rank].iter().sum::<u32>() as usize;
-        start..start + self.from[rank] as usize
+        let start = self.per_rank[..rank].iter().sum::<u32>() as usize;
+        start..start + self.per_rank[rank] as usize
     }
 
     /// Rows of each of this rank's experts.
     #[must_use]
     pub fn of_experts(&self) -> Vec<u32> {
-        let local = self.per_expert.len() / self.from.len();
+        let local = self.per_expert.len() / self.per_rank.len();
         let of = |expert| self.per_expert.iter().skip(expert).step_by(local).sum();
         (0..local).map(of).collect()
     }

@@ -114,7 +114,8 @@ pub struct DispatchOutput {
     pub stride: usize,
     /// Scales.
     pub scales: Option<ScalesOut>,
-    /// The choices of each row, as numbers of this rank's experts, -1 for others ([`RowLayout::ByToken`]).
+    /// The choices of each row, as numbers of this rank's experts, -1 for others
+    /// ([`RowLayout::ByToken`]).
     pub choices: Option<ChoicesOut>,
     /// Weights: one for each choice of each row; or, where rows are by expert, one for each row.
     pub weights: Option<*mut f32>,

@@ -71,8 +71,9 @@ impl Dispatch {
     /// Arguments are wrong, or a peer is late.
     ///
     /// # Safety
-    /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`, which any thread may
-    /// read, until this returns or, in rounds and with `is_stable`, until the dispatch is over or dropped.
+    /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`,
+    /// which any thread may read, until this returns or, in rounds and with `is_stable`, until the
+    /// dispatch is over or dropped.
     pub unsafe fn begin(
         group: &Arc<Group>,
         routing: Arc<Routing>,
@@ -214,7 +215,7 @@ impl DispatchContext {
     fn read_counts(&self, call: &Call) -> Result<ReceiveCounts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
         let mut counts = ReceiveCounts {
-            from: vec![0; ranks],
+            per_rank: vec![0; ranks],
             per_expert: vec![0; ranks * local],
             tokens_of: vec![0; ranks],
         };
@@ -230,7 +231,7 @@ impl DispatchContext {
                 let what = "tokens for this rank";
                 return Err(Error::Disagree { phase, rank, peer: from, what, theirs, ours });
             }
-            counts.from[from] = theirs as u32;
+            counts.per_rank[from] = theirs as u32;
             counts.tokens_of[from] = tokens as u32;
             let area = self.area(call, from);
             // SAFETY: behind its first word, the area begins with counts, which the sender has
@@ -278,7 +279,8 @@ impl DispatchContext {
         Record::first_at(self.areas.local_experts) + slot * self.areas.record.stride()
     }
 
-    /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any rank.
+    /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any
+    /// rank.
     fn send(&self, call: &Call, stream: &Stream, mark: Mark) {
         let Some(mut writer) = self.group.window().writer(stream) else { return };
         let tokens = self.routing.tokens_to(stream.peer);

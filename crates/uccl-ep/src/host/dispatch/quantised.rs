@@ -34,7 +34,8 @@ impl QuantisedRows {
         let payloads = memory.bytes.chunks_exact_mut(record.payload);
         let rows = payloads.zip(memory.words.chunks_exact_mut(record.scales));
         for (token, (payload, scales)) in rows.enumerate() {
-            // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is aligned.
+            // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is
+            // aligned.
             let row = unsafe {
                 slice::from_raw_parts(tokens.rows.add(token * tokens.stride).cast::<u16>(), hidden)
             };

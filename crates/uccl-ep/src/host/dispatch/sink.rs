@@ -92,7 +92,7 @@ impl<'a> Sink<'a> {
         }
         let table = vec![-1; counts.total() * (2 + top_k)];
         let last_choices = vec![0; counts.total()];
-        let taken = vec![0; counts.from.len()];
+        let taken = vec![0; counts.per_rank.len()];
         let (scales, scaled_rows) = (Vec::new(), Vec::new());
         Ok(Self { outputs, layout, next, taken, table, last_choices, streams, scales, scaled_rows })
     }
@@ -140,7 +140,8 @@ impl<'a> Sink<'a> {
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
                     let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
-                    // SAFETY: there are `top_k` choices and weights for each row, as `receive` demands.
+                    // SAFETY: there are `top_k` choices and weights for each row, as `receive`
+                    // demands.
                     unsafe {
                         if let Some(out) = self.outputs.choices {
                             out.put(at * top_k + k, local.map_or(-1, |local| local as i32));
@@ -161,7 +162,8 @@ impl<'a> Sink<'a> {
                     let first = first_of(&choices[..top_k], k);
                     if first < k {
                         let row = self.table[at * width + 2 + first];
-                        // SAFETY: the row was written for an earlier choice, or is -1 and has no weight.
+                        // SAFETY: the row was written for an earlier choice, or is -1 and has no
+                        // weight.
                         unsafe { self.add_weight(row, weights[k]) };
                         continue;
                     }
@@ -249,7 +251,7 @@ impl<'a> Sink<'a> {
     /// # Safety
     /// Outputs have room for all rows.
     pub(super) unsafe fn blank_missing(&mut self, counts: &ReceiveCounts, record: Record) {
-        let is_missing = |from: &usize| self.taken[*from] < counts.from[*from] as usize;
+        let is_missing = |from: &usize| self.taken[*from] < counts.per_rank[*from] as usize;
         for from in (0..self.taken.len()).filter(is_missing) {
             match self.layout {
                 RowLayout::ByToken => {

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::shared::places::{Place, SLOTS};
 
-/// The words of a rank's window that its peers set, for the calls that may be under way. A word has a number: see [`Stream`].
+/// The words of a rank's window that its peers set, for the calls that may be under way. A word has
+/// a number: see [`Stream`].
 pub trait Words {
     /// The mark of the data that a peer has written here.
     fn arrived(&self, word: usize, slot: usize) -> Mark;
@@ -21,7 +22,8 @@ pub trait Words {
 pub enum ReceiveMode {
     /// The round of each stream by itself, as a dispatch does.
     PerStream,
-    /// A round when all streams' parts of it are there, as a combine does. All of them have the same number of rounds.
+    /// A round when all streams' parts of it are there, as a combine does. All of them have the
+    /// same number of rounds.
     AllStreams,
 }
 

@@ -1,6 +1,7 @@
 //! Marks: the contents of the protocol's words.
 
-/// A call's number and how far it is; eight bytes in a window. No call has the number 0, so a zeroed word is no mark.
+/// A call's number and how far it is; eight bytes in a window. No call has the number 0, so a
+/// zeroed word is no mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     /// The call.

@@ -1,4 +1,5 @@
-//! All ranks of a group in one thread, over a network that keeps no order, as far as the protocol can tell.
+//! All ranks of a group in one thread, over a network that keeps no order, as far as the protocol
+//! can tell.
 //!
 //! A write's bytes land one by one, in any order and as late as the schedule says. Its mark is set
 //! after them, as a signal promises; marks of different writes overtake each other. When a lane is

@@ -52,8 +52,8 @@ impl Streams {
         Self { own: with(Some(me)), arriving: with(None), relayed: Vec::new() }
     }
 
-    /// Ranks of a node write to each other. To another node a rank writes only to its *relay* there, the rank with the
-    /// same number, which passes it on.
+    /// Ranks of a node write to each other. To another node a rank writes only to its *relay*
+    /// there, the rank with the same number, which passes it on.
     #[must_use]
     pub fn two_level(me: usize, nodes: Nodes) -> Self {
         let (node, local) = (nodes.node_of(me), nodes.local_of(me));
@@ -93,8 +93,8 @@ impl Streams {
 struct TwoLevelWords(Nodes);
 
 impl TwoLevelWords {
-    /// The word between this rank and a rank of its node, for tokens of a rank of `node` that has the
-    /// number of one of both.
+    /// The word between this rank and a rank of its node, for tokens of a rank of `node` that has
+    /// the number of one of both.
     fn local(&self, node: usize, peer: usize) -> usize {
         self.0.all_ranks() + self.0.rank(node, peer)
     }

@@ -77,7 +77,8 @@ impl Normal {
         assert_eq!(case.fails(LIMIT, |_| Some(case)), [""]);
     }
 
-    /// A host that is interrupted while it waits for a rank that does not come gives up, and so does its GPU.
+    /// A host that is interrupted while it waits for a rank that does not come gives up, and so
+    /// does its GPU.
     pub(crate) fn gives_up_when_interrupted(self) {
         for guess in [None, Some(4)] {
             let case = Self { fault: Some(Fault::Interrupted), guess, slots: 20, ..self };

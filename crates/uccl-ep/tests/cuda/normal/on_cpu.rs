@@ -111,7 +111,7 @@ impl Normal {
         let to = (group, &routing);
         let handle = Arc::new(self.dispatch_on_cpu(to, inputs, (&inputs.rows, false), outputs));
         let arrived = handle.counts.total();
-        got.from.clone_from(&handle.counts.from);
+        got.from.clone_from(&handle.counts.per_rank);
         got.per_expert = handle.counts.of_experts();
         for (row, entry) in handle.table.chunks_exact(handle.width()).enumerate() {
             got.src_info[row] = entry[0];

@@ -58,7 +58,8 @@ impl Normal {
     }
 }
 
-/// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives none then.
+/// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives
+/// none then.
 pub(super) struct GpuCalls<'a> {
     pub(super) inputs: &'a Inputs,
     tokens: u64,
@@ -270,7 +271,8 @@ impl<'a> GpuCalls<'a> {
                 }
             }
             if let Some(Fault::Shrunk) = wrong {
-                // Behind the window's words are the marks of eight calls. The header is of the first call.
+                // Behind the window's words are the marks of eight calls. The header is of the
+                // first call.
                 let window = group.pool_address() - 8 * 2048 * 8 - 4096;
                 gpu.write(window + (3 + 1) * 64 + 6 * 8, &[0u64]);
                 outputs.len = 0;

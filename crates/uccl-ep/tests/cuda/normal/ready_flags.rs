@@ -1,5 +1,5 @@
-//! Ready flags of chunks that come late, or are wrong. A test writes them to the first rank's window after
-//! the second has sent all, and before the first begins.
+//! Ready flags of chunks that come late, or are wrong. A test writes them to the first rank's
+//! window after the second has sent all, and before the first begins.
 
 use std::{sync::Arc, time::Duration};
 

@@ -106,9 +106,9 @@ pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
 }
 
-/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or to
-/// those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of its
-/// tokens; or to the rows of an earlier dispatch, with the handle `cached`.
+/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or
+/// to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of
+/// its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
 #[derive(FromPyObject)]
 pub(crate) struct SendArgs {
     #[pyo3(item(0))]
@@ -340,7 +340,7 @@ impl PyDispatchShape {
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
             let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
             let left = attempt.handle.is_none().then_some(dispatch);
-            Ok((attempt.handle, left, Some((attempt.counts.from, attempt.counts.per_expert))))
+            Ok((attempt.handle, left, Some((attempt.counts.per_rank, attempt.counts.per_expert))))
         })?;
         let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
         Ok((handle.map(PyNormalHandle::new), left, counts))
@@ -365,7 +365,7 @@ impl PyNormalDispatch {
             let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             // SAFETY: the stream is the one that the dispatch was begun on.
             let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
-            Ok((counts.from, counts.per_expert))
+            Ok((counts.per_rank, counts.per_expert))
         })
     }
 
