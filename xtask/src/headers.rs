@@ -1,5 +1,5 @@
-//! `cargo xtask headers`: makes the C header from the functions of the library, and the header of the
-//! kernels' parameters from their structs in Rust.
+//! `cargo xtask headers`: makes the C header from the functions of the library, and the header of
+//! the kernels' parameters from their structs in Rust.
 
 use std::fs;
 
@@ -12,8 +12,8 @@ use crate::{
     tree,
 };
 
-/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api, and kernels/ep/params.cuh from
-/// crates/uccl-ep/src/cuda/params.rs
+/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api, and kernels/ep/params.cuh
+/// from crates/uccl-ep/src/cuda/params.rs
 #[derive(Args)]
 pub(crate) struct HeadersArgs {
     /// Change nothing, and fail if a header does not match the sources

@@ -109,17 +109,23 @@ macro_rules! kernel_constants {
 
 pub(super) use {kernel_constants, kernel_struct};
 
+/// The begin of the header.
+const HEAD: &str = "\
+// Parameters of the kernels of expert parallelism. `cargo xtask headers` makes this file from
+// crates/uccl-ep/src/cuda/params.rs.
+// clang-format off
+#pragma once
+
+#include <machine.cuh>
+
+";
+
 /// A header with these constants and structs.
 ///
 /// # Panics
 /// The length of an array is neither a number nor one of the constants.
 pub(super) fn header(constants: &[Constant], structs: &[Struct]) -> String {
-    let mut text = "// Parameters of the kernels of expert parallelism. `cargo xtask headers` makes this file from\n\
-        // crates/uccl-ep/src/cuda/params.rs.\n\
-        // clang-format off\n\
-        #pragma once\n\n\
-        #include <machine.cuh>\n\n"
-        .to_owned();
+    let mut text = HEAD.to_owned();
     for constant in constants {
         text += &comment("", constant.doc);
         text += &constant.to_cpp();

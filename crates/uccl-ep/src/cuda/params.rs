@@ -1,5 +1,5 @@
-//! The parameters of the kernels. `kernels/ep/params.cuh` is made from this file. Addresses are those
-//! that the GPU uses.
+//! The parameters of the kernels. `kernels/ep/params.cuh` is made from this file. Addresses are
+//! those that the GPU uses.
 
 use std::mem::size_of;
 
