@@ -1,9 +1,9 @@
 //! The kinds of calls, and the bytes that each moves.
 
 use uccl_ep::{
-    combine::{Order, Sends, Sums},
+    combine::{CombineRows, Order, SumOrder},
     nodes::Nodes,
-    numerics::quantise::Scales,
+    numerics::quantise::ScaleFormat,
 };
 
 use super::shape::Shape;
@@ -76,18 +76,20 @@ impl Work {
     }
 
     /// The rows that a combine sends back of a token, and the order of their sum.
-    pub(super) fn sends(self, weights: &[f32]) -> (Sends, Sums, Option<Order>) {
+    pub(super) fn sends(self, weights: &[f32]) -> (CombineRows, SumOrder, Option<Order>) {
         match self {
-            Self::NormalCombine => (Sends::Row, Sums::ByRank, Some(Order::ByRank)),
-            Self::ElasticCombine => (Sends::SumOfExperts, Sums::ByChoice, Some(Order::ByChoice)),
-            _ => (Sends::EachExpert, Sums::Weighted(weights.as_ptr()), None),
+            Self::NormalCombine => (CombineRows::Row, SumOrder::ByRank, Some(Order::ByRank)),
+            Self::ElasticCombine => {
+                (CombineRows::SumOfExperts, SumOrder::ByChoice, Some(Order::ByChoice))
+            }
+            _ => (CombineRows::EachExpert, SumOrder::Weighted(weights.as_ptr()), None),
         }
     }
 
     /// Bytes of a row with its scales.
     pub(super) fn row(self, hidden: usize) -> usize {
         match self {
-            Self::LowLatencyFp8 => hidden + 4 * Scales::Exact.words(hidden),
+            Self::LowLatencyFp8 => hidden + 4 * ScaleFormat::Exact.words(hidden),
             _ => 2 * hidden,
         }
     }

@@ -12,10 +12,12 @@ use uccl_device::{
 };
 use uccl_ep::{
     Block, Config, Exchange, Group,
-    combine::{Combine, Combined, Results, slots_of},
-    dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, slots_of},
+    dispatch::{
+        Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout, ScalesOut,
+    },
     nodes::Nodes,
-    numerics::{bf16, e4m3, quantise::Scales},
+    numerics::{bf16, e4m3, quantise::ScaleFormat},
     record::{Areas, Record, Row},
     routing::{Choices, Routing},
 };
@@ -146,7 +148,7 @@ impl Memory {
         Ok(Self {
             rows: vec![0; rows * hidden],
             block: group.block(2 * rows * hidden)?,
-            scales: vec![0; rows * Scales::Exact.words(hidden)],
+            scales: vec![0; rows * ScaleFormat::Exact.words(hidden)],
             row_weights: vec![0.0; rows.max(ranks * num_tokens * num_topk)],
             combined: vec![0; num_tokens * hidden],
             ones: vec![1.0; choices.len()],
@@ -201,20 +203,20 @@ impl Rank {
 
     /// Waits until all ranks are here, by a dispatch without tokens.
     fn meet(&self) -> Result<()> {
-        let nothing = Tokens {
+        let nothing = DispatchInput {
             rows: std::ptr::null(),
             stride: 0,
             payload: Payload::Bytes(0),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         let routing = Arc::clone(&self.meet);
         // SAFETY: there is no token, so there is no row.
         unsafe {
             let dispatch =
                 Dispatch::begin(&self.group, routing, nothing, Room::Tokens(0), &mut never)?;
-            dispatch.receive(outputs(&mut [], 0), &Layout::Rows, &mut never)?;
+            dispatch.receive(outputs(&mut [], 0), &RowLayout::ByToken, &mut never)?;
         }
         Ok(())
     }
@@ -238,16 +240,16 @@ impl Rank {
         let (is_elastic, is_normal) = (work == Work::Elastic, work.is_normal());
         let has_weights = is_elastic || is_normal;
         let payload = match work {
-            Work::LowLatencyFp8 => Payload::Quantised(hidden, Scales::Exact),
+            Work::LowLatencyFp8 => Payload::Quantised(hidden, ScaleFormat::Exact),
             _ => Payload::Bytes(2 * hidden),
         };
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: self.x[self.group.rank()].as_ptr().cast(),
             stride: 2 * hidden,
             payload,
             scales: None,
             weights: has_weights.then_some(memory.ones.as_ptr()),
-            stays: true,
+            is_stable: true,
         };
         let routing = Arc::clone(if work.may_relay() { &self.relayed } else { &self.flat });
         let room = match is_normal {
@@ -261,14 +263,14 @@ impl Rank {
         let counts = dispatch.counts(&mut never)?;
         let most = self.shape.rows_of_expert();
         let layout = match (is_normal, is_elastic) {
-            (true, _) => Layout::Rows,
-            (_, true) => Layout::Experts(starts(&counts.of_experts())),
-            _ => Layout::Experts((0..self.shape.local()).map(|expert| expert * most).collect()),
+            (true, _) => RowLayout::ByToken,
+            (_, true) => RowLayout::ByExpert(starts(&counts.of_experts())),
+            _ => RowLayout::ByExpert((0..self.shape.local()).map(|expert| expert * most).collect()),
         };
         let mut outputs = outputs(&mut memory.rows, work.payload(hidden));
         if work == Work::LowLatencyFp8 {
             // Column-major scales: words of one index lie side by side for all rows of an expert.
-            let words = Scales::Exact.words(hidden);
+            let words = ScaleFormat::Exact.words(hidden);
             let words = (memory.scales.as_mut_ptr(), (words - 1) * most);
             let (words, expert_stride) = words;
             outputs.scales =
@@ -286,7 +288,7 @@ impl Rank {
             Work::LowLatencyCombineInPlace => memory.block.as_ptr().cast_const(),
             _ => memory.rows.as_ptr().cast(),
         };
-        let results = Results {
+        let results = CombineInput {
             rows,
             len: memory.rows.len() / hidden,
             stride: 2 * hidden,
@@ -295,9 +297,9 @@ impl Rank {
             weights: None,
             is_packed: false,
             relays,
-            stays: true,
+            is_stable: true,
         };
-        let combined = Combined {
+        let combined = CombineOutput {
             rows: memory.combined.as_mut_ptr(),
             sums,
             bias: [None, None],
@@ -340,7 +342,8 @@ impl Rank {
         let Shape { ranks, hidden, num_topk, .. } = self.shape;
         let x = self.x[self.group.rank()].chunks(hidden);
         for (token, (sum, x)) in memory.combined.chunks(hidden).zip(x).enumerate() {
-            let goes = |rank: &usize| self.flat.to(*rank).binary_search(&(token as u32)).is_ok();
+            let goes =
+                |rank: &usize| self.flat.tokens_to(*rank).binary_search(&(token as u32)).is_ok();
             let times = match work.is_normal() {
                 true => (0..ranks).filter(goes).count(),
                 false => num_topk,
@@ -364,7 +367,7 @@ impl Memory {
         }
         let most = shape.rows_of_expert();
         let (expert, nth) = (row / most, row % most);
-        let words = Scales::Exact.words(hidden);
+        let words = ScaleFormat::Exact.words(hidden);
         let bytes =
             self.rows[row * hidden / 2..][..hidden / 2].iter().flat_map(|two| two.to_le_bytes());
         bytes.zip(x).enumerate().all(|(channel, (byte, x))| {
@@ -390,8 +393,8 @@ fn starts(counts: &[u32]) -> Vec<usize> {
 }
 
 /// Rows of `stride` bytes in this memory.
-fn outputs(rows: &mut [u16], stride: usize) -> Outputs {
-    Outputs {
+fn outputs(rows: &mut [u16], stride: usize) -> DispatchOutput {
+    DispatchOutput {
         len: 2 * rows.len() / stride.max(1),
         rows: rows.as_mut_ptr().cast(),
         stride,
