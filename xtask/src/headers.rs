@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{
-    built::{self, Built},
+    built::{self, Artifacts},
     shell::Program,
     tree,
 };
@@ -40,12 +40,12 @@ pub(crate) fn run(args: &HeadersArgs) -> Result<()> {
 }
 
 /// Makes the header of the kernels' parameters, or checks it.
-pub(crate) fn of_kernels(built: &Built, check: bool) -> Result<()> {
+pub(crate) fn of_kernels(built: &Artifacts, check: bool) -> Result<()> {
     KERNELS.make(built, check)
 }
 
 impl Header {
-    fn make(&self, built: &Built, check: bool) -> Result<()> {
+    fn make(&self, built: &Artifacts, check: bool) -> Result<()> {
         let made = match Program::new(built.executable(self.example)?).ask()? {
             (true, header) => header + "\n",
             (false, said) => bail!("{}: {said}", self.path),
