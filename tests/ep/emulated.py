@@ -142,7 +142,8 @@ def load(folder: Path) -> None:
 def patch() -> None:
     """Has torch and the library take the CPU's tensors for those of GPU 0."""
     from uccl import _core
-    from uccl.ep import _buffer, _device, _elastic, _gpu_group
+    from uccl.ep import _buffer, _device, _elastic
+    from uccl.ep._cuda import group as cuda_group
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
@@ -181,8 +182,8 @@ def patch() -> None:
         (_buffer, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
         (_elastic, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
         (_elastic, "first", first),
-        (_gpu_group, "number_of_stream", lambda device: current_stream().cuda_stream),
-        (_gpu_group.GpuGroup, "empty", empty),
+        (cuda_group, "number_of_stream", lambda device: current_stream().cuda_stream),
+        (cuda_group.GpuGroup, "empty", empty),
         (OnDevice, "there", there),
         (torch.Tensor, "record_stream", lambda tensor, stream: None),
     ]:

@@ -131,7 +131,7 @@ def nodes_of(rank: Rank) -> list[tuple[int, int]]:
 
 def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
     """Elastic buffers report the nodes of their ranks, which may be one."""
-    from uccl.ep import _gpu_group
+    from uccl.ep._cuda import group
 
     node = threading.local()
 
@@ -139,7 +139,7 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
         node.number = rank.rank() * nodes // rank.size()
         return nodes_of(rank)
 
-    with mock.patch.object(_gpu_group, "node_of_environment", lambda: node.number):
+    with mock.patch.object(group, "node_of_environment", lambda: node.number):
         assert run(4, spread, 2) == [[(2, 2), (2, 2), (1, 4)]] * 4
         # Nodes with different numbers of ranks count as one node.
         assert run(3, spread, 2) == [[(1, 3), (1, 3), (1, 3)]] * 3
@@ -833,9 +833,9 @@ def guesses(rank: Rank) -> None:
 
 def gpu_placed() -> Any:
     """The module that makes guesses."""
-    from uccl.ep import _gpu_placed
+    from uccl.ep._cuda import workspace
 
-    return _gpu_placed
+    return workspace
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:

@@ -43,7 +43,7 @@ class Backend:
 def gpus(monkeypatch):
     """Has torch report a GPU that this process has not used yet. Returns the devices of the groups
     that are made."""
-    from uccl.ep import _group, _joined
+    from uccl.ep import _base, _group
 
     made: list[torch.device] = []
 
@@ -60,9 +60,9 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(_joined, "GpuGroup", Group)
-    monkeypatch.setattr(_joined, "LowLatency", lambda gpu: None)
-    monkeypatch.setattr(_joined, "NormalMode", lambda gpu, limit: None)
+    monkeypatch.setattr(_base, "GpuGroup", Group)
+    monkeypatch.setattr(_base, "LowLatency", lambda gpu: None)
+    monkeypatch.setattr(_base, "NormalMode", lambda gpu, limit: None)
     monkeypatch.setattr(torch.distributed, "ProcessGroup", Backend)
     # torch gathers objects only in its own groups.
     gather = _group.Ranks.exchange

@@ -298,7 +298,7 @@ def test_a_rank_that_gives_up_between_two_looks_is_waited_for_no_longer_than_the
 
 
 def test_ranks_have_met_also_if_nothing_can_be_removed_from_the_store():
-    from uccl.ep._joined import Joined
+    from uccl.ep._base import Joined
 
     class Ranks:
         rank, size = 0, 1

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._arriving import GROUP, Format
+from uccl.ep._base import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
+from uccl.ep._cuda.normal import NormalMode
+from uccl.ep._cuda.normal_dispatch import Wanted
+from uccl.ep._cuda.routing import Rows
+from uccl.ep._cuda.workspace import Placed
 from uccl.ep._device import place_of
 from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu_dispatch import Wanted
-from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._gpu_placed import Placed
-from uccl.ep._gpu_routed import Rows
+from uccl.ep._formats import GROUP, Format
 from uccl.ep._group import (
     CPU,
     TOKENS,
@@ -30,8 +31,7 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
-from uccl.ep._memory import Memory
+from uccl.ep._host.memory import Memory
 
 #: Tokens of each rank in a typical call of training, or of serving in one piece. On GPUs twice as
 #: many go at once.

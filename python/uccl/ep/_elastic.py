@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from uccl import _core
+from uccl.ep._base import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
 from uccl.ep._buffer import combined_tensors, source_metadata
+from uccl.ep._cuda.elastic import Asked, again, first
+from uccl.ep._cuda.routing import Rows, rows_of_choices
 from uccl.ep._device import place_of
-from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu_elastic import Asked, again, first
-from uccl.ep._gpu_routed import Rows, rows_of_choices
 from uccl.ep._group import (
     NotHere,
     Ranks,
@@ -30,7 +30,7 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
+from uccl.ep._handles import EPHandle
 
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, if the caller gives no number: an H200's.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._gpu_dispatch import Arrived, Dispatch, Dispatches, Sent, Wanted
-from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_placed import words
-from uccl.ep._gpu_routed import LaidOut, Routed, Rows, version_of
+from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._cuda.normal_dispatch import Arrived, Dispatch, Dispatches, Sent, Wanted
+from uccl.ep._cuda.routing import LaidOut, Routed, Rows, version_of
+from uccl.ep._cuda.workspace import words
 from uccl.ep._group import address, align, biases, check, weights_address
 
 

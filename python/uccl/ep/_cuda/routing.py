@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_placed import Placed, Small
+from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._cuda.workspace import Placed, Small
 
 if TYPE_CHECKING:
-    from uccl.ep._gpu_dispatch import Dispatches
+    from uccl.ep._cuda.normal_dispatch import Dispatches
 
 #: As in the kernels: a token's origin is its rank times this, plus an index.
 ORIGIN_RANK = 64

@@ -8,15 +8,15 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from uccl.ep._arriving import GROUP, Format
+from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._cuda.low_latency import LowLatency
+from uccl.ep._cuda.normal import NormalMode
 from uccl.ep._device import Place
 from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu import LowLatency
-from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_normal import NormalMode
+from uccl.ep._formats import GROUP, Format
 from uccl.ep._group import CPU, NotHere, Ranks, check, pool_tensor, timeout_of
+from uccl.ep._host.memory import Memory
 from uccl.ep._meeting import Meeting
-from uccl.ep._memory import Memory
 
 MAX_TOP_K = 32
 #: Experts of a rank that size hints have room for.

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from uccl import _core
-from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_placed import Cut, Parts, Placed, Small, words
-from uccl.ep._gpu_routed import LaidOut, Routed, Rows
+from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._cuda.routing import LaidOut, Routed, Rows
+from uccl.ep._cuda.workspace import Cut, Parts, Placed, Small, words
 from uccl.ep._group import TOKENS, address, check, scales_for, scales_in
 
 COMBINE_SCRATCH_WORDS = words(_core.ep_cuda_combine_scratch_len())

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_dispatch import Arrived, Sent, Wanted
-from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._gpu_placed import Placed, most_rows
-from uccl.ep._gpu_routed import Rows
+from uccl.ep._cuda.normal import NormalMode
+from uccl.ep._cuda.normal_dispatch import Arrived, Sent, Wanted
+from uccl.ep._cuda.routing import Rows
+from uccl.ep._cuda.workspace import Placed, most_rows
 from uccl.ep._group import align_all
+from uccl.ep._handles import EPHandle
 
 #: The largest alignment that kernels take.
 MAX_ALIGNMENT = 1 << 16

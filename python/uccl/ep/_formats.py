@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from uccl.ep._group import CPU, address, align, check
-from uccl.ep._memory import Memory
+from uccl.ep._host.memory import Memory
 
 #: Channels that share a scale in FP8.
 GROUP = 128

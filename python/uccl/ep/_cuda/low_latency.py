@@ -8,8 +8,8 @@ from typing import Any, Callable
 import torch
 
 from uccl import _core
-from uccl.ep._arriving import Format
-from uccl.ep._gpu_group import GpuGroup
+from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._formats import Format
 from uccl.ep._group import address, align, check
 
 
