@@ -106,7 +106,7 @@ def by_the_host(rank: Rank) -> None:
     """Ranks use the host's memory in both modes if one of them may not use NVLink."""
     ways = [True, rank.rank() > 0, False]
     buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
-    assert [buffer._native.is_by_host for buffer in buffers] == [False, True, True]
+    assert [buffer._backend.native.is_by_host for buffer in buffers] == [False, True, True]
     exact = Exact(rank, buffers[2])
     # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
@@ -210,7 +210,7 @@ def room_of_the_hint(rank: Rank) -> None:
         "local_experts": 128,
         "stays": True,
     }
-    assert _core.ep_cuda_room_for(buffer._native, 4096, **sizes) >= 4096
+    assert _core.ep_cuda_room_for(buffer._backend.native, 4096, **sizes) >= 4096
     rank.allgather(b"")
 
 
@@ -289,8 +289,7 @@ def of_another_buffer(rank: Rank) -> None:
         after.buffer.combine(kept, worst)[0],
     ]
     after.check(outs, [])
-    on_cpu = Buffer(None, 1 << 20, comm=rank)
-    on_cpu._normal = None
+    on_cpu = Buffer(None, 1 << 20, comm=rank, device="cpu")
     with pytest.raises(
         RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"
     ):
@@ -342,9 +341,9 @@ def laid_out(rank: Rank) -> None:
     seen += [(out, copies(second)) for out in end(begin(goes), begin(None))]
     for out, wanted in seen:
         assert torch.equal(out.cpu().float(), exact.x.float() * wanted)
-    assert buffer._normal._laid_out
+    assert buffer._backend.layouts
     del goes, told
-    assert not buffer._normal._laid_out
+    assert not buffer._backend.layouts
     with torch.inference_mode():
         choices = kept.clone()
         *_, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
@@ -462,32 +461,33 @@ def memory_ahead(rank: Rank) -> None:
         exact.given = sent, choices, weights
         *_, handle, _ = exact.dispatch(**keywords)
         torch.cuda.current_stream().synchronize()
-        return handle.native
+        return handle.state
 
     def ready(sent: Any = x) -> Any:
-        kinds = exact.buffer._normal.dispatches.kinds.values()
-        return next(kind for kind in kinds if kind.sizes.scales == (0 if sent is x else 4))
+        plans = exact.buffer._backend.plans.plans.values()
+        return next(plan for plan in plans if plan.shape.scales == (0 if sent is x else 4))
 
     for sent in (x, narrow):
         dispatch(sent)
-        left = ready(sent).ready[0]
-        assert dispatch(sent).small is left and ready(sent).ready[0] is not left
-    left, guess = ready().ready[0], ready().guess
-    # The rows have the layout of the guess, but this call does not wait for counts.
-    assert dispatch(num_worst_tokens=guess.tokens).small is not left and ready().ready[0] is left
+        left = ready(sent).next_workspace[0]
+        assert dispatch(sent).workspace is left and ready(sent).next_workspace[0] is not left
+    left, estimate = ready().next_workspace[0], ready().estimate
+    # The rows have the layout of the estimate, but this call does not wait for counts.
+    handle = dispatch(num_worst_tokens=estimate.tokens)
+    assert handle.workspace is not left and ready().next_workspace[0] is left
     dispatch(narrow)
-    assert ready().ready[0] is left
+    assert ready().next_workspace[0] is left
     # A call without a layout needs more scratch.
     _, _, per_expert, _, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     *_, handle, _ = exact.buffer.dispatch(
         x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert
     )
     torch.cuda.current_stream().synchronize()
-    assert handle.native.small is not left
-    left = ready().ready[0]
+    assert handle.state.workspace is not left
+    left = ready().next_workspace[0]
     # The other stream's work follows that of this stream.
     with torch.cuda.stream(other):
-        assert dispatch().small is not left
+        assert dispatch().workspace is not left
     exact.buffer.check()
     rank.allgather(b"")
 
@@ -527,8 +527,8 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # The size of a launch is not visible, so mocks check that the setting is passed on.
     if rank.size() == 1:
-        exact.buffer._normal.dispatches.kinds.clear()
-        elastic._normal.dispatches.kinds.clear()
+        exact.buffer._backend.plans.plans.clear()
+        elastic._backend.plans.plans.clear()
         with mock.patch.object(_core, "EpCudaNormalKind") as kind:
             begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(
                 side_effect=ValueError
@@ -813,17 +813,18 @@ def guesses(rank: Rank) -> None:
     small, and others far off; several kinds by turns, and no tokens after many. The received rows
     are the same with and without a guess."""
     varying, size = Varying(rank, HIDDEN, 600), rank.size()
-    kinds = varying.buffer._normal.dispatches.kinds
+    plans = varying.buffer._backend.plans.plans
     several = [[600] * size, [0] * size, [40] * size, [600] * size]
     for tokens in several * 2:
         varying.call(tokens, 3, is_again=True)
-    with mock.patch.object(gpu_placed(), "with_spare", lambda count: count):
+    with mock.patch.object(row_layouts(), "add_headroom", lambda count: count):
         for wrong_by in (0, 1, 300):
             # The same call again; its guess is the received number less ``wrong_by``.
             varying.calls = 100
             varying.call([600] * size, 3)
-            for kind in filter(lambda kind: kind.guess, kinds.values()):
-                kind.guess = kind.guess._replace(tokens=max(kind.guess.tokens - wrong_by, 0))
+            for plan in filter(lambda plan: plan.estimate, plans.values()):
+                tokens = max(plan.estimate.tokens - wrong_by, 0)
+                plan.estimate = plan.estimate._replace(tokens=tokens)
             varying.calls = 100
             varying.call([600] * size, 3, is_again=True)
             # A different call follows at once.
@@ -831,11 +832,11 @@ def guesses(rank: Rank) -> None:
     varying.end()
 
 
-def gpu_placed() -> Any:
-    """The module that makes guesses."""
-    from uccl.ep._cuda import workspace
+def row_layouts() -> Any:
+    """The module that adds headroom to estimates."""
+    from uccl.ep import _row_layout
 
-    return workspace
+    return _row_layout
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -878,7 +879,7 @@ def guesses_by_expert(rank: Rank) -> None:
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    exact, kinds = Exact(rank, elastic), elastic._normal.dispatches.kinds
+    exact, plans = Exact(rank, elastic), elastic._backend.plans.plans
     x, choices, weights = exact.given
     sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
 
@@ -896,14 +897,14 @@ def guesses_by_expert(rank: Rank) -> None:
         return got
 
     for is_col_major in (False, True):
-        kinds.clear()
+        plans.clear()
         first = dispatch(is_col_major)
         for spare in (64, 0, -1, -5, -1000):
             # The room for rows by expert also holds the padding of the alignment.
             more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
-            with mock.patch.object(gpu_placed(), "with_spare", more):
-                for kind in kinds.values():
-                    kind.learn(first[3].native.layout, TOKENS)
+            with mock.patch.object(row_layouts(), "add_headroom", more):
+                for plan in plans.values():
+                    plan.update_estimate(first[3].state.row_layout, TOKENS)
             guessed = dispatch(is_col_major)
             same_by_expert(guessed, first)
             rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])
@@ -916,7 +917,7 @@ def guesses_by_expert(rank: Rank) -> None:
             assert torch.equal(out, wanted)
 
 
-class Asked(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Records the operations that this thread asks of torch."""
 
     def __init__(self) -> None:
@@ -954,7 +955,7 @@ def computes_nothing(rank: Rank) -> None:
     x, choices, weights = exact.given
     for do_cpu_sync in (False, True):
         for do_expand in (False, True):
-            with Asked() as asked:
+            with Recorder() as recorder:
                 *_, handle, _ = elastic.dispatch(
                     x,
                     choices,
@@ -965,7 +966,7 @@ def computes_nothing(rank: Rank) -> None:
                     expert_alignment=ALIGNMENT,
                 )
             torch.cuda.current_stream().synchronize()
-            assert asked.names <= MAKES, asked.names - MAKES
+            assert recorder.names <= MAKES, recorder.names - MAKES
             # The property makes its tensor when it is read.
             assert handle.psum_num_recv_tokens_per_expert.shape == (EXPERTS // rank.size(),)
             torch.cuda.current_stream().synchronize()

@@ -127,15 +127,15 @@ def steps(rank: Any) -> list[dict[str, int]]:
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
     buffer = Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=30)
-    calls, counted, kinds = Steps(buffer, rank.rank()), [], buffer._normal.dispatches.kinds
+    calls, counted, plans = Steps(buffer, rank.rank()), [], buffer._backend.plans.plans
     rank.allgather(b"")
     for count in (FIRST, STEPS):
         for _ in range(count):
             calls.step()
         torch.cuda.current_stream().synchronize()
-        assert len(kinds) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one kind"
-        for kind in kinds.values():
-            kind.ready = None
+        assert len(plans) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one shape"
+        for plan in plans.values():
+            plan.next_workspace = None
         # The other ranks open and close nothing meanwhile, not even a descriptor for their own
         # count.
         rank.allgather(b"")

@@ -298,21 +298,21 @@ def test_a_rank_that_gives_up_between_two_looks_is_waited_for_no_longer_than_the
 
 
 def test_ranks_have_met_also_if_nothing_can_be_removed_from_the_store():
-    from uccl.ep._base import Joined
+    from uccl.ep._base import BaseBuffer
 
     class Ranks:
         rank, size = 0, 1
         store = Store()
 
-    joined = Joined.__new__(Joined)
-    joined._ranks, joined._timeout, joined._last_meeting = Ranks, 5.0, None
-    assert joined._meet({0}, None, lambda exchange: exchange(b"one")) == [b"one"]
+    buffer = BaseBuffer.__new__(BaseBuffer)
+    buffer._ranks, buffer._timeout, buffer._last_meeting = Ranks, 5.0, None
+    assert buffer._meet({0}, None, lambda exchange: exchange(b"one")) == [b"one"]
 
     def gone(key):
         raise RuntimeError("the store has gone")
 
-    before = joined._last_meeting
+    before = buffer._last_meeting
     store = Store()
     before._store = type("Gone", (Store,), {"delete_key": lambda self, key: gone(key)})()
-    assert joined._meet({0}, store, lambda exchange: exchange(b"two")) == [b"two"]
-    assert joined._last_meeting is not before
+    assert buffer._meet({0}, store, lambda exchange: exchange(b"two")) == [b"two"]
+    assert buffer._last_meeting is not before

@@ -35,14 +35,14 @@ class Meeting:
             self._name = self._begin(deadline)
         self._turn += 1
         self._store.set(self._key(self._turn, self._me), mine)
-        told = self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
-        given: list[bytes | None] = [None] * self._size
+        values = self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
+        everyone: list[bytes | None] = [None] * self._size
         for rank in self._ranks:
-            given[rank] = told[rank]
+            everyone[rank] = values[rank]
         # A rank that writes in this turn has read all bytes of the turn before.
         if self._turn > 1:
             self._store.delete_key(self._key(self._turn - 1, self._me))
-        return given
+        return everyone
 
     def clear(self) -> None:
         """Removes the remaining keys, once all ranks have begun another meeting or are gone."""

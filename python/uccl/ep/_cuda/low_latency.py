@@ -8,13 +8,14 @@ from typing import Any, Callable
 import torch
 
 from uccl import _core
-from uccl.ep._cuda.group import GpuGroup
+from uccl.ep._checks import check
+from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._formats import Format
-from uccl.ep._group import address, align, check
+from uccl.ep._tensors import address, align
 
 
 @dataclass
-class Rows:
+class CudaLowLatencyHandle:
     """A dispatch's handle, for its combine."""
 
     native: Any
@@ -26,33 +27,34 @@ class Rows:
     """Tokens of this rank, and choices of each."""
     stream: int
     """The number of the stream of the dispatch."""
-    spare: int
-    """The address of the first combine's scratch in this memory; 0 once it is used."""
+    free_scratch: int
+    """The address of the first combine's scratch in ``memory``; 0 once it is used."""
 
 
 @dataclass
-class Dispatch:
+class CudaLowLatencyDispatch:
     """A prepared dispatch."""
 
     returned: Any
     """Rows, and their scales."""
     count: torch.Tensor
-    told: tuple[torch.Tensor, torch.Tensor]
+    tables: tuple[torch.Tensor, torch.Tensor]
     """``src_info`` and ``layout_range``."""
     begin: Callable[[], None]
     """Enqueues the sending."""
-    receive: Callable[[], Rows]
+    receive: Callable[[], CudaLowLatencyHandle]
     """Enqueues the receive, and the send if that has not begun."""
 
 
 @dataclass
-class Combine:
+class CudaLowLatencyCombine:
     """A prepared combine, and the tensors for its sums."""
 
     native: Any
     memory: torch.Tensor
     """The memory with its scratch."""
-    chosen: tuple[torch.Tensor, torch.Tensor]
+    choices: tuple[torch.Tensor, torch.Tensor]
+    """Experts and weights."""
     out: torch.Tensor
     waits: torch.Tensor | None
 
@@ -62,7 +64,7 @@ class Combine:
 
     def finish(self) -> None:
         """Enqueues the sums, and the send if that has not begun."""
-        experts, weights = self.chosen
+        experts, weights = self.choices
         self.native.finish(
             rows=self.out.data_ptr(),
             weights=weights.data_ptr(),
@@ -71,109 +73,111 @@ class Combine:
         )
 
 
-class LowLatency:
+class LowLatencyMode:
     """Low latency calls of one rank's end of a group."""
 
-    def __init__(self, gpu: GpuGroup) -> None:
-        self.gpu = gpu
-        self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
+    group: CudaGroup
 
-    def dispatch(
+    def low_latency_dispatch(
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
-        sizes: tuple[int, int],
-        form: Format,
-        added_to: tuple[torch.Tensor | None, torch.Tensor | None],
-    ) -> Dispatch:
-        """Prepares to send tokens, rows of bf16. ``sizes`` are the most tokens of a rank and the
-        number of experts. Two tensors, or None, get counts by expert and nanoseconds of waits by
-        rank added."""
-        (most, num_experts), (stats, waits) = sizes, added_to
-        (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
-        check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=self.device)
+        max_tokens: int,
+        num_experts: int,
+        row_format: Format,
+        stats: torch.Tensor | None,
+        waits: torch.Tensor | None,
+        has_hook: bool,
+    ) -> CudaLowLatencyDispatch:
+        """Prepares to send tokens, rows of bf16, where each rank has up to ``max_tokens``. Counts by
+        expert are added to ``stats``, and nanoseconds of waits by rank to ``waits``."""
+        group, (tokens, hidden) = self.group, x.shape
+        device, ranks, empty = group.device, group.ranks, group.empty
+        local, rows = num_experts // ranks, ranks * max_tokens
+        check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=device)
         if stats is not None:
-            check(
-                "cumulative_local_expert_recv_stats",
-                stats,
-                (local,),
-                torch.int32,
-                device=self.device,
-            )
-        stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
-        arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        # One piece of memory for all small parts: scratch of the first combine and of this
-        # dispatch, records, `src_info` and counts.
-        spare = _core.ep_cuda_combine_scratch_len()
-        records = (
-            spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)
-        ) // 4
-        first = records + _core.ep_cuda_records_len(most, self.ranks, top_k) // 4
-        told = empty((first + local * rows + local,), torch.int32)
-        src_info = told.as_strided((local, rows), (rows, 1), first)
-        count = told.as_strided((local,), (1,), first + local * rows)
-        layout_range = empty((local, self.ranks), torch.int64)
-        start = told.data_ptr()
+            name = "cumulative_local_expert_recv_stats"
+            check(name, stats, (local,), torch.int32, device=device)
+        stream, top_k = group.stream(), topk_idx.shape[1]
+        recv = row_format.recv_tensors(group, (local, rows, hidden))
+        # One allocation for all small tensors: scratch of the first combine and of this dispatch,
+        # records, `src_info` and counts.
+        dispatch_scratch = _core.ep_cuda_combine_scratch_len()
+        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, ranks)
+        records = (dispatch_scratch + align(scratch_len, 4)) // 4
+        tables_at = records + _core.ep_cuda_records_len(max_tokens, ranks, top_k) // 4
+        memory = empty((tables_at + local * rows + local,), torch.int32)
+        src_info = memory.as_strided((local, rows), (rows, 1), tables_at)
+        count = memory.as_strided((local,), (1,), tables_at + local * rows)
+        layout_range = empty((local, ranks), torch.int64)
+        start = memory.data_ptr()
         records_at = start + 4 * records
         native = _core.EpCudaDispatch(
-            self.native,
+            group.native,
             rows=x.data_ptr(),
             stride=2 * hidden,
-            kind=form.kind,
-            len=2 * hidden if form.kind == "bytes" else hidden,
-            global_scale=form.global_scale_on(self.device),
+            kind=row_format.name,
+            len=row_format.row_len(hidden),
+            global_scale=row_format.global_scale_on(device),
             experts=topk_idx.data_ptr(),
             is_64=topk_idx.dtype == torch.int64,
             tokens=tokens,
             top_k=top_k,
             num_experts=num_experts,
-            slots=most,
-            scratch=start + spare,
+            slots=max_tokens,
+            scratch=start + dispatch_scratch,
             stream=stream,
         )
 
-        def receive() -> Rows:
+        def receive() -> CudaLowLatencyHandle:
             handle = native.receive(
-                rows=arriving.values.data_ptr(),
-                stride=arriving.values.stride(1) * arriving.values.element_size(),
-                **arriving.scales,
+                rows=recv.rows.data_ptr(),
+                stride=recv.rows.stride(1) * recv.rows.element_size(),
+                **recv.scale_args,
                 count=count.data_ptr(),
                 stats=address(stats),
                 waits=address(waits),
                 table=(src_info.data_ptr(), records_at, layout_range.data_ptr()),
             )
-            return Rows(handle, records_at, told, (tokens, top_k), stream, start)
+            shape = tokens, top_k
+            return CudaLowLatencyHandle(handle, records_at, memory, shape, stream, start)
 
-        return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
+        tables = src_info, layout_range
+        return CudaLowLatencyDispatch(recv.returned, count, tables, native.begin, receive)
 
-    def combine(
+    def low_latency_combine(
         self,
         x: torch.Tensor,
-        chosen: tuple[torch.Tensor, torch.Tensor],
-        rows: Rows,
-        to: tuple[torch.Tensor | None, torch.Tensor | None],
-        is_packed: bool,
-    ) -> Combine:
-        """Prepares to send rows back, as LogFMT-10 if ``is_packed``. ``chosen`` are experts and
-        weights; ``to`` are the caller's tensors for the sums and for waits, or None."""
-        hidden, (topk_idx, topk_weights), (out, waits) = x.shape[-1], chosen, to
-        check("topk_idx", topk_idx, rows.shape, torch.int64, torch.int32, device=self.device)
-        check("topk_weights", topk_weights, rows.shape, torch.float32, device=self.device)
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: CudaLowLatencyHandle,
+        out: torch.Tensor | None,
+        waits: torch.Tensor | None,
+        use_logfmt: bool,
+        zero_copy: bool,
+        has_hook: bool,
+    ) -> CudaLowLatencyCombine:
+        """Prepares to send rows back, as LogFMT-10 with ``use_logfmt``. ``out`` and ``waits`` are
+        the caller's tensors for the sums and for waits, or None. Rows are never copied, so
+        ``zero_copy`` changes nothing."""
+        group, hidden, shape = self.group, x.shape[-1], handle.shape
+        check("topk_idx", topk_idx, shape, torch.int64, torch.int32, device=group.device)
+        check("topk_weights", topk_weights, shape, torch.float32, device=group.device)
         if out is None:
-            out = self.gpu.empty((rows.shape[0], hidden), torch.bfloat16)
+            out = group.empty((shape[0], hidden), torch.bfloat16)
         else:
-            check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
-        stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, (rows.memory,))
-        memory, scratch = self.gpu.scratch_of(rows)
+            check("out", out, (shape[0], hidden), torch.bfloat16, device=group.device)
+        stream = group.stream()
+        group.keep_for(stream, handle.stream, (handle.memory,))
+        memory, scratch = group.combine_scratch_of(handle)
         native = _core.EpCudaCombine(
-            self.native,
-            rows.native,
+            group.native,
+            handle.native,
             rows=x.data_ptr(),
             hidden=hidden,
-            records=rows.records,
-            is_packed=is_packed,
+            records=handle.records,
+            is_packed=use_logfmt,
             scratch=scratch,
             stream=stream,
         )
-        return Combine(native, memory, chosen, out, waits)
+        return CudaLowLatencyCombine(native, memory, (topk_idx, topk_weights), out, waits)

@@ -9,43 +9,43 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._cuda.group import GpuGroup
-from uccl.ep._cuda.normal_dispatch import Arrived, Dispatch, Dispatches, Sent, Wanted
-from uccl.ep._cuda.routing import LaidOut, Routed, Rows, version_of
-from uccl.ep._cuda.workspace import words
-from uccl.ep._group import address, align, biases, check, weights_address
+from uccl.ep._backend import DispatchOptions, Received, Tokens
+from uccl.ep._checks import check
+from uccl.ep._cuda.group import CudaGroup
+from uccl.ep._cuda.normal_dispatch import NormalDispatch, ShapePlans
+from uccl.ep._cuda.routing import CountedLayout, CudaHandle, Routing, version_of
+from uccl.ep._cuda.workspace import to_words
+from uccl.ep._tensors import address, align, biases, weights_address
 
 
 class NormalMode:
     """Calls of normal mode of one rank's end of a group."""
 
-    def __init__(self, gpu: GpuGroup, limit: float) -> None:
-        """The host waits up to ``limit`` seconds for counts."""
-        self.gpu, self.dispatches = gpu, Dispatches(gpu, limit)
-        self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
-        #: The empty tables of channels in DeepEP's handles.
-        self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
-        #: By the id of a table of tokens and ranks, while that tensor lives. Tensors cannot be
-        #: keys, as they are compared value by value.
-        self._laid_out: dict[int, LaidOut] = {}
+    def __init__(self, group: CudaGroup, count_timeout: float) -> None:
+        """The host waits up to ``count_timeout`` seconds for counts."""
+        self.group, self.plans = group, ShapePlans(group, count_timeout)
+        #: By the id of a tensor ``token_in_rank``, while it lives. Tensors cannot be keys, as they
+        #: are compared value by value.
+        self.layouts: dict[int, CountedLayout] = {}
 
     def layout(
         self, topk_idx: torch.Tensor, num_experts: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts tokens: by rank ``[R]`` i32, by expert ``[E]`` i32, and ``[n, R]`` bool."""
-        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
-        (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
-        goes = empty((tokens, self.ranks), torch.bool)
-        # One piece of memory, with parts that begin at multiples of 16 bytes.
-        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks)
+        group = self.group
+        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=group.device)
+        (tokens, top_k), ranks = topk_idx.shape, group.ranks
+        token_in_rank = group.empty((tokens, ranks), torch.bool)
+        # One allocation, with sub-buffers that begin at multiples of 16 bytes.
+        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, ranks)
         ranks_at = align(num_experts, 4)
-        scratch_at = ranks_at + align(self.ranks, 4)
-        whole = empty((scratch_at + words(scratch_len),), torch.int32)
-        per_expert = whole.as_strided((num_experts,), (1,))
-        per_rank = whole.as_strided((self.ranks,), (1,), ranks_at)
-        stream = self.gpu.stream()
+        scratch_at = ranks_at + align(ranks, 4)
+        memory = group.empty((scratch_at + to_words(scratch_len),), torch.int32)
+        per_expert = memory.as_strided((num_experts,), (1,))
+        per_rank = memory.as_strided((ranks,), (1,), ranks_at)
+        stream = group.stream()
         native = _core.ep_cuda_layout(
-            self.native,
+            group.native,
             experts=address(topk_idx),
             is_64=topk_idx.dtype == torch.int64,
             tokens=tokens,
@@ -53,86 +53,107 @@ class NormalMode:
             num_experts=num_experts,
             per_rank=address(per_rank),
             per_expert=address(per_expert),
-            goes=address(goes),
-            scratch=whole.data_ptr() + 4 * scratch_at,
+            goes=address(token_in_rank),
+            scratch=memory.data_ptr() + 4 * scratch_at,
             stream=stream,
         )
         is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
-        self._laid_out[id(goes)] = LaidOut(
-            native, topk_idx, version, num_experts, whole, stream, is_captured
+        self.layouts[id(token_in_rank)] = CountedLayout(
+            native, topk_idx, version, num_experts, memory, stream, is_captured
         )
-        weakref.finalize(goes, self._laid_out.pop, id(goes), None).atexit = False
-        return per_rank, per_expert, goes
+        weakref.finalize(token_in_rank, self.layouts.pop, id(token_in_rank), None).atexit = False
+        return per_rank, per_expert, token_in_rank
 
     def by_choices(
-        self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None
-    ) -> Routed:
-        """Tokens go to the ranks of their experts. With ``goes`` from ``layout`` they need not be
-        counted again."""
-        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
+        self, topk_idx: torch.Tensor, num_experts: int, token_in_rank: torch.Tensor | None = None
+    ) -> Routing:
+        """Routes tokens to the ranks of their experts. A layout that :meth:`layout` has counted
+        with ``token_in_rank`` is reused."""
+        device = self.group.device
+        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=device)
         tokens, top_k = topk_idx.shape
-        laid_out = self._laid_out.get(id(goes))
-        if laid_out is not None and not laid_out.is_of(topk_idx, num_experts):
-            laid_out = None
-        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx, laid_out=laid_out)
+        layout = self.layouts.get(id(token_in_rank))
+        if layout is not None and not layout.is_of(topk_idx, num_experts):
+            layout = None
+        return Routing(tokens, top_k, num_experts, topk_idx=topk_idx, layout=layout)
 
-    def by_ranks(self, goes: torch.Tensor, per_expert: torch.Tensor) -> Routed:
-        """Tokens go to these ranks, and have no choices."""
-        check("is_token_in_rank", goes, (None, self.ranks), torch.bool, device=self.device)
-        check("num_tokens_per_expert", per_expert, (None,), torch.int32, device=self.device)
-        return Routed(goes.shape[0], 0, per_expert.numel(), ranks=(goes, per_expert))
+    def by_ranks(self, token_in_rank: torch.Tensor, per_expert: torch.Tensor) -> Routing:
+        """Routes tokens without choices to these ranks."""
+        group = self.group
+        shape = (None, group.ranks)
+        check("is_token_in_rank", token_in_rank, shape, torch.bool, device=group.device)
+        check("num_tokens_per_expert", per_expert, (None,), torch.int32, device=group.device)
+        ranks = token_in_rank, per_expert
+        return Routing(token_in_rank.shape[0], 0, per_expert.numel(), ranks=ranks)
 
-    def again(self, rows: Rows) -> Routed:
-        """Tokens go to the same places as before, through the buffer of that dispatch."""
-        return Routed(rows.routed.tokens, rows.routed.top_k, rows.routed.num_experts, again=rows)
+    def by_handle(self, handle: Any) -> Routing:
+        """Routes tokens to the same places as before, through the buffer of that dispatch."""
+        reused = own_handle(handle)
+        before = reused.routing
+        return Routing(before.tokens, before.top_k, before.num_experts, reused=reused)
 
     def dispatch(
-        self, x: Sent, weights: torch.Tensor | None, routed: Routed, wanted: Wanted
-    ) -> tuple[Arrived, Rows, list[int]]:
-        """Sends tokens, and takes out the received ones; see :meth:`Dispatch.make`."""
-        of = self.dispatches if routed.again is None else routed.again.of
-        return Dispatch(of, x, weights, routed, wanted).make()
+        self,
+        x: Tokens,
+        weights: torch.Tensor | None,
+        routing: Routing,
+        options: DispatchOptions,
+    ) -> tuple[Received, CudaHandle, list[int]]:
+        """Sends tokens, and returns the received ones; see :meth:`NormalDispatch.run`."""
+        plans = self.plans if routing.reused is None else routing.reused.plans
+        return NormalDispatch(plans, x, weights, routing, options).run()
 
     def combine(
         self,
         x: torch.Tensor,
-        rows: Rows,
+        handle: Any,
         weights: torch.Tensor | None,
         bias: Any,
+        *,
         sums: str,
-        sends: str = "row",
-        blocks: int = 0,
+        sends: str,
+        uses_relays: bool,
+        max_blocks: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of
         rows by expert, ``sends`` is their "sum", or "each". The call goes through the buffer of the
         dispatch."""
-        gpu = rows.gpu
-        check("x", x, (None, None), torch.bfloat16, device=gpu.device)
-        (have, hidden), routed, empty = x.shape, rows.routed, gpu.empty
-        if have < rows.layout.least:
-            raise ValueError(f"x has {have} rows, and {rows.layout.least} arrived")
+        handle = own_handle(handle)
+        group, routing = handle.group, handle.routing
+        check("x", x, (None, None), torch.bfloat16, device=group.device)
+        num_rows, hidden = x.shape
+        if num_rows < handle.row_layout.min_combine_rows:
+            raise ValueError(
+                f"x has {num_rows} rows, and {handle.row_layout.min_combine_rows} arrived"
+            )
         if weights is not None:
-            shape = (have, routed.top_k) if sends == "row" else (have,)
-            check("topk_weights", weights, shape, torch.float32, device=gpu.device)
-        out = empty((routed.tokens, hidden), torch.bfloat16)
-        out_weights = (
-            None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
-        )
+            shape = (num_rows, routing.top_k) if sends == "row" else (num_rows,)
+            check("topk_weights", weights, shape, torch.float32, device=group.device)
+        out, out_weights = group.empty((routing.tokens, hidden), torch.bfloat16), None
+        if weights is not None:
+            out_weights = group.empty((routing.tokens, routing.top_k), torch.float32)
         bias = biases(bias, out)
-        stream = gpu.stream()
-        gpu.keep_for(stream, rows.stream, rows.kept())
-        _memory, scratch = gpu.scratch_of(rows)
+        stream = group.stream()
+        group.keep_for(stream, handle.stream, handle.memory_in_use())
+        _memory, scratch = group.combine_scratch_of(handle)
         combine = _core.EpCudaNormalCombine(
-            gpu.native,
-            rows.native,
-            len=have,
+            group.native,
+            handle.native,
+            len=num_rows,
             rows=address(x),
             hidden=hidden,
             weights=weights_address(weights),
             sends=sends,
-            blocks=blocks,
+            blocks=max_blocks,
             scratch=scratch,
             stream=stream,
         )
         combine.finish(rows=address(out), sums=sums, bias=bias, weights=address(out_weights))
         return out, out_weights
+
+
+def own_handle(handle: Any) -> CudaHandle:
+    """A handle of a rank with a GPU. Raises for one of the CPU."""
+    if not isinstance(handle, CudaHandle):
+        raise RuntimeError("the handle is of a buffer on the CPU")
+    return handle

@@ -1,4 +1,4 @@
-"""The routing of tokens in normal mode on a GPU: by their choices, or by an earlier dispatch."""
+"""The routing of tokens in normal mode on a GPU, and the handle of a dispatch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from uccl.ep._cuda.group import GpuGroup
-from uccl.ep._cuda.workspace import Placed, Small
+from uccl.ep._cuda.group import CudaGroup
+from uccl.ep._cuda.workspace import Workspace, WorkspaceOffsets
+from uccl.ep._row_layout import RowLayout, rows_of_choices
 
 if TYPE_CHECKING:
-    from uccl.ep._cuda.normal_dispatch import Dispatches
+    from uccl.ep._cuda.normal_dispatch import ShapePlans
 
 #: As in the kernels: a token's origin is its rank times this, plus an index.
 ORIGIN_RANK = 64
 
 
 @dataclass
-class LaidOut:
-    """A layout that a caller has asked for, which a dispatch of the same choices may use."""
+class CountedLayout:
+    """The result of ``get_dispatch_layout``, which a dispatch of the same choices reuses."""
 
     native: Any
     topk_idx: torch.Tensor
@@ -30,8 +31,8 @@ class LaidOut:
     stream: int
     """The number of the stream of the layout."""
     is_captured: bool
-    """Whether a graph computes the layout, and does so in each repetition: then only dispatches in
-    graphs use it. Other layouts are used outside of graphs only."""
+    """Whether a graph computes the layout, and does so in each repetition. Only dispatches in
+    graphs use such a layout; other layouts are used outside of graphs only."""
 
     def is_of(self, topk_idx: torch.Tensor, num_experts: int) -> bool:
         """Whether a dispatch by these choices would compute the same layout now."""
@@ -50,110 +51,119 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def metadata_by_token(
-    origin: torch.Tensor, source_tokens: torch.Tensor, choices: torch.Tensor, slots: int
+    origin: torch.Tensor, source_tokens: torch.Tensor, choices: torch.Tensor, max_tokens: int
 ) -> torch.Tensor:
-    """For rows by token: ``rank * slots + token``, ``rank * K + last choice``, and the row of each
-    choice, or -1."""
+    """For rows by token: ``rank * max_tokens + token``, ``rank * K + last choice``, and the row of
+    each choice, or -1."""
     ranks, top_k = origin.div(ORIGIN_RANK, rounding_mode="floor"), choices.shape[1]
     numbers = torch.arange(top_k, dtype=torch.int32, device=choices.device)
     last = torch.where(choices >= 0, numbers, -1).amax(1)
-    token = ranks * slots + source_tokens
+    token = ranks * max_tokens + source_tokens
     return torch.cat(
         [token.unsqueeze(1), (ranks * top_k + last).unsqueeze(1), rows_of_choices(choices)], dim=1
     )
 
 
-def rows_of_choices(choices: torch.Tensor) -> torch.Tensor:
-    """``[m, K]`` i32: for rows by token, the row of each choice, or -1."""
-    rows = torch.arange(choices.shape[0], dtype=torch.int32, device=choices.device)
-    return torch.where(choices >= 0, rows.unsqueeze(1), -1)
-
-
 @dataclass
-class Routed:
-    """The routing of a dispatch: choices of tokens, their ranks, or an earlier dispatch."""
+class Routing:
+    """The routing of a dispatch: choices of tokens, their ranks, or a handle to be reused."""
 
     tokens: int
     top_k: int
     num_experts: int
     #: ``[n, K]``
     topk_idx: torch.Tensor | None = None
-    #: The layout of these choices, if the caller has asked for it.
-    laid_out: LaidOut | None = None
+    #: The counted layout of these choices, if the caller has asked for it.
+    layout: CountedLayout | None = None
     #: ``[n, R]`` bool, and i32 by expert.
     ranks: tuple[torch.Tensor, torch.Tensor] | None = None
-    again: Rows | None = None
+    #: The handle of an earlier dispatch of the same tokens.
+    reused: CudaHandle | None = None
 
 
 @dataclass
-class Rows:
+class CudaHandle:
     """A dispatch's handle, for combines and for dispatches to the same places."""
 
-    of: Dispatches
-    """The dispatches of the handle's buffer, which calls of other buffers with this handle go
-    through."""
+    plans: ShapePlans
+    """The plans of the handle's buffer: calls of other buffers with this handle go through it."""
     native: Any
-    routed: Routed
-    slots: int
+    routing: Routing
+    max_tokens: int
     """The most tokens of any rank."""
-    layout: Placed
+    row_layout: RowLayout
+    is_counted: bool
+    """Whether the host has waited for the counts of this dispatch."""
     memory: torch.Tensor
-    """Scratch of the first combine, and of this dispatch."""
-    laid_out: torch.Tensor | None
-    """The memory of the layout, if there was one before."""
-    small: Small
-    """The tables about rows, often in the same memory."""
+    """The memory with the scratch of the first combine, and of this dispatch."""
+    layout_memory: torch.Tensor | None
+    """The memory of the counted layout, if there was one."""
+    workspace: Workspace
+    """The workspace with the tables about rows, often in ``memory``."""
     stream: int
     """The number of the stream of the dispatch."""
-    spare: int
+    free_scratch: int
     """The address of the first combine's scratch in ``memory``; 0 once it is used."""
 
     @property
-    def gpu(self) -> GpuGroup:
+    def group(self) -> CudaGroup:
         """The group of the dispatch."""
-        return self.of.gpu
+        return self.plans.group
 
-    def kept(self) -> tuple[torch.Tensor, ...]:
+    def memory_in_use(self) -> tuple[torch.Tensor, ...]:
         """The memory that calls with this handle read."""
-        own, told = self.memory, self.small.memory
-        kept = (own,) if told is own else (own, told)
-        return kept if self.laid_out is None else (*kept, self.laid_out)
+        own, tables = self.memory, self.workspace.memory
+        kept = (own,) if tables is own else (own, tables)
+        return kept if self.layout_memory is None else (*kept, self.layout_memory)
 
-    def ends_of_ranks(self) -> torch.Tensor:
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this rank."""
+        return self.routing.tokens
+
+    @property
+    def top_k(self) -> int:
+        """Choices of each token."""
+        return self.routing.top_k
+
+    def normal_tables(self, token_in_rank: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """The tensors of DeepEP's handle; those of its channels are empty."""
+        offsets, ranks, channels = self._offsets(), self.group.ranks, self.group.channels
+        # Each column of the prefixes is this rank's, since it has no other.
+        prefixes = self.workspace.tensor(offsets.starts + 1, (ranks, ranks), strides=(1, 0))
+        if token_in_rank is None:
+            token_in_rank = channels
+        return prefixes, channels, channels, self.source_tokens(), token_in_rank, channels
+
+    def rank_ends(self, scaleup_ranks: int) -> torch.Tensor:
         """``[R]`` i32: tokens from the ranks up to each."""
-        return self.small.tensor(self.small.cut.at.starts + 1, (self.gpu.ranks,))
-
-    def prefixes(self) -> torch.Tensor:
-        """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it has."""
-        return self.small.tensor(
-            self.small.cut.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0)
-        )
+        return self.workspace.tensor(self._offsets().starts + 1, (self.group.ranks,))
 
     def per_expert(self) -> torch.Tensor:
-        """``[E/R]`` i32: tokens of each expert."""
-        return self.small.tensor(self.small.cut.at.per_expert, (self._experts(),))
+        """``[E/R]`` i32: tokens of each local expert."""
+        return self.workspace.tensor(self._offsets().per_expert, (self._experts(),))
 
     def source_tokens(self) -> torch.Tensor:
-        """``[m]`` i32: numbers of tokens at their ranks."""
-        return self.small.tensor(self.small.cut.at.src_info, (self.layout.tokens,))
+        """``[m]`` i32: token numbers at their ranks."""
+        return self.workspace.tensor(self._offsets().src_info, (self.row_layout.tokens,))
 
-    def ends_of_experts(self) -> torch.Tensor:
-        """``[E/R]`` i32: the end of each expert's rows, where rows are by expert."""
-        return self.small.tensor(self.small.cut.at.ends, (self._experts(),))
+    def expert_ends(self) -> torch.Tensor:
+        """``[E/R]`` i32: the end of each expert's rows, for rows by expert."""
+        return self.workspace.tensor(self._offsets().ends, (self._experts(),))
 
-    def metadata(self) -> torch.Tensor:
-        """``[m, K + 2]`` i32, where rows are by expert: ``rank * T + token``, ``rank * K + last
-        choice``, and the row of each choice, or -1."""
-        return self.small.tensor(
-            self.small.cut.at.metadata, (self.layout.tokens, 2 + self.routed.top_k)
-        )
+    def source_metadata(self, choices: torch.Tensor | None) -> torch.Tensor:
+        """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each
+        choice, or -1. For rows by token, ``choices`` are the received ones."""
+        offsets, tokens = self._offsets(), self.row_layout.tokens
+        if choices is None:
+            return self.workspace.tensor(offsets.metadata, (tokens, 2 + self.routing.top_k))
+        stream = self.group.stream()
+        self.group.keep_for(stream, self.stream, (*self.memory_in_use(), choices))
+        origin = self.workspace.tensor(offsets.origin, (tokens,))
+        return metadata_by_token(origin, self.source_tokens(), choices, self.max_tokens)
 
-    def metadata_of(self, choices: torch.Tensor) -> torch.Tensor:
-        """The same table where rows are by token, from the received choices."""
-        stream = self.gpu.stream()
-        self.gpu.keep_for(stream, self.stream, (*self.kept(), choices))
-        origin = self.small.tensor(self.small.cut.at.origin, (self.layout.tokens,))
-        return metadata_by_token(origin, self.source_tokens(), choices, self.slots)
+    def _offsets(self) -> WorkspaceOffsets:
+        return self.workspace.layout.offsets
 
     def _experts(self) -> int:
-        return self.routed.num_experts // self.gpu.ranks
+        return self.routing.num_experts // self.group.ranks
