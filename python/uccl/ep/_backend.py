@@ -21,6 +21,22 @@ Exchange = Callable[[bytes], "list[bytes | None]"]
 
 
 @dataclass(frozen=True)
+class BufferParams:
+    """A buffer's parameters, for the CPU and for GPUs."""
+
+    pool_bytes: int
+    timeout: float | None
+    """Seconds that a call waits for its peers."""
+    gpu_timeout: float | None
+    """Seconds that a call on a GPU waits for its peers."""
+    masks_late: bool = False
+    count_timeout: float | None = None
+    """With GPUs, seconds that the host waits for counts. None: twice the timeout."""
+    via_host: bool = False
+    """Whether ranks do not reach each other's GPU memory, and use host memory."""
+
+
+@dataclass(frozen=True)
 class DispatchOptions:
     """The options of a dispatch in normal mode. Buffers keep those of earlier calls, since making
     them takes a microsecond."""
@@ -78,8 +94,8 @@ class NormalHandleState(Protocol):
         """Choices of each token."""
 
     @property
-    def row_layout(self) -> RowLayout:
-        """The layout of the received rows."""
+    def num_recv_tokens(self) -> int:
+        """Received tokens, or an upper bound if the host has no counts."""
 
     def normal_tables(self, token_in_rank: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """The tensors of DeepEP's handle. ``token_in_rank`` is the caller's, if there is one."""
@@ -113,8 +129,8 @@ class LowLatencyDispatch(Protocol):
         """Sends the tokens, for a call with a hook."""
 
     def receive(self) -> Any:
-        """Fills the tensors, and returns the backend's handle. Sends first, if :meth:`begin` was not
-        called."""
+        """Fills the tensors, and returns the backend's handle. Sends first, if :meth:`begin` was
+        not called."""
 
 
 class LowLatencyCombine(Protocol):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
 import torch
 
-from uccl.ep._backend import Backend
+from uccl.ep._backend import Backend, BufferParams
 from uccl.ep._checks import CPU, check
 from uccl.ep._cuda.backend import CudaBackend
 from uccl.ep._device import choose_device
@@ -17,22 +16,6 @@ from uccl.ep._host.backend import HostBackend
 from uccl.ep._meeting import Meeting
 from uccl.ep._ranks import Ranks, timeout_of
 from uccl.ep._tensors import pool_tensor
-
-
-@dataclass(frozen=True)
-class BufferParams:
-    """A buffer's parameters, for the CPU and for GPUs."""
-
-    pool_bytes: int
-    timeout: float | None
-    """Seconds that a call waits for its peers."""
-    gpu_timeout: float | None
-    """Seconds that a call on a GPU waits for its peers."""
-    masks_late: bool = False
-    count_timeout: float | None = None
-    """With GPUs, seconds that the host waits for counts. None: twice the timeout."""
-    via_host: bool = False
-    """Whether ranks do not reach each other's GPU memory, and use host memory."""
 
 
 class BaseBuffer:
@@ -59,17 +42,9 @@ class BaseBuffer:
         self.device = CPU if gpu is None else gpu
         self._backend: Backend | None
         if gpu is None:
-            self._backend = HostBackend(ranks, params.pool_bytes, self._timeout, params.masks_late)
+            self._backend = HostBackend(ranks, params, self._timeout)
         else:
-            self._backend = CudaBackend(
-                ranks,
-                params.pool_bytes,
-                self._timeout,
-                params.masks_late,
-                gpu,
-                params.via_host,
-                params.count_timeout,
-            )
+            self._backend = CudaBackend(ranks, params, self._timeout, gpu)
 
     def _begin(self, tensor: torch.Tensor) -> Backend:
         """Begins a call. In the first one, if no rank has named a device and the tensor is on a
@@ -127,7 +102,7 @@ class BaseBuffer:
             event.current_stream_wait(self.get_comm_stream())
 
     def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
-        """The event that a call returns: of its stream if the call is asynchronous, or else empty."""
+        """The event that a call returns: of its stream if the call is asynchronous, else empty."""
         return (
             EventOverlap(EventHandle(self.get_comm_stream()), tensors)
             if is_async
@@ -136,7 +111,8 @@ class BaseBuffer:
 
     @property
     def generation(self) -> int:
-        """The number of meetings of the ranks so far. A handle of an earlier generation is refused."""
+        """The number of meetings of the ranks so far. A handle of an earlier generation is
+        refused."""
         generation: int = self.runtime.generation
         return generation
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._backend import Backend, DispatchOptions
-from uccl.ep._base import BaseBuffer, BufferParams
+from uccl.ep._backend import Backend, BufferParams, DispatchOptions
+from uccl.ep._base import BaseBuffer
 from uccl.ep._checks import Hook, check, refuse_unknown
 from uccl.ep._config import MAX_TOP_K, Config
 from uccl.ep._events import EventHandle, EventOverlap
@@ -37,7 +37,7 @@ class Buffer(BaseBuffer):
         allow_nvlink_for_low_latency_mode: If it is false on any rank, ranks with GPUs reach each
             other through host memory, in both modes.
         explicitly_destroy: Only recorded.
-        enable_shrink: Whether a call token_in_rank on without peers that are late, instead of failing.
+        enable_shrink: Whether a call goes on without peers that are late, instead of failing.
         comm: An MPI communicator, in place of ``group``.
         timeout: Seconds that a call waits for its peers; ``UCCL_EP_TIMEOUT_SECS``, or 100, if it is
             None. Then the call fails and names them.
@@ -97,34 +97,47 @@ class Buffer(BaseBuffer):
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
-        """Sets the most SMs of a call in normal mode without a ``config``: an even number above 0.
-        The CPU has none."""
+        """Sets the most SMs of a call in normal mode without a ``config``. The CPU has none.
+
+        Args:
+            new_num_sms: An even number above 0.
+
+        Raises:
+            ValueError: For any other number.
+        """
         if new_num_sms <= 0 or new_num_sms % 2:
             raise ValueError(f"num_sms is even and more than 0, not {new_num_sms}")
         cls.num_sms = new_num_sms
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Returns whether FP8 is there; it always is."""
+        """Returns whether FP8 is there: always True."""
         return True
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Returns an event behind the current stream's work up to now."""
+        """Makes an event behind the current stream's work up to now.
+
+        Returns:
+            The event; on the CPU one that is over.
+        """
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Returns the bytes of low latency mode: two dispatches and two combines at a time, of any
-        top-k.
+        """Computes the size of a buffer for low latency mode: two dispatches and two combines at a
+        time, of any top-k.
 
         Args:
             num_max_dispatch_tokens_per_rank: The most tokens of any rank.
             hidden: Values of a row.
             num_ranks: Ranks of the group.
             num_experts: Experts of all ranks.
+
+        Returns:
+            Bytes, a multiple of 128.
         """
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
@@ -135,12 +148,14 @@ class Buffer(BaseBuffer):
 
     @classmethod
     def get_dispatch_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for dispatch; all are the same here."""
+        """Returns a configuration for dispatch: the same for any ``num_ranks``, with the class's
+        number of SMs."""
         return Config(cls.num_sms)
 
     @classmethod
     def get_combine_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for combine; all are the same here."""
+        """Returns a configuration for combine: the same for any ``num_ranks``, with the class's
+        number of SMs."""
         return Config(cls.num_sms)
 
     def get_local_buffer_tensor(
@@ -150,13 +165,16 @@ class Buffer(BaseBuffer):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
-        """Returns a view of this rank's own memory, which the next call overwrites.
+        """Makes a view of this rank's own memory, which the next call overwrites.
 
         Args:
             dtype: The view's dtype.
             size: Its shape; one dimension, up to the end, if it is None.
             offset: Bytes before it.
             use_rdma_buffer: Whether ``offset`` counts from the end of ``num_nvl_bytes``.
+
+        Returns:
+            The view.
 
         Raises:
             ValueError: If the memory ends before the view does.
@@ -187,8 +205,13 @@ class Buffer(BaseBuffer):
 
         Returns:
             Tokens by rank, ``[R]`` i32; None, for tokens by node; tokens by expert, ``[E]`` i32;
-            whether each token token_in_rank to each rank, ``[n, R]`` bool; and an event, empty without
+            whether each token goes to each rank, ``[n, R]`` bool; and an event, empty without
             ``async_finish``.
+
+        Raises:
+            RuntimeError: If the buffer has been destroyed.
+            ValueError: For choices with a wrong shape, dtype or device, or, on the CPU, of an
+                expert that does not exist.
         """
         backend = self._begin(topk_idx)
         self._wait_for(previous_event)
@@ -420,9 +443,10 @@ class Buffer(BaseBuffer):
             The rows, or a pair of rows and scales; ``count`` ``[E/R]`` i32; a handle; an event; and
             the hook, or None. Rows are ``[E/R, R*T, H]`` bf16 or E4M3. FP8's scales are ``[E/R,
             R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` i32 with ``use_ue8m0``; those of one group
-            of channels are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two values in the
-            lower half of a byte. Its scales are in tiles of 128 rows by 4 scales: scale ``s`` of
-            row ``r`` of expert ``e`` is ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
+            of channels are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two
+            values in the lower half of a byte. Its scales are in tiles of 128 rows by 4 scales:
+            scale ``s`` of row ``r`` of expert ``e`` is
+            ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
 
         Raises:
             NotImplementedError: For an unknown keyword that is neither None nor False.
@@ -575,8 +599,7 @@ class Buffer(BaseBuffer):
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """Returns new memory for the experts' rows, which a combine with ``zero_copy`` does not
-        copy.
+        """Allocates memory for the experts' rows, which a combine with ``zero_copy`` does not copy.
 
         The handle's next combine with ``zero_copy`` sends this memory, even if its ``x`` is another
         tensor. Each call needs a new one.
@@ -585,7 +608,10 @@ class Buffer(BaseBuffer):
             handle: The dispatch's handle.
 
         Returns:
-            ``[E/R, R*T, H]`` bf16.
+            ``[E/R, R*T, H]`` bf16, not initialised.
+
+        Raises:
+            RuntimeError: If the buffer has been destroyed.
         """
         rows = self._there().combine_input(self._combine_shape(handle))
         handle.to_combine = rows
@@ -596,8 +622,14 @@ class Buffer(BaseBuffer):
     ) -> None:
         """Waits for all ranks that take part, with the timeout of a call.
 
-        There is nothing to clean: data of earlier calls is recognised by its call number. The
-        arguments are not used.
+        There is nothing to clean: data of earlier calls is recognised by its call number.
+
+        Args:
+            num_max_dispatch_tokens_per_rank, hidden, num_experts: Not used.
+
+        Raises:
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers.
         """
         self._there().barrier()
 
@@ -635,7 +667,14 @@ def initialize_uccl(
     **unknown: Any,
 ) -> tuple[list[Any], None]:
     """Does nothing: UCCL's programs call it before they make a :class:`Buffer`, which needs no
-    help."""
+    preparation.
+
+    Returns:
+        An empty list of proxies, and None for their workers, for :func:`destroy_uccl`.
+
+    Raises:
+        NotImplementedError: For an unknown keyword that is neither None nor False.
+    """
     refuse_unknown("initialize_uccl", unknown)
     return [], None
 

@@ -36,10 +36,12 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
     if tensor.device.type == device.type:
         raise ValueError(
-            f"{why}: a buffer is on the GPU that was the current one when it was made, unless device= or {DEVICE} says another"
+            f"{why}: a buffer is on the GPU that was the current one when it was made, unless "
+            f"device= or {DEVICE} says another"
         )
     raise ValueError(
-        f"{why}: make it with device={tensor.device.type!r}, or set {DEVICE}={tensor.device.type} on all ranks"
+        f"{why}: make it with device={tensor.device.type!r}, or set "
+        f"{DEVICE}={tensor.device.type} on all ranks"
     )
 
 

@@ -21,8 +21,19 @@ RANKS_OF_NODE = 8
 
 
 class Config:
-    """Tuning of normal mode in DeepEP. Here only its size hints have a meaning, and ``num_sms`` on
-    GPUs."""
+    """Tuning of normal mode in DeepEP.
+
+    Here only its size hints have a meaning, and ``num_sms`` on GPUs.
+
+    Args:
+        num_sms: The most blocks of a launch on a GPU.
+        num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens,
+            num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens: Only recorded.
+
+    Raises:
+        ValueError: If ``num_max_nvl_chunked_send_tokens`` is not less than
+            ``num_max_nvl_chunked_recv_tokens``, as in DeepEP.
+    """
 
     def __init__(
         self,
@@ -44,16 +55,37 @@ class Config:
         self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Returns the bytes of a buffer for rows of ``hidden_bytes`` bytes.
+        """Computes the size of a buffer for normal mode.
 
         It holds two calls, each with ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or 2048. On
         GPUs one call may use all of it: then each rank may have twice as many tokens, but no more.
+
+        Args:
+            hidden_bytes: Bytes of a row.
+            num_ranks: Ranks of the group.
+
+        Returns:
+            Bytes, a multiple of 256.
+
+        Raises:
+            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
         """
         return self._two_calls(hidden_bytes, (1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Returns the bytes that relays need in addition, where ranks are on several nodes of
-        eight, as DeepEP counts them; else 0."""
+        """Computes the bytes that relays need in addition, where ranks are on several nodes of
+        eight, as DeepEP counts them.
+
+        Args:
+            hidden_bytes: Bytes of a row.
+            num_ranks: Ranks of the group.
+
+        Returns:
+            Bytes; 0 if the ranks are on one node, or not on whole nodes of eight.
+
+        Raises:
+            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
+        """
         nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
         if rest or nodes < 2:
             return 0

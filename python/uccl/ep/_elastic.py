@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from uccl import _core
-from uccl.ep._backend import DispatchOptions, NormalHandleState
-from uccl.ep._base import BaseBuffer, BufferParams
+from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState
+from uccl.ep._base import BaseBuffer
 from uccl.ep._checks import NotHere, check, refuse_unknown
 from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
 from uccl.ep._events import EventHandle, EventOverlap
@@ -167,8 +167,8 @@ class ElasticBuffer(BaseBuffer):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Returns the bytes for a dispatch and a combine, one after the other, with relays if the
-        group has several nodes.
+        """Computes the size of a buffer for a dispatch and a combine, one after the other, with
+        relays if the group has several nodes.
 
         Collective in hybrid mode, the first time for a group: see :func:`get_logical_domain_size`.
 
@@ -180,6 +180,9 @@ class ElasticBuffer(BaseBuffer):
             use_fp8_dispatch: Whether dispatched rows are FP8 with scales; else they are bf16.
             allow_hybrid_mode: As in the buffer.
             allow_multiple_reduction: As in the buffer.
+
+        Returns:
+            Bytes, a multiple of 2 MiB.
         """
         spread = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
@@ -197,8 +200,15 @@ class ElasticBuffer(BaseBuffer):
     ) -> None:
         """Waits for all ranks that take part, with the timeout of a call.
 
-        On a GPU the current stream waits; with ``with_cpu_sync`` the host waits too, and raises the
-        failure of an earlier call. The other arguments are not used.
+        Args:
+            with_cpu_sync: Whether the host waits, and raises the failure of an earlier call.
+                Otherwise the current stream waits on a GPU.
+            use_comm_stream, sequential: Not used.
+
+        Raises:
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises it, without
+                ``with_cpu_sync``.
         """
         backend = self._there()
         backend.barrier()
@@ -208,16 +218,26 @@ class ElasticBuffer(BaseBuffer):
 
     @staticmethod
     def capture() -> EventHandle:
-        """Returns an event behind the current stream's work up to now."""
+        """Makes an event behind the current stream's work up to now.
+
+        Returns:
+            The event; on the CPU one that is over.
+        """
         return EventHandle()
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """Returns the number of nodes, and of ranks on each."""
+        """Returns the number of nodes, and of ranks on each.
+
+        It is one node unless all nodes have as many ranks, one behind the other.
+        """
         nodes, ranks = self._there().native.nodes
         return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Returns the number of nodes, and of ranks on each, as dispatch sees them."""
+        """Returns the number of nodes, and of ranks on each, as dispatch sees them.
+
+        It is one node without ``allow_hybrid_mode``.
+        """
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(
@@ -230,11 +250,8 @@ class ElasticBuffer(BaseBuffer):
         sm_read_gbs: float = 200.0,
         sm_write_gbs: float = 50.0,
     ) -> int:
-        """Returns the SMs of a GPU that would keep its links busy, from the bytes that each token
+        """Estimates the SMs of a GPU that would keep its links busy, from the bytes that each token
         reads, writes and sends.
-
-        At least 64 with ``prefer_overlap_with_compute=False``, and at most those of the buffer's
-        GPU.
 
         Args:
             num_experts: Experts of all ranks.
@@ -244,11 +261,15 @@ class ElasticBuffer(BaseBuffer):
             nvlink_gbs: GB/s of the GPU's links; 0: an H200's.
             sm_read_gbs: GB/s that an SM reads.
             sm_write_gbs: GB/s that an SM writes.
+
+        Returns:
+            An even number of SMs: at least 64 with ``prefer_overlap_with_compute=False``, and at
+            most those of the buffer's GPU.
         """
         ranks, gbs = self.num_ranks, nvlink_gbs or NVLINK_GBS
         most = sms_of(self.device)
         if ranks == 1:
-            # No data token_in_rank over a link: all SMs copy.
+            # No data crosses a link: all SMs copy.
             return most or 4
         missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(
             num_experts, num_topk
@@ -262,12 +283,23 @@ class ElasticBuffer(BaseBuffer):
         return min(sms, most) if most else sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Returns the queue pairs that DeepEP would use for so many SMs."""
+        """Returns the number of queue pairs that DeepEP would use for ``num_sms`` SMs. It has no
+        effect here."""
         return min(num_sms, 9)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
-        """Returns a view of this rank's own memory, from byte ``offset`` to its end. The next call
-        overwrites it."""
+        """Makes a view of this rank's own memory, which the next call overwrites.
+
+        Args:
+            dtype: The view's dtype.
+            offset: Bytes before it.
+
+        Returns:
+            A view of one dimension, up to the end of the memory.
+
+        Raises:
+            ValueError: If ``offset`` is behind the end.
+        """
         return self._pool_tensor(dtype, offset, None)
 
     def dispatch(
@@ -379,7 +411,6 @@ class ElasticBuffer(BaseBuffer):
             bool(use_tma_aligned_col_major_sf),
             bool(zero_copy),
         )
-        check_options(options)
         if handle is None:
             routing = backend.by_choices(choices, num_experts)
         else:
@@ -433,7 +464,7 @@ class ElasticBuffer(BaseBuffer):
             num_max_tokens_per_rank=options.max_tokens,
             num_sms=options.num_sms,
             topk_idx=topk_idx,
-            num_recv_tokens=state.row_layout.tokens,
+            num_recv_tokens=state.num_recv_tokens,
             num_expanded_tokens=expanded,
             num_recv_tokens_per_expert_list=aligned,
             psum_num_recv_tokens_per_scaleup_rank=state.rank_ends(self.num_scaleup_ranks),
@@ -530,7 +561,8 @@ def dispatch_options(
     uses_relays: bool,
 ) -> DispatchOptions:
     """The backend's options for a dispatch, with exactly as many rows as arrive if they are
-    counted."""
+    counted. Raises for options that exclude each other."""
+    check_options(options)
     row_layout, alignment = None, options.row_alignment()
     if not is_counted:
         tokens, local_experts = num_ranks * options.max_tokens, options.num_experts // num_ranks
@@ -596,11 +628,14 @@ KNOWN_NODES: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDi
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Returns the number of nodes of a group, and of ranks on each.
+    """Finds the nodes of a group. Collective the first time, as ranks exchange their hosts.
 
-    It is one node unless all nodes have as many ranks, one behind the other, and for a group that
-    is no ``torch.distributed.ProcessGroup``. Collective the first time, as ranks exchange their
-    hosts.
+    Args:
+        group: The ranks' ``torch.distributed.ProcessGroup``. Any other group has one node.
+
+    Returns:
+        The number of nodes, and of ranks on each. It is one node unless all nodes have as many
+        ranks, one behind the other.
     """
     if group.size() == 1 or not isinstance(group, torch.distributed.ProcessGroup):
         return 1, group.size()
@@ -613,6 +648,13 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Returns the number of nodes of a group, and of ranks on each, as dispatch sees them.
-    Collective the first time, in hybrid mode."""
+    """Finds the nodes of a group, as dispatch sees them. Collective the first time, in hybrid mode.
+
+    Args:
+        group: The ranks' ``torch.distributed.ProcessGroup``.
+        allow_hybrid_mode: As in the buffer.
+
+    Returns:
+        The number of nodes, and of ranks on each; one node without hybrid mode.
+    """
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

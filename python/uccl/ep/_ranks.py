@@ -60,7 +60,8 @@ class Ranks:
             self.rank, self.size = comm.Get_rank(), comm.Get_size()
         elif store is None or rank is None or num_ranks is None:
             raise ValueError(
-                "a buffer needs the ranks' group (or comm, an MPI communicator; or store, rank and num_ranks)"
+                "a buffer needs the ranks' group (or comm, an MPI communicator; or store, rank and "
+                "num_ranks)"
             )
         else:
             self.rank, self.size = rank, num_ranks

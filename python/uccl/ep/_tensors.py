@@ -66,7 +66,8 @@ def scales_in(
         scales = scales.unsqueeze(1)
     if scales.element_size() != 4 or scales.dim() != 2 or scales.shape[0] != tokens:
         raise ValueError(
-            f"scales are of {scales.dtype} and {tuple(scales.shape)}, and should be of 4 bytes and ({tokens}, any)"
+            f"scales are of {scales.dtype} and {tuple(scales.shape)}, and should be of 4 bytes and "
+            f"({tokens}, any)"
         )
     return address(scales), scales.shape[1], scales.stride(0), scales.stride(1)
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from uccl.ep._backend import Exchange
+from uccl.ep._backend import BufferParams, Exchange
 from uccl.ep._checks import NotHere
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.low_latency import LowLatencyMode
@@ -19,19 +19,13 @@ class CudaBackend(NormalMode, LowLatencyMode):
     """One rank's end of a group of GPUs."""
 
     def __init__(
-        self,
-        ranks: Ranks,
-        pool_bytes: int,
-        timeout: float,
-        masks_late: bool,
-        device: torch.device,
-        via_host: bool,
-        count_timeout: float | None,
+        self, ranks: Ranks, params: BufferParams, timeout: float, device: torch.device
     ) -> None:
-        """The host waits up to ``count_timeout`` seconds for counts. None: twice the timeout,
-        because earlier work on the stream may wait for its peers too."""
-        group = CudaGroup(ranks, pool_bytes, timeout, masks_late, device, via_host)
-        super().__init__(group, count_timeout or 2 * timeout)
+        group = CudaGroup(
+            ranks, params.pool_bytes, timeout, params.masks_late, device, params.via_host
+        )
+        # Earlier work on the stream may wait for its peers too.
+        super().__init__(group, params.count_timeout or 2 * timeout)
         self.device, self.native = device, group.native
 
     @property

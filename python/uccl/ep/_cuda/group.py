@@ -66,8 +66,8 @@ class CudaGroup:
         why = self.native.unreached
         if why is not None:
             warnings.warn(
-                "GPUs of one node do not reach each other's memory, so calls take the slower way by "
-                f"the host's: {why}",
+                "GPUs of one node do not reach each other's memory, so calls take the slower way "
+                f"by the host's: {why}",
                 RuntimeWarning,
                 stacklevel=7,
             )

@@ -89,7 +89,7 @@ class LowLatencyMode:
         waits: torch.Tensor | None,
         has_hook: bool,
     ) -> CudaLowLatencyDispatch:
-        """Prepares to send tokens, rows of bf16, where each rank has up to ``max_tokens``. Counts by
+        """Prepares to send rows of bf16, where each rank has up to ``max_tokens``. Counts by local
         expert are added to ``stats``, and nanoseconds of waits by rank to ``waits``."""
         group, (tokens, hidden) = self.group, x.shape
         device, ranks, empty = group.device, group.ranks, group.empty

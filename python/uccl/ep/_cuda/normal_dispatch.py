@@ -85,7 +85,7 @@ RecvArgs = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
 
 
 class ShapePlan:
-    """The state that dispatches of one shape, and of about as many tokens, leave to the next one."""
+    """The state that dispatches of one shape, and of about as many tokens, leave to the next."""
 
     def __init__(self, shape: CallShape, ranks: int) -> None:
         self.shape, self._ranks = shape, ranks

@@ -122,6 +122,11 @@ class CudaHandle:
         return self.routing.tokens
 
     @property
+    def num_recv_tokens(self) -> int:
+        """Received tokens, or an upper bound if the host has no counts."""
+        return self.row_layout.tokens
+
+    @property
     def top_k(self) -> int:
         """Choices of each token."""
         return self.routing.top_k

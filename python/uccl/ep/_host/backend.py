@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from uccl import _core
-from uccl.ep._backend import Exchange
+from uccl.ep._backend import BufferParams, Exchange
 from uccl.ep._checks import CPU
 from uccl.ep._host.low_latency import LowLatencyMode
 from uccl.ep._host.memory import Memory
@@ -18,13 +18,13 @@ class HostBackend(NormalMode, LowLatencyMode):
 
     device = CPU
 
-    def __init__(self, ranks: Ranks, pool_bytes: int, timeout: float, masks_late: bool) -> None:
+    def __init__(self, ranks: Ranks, params: BufferParams, timeout: float) -> None:
         self.native = _core.EpGroup(
             rank=ranks.rank,
             ranks=ranks.size,
-            pool=max(pool_bytes, 1),
+            pool=max(params.pool_bytes, 1),
             timeout=timeout,
-            masks_late=masks_late,
+            masks_late=params.masks_late,
             node=node_of_environment(),
             exchange=ranks.exchange,
         )

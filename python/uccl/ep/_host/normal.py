@@ -12,7 +12,7 @@ from uccl import _core
 from uccl.ep._backend import DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
 from uccl.ep._host.memory import Memory
-from uccl.ep._row_layout import RowLayout, rows_of_choices
+from uccl.ep._row_layout import rows_of_choices
 from uccl.ep._tensors import (
     address,
     align,
@@ -42,7 +42,8 @@ class HostHandle:
     """Received tokens of each local expert."""
     starts: list[int]
     """Each expert's first row, for rows by expert."""
-    row_layout: RowLayout
+    num_recv_tokens: int
+    """Received tokens, or an upper bound if the caller has asked for as many rows."""
 
     def normal_tables(self, token_in_rank: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """The tensors of DeepEP's handle; those of its channels are empty."""
@@ -164,16 +165,19 @@ class NormalMode:
             stays=max_tokens is not None,
         )
         with call:
-            rank_counts, expert_counts = counts = call.counts()
-            layout = options.row_layout or RowLayout.of_counts(counts, options.alignment)
-            received = self._recv_tensors(x, weights, top_k, layout, options)
+            rank_counts, expert_counts = call.counts()
+            arrived, layout, starts = sum(rank_counts), options.row_layout, None
+            num_rows = num_recv_tokens = arrived
+            if options.alignment is not None:
+                *starts, num_rows = row_ends(expert_counts, options.alignment)
+            if layout is not None:
+                num_rows, num_recv_tokens = layout.num_rows(), layout.tokens
+            received = self._recv_tensors(x, weights, (num_rows, top_k), options)
             if received.choices is not None:
-                received.choices[sum(rank_counts) :] = -1
-            alignment = options.alignment
-            starts = None if alignment is None else starts_of(expert_counts, alignment)
-            native = self._receive(call, received, starts, options)
+                received.choices[arrived:] = -1
+            native = receive(call, received, starts, options.zero_foreign_weights)
         if options.zero_gaps and starts is not None:
-            zero_gaps(received, starts, expert_counts, alignment or 1)
+            zero_gaps(received, starts, expert_counts, options.alignment or 1)
         handle = routing.reused or HostHandle(
             native,
             self.native.rank,
@@ -183,52 +187,29 @@ class NormalMode:
             rank_counts,
             expert_counts,
             starts or [],
-            layout,
+            num_recv_tokens,
         )
-        return received, handle, [] if options.row_layout else expert_counts
+        return received, handle, expert_counts if layout is None else []
 
     def _recv_tensors(
         self,
         x: Tokens,
         weights: torch.Tensor | None,
-        top_k: int,
-        layout: RowLayout,
+        shape: tuple[int, int],
         options: DispatchOptions,
     ) -> Received:
-        """Output tensors for rows of this layout."""
-        (rows, scales), num_rows = x, layout.num_rows()
-        choices = recv_weights = None
+        """Output tensors. ``shape`` are the rows, and the choices of each token."""
+        (rows, scales), choices, recv_weights = x, None, None
         if options.choice_dtype is not None:
-            choices = torch.empty((num_rows, top_k), dtype=options.choice_dtype)
+            choices = torch.empty(shape, dtype=options.choice_dtype)
         if weights is not None:
-            shape = (num_rows, top_k) if options.alignment is None else (num_rows,)
-            recv_weights = torch.empty(shape, dtype=torch.float32)
+            weight_shape = shape if options.alignment is None else shape[:1]
+            recv_weights = torch.empty(weight_shape, dtype=torch.float32)
         return Received(
-            self.memory.empty((num_rows, rows.shape[1]), rows.dtype),
-            scales_for(scales, num_rows, options.is_col_major),
+            self.memory.empty((shape[0], rows.shape[1]), rows.dtype),
+            None if scales is None else scales_for(scales, shape[0], options.is_col_major),
             choices,
             recv_weights,
-        )
-
-    def _receive(
-        self, call: Any, to: Received, starts: list[int] | None, options: DispatchOptions
-    ) -> Any:
-        """Copies the received rows to these tensors, and returns the engine's handle."""
-        rows, scales, choices = to.rows, to.scales, to.choices
-        scale_args = None
-        if scales is not None:
-            strides = scales.stride()
-            scale_args = address(scales), strides[0], 0, strides[1] if scales.dim() > 1 else 1
-        return call.receive(
-            len=rows.shape[0],
-            rows=address(rows),
-            stride=rows.shape[1] * rows.element_size(),
-            scales=scale_args,
-            choices=address(choices),
-            is_64=choices is not None and choices.dtype == torch.int64,
-            weights=address(to.weights),
-            zeroes_foreign=options.zero_foreign_weights,
-            starts=starts,
         )
 
     def combine(
@@ -302,9 +283,28 @@ def token_in_rank_of(routing: Any, ranks: int) -> torch.Tensor:
     return token_in_rank
 
 
-def starts_of(per_expert: list[int], alignment: int) -> list[int]:
-    """Each expert's first row, for rows by expert."""
-    return list(accumulate(align_all(per_expert, alignment)[:-1], initial=0))
+def row_ends(per_expert: list[int], alignment: int) -> list[int]:
+    """0, and the end of each expert's rows and of the gap behind them, for rows by expert."""
+    return list(accumulate(align_all(per_expert, alignment), initial=0))
+
+
+def receive(call: Any, to: Received, starts: list[int] | None, zeroes_foreign: bool) -> Any:
+    """Copies the received rows of a dispatch to these tensors, and returns the engine's handle."""
+    rows, scales, choices, scale_args = to.rows, to.scales, to.choices, None
+    if scales is not None:
+        strides = scales.stride()
+        scale_args = address(scales), strides[0], 0, strides[1] if scales.dim() > 1 else 1
+    return call.receive(
+        len=rows.shape[0],
+        rows=address(rows),
+        stride=rows.shape[1] * rows.element_size(),
+        scales=scale_args,
+        choices=address(choices),
+        is_64=choices is not None and choices.dtype == torch.int64,
+        weights=address(to.weights),
+        zeroes_foreign=zeroes_foreign,
+        starts=starts,
+    )
 
 
 def zero_gaps(to: Received, starts: list[int], per_expert: list[int], alignment: int) -> None:
