@@ -78,10 +78,10 @@ class Steps:
     def many_tokens(self) -> None:
         """A dispatch and a combine in normal mode: each rank sends back the received rows."""
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
-        _, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
+        _, _, per_expert, token_in_rank, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
         rows, _, _, _, handle, _ = self.buffer.dispatch(
             x,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
@@ -89,7 +89,7 @@ class Steps:
             num_worst_tokens=self.own.choice([0, TOKENS * self.buffer.group_size]),
         )
         out, _, _ = self.buffer.combine(rows, handle)
-        self.compare(out, x, goes.float())
+        self.compare(out, x, token_in_rank.float())
 
     def few_tokens(self) -> None:
         """A dispatch and a combine in low latency mode."""
