@@ -7,7 +7,8 @@ Each backend takes its own routings and handles only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from functools import lru_cache
+from typing import Any, Callable, NamedTuple, Protocol
 
 import torch
 
@@ -16,6 +17,10 @@ from uccl.ep._row_layout import RowLayout
 
 #: Tokens, and their scales if they have any.
 Tokens = tuple[torch.Tensor, "torch.Tensor | None"]
+#: The experts that tokens chose, and their weights.
+Choices = tuple[torch.Tensor, torch.Tensor]
+#: The tensors of a combine in low latency mode: for the sums, and for waits by rank.
+CombineResults = tuple["torch.Tensor | None", "torch.Tensor | None"]
 #: A function by which ranks exchange bytes: it returns those of all ranks, by rank.
 Exchange = Callable[[bytes], "list[bytes | None]"]
 
@@ -65,6 +70,46 @@ class DispatchOptions:
     """Whether a dispatch that reuses a handle waits for counts, if the host has none."""
     uses_relays: bool = False
     """Whether tokens for another node cross once, to a relay there. GPUs have none."""
+
+
+class CombineOptions(NamedTuple):
+    """The options of a combine in normal mode."""
+
+    sums: str
+    """The order of sums: by "rank" or by "choice"."""
+    sends: str
+    """The rows that are sent: "row" for rows by token; for rows by expert, their "sum" over this
+    rank's experts, or "each" of them."""
+    uses_relays: bool
+    """Whether the rows of a node are summed there, if their tokens came through a relay."""
+    max_blocks: int
+    """The most blocks of a launch; 0: as many as the group has. The CPU has none."""
+
+
+class LowLatencyDispatchOptions(NamedTuple):
+    """The options of a dispatch in low latency mode."""
+
+    max_tokens: int
+    """The most tokens of any rank."""
+    num_experts: int
+    row_format: Format
+    stats: torch.Tensor | None
+    """Counts by local expert are added to it."""
+    waits: torch.Tensor | None
+    """Nanoseconds of waits by rank are added to it."""
+    has_hook: bool
+    """Whether a hook receives, some time after the sending."""
+
+
+class LowLatencyCombineOptions(NamedTuple):
+    """The options of a combine in low latency mode."""
+
+    use_logfmt: bool
+    """Whether rows are sent with ten bits a value."""
+    zero_copy: bool
+    """Whether peers read the rows in place. GPUs never copy them."""
+    has_hook: bool
+    """Whether a hook receives, some time after the sending."""
 
 
 @dataclass
@@ -210,46 +255,30 @@ class Backend(Protocol):
         handle: Any,
         weights: torch.Tensor | None,
         bias: Any,
-        *,
-        sums: str,
-        sends: str,
-        uses_relays: bool,
-        max_blocks: int,
+        options: CombineOptions,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sums the rows of normal mode that ranks return, and weights if there are any.
-
-        ``sums`` is the order of sums: by "rank" or by "choice". ``sends`` is "row" for rows by
-        token; for rows by expert, their "sum" over this rank's experts, or "each" of them.
-        """
+        """Sums the rows of normal mode that ranks return, and weights if there are any."""
 
     def low_latency_dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        max_tokens: int,
-        num_experts: int,
-        row_format: Format,
-        stats: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        has_hook: bool,
+        self, x: torch.Tensor, topk_idx: torch.Tensor, options: LowLatencyDispatchOptions
     ) -> LowLatencyDispatch:
-        """Prepares to send rows of bf16, where each rank has up to ``max_tokens``. Counts by local
-        expert are added to ``stats``, and nanoseconds of waits by rank to ``waits``."""
+        """Prepares to send rows of bf16."""
 
     def low_latency_combine(
         self,
         x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
+        choices: Choices,
         handle: Any,
-        out: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        use_logfmt: bool,
-        zero_copy: bool,
-        has_hook: bool,
+        results: CombineResults,
+        options: LowLatencyCombineOptions,
     ) -> LowLatencyCombine:
-        """Prepares to send the experts' rows back. Sums are written to ``out``, or to a new tensor,
-        and nanoseconds of waits by rank are added to ``waits``."""
+        """Prepares to send the experts' rows back. If the tensor of the sums is None, a new one is
+        made; nanoseconds of waits are added to the other, if there is one."""
 
     def combine_input(self, shape: tuple[int, ...]) -> torch.Tensor:
         """New memory for rows of bf16 that a combine with ``zero_copy`` sends without a copy."""
+
+
+#: Makes options, or returns those of an earlier call: that takes a third of the time.
+combine_options = lru_cache(maxsize=64)(CombineOptions)
+low_latency_combine_options = lru_cache(maxsize=64)(LowLatencyCombineOptions)

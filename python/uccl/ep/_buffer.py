@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._backend import Backend, BufferParams, DispatchOptions
+from uccl.ep._backend import (
+    Backend,
+    BufferParams,
+    DispatchOptions,
+    LowLatencyDispatchOptions,
+    combine_options,
+    low_latency_combine_options,
+)
 from uccl.ep._base import BaseBuffer
 from uccl.ep._checks import Hook, check, refuse_unknown
 from uccl.ep._config import MAX_TOP_K, Config
@@ -380,10 +387,7 @@ class Buffer(BaseBuffer):
             handle.state,
             topk_weights,
             bias,
-            sums="rank",
-            sends="row",
-            uses_relays=True,
-            max_blocks=self._max_blocks(config),
+            combine_options("rank", "row", True, self._max_blocks(config)),
         )
         return out, out_weights, self._done(async_finish, x, out)
 
@@ -466,9 +470,7 @@ class Buffer(BaseBuffer):
         hidden, max_tokens = x.shape[1], num_max_dispatch_tokens_per_rank
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
-        call = backend.low_latency_dispatch(
-            x,
-            topk_idx,
+        options = LowLatencyDispatchOptions(
             max_tokens,
             num_experts,
             row_format,
@@ -476,6 +478,7 @@ class Buffer(BaseBuffer):
             dispatch_wait_recv_cost_stats,
             bool(return_recv_hook),
         )
+        call = backend.low_latency_dispatch(x, topk_idx, options)
         handle = LowLatencyHandle((*call.tables, max_tokens, hidden, num_experts))
         handle.owner = self
 
@@ -566,17 +569,11 @@ class Buffer(BaseBuffer):
         if zero_copy and handle.to_combine is not None:
             # As in DeepEP, the memory that the caller got is sent, even if `x` is another tensor.
             x, handle.to_combine = handle.to_combine, None
-        call = backend.low_latency_combine(
-            x,
-            topk_idx,
-            topk_weights,
-            handle.state,
-            out,
-            combine_wait_recv_cost_stats,
-            bool(use_logfmt),
-            bool(zero_copy),
-            bool(return_recv_hook),
+        options = low_latency_combine_options(
+            bool(use_logfmt), bool(zero_copy), bool(return_recv_hook)
         )
+        choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
+        call = backend.low_latency_combine(x, choices, handle.state, results, options)
         if return_recv_hook:
             call.begin()
         else:

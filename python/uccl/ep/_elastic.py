@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from uccl import _core
-from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState
+from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState, combine_options
 from uccl.ep._base import BaseBuffer
 from uccl.ep._checks import NotHere, check, refuse_unknown
 from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
@@ -31,11 +31,16 @@ class ElasticOptions(NamedTuple):
     """The options of a dispatch of the second interface: the caller's, or those of a handle."""
 
     num_experts: int
+    num_ranks: int
     max_tokens: int
     """The most tokens of any rank."""
     alignment: int
     num_sms: int
+    uses_relays: bool
+    """Whether tokens for another node cross once, to a relay there."""
     do_cpu_sync: bool
+    is_counted: bool
+    """Whether there are exactly as many rows as arrive."""
     do_expand: bool
     do_zero_padding: bool
     is_col_major: bool
@@ -400,12 +405,17 @@ class ElasticBuffer(BaseBuffer):
             num_max_tokens_per_rank = handle.num_max_tokens_per_rank
         if num_max_tokens_per_rank is None:
             num_max_tokens_per_rank = self.num_max_tokens_per_rank
+        do_cpu_sync = handle is None if do_cpu_sync is None else bool(do_cpu_sync)
         options = ElasticOptions(
             num_experts,
+            self.num_ranks,
             num_max_tokens_per_rank,
             expert_alignment or 1,
             num_sms,
-            handle is None if do_cpu_sync is None else bool(do_cpu_sync),
+            self.allow_hybrid_mode,
+            do_cpu_sync,
+            # The host counts rows anew that it has counted for the handle.
+            do_cpu_sync or bool(handle and handle.num_recv_tokens_per_expert_list),
             bool(do_expand),
             bool(do_zero_padding),
             bool(use_tma_aligned_col_major_sf),
@@ -415,20 +425,11 @@ class ElasticBuffer(BaseBuffer):
             routing = backend.by_choices(choices, num_experts)
         else:
             routing = backend.by_handle(handle.state)
-        # The host counts rows anew that it has counted for the handle.
-        is_counted = handle is not None and bool(handle.num_recv_tokens_per_expert_list)
         received, state, counts = backend.dispatch(
             (rows, scales),
             topk_weights,
             routing,
-            dispatch_options(
-                options,
-                choices.dtype,
-                choices.shape[1],
-                self.num_ranks,
-                options.do_cpu_sync or is_counted,
-                self.allow_hybrid_mode,
-            ),
+            dispatch_options(options, choices.dtype, choices.shape[1]),
         )
         if handle is None:
             handle = self._new_handle(options, choices, state, counts, received.choices)
@@ -452,9 +453,9 @@ class ElasticBuffer(BaseBuffer):
         expanded = sum(aligned)
         if not options.do_cpu_sync:
             expanded = max_expert_rows(
-                self.num_ranks * options.max_tokens,
+                options.num_ranks * options.max_tokens,
                 topk_idx.shape[1],
-                options.num_experts // self.num_ranks,
+                options.num_experts // options.num_ranks,
                 alignment,
             )
         return EPHandle(
@@ -535,10 +536,9 @@ class ElasticBuffer(BaseBuffer):
             handle.state,
             topk_weights,
             bias,
-            sums="choice",
-            sends=sends,
-            uses_relays=self.allow_multiple_reduction,
-            max_blocks=num_sms or handle.num_sms,
+            combine_options(
+                "choice", sends, self.allow_multiple_reduction, num_sms or handle.num_sms
+            ),
         )
         return out, out_weights, self._done(async_with_compute_stream, x, out)
 
@@ -553,19 +553,13 @@ class ElasticBuffer(BaseBuffer):
 
 @lru_cache(maxsize=64)
 def dispatch_options(
-    options: ElasticOptions,
-    choice_dtype: torch.dtype,
-    top_k: int,
-    num_ranks: int,
-    is_counted: bool,
-    uses_relays: bool,
+    options: ElasticOptions, choice_dtype: torch.dtype, top_k: int
 ) -> DispatchOptions:
-    """The backend's options for a dispatch, with exactly as many rows as arrive if they are
-    counted. Raises for options that exclude each other."""
+    """The backend's options for a dispatch. Raises for options that exclude each other."""
     check_options(options)
-    row_layout, alignment = None, options.row_alignment()
-    if not is_counted:
-        tokens, local_experts = num_ranks * options.max_tokens, options.num_experts // num_ranks
+    row_layout, alignment, ranks = None, options.row_alignment(), options.num_ranks
+    if not options.is_counted:
+        tokens, local_experts = ranks * options.max_tokens, options.num_experts // ranks
         row_layout = RowLayout.upper_bound(tokens, alignment, top_k, local_experts)
     return DispatchOptions(
         row_layout,
@@ -577,7 +571,7 @@ def dispatch_options(
         max_tokens=options.max_tokens,
         max_blocks=options.num_sms,
         needs_counts=options.do_cpu_sync,
-        uses_relays=uses_relays,
+        uses_relays=options.uses_relays,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from uccl.ep._backend import BufferParams, Exchange
+from uccl.ep._backend import BufferParams, Exchange, LowLatencyDispatchOptions
 from uccl.ep._checks import NotHere
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.low_latency import LowLatencyMode
@@ -52,8 +52,9 @@ class CudaBackend(NormalMode, LowLatencyMode):
         # A dispatch without tokens, which waits for the headers of all ranks.
         x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
         choices = torch.empty((0, 1), dtype=torch.int64, device=self.device)
-        row_format, ranks = UNSCALED["bytes"], self.group.ranks
-        self.low_latency_dispatch(x, choices, 1, ranks, row_format, None, None, False).receive()
+        ranks, row_format = self.group.ranks, UNSCALED["bytes"]
+        options = LowLatencyDispatchOptions(1, ranks, row_format, None, None, False)
+        self.low_latency_dispatch(x, choices, options).receive()
 
     def set_mask(self, rank: int, is_masked: bool) -> None:
         """Leaves a rank out of later calls of the stream, or readmits it."""

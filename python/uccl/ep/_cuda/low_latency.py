@@ -8,9 +8,14 @@ from typing import Any, Callable
 import torch
 
 from uccl import _core
+from uccl.ep._backend import (
+    Choices,
+    CombineResults,
+    LowLatencyCombineOptions,
+    LowLatencyDispatchOptions,
+)
 from uccl.ep._checks import check
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._formats import Format
 from uccl.ep._tensors import address, align
 
 
@@ -53,8 +58,7 @@ class CudaLowLatencyCombine:
     native: Any
     memory: torch.Tensor
     """The memory with its scratch."""
-    choices: tuple[torch.Tensor, torch.Tensor]
-    """Experts and weights."""
+    choices: Choices
     out: torch.Tensor
     waits: torch.Tensor | None
 
@@ -79,18 +83,10 @@ class LowLatencyMode:
     group: CudaGroup
 
     def low_latency_dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        max_tokens: int,
-        num_experts: int,
-        row_format: Format,
-        stats: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        has_hook: bool,
+        self, x: torch.Tensor, topk_idx: torch.Tensor, options: LowLatencyDispatchOptions
     ) -> CudaLowLatencyDispatch:
-        """Prepares to send rows of bf16, where each rank has up to ``max_tokens``. Counts by local
-        expert are added to ``stats``, and nanoseconds of waits by rank to ``waits``."""
+        """Prepares to send rows of bf16."""
+        max_tokens, num_experts, row_format, stats, waits, _ = options
         group, (tokens, hidden) = self.group, x.shape
         device, ranks, empty = group.device, group.ranks, group.empty
         local, rows = num_experts // ranks, ranks * max_tokens
@@ -148,18 +144,13 @@ class LowLatencyMode:
     def low_latency_combine(
         self,
         x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
+        choices: Choices,
         handle: CudaLowLatencyHandle,
-        out: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        use_logfmt: bool,
-        zero_copy: bool,
-        has_hook: bool,
+        results: CombineResults,
+        options: LowLatencyCombineOptions,
     ) -> CudaLowLatencyCombine:
-        """Prepares to send rows back, as LogFMT-10 with ``use_logfmt``. ``out`` and ``waits`` are
-        the caller's tensors for the sums and for waits, or None. Rows are never copied, so
-        ``zero_copy`` changes nothing."""
+        """Prepares to send the experts' rows back."""
+        (topk_idx, topk_weights), (out, waits) = choices, results
         group, hidden, shape = self.group, x.shape[-1], handle.shape
         check("topk_idx", topk_idx, shape, torch.int64, torch.int32, device=group.device)
         check("topk_weights", topk_weights, shape, torch.float32, device=group.device)
@@ -176,8 +167,8 @@ class LowLatencyMode:
             rows=x.data_ptr(),
             hidden=hidden,
             records=handle.records,
-            is_packed=use_logfmt,
+            is_packed=options.use_logfmt,
             scratch=scratch,
             stream=stream,
         )
-        return CudaLowLatencyCombine(native, memory, (topk_idx, topk_weights), out, waits)
+        return CudaLowLatencyCombine(native, memory, choices, out, waits)

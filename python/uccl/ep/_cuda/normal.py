@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._backend import DispatchOptions, Received, Tokens
+from uccl.ep._backend import CombineOptions, DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.normal_dispatch import NormalDispatch, ShapePlans
@@ -109,15 +109,10 @@ class NormalMode:
         handle: Any,
         weights: torch.Tensor | None,
         bias: Any,
-        *,
-        sums: str,
-        sends: str,
-        uses_relays: bool,
-        max_blocks: int,
+        options: CombineOptions,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of
-        rows by expert, ``sends`` is their "sum", or "each". The call goes through the buffer of the
-        dispatch."""
+        """Sends rows back and sums them, and weights if there are any. The call goes through the
+        buffer of the dispatch."""
         handle = own_handle(handle)
         group, routing = handle.group, handle.routing
         check("x", x, (None, None), torch.bfloat16, device=group.device)
@@ -127,7 +122,7 @@ class NormalMode:
                 f"x has {num_rows} rows, and {handle.row_layout.min_combine_rows} arrived"
             )
         if weights is not None:
-            shape = (num_rows, routing.top_k) if sends == "row" else (num_rows,)
+            shape = (num_rows, routing.top_k) if options.sends == "row" else (num_rows,)
             check("topk_weights", weights, shape, torch.float32, device=group.device)
         out, out_weights = group.empty((routing.tokens, hidden), torch.bfloat16), None
         if weights is not None:
@@ -143,12 +138,14 @@ class NormalMode:
             rows=address(x),
             hidden=hidden,
             weights=weights_address(weights),
-            sends=sends,
-            blocks=max_blocks,
+            sends=options.sends,
+            blocks=options.max_blocks,
             scratch=scratch,
             stream=stream,
         )
-        combine.finish(rows=address(out), sums=sums, bias=bias, weights=address(out_weights))
+        combine.finish(
+            rows=address(out), sums=options.sums, bias=bias, weights=address(out_weights)
+        )
         return out, out_weights
 
 

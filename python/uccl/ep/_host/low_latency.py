@@ -7,8 +7,14 @@ from typing import Any
 import torch
 
 from uccl import _core
+from uccl.ep._backend import (
+    Choices,
+    CombineResults,
+    LowLatencyCombineOptions,
+    LowLatencyDispatchOptions,
+)
 from uccl.ep._checks import CPU, check
-from uccl.ep._formats import Format, RecvTensors
+from uccl.ep._formats import RecvTensors
 from uccl.ep._host.memory import Memory
 from uccl.ep._host.normal import routing_of
 from uccl.ep._tensors import address
@@ -66,11 +72,10 @@ class HostLowLatencyCombine:
     def __init__(
         self,
         native: Any,
-        choices: tuple[torch.Tensor, torch.Tensor],
+        choices: Choices,
         out: torch.Tensor,
         waits: torch.Tensor | None,
     ) -> None:
-        """``choices`` are experts and weights."""
         self._native, self._choices, self.out, self._waits = native, choices, out, waits
 
     def begin(self) -> None:
@@ -97,18 +102,10 @@ class LowLatencyMode:
     memory: Memory
 
     def low_latency_dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        max_tokens: int,
-        num_experts: int,
-        row_format: Format,
-        stats: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        has_hook: bool,
+        self, x: torch.Tensor, topk_idx: torch.Tensor, options: LowLatencyDispatchOptions
     ) -> HostLowLatencyDispatch:
-        """Begins to send rows of bf16, where each rank has up to ``max_tokens``. Counts by local
-        expert are added to ``stats``, and nanoseconds of waits by rank to ``waits``."""
+        """Begins to send rows of bf16."""
+        max_tokens, num_experts, row_format, stats, waits, has_hook = options
         ranks, (tokens, hidden) = self.native.ranks, x.shape
         routing = routing_of(topk_idx, num_experts, ranks)
         if routing.tokens != tokens:
@@ -131,17 +128,14 @@ class LowLatencyMode:
     def low_latency_combine(
         self,
         x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
+        choices: Choices,
         handle: Any,
-        out: torch.Tensor | None,
-        waits: torch.Tensor | None,
-        use_logfmt: bool,
-        zero_copy: bool,
-        has_hook: bool,
+        results: CombineResults,
+        options: LowLatencyCombineOptions,
     ) -> HostLowLatencyCombine:
-        """Begins to send the experts' rows back. Sums are written to ``out``, or to a new tensor,
-        and nanoseconds of waits by rank are added to ``waits``."""
+        """Begins to send the experts' rows back."""
+        (topk_idx, topk_weights), (out, waits) = choices, results
+        use_logfmt, zero_copy, has_hook = options
         local, rows, hidden = x.shape
         if zero_copy and not self.native.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError(
@@ -165,4 +159,4 @@ class LowLatencyMode:
             stays=zero_copy or not has_hook,
             leaves=has_hook,
         )
-        return HostLowLatencyCombine(native, (topk_idx, topk_weights), out, waits)
+        return HostLowLatencyCombine(native, choices, out, waits)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._backend import DispatchOptions, Received, Tokens
+from uccl.ep._backend import CombineOptions, DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
 from uccl.ep._host.memory import Memory
 from uccl.ep._row_layout import rows_of_choices
@@ -218,23 +218,18 @@ class NormalMode:
         handle: Any,
         weights: torch.Tensor | None,
         bias: Any,
-        *,
-        sums: str,
-        sends: str,
-        uses_relays: bool,
-        max_blocks: int,
+        options: CombineOptions,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of
-        rows by expert, ``sends`` is their "sum", or "each"."""
+        """Sends rows back and sums them, and weights if there are any."""
         handle = own_handle(handle)
         native, tokens, top_k = handle.native, handle.num_tokens, handle.top_k
         check("x", x, (None, None), torch.bfloat16)
         num_rows, hidden = x.shape
-        if sends == "row" and num_rows < sum(handle.rank_counts):
+        if options.sends == "row" and num_rows < sum(handle.rank_counts):
             raise ValueError(f"x has {num_rows} rows, and {sum(handle.rank_counts)} tokens arrived")
         out_weights = None
         if weights is not None:
-            shape = (num_rows, top_k) if sends == "row" else (num_rows,)
+            shape = (num_rows, top_k) if options.sends == "row" else (num_rows,)
             check("topk_weights", weights, shape, torch.float32)
             out_weights = torch.empty((tokens, top_k), dtype=torch.float32)
         out = self.memory.empty((tokens, hidden), torch.bfloat16)
@@ -244,13 +239,16 @@ class NormalMode:
             len=num_rows,
             stride=2 * hidden,
             hidden=hidden,
-            sends=sends,
+            sends=options.sends,
             weights=weights_address(weights),
             stays=True,
-            relays=sums if uses_relays else None,
+            relays=options.sums if options.uses_relays else None,
         )
         combine.finish(
-            rows=address(out), sums=sums, bias=biases(bias, out), weights=address(out_weights)
+            rows=address(out),
+            sums=options.sums,
+            bias=biases(bias, out),
+            weights=address(out_weights),
         )
         return out, out_weights
 
