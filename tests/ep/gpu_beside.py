@@ -71,8 +71,8 @@ def in_different_order(group: Any, rounds: int) -> None:
                 returned[number] = pair[number].dispatch(calls[number], False)
         torch.cuda.synchronize()
         for few, call, got in zip(pair, calls, (returned[0], returned[1])):
-            arrived = few.check_dispatch(call, got)
-            combined, _, _ = few.combine(call, got[2], arrived)
+            received = few.check_dispatch(call, got)
+            combined, _, _ = few.combine(call, got[2], received)
             assert torch.equal(few.here(combined), few.wanted(call))
             few.buffer.check()
     torch.distributed.barrier(group)

@@ -8,65 +8,68 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from uccl import _core
-from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
+from uccl.ep._ranks import Ranks, node_of_environment
+from uccl.ep._tensors import address, pool_tensor
 
 #: Multiprocessors that launches leave to other kernels.
 RESERVED = "UCCL_EP_RESERVED_SMS"
 
 
-class HasSpare(Protocol):
+class HasScratch(Protocol):
     """A dispatch's handle."""
 
     memory: torch.Tensor
-    spare: int
+    free_scratch: int
     """The address in ``memory`` of scratch that no combine has used, or 0."""
 
 
-class GpuGroup:
-    """One rank's end of a group. Calls of both modes are numbered together."""
+class CudaGroup:
+    """One rank's end of a group of GPUs. Calls of both modes are numbered together."""
 
     def __init__(
         self,
         ranks: Ranks,
-        pool: int,
-        timeout: float | None,
+        pool_bytes: int,
+        timeout: float,
         masks_late: bool,
         device: torch.device,
-        by_host: bool,
+        via_host: bool,
     ) -> None:
         torch.cuda.init()
         self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
-        self.timeout = timeout_of(timeout)
         #: The stream of the last call.
         self._last: torch.cuda.Stream | None = None
         self._last_number = -1
         #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
         self._pool: torch.Tensor | None = None
         blocks, is_alone = blocks_of(ranks, device)
+        #: The empty tables of channels in DeepEP's handles.
+        self.channels = self.empty((ranks.size, 0), torch.int32)
         self.native = _core.EpCudaGroup(
             rank=ranks.rank,
             ranks=ranks.size,
-            pool=max(pool, 1),
-            timeout=self.timeout,
+            pool=max(pool_bytes, 1),
+            timeout=timeout,
             masks_late=masks_late,
             device=device.index,
             blocks=blocks,
             is_alone=is_alone,
             node=node_of_environment(),
-            by_host=by_host,
+            by_host=via_host,
             exchange=ranks.exchange,
         )
         why = self.native.unreached
         if why is not None:
             warnings.warn(
-                f"GPUs of one node do not reach each other's memory, so calls take the slower way by the host's: {why}",
+                "GPUs of one node do not reach each other's memory, so calls take the slower way "
+                f"by the host's: {why}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=7,
             )
 
     def stream(self) -> int:
@@ -102,14 +105,14 @@ class GpuGroup:
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
 
-    def scratch_of(self, rows: HasSpare) -> tuple[torch.Tensor, int]:
-        """Memory for a combine's scratch, and its address: the dispatch's, for its first combine,
-        or new memory."""
-        if rows.spare:
-            spare, rows.spare = rows.spare, 0
-            return rows.memory, spare
-        more = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
-        return more, more.data_ptr()
+    def combine_scratch_of(self, handle: HasScratch) -> tuple[torch.Tensor, int]:
+        """Memory for a combine's scratch, and its address: the handle's for the first combine, else
+        new memory."""
+        if handle.free_scratch:
+            scratch, handle.free_scratch = handle.free_scratch, 0
+            return handle.memory, scratch
+        memory = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        return memory, memory.data_ptr()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
@@ -127,16 +130,19 @@ class GpuGroup:
         behind = (1,) if len(shape) > 1 else ()
         return flat.as_strided(shape, (stride // size, *behind), offset // size)
 
-    def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for rows that may go back. Any memory will do: rows are written once, straight to
-        the windows of the ranks that sum them."""
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As :meth:`empty`, for rows that a combine may send back without a copy: any memory will
+        do."""
         return self.empty(shape, dtype)
 
 
 def number_of_stream(device: int) -> int:
-    """The number of a GPU's current stream, without a new object where torch has a function for it."""
+    """The number of a GPU's current stream, without a new object where torch has a function for
+    it."""
     number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return number(device) if number is not None else torch.cuda.current_stream(device).cuda_stream
+    if number is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return int(number(device))
 
 
 def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:

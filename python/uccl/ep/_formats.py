@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from uccl.ep._group import CPU, address, align, check
-from uccl.ep._memory import Memory
+from uccl.ep._checks import CPU, check
+from uccl.ep._tensors import address, align
 
 #: Channels that share a scale in FP8.
 GROUP = 128
@@ -16,11 +16,22 @@ GROUP = 128
 TILE = 128
 
 
+class Allocator(Protocol):
+    """The memory of a backend's output tensors."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``torch.empty``."""
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``torch.empty``, for rows that a combine may send back without a copy."""
+
+
 @dataclass(frozen=True)
 class Format:
-    """The format of quantised rows: a name that the engine knows, and NVFP4's global scale."""
+    """The format of rows on the way to their experts: the engine's name, and NVFP4's global
+    scale."""
 
-    kind: str = "bytes"
+    name: str = "bytes"
     global_scale: torch.Tensor | float | None = None
 
     @staticmethod
@@ -60,37 +71,42 @@ class Format:
         check("x_global_scale", scale.view(1), (1,), torch.float32, device=device)
         return 1.0, scale.data_ptr()
 
-    def arriving(self, memory: Memory, runtime: Any, shape: tuple[int, int, int]) -> Arriving:
+    def row_len(self, hidden: int) -> int:
+        """The length of a row for the engine: its bytes, or its values if they are quantised."""
+        return 2 * hidden if self.name == "bytes" else hidden
+
+    def recv_tensors(self, allocator: Allocator, shape: tuple[int, int, int]) -> RecvTensors:
         """Output tensors for ``(local experts, rows, hidden)``."""
         local, rows, hidden = shape
-        if self.kind == "nvfp4":
+        if self.name == "nvfp4":
             tile_rows = align(rows, TILE) // TILE
-            packed = memory.empty((local, rows, hidden // 2), torch.uint8)
-            scales = memory.empty((local, tile_rows, hidden // 64, 32, 4, 4), torch.float8_e4m3fn)
+            packed = allocator.empty((local, rows, hidden // 2), torch.uint8)
+            tiles = (local, tile_rows, hidden // 64, 32, 4, 4)
+            scales = allocator.empty(tiles, torch.float8_e4m3fn)
             returned = packed.permute(1, 2, 0), scales.permute(3, 4, 1, 5, 2, 0)
-            return Arriving(packed, returned, {"tiles": (address(scales), tile_rows)})
-        if self.kind == "bytes":
-            values = memory.shared(runtime, shape, torch.bfloat16)
-            return Arriving(values, values, {})
-        values = memory.shared(runtime, shape, torch.float8_e4m3fn)
-        is_packed = self.kind == "exponent"
+            return RecvTensors(packed, returned, {"tiles": (address(scales), tile_rows)})
+        if self.name == "bytes":
+            values = allocator.shared(shape, torch.bfloat16)
+            return RecvTensors(values, values, {})
+        values = allocator.shared(shape, torch.float8_e4m3fn)
+        is_packed = self.name == "exponent"
         words = hidden // (4 * GROUP if is_packed else GROUP)
-        scales = memory.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
+        scales = allocator.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
         strides = address(scales), 1, (words - 1) * rows, rows
-        return Arriving(values, (values, scales.mT), {"scales": strides})
+        return RecvTensors(values, (values, scales.mT), {"scales": strides})
 
 
-#: The formats without a global scale, by kind, made once.
-UNSCALED = {kind: Format(kind) for kind in ("bytes", "exact", "power", "exponent")}
+#: The formats without a global scale, by name, made once.
+UNSCALED = {name: Format(name) for name in ("bytes", "exact", "power", "exponent")}
 
 
 @dataclass
-class Arriving:
-    """Output tensors of a dispatch."""
+class RecvTensors:
+    """Output tensors of a dispatch in low latency mode."""
 
-    values: torch.Tensor
+    rows: torch.Tensor
     """The rows, expert by expert."""
     returned: Any
     """The tensors that callers get."""
-    scales: dict[str, Any]
+    scale_args: dict[str, Any]
     """The layout of scales, as arguments of the engine."""

@@ -1,12 +1,33 @@
-"""The handle of a dispatch of the second interface."""
+"""The handles of dispatches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
+
+if TYPE_CHECKING:
+    from uccl.ep._backend import NormalHandleState
+
+
+class NormalHandle(tuple[Any, ...]):
+    """A dispatch's handle for :meth:`Buffer.combine`: DeepEP's tuple, and the backend's handle."""
+
+    state: NormalHandleState
+    num_tokens: int
+
+
+class LowLatencyHandle(tuple[Any, ...]):
+    """``(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts)``, and the
+    backend's handle."""
+
+    state: Any = None
+    """The backend's handle; None before the receive."""
+    owner: Any = None
+    to_combine: torch.Tensor | None = None
+    """Memory that the caller got for its rows: a combine with ``zero_copy`` sends it."""
 
 
 @dataclass(eq=False)
@@ -31,10 +52,11 @@ class EPHandle:
     #: ``[E/R]`` i32: tokens of each expert.
     num_unaligned_recv_tokens_per_expert: torch.Tensor
     #: Computes ``psum_num_recv_tokens_per_expert``.
-    tell_ends: Callable[[], torch.Tensor] = field(repr=False)
+    make_expert_ends: Callable[[], torch.Tensor] = field(repr=False)
     #: Computes ``recv_src_metadata``.
-    tell_sources: Callable[[], torch.Tensor] = field(repr=False)
-    native: Any = field(repr=False)
+    make_source_metadata: Callable[[], torch.Tensor] = field(repr=False)
+    #: The backend's handle.
+    state: NormalHandleState = field(repr=False)
     owner: Any = field(repr=False)
     #: Tables of DeepEP's relays; None here.
     token_metadata_at_forward: None = None
@@ -48,7 +70,7 @@ class EPHandle:
         Few callers read it, so without ``do_expand`` each read computes it, from the counts of the
         dispatch, or of its last repetition by a graph.
         """
-        return self.tell_ends()
+        return self.make_expert_ends()
 
     @cached_property
     def recv_src_metadata(self) -> torch.Tensor:
@@ -57,7 +79,7 @@ class EPHandle:
 
         The first read computes it; without ``do_expand`` from ``recv_topk_idx`` as it is then.
         """
-        return self.tell_sources()
+        return self.make_source_metadata()
 
     @cached_property
     def dst_buffer_slot_idx(self) -> torch.Tensor:
@@ -75,8 +97,8 @@ def places_by_choice(topk_idx: torch.Tensor, local_experts: int, ranks: int) -> 
     """``[n, K]``: the number of earlier tokens for the same rank, at the last choice of each rank,
     else -1."""
     owners = topk_idx.long().div(local_experts, rounding_mode="floor")
-    goes = (owners.unsqueeze(2) == torch.arange(ranks, device=owners.device)).any(1)
-    places = (goes.cumsum(0) - 1).gather(1, owners.clamp(min=0))
+    token_in_rank = (owners.unsqueeze(2) == torch.arange(ranks, device=owners.device)).any(1)
+    places = (token_in_rank.cumsum(0) - 1).gather(1, owners.clamp(min=0))
     last = owners >= 0
     for later in range(1, owners.shape[1]):
         last[:, :-later] &= owners[:, :-later] != owners[:, later:]

@@ -3,122 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
 import torch
 
-from uccl.ep._arriving import GROUP, Format
-from uccl.ep._device import Place
+from uccl.ep._backend import Backend, BufferParams
+from uccl.ep._checks import CPU, check
+from uccl.ep._cuda.backend import CudaBackend
+from uccl.ep._device import choose_device
 from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu import LowLatency
-from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._group import CPU, NotHere, Ranks, check, pool_tensor, timeout_of
+from uccl.ep._host.backend import HostBackend
 from uccl.ep._meeting import Meeting
-from uccl.ep._memory import Memory
-
-MAX_TOP_K = 32
-#: Experts of a rank that size hints have room for.
-LOCAL_EXPERTS = 256
+from uccl.ep._ranks import Ranks, timeout_of
+from uccl.ep._tensors import pool_tensor
 
 
-@dataclass(frozen=True)
-class Made:
-    """A buffer's parameters, for the CPU and for GPUs."""
-
-    pool: int
-    """Bytes."""
-    timeout: float | None
-    """Seconds that a call waits for its peers."""
-    gpu_timeout: float | None
-    """Seconds that a call on a GPU waits for its peers."""
-    masks_late: bool = False
-    count_timeout: float | None = None
-    """With GPUs, seconds that the host waits for counts. None: twice the timeout, because earlier
-    work on the stream may wait for its peers too."""
-    by_host: bool = False
-    """Whether ranks do not reach each other's GPU memory, and use host memory."""
-
-
-class Joined:
-    """One rank's end of a group, and the memory of the tensors that its calls return."""
+class BaseBuffer:
+    """One rank's end of a group."""
 
     #: Whether a buffer is on the current GPU, if there is one, where no argument or setting names a
     #: device.
     prefers_gpu = False
 
-    def __init__(self, ranks: Ranks, made: Made, place: Place) -> None:
-        self._ranks, self._made = ranks, made
+    def __init__(self, ranks: Ranks, params: BufferParams, device: Any) -> None:
+        """Joins the group. Collective."""
+        self._ranks, self._params = ranks, params
         self.group = ranks.group
-        self._memory = Memory()
+        choice = choose_device(ranks, device, self.prefers_gpu)
         #: Whether the first tensor decides where the buffer is.
-        self._may_move = place.may_move
+        self._may_move = choice.may_move
         self._last_meeting: Meeting | None = None
-        self._join(place.gpu)
+        self._join(choice.gpu)
 
     def _join(self, gpu: torch.device | None) -> None:
-        """Joins the group. Collective."""
-        made = self._made
-        timeout = made.timeout if gpu is None else made.gpu_timeout
-        self._timeout = timeout_of(timeout)
+        """Makes the backend. Collective."""
+        ranks, params = self._ranks, self._params
+        self._timeout = timeout_of(params.timeout if gpu is None else params.gpu_timeout)
         self.device = CPU if gpu is None else gpu
-        self._gpu: GpuGroup | None = None
-        self._low_latency: LowLatency | None = None
-        self._normal: NormalMode | None = None
+        self._backend: Backend | None
         if gpu is None:
-            self._native = self._ranks.join(made.pool, timeout, made.masks_late)
+            self._backend = HostBackend(ranks, params, self._timeout)
         else:
-            self._gpu = GpuGroup(
-                self._ranks, made.pool, timeout, made.masks_late, gpu, made.by_host
-            )
-            self._native = self._gpu.native
-            self._low_latency = LowLatency(self._gpu)
-            self._normal = NormalMode(self._gpu, made.count_timeout or 2 * self._timeout)
+            self._backend = CudaBackend(ranks, params, self._timeout, gpu)
 
-    def _begin(self, tensor: torch.Tensor) -> None:
+    def _begin(self, tensor: torch.Tensor) -> Backend:
         """Begins a call. In the first one, if no rank has named a device and the tensor is on a
         GPU, all ranks make the buffer again on their GPUs."""
-        self._check_is_there()
+        backend = self._backend
+        if backend is None:
+            raise destroyed()
         if self._may_move:
             self._may_move = False
             if tensor.device.type == "cuda":
                 self._join(tensor.device)
+                return self._there()
+        return backend
+
+    def _there(self) -> Backend:
+        """The backend. Raises if the buffer has been destroyed."""
+        if self._backend is None:
+            raise destroyed()
+        return self._backend
 
     @property
     def runtime(self) -> Any:
-        """The engine's end of the group."""
-        self._check_is_there()
-        if self._gpu is not None:
-            raise self._not_on_gpus()
-        return self._native
-
-    def _not_on_gpus(self) -> NotHere:
-        return NotHere(
-            f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far"
-        )
+        """The engine's end of the group. Raises on GPUs."""
+        return self._there().runtime
 
     def check(self) -> None:
-        """Raises the failure of a call on a GPU that has ended. It waits for no call. On the CPU
-        calls raise it themselves."""
-        if self._gpu is not None:
-            self._gpu.native.check()
+        """Raises the failure of a call on a GPU that has ended.
+
+        It waits for no call. On the CPU calls raise their failures themselves.
+
+        Raises:
+            RuntimeError: If a call has failed: a peer is lost, or made another call.
+            TimeoutError: If peers were late.
+        """
+        if self._backend is not None:
+            self._backend.check()
 
     def _pool_tensor(self, dtype: torch.dtype, offset: int, count: int | None) -> torch.Tensor:
-        self._check_is_there()
-        return pool_tensor(self._native, dtype, offset, count, self.device)
-
-    def _check_is_there(self) -> None:
-        if self._native is None:
-            raise RuntimeError("the buffer has been destroyed")
+        return pool_tensor(self._there().native, dtype, offset, count, self.device)
 
     def destroy(self) -> None:
-        """Drops the buffer's memory. Local: other ranks are not told."""
-        self._native = self._gpu = self._low_latency = self._normal = None
+        """Drops the buffer's memory. Local: other ranks do not learn of it."""
+        self._backend = None
 
     def get_comm_stream(self) -> torch.cuda.Stream | None:
-        """The stream that calls are enqueued on: the current one, or None on the CPU."""
-        return None if self._gpu is None else self._gpu.current_stream()
+        """Returns the stream that calls are enqueued on: the current one, or None on the CPU."""
+        return None if self._backend is None else self._backend.current_stream()
 
     def _wait_for(self, event: EventHandle | EventOverlap | None) -> None:
         """Makes the stream of the next call wait for an event of any of the kinds that callers
@@ -129,7 +102,7 @@ class Joined:
             event.current_stream_wait(self.get_comm_stream())
 
     def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
-        """The event that a call returns: of its stream if the call is asynchronous, or else empty."""
+        """The event that a call returns: of its stream if the call is asynchronous, else empty."""
         return (
             EventOverlap(EventHandle(self.get_comm_stream()), tensors)
             if is_async
@@ -138,8 +111,10 @@ class Joined:
 
     @property
     def generation(self) -> int:
-        """The number of meetings of the ranks so far. A handle of an earlier generation is refused."""
-        return self.runtime.generation
+        """The number of meetings of the ranks so far. A handle of an earlier generation is
+        refused."""
+        generation: int = self.runtime.generation
+        return generation
 
     def connect_ranks(self, ranks: Iterable[int], activate: bool = True, store: Any = None) -> None:
         """Lets ranks take part that are new, or have come back.
@@ -188,37 +163,35 @@ class Joined:
         self._regroup(self._active() - gone, store)
 
     def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of later calls, or readmits it.
+        """Leaves a rank out of later calls, or readmits it. Tells no other rank.
 
         Args:
             rank_to_mask: The rank.
             mask: Whether it is left out.
+
+        Raises:
+            ValueError: For a rank that the buffer has no room for.
         """
-        if self._gpu is None:
-            self.runtime.mask(rank_to_mask, mask)
-            return
+        backend = self._there()
         self._checked([rank_to_mask])
-        if mask:
-            self._gpu.mask(left_out=1 << rank_to_mask)
-        else:
-            self._gpu.mask(let_in=1 << rank_to_mask)
+        backend.set_mask(rank_to_mask, mask)
 
     def query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes to ``mask_status``, ``[R]`` i32, a 1 for each rank that is masked or gone, else 0."""
-        check("mask_status", mask_status, (self._ranks.size,), torch.int32, device=self.device)
-        if self._gpu is not None:
-            self._gpu.mask(status=mask_status)
-            return
-        mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
+        """Reads the masks.
+
+        Args:
+            mask_status: ``[R]`` i32: it gets a 1 for each rank that is masked or gone, else 0.
+
+        Raises:
+            ValueError: For a tensor with a wrong shape, dtype or device.
+        """
+        backend, shape = self._there(), (self._ranks.size,)
+        check("mask_status", mask_status, shape, torch.int32, device=self.device)
+        backend.read_masks(mask_status)
 
     def clean_mask_buffer(self) -> None:
         """Readmits all ranks that are there."""
-        if self._gpu is not None:
-            self._gpu.mask(let_in=(1 << self._ranks.size) - 1)
-            return
-        for rank, is_there in enumerate(self.runtime.there()):
-            if is_there:
-                self.runtime.mask(rank, False)
+        self._there().clear_masks()
 
     def _active(self) -> set[int]:
         return {rank for rank, is_masked in enumerate(self.runtime.masks()) if not is_masked} | {
@@ -233,24 +206,8 @@ class Joined:
         return given
 
     def _regroup(self, ranks: set[int], store: Any) -> None:
-        self._native = self._meet(ranks, store, self.runtime.regroup)
+        self._meet(ranks, store, self._there().regroup)
         self._may_move = False
-        # Tensors that callers hold keep the memory that was shared with the ranks before.
-        self._memory = Memory()
-
-    def _barrier(self) -> None:
-        """Waits for all ranks that take part, like any call, with the buffer's timeout and masks.
-        On a GPU the stream waits."""
-        self._check_is_there()
-        if self._low_latency is None:
-            self._native.barrier()
-            return
-        # A dispatch without tokens, which waits for the headers of all ranks.
-        size = self._ranks.size
-        x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
-        chosen = torch.empty((0, 1), dtype=torch.int64, device=self.device)
-        form = Format.of(False, False, False, False, None)
-        self._low_latency.dispatch(x, chosen, (1, size), form, (None, None)).receive()
 
     def _meet(self, ranks: set[int], store: Any, meet: Callable[[Any], Any]) -> Any:
         """Returns the result of ``meet``, which gets a function by which these ranks exchange
@@ -274,3 +231,8 @@ class Joined:
     def _check_owner(self, handle: Any) -> None:
         if handle.owner is not self:
             raise RuntimeError("the handle is of another buffer")
+
+
+def destroyed() -> RuntimeError:
+    """The error of calls on a destroyed buffer."""
+    return RuntimeError("the buffer has been destroyed")
