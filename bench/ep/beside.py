@@ -116,11 +116,11 @@ class Beside:
         """All rounds of a shape, or as many as there is time for."""
         measured = Measured(shape, sms)
         for name in list(self._groups):
-            told = self._ask(
+            remarks = self._ask(
                 name, {"do": "prepare", "shape": shape.as_dict(), "sms": sms}, PREPARE_S
             )
-            if told:
-                measured.told[name] = told[0]
+            if remarks:
+                measured.remarks[name] = remarks[0]
         for number in range(self._args.rounds):
             turns = [
                 (name, what, how) for name in self._groups for what in WHAT[name] for how in HOW

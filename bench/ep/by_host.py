@@ -132,7 +132,7 @@ def locked(count: int) -> torch.Tensor:
     return torch.ones(max(count, 1), dtype=torch.uint8, pin_memory=True)
 
 
-class ByHost(Calls):
+class ViaHost(Calls):
     """Calls of a mode, beside copies and writes of the same bytes."""
 
     #: By call: the name of its move.
@@ -169,7 +169,7 @@ class ByHost(Calls):
         what = self.moving.get(name, name.partition(", ")[2])
         return self.moves[what].sent(self.rank) if what in self.moves else super().size(name)
 
-    def told(self) -> list[str]:
+    def remarks(self) -> list[str]:
         def row(what: str, move: Move) -> str:
             sizes = [count / 1e6 for count in (move.sent(self.rank), move.taken(self.rank))]
             return f"{what}: rank {self.rank} sends {sizes[0]:.2f} MB, which GB/s counts, and takes {sizes[1]:.2f} MB"
@@ -228,7 +228,7 @@ class ByHost(Calls):
         return lambda: writer.write(counts)
 
 
-class FewByHost(ByHost, FewTokens):
+class LowLatencyViaHost(ViaHost, FewTokens):
     """Low latency mode; a combine sends a row for each expert of a token."""
 
     moving = {
@@ -241,7 +241,7 @@ class FewByHost(ByHost, FewTokens):
         return rows_by_choice(self.shape)
 
 
-class ManyByHost(ByHost, ManyTokens):
+class NormalViaHost(ViaHost, ManyTokens):
     """Normal mode; a combine sends a row for each rank of a token."""
 
     moving = {
@@ -266,7 +266,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.far and torch.cuda.device_count() < args.ranks:
         parser.error("ranks of several nodes are processes, each with a GPU")
-    run(args, FewByHost if args.mode == "few" else ManyByHost)
+    run(args, LowLatencyViaHost if args.mode == "few" else NormalViaHost)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from bench.ep.inputs import Routed
+from bench.ep.inputs import Routing
 
 #: A row's values, with their scales if they are of FP8.
 Tokens = Any
@@ -17,7 +17,7 @@ Layout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass
-class Arrived:
+class Received:
     """The result of a dispatch."""
 
     tokens: Tokens
@@ -33,34 +33,36 @@ class Engine(ABC):
     #: Blocks of a launch.
     sms: int
     #: Whether received rows may be views of the communication buffer (zero_copy).
-    has_in_place = False
+    has_views = False
 
     @abstractmethod
-    def layout(self, routed: Routed) -> Layout:
+    def layout(self, routing: Routing) -> Layout:
         """Counts the tokens of each rank and of each expert."""
 
     @abstractmethod
-    def dispatch(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+    def dispatch(self, x: Tokens, routing: Routing, layout: Layout) -> Received:
         """Sends tokens, and waits on the host for the number of received tokens."""
 
-    def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+    def dispatch_view(self, x: Tokens, routing: Routing, layout: Layout) -> Received:
         """Sends tokens; received rows are views of the buffer (zero_copy). The host waits for
         nothing."""
         raise NotImplementedError
 
-    def again_in_place(self, x: Tokens, handle: Any) -> Tokens:
+    def dispatch_view_reusing(self, x: Tokens, handle: Any) -> Tokens:
         """Sends tokens with the handle of an earlier zero_copy dispatch, to the same ranks."""
         raise NotImplementedError
 
     @abstractmethod
-    def again(self, x: Tokens, handle: Any) -> Tokens:
+    def dispatch_reusing(self, x: Tokens, handle: Any) -> Tokens:
         """Sends tokens with the handle of an earlier dispatch, to the same ranks."""
 
     @abstractmethod
     def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
         """Sends rows back, and sums the rows of each token."""
 
-    def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
+    def tune(
+        self, routing: Routing, meet: Callable[[], Any], agree: Callable[[float], float]
+    ) -> str:
         """Sets the fastest options for this shape, and describes them. ``agree`` returns the
         slowest rank's time."""
         return ""
@@ -70,83 +72,85 @@ class Engine(ABC):
         torch.cuda.synchronize()
 
 
-def calls(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
+def calls(engine: Engine, routing: Routing, with_layout: bool) -> dict[str, Callable[[], Any]]:
     """The timed calls, by name."""
-    known = engine.layout(routed)
-    first = engine.dispatch(routed.x, routed, known)
-    arrived, handle = first.tokens, first.handle
+    known = engine.layout(routing)
+    first = engine.dispatch(routing.x, routing, known)
+    received, handle = first.tokens, first.handle
 
-    def dispatch(x: Tokens) -> Arrived:
-        return engine.dispatch(x, routed, engine.layout(routed) if with_layout else known)
+    def dispatch(x: Tokens) -> Received:
+        return engine.dispatch(x, routing, engine.layout(routing) if with_layout else known)
 
     named: dict[str, Callable[[], Any]] = {
-        "dispatch fp8": lambda: dispatch(routed.quantised),
-        "dispatch bf16": lambda: dispatch(routed.x),
-        "dispatch bf16, handle": lambda: engine.again(routed.x, handle),
-        "combine bf16": lambda: engine.combine(arrived, handle),
+        "dispatch fp8": lambda: dispatch(routing.quantised),
+        "dispatch bf16": lambda: dispatch(routing.x),
+        "dispatch bf16, handle": lambda: engine.dispatch_reusing(routing.x, handle),
+        "combine bf16": lambda: engine.combine(received, handle),
     }
-    return {**named, **_in_place(engine, routed, with_layout)} if engine.has_in_place else named
+    return {**named, **_views(engine, routing, with_layout)} if engine.has_views else named
 
 
-def _in_place(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
+def _views(engine: Engine, routing: Routing, with_layout: bool) -> dict[str, Callable[[], Any]]:
     """The same calls with zero_copy."""
-    known = engine.layout(routed)
-    handle = engine.in_place(routed.x, routed, known).handle
+    known = engine.layout(routing)
+    handle = engine.dispatch_view(routing.x, routing, known).handle
 
-    def dispatch(x: Tokens) -> Arrived:
-        return engine.in_place(x, routed, engine.layout(routed) if with_layout else known)
+    def dispatch(x: Tokens) -> Received:
+        return engine.dispatch_view(x, routing, engine.layout(routing) if with_layout else known)
 
     return {
-        "dispatch fp8, in place": lambda: dispatch(routed.quantised),
-        "dispatch bf16, in place": lambda: dispatch(routed.x),
-        "dispatch bf16, handle, in place": lambda: engine.again_in_place(routed.x, handle),
+        "dispatch fp8, in place": lambda: dispatch(routing.quantised),
+        "dispatch bf16, in place": lambda: dispatch(routing.x),
+        "dispatch bf16, handle, in place": lambda: engine.dispatch_view_reusing(routing.x, handle),
     }
 
 
-def check_calls(engine: Engine, routed: Routed) -> None:
+def check_calls(engine: Engine, routing: Routing) -> None:
     """Raises unless received rows equal the sent ones, in order of rank and token, and sums are
     right to the last bit."""
-    shape, rank, device = routed.shape, routed.rank, str(routed.x.device)
+    shape, rank, device = routing.shape, routing.rank, str(routing.x.device)
     everyone = [
-        routed if other == rank else Routed(shape, other, device) for other in range(shape.ranks)
+        routing if other == rank else Routing(shape, other, device) for other in range(shape.ranks)
     ]
-    layout = engine.layout(routed)
+    layout = engine.layout(routing)
     experts = torch.arange(shape.experts, device=device)
-    _same("tokens by rank", layout[0], routed.goes.sum(0))
-    _same("where tokens go", layout[1], routed.goes)
-    _same("tokens by expert", layout[2], (routed.ids.view(-1, 1) == experts).sum(0))
+    _same("tokens by rank", layout[0], routing.token_in_rank.sum(0))
+    _same("where tokens go", layout[1], routing.token_in_rank)
+    _same("tokens by expert", layout[2], (routing.ids.view(-1, 1) == experts).sum(0))
     for form in ("quantised", "x"):
         sent = [getattr(each, form) for each in everyone]
-        got = engine.dispatch(sent[rank], routed, layout)
+        got = engine.dispatch(sent[rank], routing, layout)
         _same_tokens(f"rows, {form}", got.tokens, sent, everyone, rank)
         _check_choices(got, everyone, rank)
         _same_tokens(
             f"rows with a handle, {form}",
-            engine.again(sent[rank], got.handle),
+            engine.dispatch_reusing(sent[rank], got.handle),
             sent,
             everyone,
             rank,
         )
-        if engine.has_in_place:
-            got = engine.in_place(sent[rank], routed, layout)
+        if engine.has_views:
+            got = engine.dispatch_view(sent[rank], routing, layout)
             used = (got.ids >= 0).any(1)
-            stayed = got.tokens if isinstance(got.tokens, tuple) else (got.tokens,)
-            rows = tuple(part[used] for part in stayed)
+            viewed = got.tokens if isinstance(got.tokens, tuple) else (got.tokens,)
+            rows = tuple(part[used] for part in viewed)
             _same_tokens(
                 f"rows in place, {form}", rows if len(rows) > 1 else rows[0], sent, everyone, rank
             )
-    got = engine.dispatch(routed.integers(), routed, layout)
+    got = engine.dispatch(routing.integers(), routing, layout)
     # Each rank multiplies its rows by another factor, so a row of a wrong rank changes the sum.
     sums = engine.combine(got.tokens * (rank + 1), got.handle)
-    factors = (routed.goes * torch.arange(1, shape.ranks + 1, device=device)).sum(1, keepdim=True)
-    _same("sums", sums, (routed.integers() * factors).bfloat16())
+    factors = (routing.token_in_rank * torch.arange(1, shape.ranks + 1, device=device)).sum(
+        1, keepdim=True
+    )
+    _same("sums", sums, (routing.integers() * factors).bfloat16())
     engine.check()
 
 
-def _check_choices(got: Arrived, everyone: list[Routed], rank: int) -> None:
+def _check_choices(got: Received, everyone: list[Routing], rank: int) -> None:
     local = everyone[rank].shape.local_experts
     ids, weights = (
-        torch.cat([getattr(each, name)[each.goes[:, rank]] for each in everyone])
+        torch.cat([getattr(each, name)[each.token_in_rank[:, rank]] for each in everyone])
         for name in ("ids", "weights")
     )
     ours = ids // local == rank
@@ -158,15 +162,15 @@ def _check_choices(got: Arrived, everyone: list[Routed], rank: int) -> None:
 
 
 def _same_tokens(
-    what: str, got: Tokens, sent: list[Tokens], everyone: list[Routed], rank: int
+    what: str, got: Tokens, sent: list[Tokens], everyone: list[Routing], rank: int
 ) -> None:
     parts = zip(*sent) if isinstance(got, tuple) else [sent]
-    arrived = got if isinstance(got, tuple) else [got]
-    for part, values in zip(parts, arrived):
+    received = got if isinstance(got, tuple) else [got]
+    for part, values in zip(parts, received):
         _same(
             what,
             values,
-            torch.cat([rows[each.goes[:, rank]] for rows, each in zip(part, everyone)]),
+            torch.cat([rows[each.token_in_rank[:, rank]] for rows, each in zip(part, everyone)]),
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Callable
 import torch
 
 from bench.ep.gpu import Calls, Measured, on_gpus, run
-from bench.ep.inputs import Routed, row_bytes, rows_between, rows_by_choice
+from bench.ep.inputs import Routing, row_bytes, rows_between, rows_by_choice
 from bench.ep.plain import Rows
 from bench.ep.table import Line, Ratio, difference
 
@@ -45,7 +45,7 @@ class Expanded(Calls):
             num_gpu_timeout_secs=20,
             **{"group": None, **ends},
         )
-        self.routed = Routed(self.shape, rank)
+        self.routing = Routing(self.shape, rank)
         #: By form: the bytes that expanding writes beyond those of one row for a token.
         self.more = {
             form: (self._rows(True) - self._rows(False)) * row_bytes(form, args.hidden)
@@ -79,7 +79,7 @@ class Expanded(Calls):
         # Received bytes, of NCCL's exchange too.
         return self._rows(name.startswith("expanded")) * row_bytes(form, self.args.hidden)
 
-    def told(self) -> list[str]:
+    def remarks(self) -> list[str]:
         lines = []
         for form in FORMS:
             sizes = [
@@ -127,11 +127,11 @@ class Expanded(Calls):
         return sum(counts[self.rank] for counts in rows)
 
     def _dispatch(self, form: str, sms: int, is_expanded: bool) -> Callable[[], Any]:
-        routed = self.routed
+        routing = self.routing
         return lambda: self.buffer.dispatch(
-            routed.quantised if form == "fp8" else routed.x,
-            topk_idx=routed.ids,
-            topk_weights=routed.weights,
+            routing.quantised if form == "fp8" else routing.x,
+            topk_idx=routing.ids,
+            topk_weights=routing.weights,
             num_experts=self.shape.experts,
             num_sms=sms,
             do_handle_copy=False,

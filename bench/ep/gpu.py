@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from bench.ep.host import arguments
-from bench.ep.inputs import Routed, row_bytes, rows_by_choice, shape_of
+from bench.ep.inputs import Routing, row_bytes, rows_by_choice, shape_of
 from bench.ep.meeting import Meeting
 from bench.ep.plain import Rows, exchange
 from bench.ep.table import Line, Ratio, Rounds, ratios, table
@@ -103,7 +103,7 @@ class Calls:
         """Ratios of times, with their bars."""
         return []
 
-    def told(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """Facts about the calls, printed above the table."""
         rows, foreign = self.counts()
         return [f"{rows} rows of a rank, {foreign} of them for other ranks"]
@@ -133,8 +133,8 @@ class FewTokens(Calls):
         self.buffer = Buffer(
             num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends
         )
-        routed = Routed(self.shape, rank)
-        self.x, self.ids, self.weights = routed.x, routed.ids, routed.weights
+        routing = Routing(self.shape, rank)
+        self.x, self.ids, self.weights = routing.x, routing.ids, routing.weights
         self.rows = torch.randn(tokens * args.num_topk, hidden, device="cuda").bfloat16()
         # The driver loads the kernel of a division now, and not while another kernel waits for a
         # rank of this process.
@@ -272,7 +272,7 @@ def report(calls: Calls, ranks: list[Measured], how: str) -> None:
         f"{args.rounds} rounds of {args.calls} calls each way; queued: {QUEUED} behind each other; in a graph: {calls.repeats}"
     )
     compared = calls.compared(measured)
-    lines = [*calls.told(), "", *table(calls.lines(measured), HOWS)]
+    lines = [*calls.remarks(), "", *table(calls.lines(measured), HOWS)]
     print("\n".join([*lines, "", *ratios(compared, HOWS)] if compared else lines), flush=True)
 
 

@@ -15,9 +15,9 @@ from typing import Any, Callable
 
 import torch
 
-from bench.ep.engine import Arrived, Tokens
+from bench.ep.engine import Received, Tokens
 from bench.ep.gpu import Calls, Measured, of_nccl, on_gpus, run
-from bench.ep.inputs import Routed, rows_between
+from bench.ep.inputs import Routing, rows_between
 from bench.ep.plain import Rows
 from bench.ep.table import Ratio
 
@@ -33,37 +33,37 @@ class ManyTokens(Calls):
 
         super().__init__(args, rank)
         self.engine = Ours(self.shape, args.num_sms, **ends)
-        self.buffer, self.routed = self.engine.buffer, Routed(self.shape, rank)
+        self.buffer, self.routing = self.engine.buffer, Routing(self.shape, rank)
         self.rows = torch.randn(self.counts()[0], args.hidden, device="cuda").bfloat16()
         self.copied = self.rows.clone()
-        self.first: Arrived | None = None
-        self.stayed: Arrived | None = None
+        self.first: Received | None = None
+        self.viewed: Received | None = None
 
     def rows_between(self) -> Rows:
         """A row for each rank of a token."""
         return rows_between(self.shape)
 
-    def dispatch(self, x: Tokens, worst: int = 0) -> Arrived:
-        return self.engine.dispatch(x, self.routed, self.engine.layout(self.routed), worst)
+    def dispatch(self, x: Tokens, worst: int = 0) -> Received:
+        return self.engine.dispatch(x, self.routing, self.engine.layout(self.routing), worst)
 
-    def in_place(self, x: Tokens) -> Arrived:
+    def dispatch_view(self, x: Tokens) -> Received:
         """A dispatch with zero_copy: received rows are views of the buffer."""
-        return self.engine.in_place(x, self.routed, self.engine.layout(self.routed))
+        return self.engine.dispatch_view(x, self.routing, self.engine.layout(self.routing))
 
     def all(self) -> dict[str, Callable[[], Any]]:
-        routed, most = self.routed, self.args.ranks * self.args.num_tokens
-        first = self.first = self.first or self.dispatch(routed.x)
-        stayed = self.stayed = self.stayed or self.in_place(routed.x)
+        routing, most = self.routing, self.args.ranks * self.args.num_tokens
+        first = self.first = self.first or self.dispatch(routing.x)
+        viewed = self.viewed = self.viewed or self.dispatch_view(routing.x)
         return {
-            "dispatch, fp8": lambda: self.dispatch(routed.quantised),
-            "dispatch, bf16": lambda: self.dispatch(routed.x),
-            "dispatch, worst case, fp8": lambda: self.dispatch(routed.quantised, most),
-            "dispatch, worst case, bf16": lambda: self.dispatch(routed.x, most),
-            "dispatch, handle, bf16": lambda: self.engine.again(routed.x, first.handle),
-            "dispatch, in place, fp8": lambda: self.in_place(routed.quantised),
-            "dispatch, in place, bf16": lambda: self.in_place(routed.x),
-            "dispatch, handle, in place, bf16": lambda: self.engine.again_in_place(
-                routed.x, stayed.handle
+            "dispatch, fp8": lambda: self.dispatch(routing.quantised),
+            "dispatch, bf16": lambda: self.dispatch(routing.x),
+            "dispatch, worst case, fp8": lambda: self.dispatch(routing.quantised, most),
+            "dispatch, worst case, bf16": lambda: self.dispatch(routing.x, most),
+            "dispatch, handle, bf16": lambda: self.engine.dispatch_reusing(routing.x, first.handle),
+            "dispatch, in place, fp8": lambda: self.dispatch_view(routing.quantised),
+            "dispatch, in place, bf16": lambda: self.dispatch_view(routing.x),
+            "dispatch, handle, in place, bf16": lambda: self.engine.dispatch_view_reusing(
+                routing.x, viewed.handle
             ),
             "combine": lambda: self.engine.combine(first.tokens, first.handle),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),

@@ -67,7 +67,7 @@ def rows_by_choice(shape: Shape) -> list[list[int]]:
     return [torch.bincount(each, minlength=shape.ranks).tolist() for each in owners]
 
 
-class Routed:
+class Routing:
     """A rank's tokens, and the ranks that each is sent to."""
 
     def __init__(self, shape: Shape, rank: int, device: str = "cuda") -> None:
@@ -77,7 +77,7 @@ class Routed:
         x = torch.randn(shape.tokens, shape.hidden, generator=draw).bfloat16()
         scales = torch.rand(shape.tokens, shape.hidden // GROUP, generator=draw)
         weights = torch.rand(shape.tokens, shape.top_k, generator=draw)
-        self.ids, self.goes = ids.to(device), ranks_of(shape, ids).to(device)
+        self.ids, self.token_in_rank = ids.to(device), ranks_of(shape, ids).to(device)
         self.x, self.weights = x.to(device), weights.to(device)
         self.quantised = self.x.to(torch.float8_e4m3fn), scales.to(device)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from uccl.ep import Buffer, Config
 
-from bench.ep.engine import Arrived, Engine, Layout, Tokens
-from bench.ep.inputs import Routed, Shape
+from bench.ep.engine import Engine, Layout, Received, Tokens
+from bench.ep.inputs import Routing, Shape
 
 
 def room(most: Shape) -> int:
@@ -19,45 +19,45 @@ def room(most: Shape) -> int:
 class Ours(Engine):
     """``uccl.ep.Buffer``."""
 
-    has_in_place = True
+    has_views = True
 
     def __init__(self, most: Shape, sms: int, **ends: Any) -> None:
         """Makes a buffer for calls of the shape ``most``. ``ends`` describe the group of ranks."""
         self.sms = sms
         self.buffer = Buffer(num_nvl_bytes=room(most), device="cuda", timeout=20, **ends)
 
-    def layout(self, routed: Routed) -> Layout:
-        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(
-            routed.ids, routed.shape.experts
+    def layout(self, routing: Routing) -> Layout:
+        per_rank, _, per_expert, token_in_rank, _ = self.buffer.get_dispatch_layout(
+            routing.ids, routing.shape.experts
         )
-        return per_rank, goes, per_expert
+        return per_rank, token_in_rank, per_expert
 
     def dispatch(
-        self, x: Tokens, routed: Routed, layout: Layout, worst: int = 0, zero_copy: bool = False
-    ) -> Arrived:
+        self, x: Tokens, routing: Routing, layout: Layout, worst: int = 0, zero_copy: bool = False
+    ) -> Received:
         """With ``worst`` the result has that many rows, and the host waits for nothing."""
         returned = self.buffer.dispatch(
             x,
             num_tokens_per_rank=layout[0],
             is_token_in_rank=layout[1],
             num_tokens_per_expert=layout[2],
-            topk_idx=routed.ids,
-            topk_weights=routed.weights,
+            topk_idx=routing.ids,
+            topk_weights=routing.weights,
             num_worst_tokens=worst,
             zero_copy=zero_copy,
             config=Config(self.sms),
         )
-        return Arrived(*returned[:5])
+        return Received(*returned[:5])
 
-    def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+    def dispatch_view(self, x: Tokens, routing: Routing, layout: Layout) -> Received:
         return self.dispatch(
-            x, routed, layout, worst=routed.shape.ranks * routed.shape.tokens, zero_copy=True
+            x, routing, layout, worst=routing.shape.ranks * routing.shape.tokens, zero_copy=True
         )
 
-    def again(self, x: Tokens, handle: Any) -> Tokens:
+    def dispatch_reusing(self, x: Tokens, handle: Any) -> Tokens:
         return self.buffer.dispatch(x, handle=handle, config=Config(self.sms))[0]
 
-    def again_in_place(self, x: Tokens, handle: Any) -> Tokens:
+    def dispatch_view_reusing(self, x: Tokens, handle: Any) -> Tokens:
         return self.buffer.dispatch(x, handle=handle, config=Config(self.sms), zero_copy=True)[0]
 
     def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:

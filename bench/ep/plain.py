@@ -75,11 +75,11 @@ class Symmetric:
         torch.cuda.synchronize()
         dist.barrier()
         self()
-        arrived = self._target[: sum(comes)]
+        received = self._target[: sum(comes)]
         wanted = torch.repeat_interleave(torch.arange(1, len(rows) + 1), torch.tensor(comes)).to(
             here
         )
-        if not bool(arrived.eq(wanted[:, None]).all()):
+        if not bool(received.eq(wanted[:, None]).all()):
             raise RuntimeError("symmetric memory's all_to_all brings other rows")
 
     def __call__(self) -> None:

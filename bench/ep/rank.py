@@ -18,7 +18,7 @@ from typing import Any, Callable
 import torch
 
 from bench.ep.engine import calls, check_calls
-from bench.ep.inputs import Routed, Shape
+from bench.ep.inputs import Routing, Shape
 from bench.ep.meeting import Meeting
 from bench.ep.plain import ONE_WAY, OWN_TOO, Copies, Symmetric, exchange, moved, without_own
 from bench.ep.timing import times
@@ -46,8 +46,8 @@ class Rank:
         """Checks and prepares the calls of a shape; returns facts about them."""
         # Releases the calls of the shape before: this one needs their memory.
         self._calls = {}
-        self._calls, told = self.made(shape, sms)
-        return told
+        self._calls, remarks = self.made(shape, sms)
+        return remarks
 
     def made(self, shape: Shape, sms: int) -> tuple[dict[str, Callable[[], Any]], str]:
         """The calls of a shape by name, and facts about them."""
@@ -77,10 +77,10 @@ class EngineRank(Rank):
 
     def made(self, shape: Shape, sms: int) -> tuple[dict[str, Callable[[], Any]], str]:
         self.engine.sms = sms
-        routed = Routed(shape, self.rank)
-        check_calls(self.engine, routed)
-        told = self.engine.tune(routed, self.meeting.barrier, self.agree)
-        return calls(self.engine, routed, self.with_layout), told
+        routing = Routing(shape, self.rank)
+        check_calls(self.engine, routing)
+        remarks = self.engine.tune(routing, self.meeting.barrier, self.agree)
+        return calls(self.engine, routing, self.with_layout), remarks
 
     def measure(self, what: str, how: str, count: int) -> list[float]:
         taken = super().measure(what, how, count)

@@ -41,7 +41,7 @@ class Measured:
     shape: Shape
     sms: int
     #: Facts that participants report about themselves.
-    told: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
     #: By row and way of calling: microseconds of the slowest rank, of each round.
     rounds: dict[Row, Rounds] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Measured:
         rows = [
             {"who": who, "what": what, "us": taken} for (who, what), taken in self.rounds.items()
         ]
-        return {**self.shape.as_dict(), "sms": self.sms, "told": self.told, "rows": rows}
+        return {**self.shape.as_dict(), "sms": self.sms, "told": self.remarks, "rows": rows}
 
 
 def plain(what: str) -> str:
@@ -96,7 +96,7 @@ def _head(measured: Measured) -> list[str]:
         f"Rank {most} sends most: {count} rows to other ranks ({sizes[0]:.1f} MB of bf16, {sizes[1]:.1f} MB of FP8 with "
         f"scales), which GB/s counts, and {own} to itself, which it does not.",
         f"{_count(measured, 'called')} calls alone, and {_count(measured, 'queued')} times {QUEUED} behind each other.",
-        *(f"{who}: {what}" for who, what in measured.told.items() if what),
+        *(f"{who}: {what}" for who, what in measured.remarks.items() if what),
     ]
 
 

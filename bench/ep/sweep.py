@@ -82,9 +82,9 @@ def rank_of(rank: int, args: argparse.Namespace, folder: str) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         for tokens in args.tokens:
             # Rank 0's clock decides for all.
-            told = [time.time() > args.until]
-            dist.broadcast_object_list(told, 0)
-            if told[0]:
+            is_over = [time.time() > args.until]
+            dist.broadcast_object_list(is_over, 0)
+            if is_over[0]:
                 break
             swept[tokens] = of_tokens(rank, args, tokens, folder)
     everyone: list[Any] = [None] * args.ranks

@@ -13,8 +13,8 @@ from typing import Any, Callable
 import torch
 from uccl import ep
 
-from bench.ep.engine import Arrived, Engine, Layout, Tokens
-from bench.ep.inputs import GROUP, Routed, Shape
+from bench.ep.engine import Engine, Layout, Received, Tokens
+from bench.ep.inputs import GROUP, Routing, Shape
 from bench.ep.meeting import Meeting
 from bench.ep.timing import times
 
@@ -39,7 +39,7 @@ class Handle:
     recv_channels: torch.Tensor
     arrived: int
     sources: torch.Tensor
-    goes: torch.Tensor
+    token_in_rank: torch.Tensor
     heads: torch.Tensor
 
 
@@ -78,42 +78,42 @@ class Upstream(Engine):
         )
         size = -(-hint // ALIGNMENT) * ALIGNMENT
         self._buffer = ep.Buffer(rank, most.ranks, size, 0, False, True, most.ranks)
-        told = json.dumps(
+        card = json.dumps(
             [self._buffer.get_local_device_id(), self._buffer.get_local_ipc_handle().hex()]
         )
-        devices, handles = zip(*map(json.loads, meeting.allgather(told.encode())))
+        devices, handles = zip(*map(json.loads, meeting.allgather(card.encode())))
         self._buffer.sync(
             list(devices), [bytes.fromhex(handle) for handle in handles], None, [None] * most.ranks
         )
 
-    def layout(self, routed: Routed) -> Layout:
-        tokens, top_k = routed.ids.shape
-        per_rank, per_expert = _i32(self._ranks), _i32(routed.shape.experts)
-        goes = torch.empty((tokens, self._ranks), dtype=torch.bool, device="cuda")
+    def layout(self, routing: Routing) -> Layout:
+        tokens, top_k = routing.ids.shape
+        per_rank, per_expert = _i32(self._ranks), _i32(routing.shape.experts)
+        token_in_rank = torch.empty((tokens, self._ranks), dtype=torch.bool, device="cuda")
         self._buffer.get_dispatch_layout(
-            topk_idx_ptr=routed.ids.data_ptr(),
+            topk_idx_ptr=routing.ids.data_ptr(),
             num_tokens=tokens,
             num_topk=top_k,
-            num_experts=routed.shape.experts,
+            num_experts=routing.shape.experts,
             num_tokens_per_rank_ptr=per_rank.data_ptr(),
             num_tokens_per_rdma_rank_ptr=0,
             num_tokens_per_expert_ptr=per_expert.data_ptr(),
-            is_token_in_rank_ptr=goes.data_ptr(),
+            is_token_in_rank_ptr=token_in_rank.data_ptr(),
             compute_stream_ptr=_stream(),
         )
-        return per_rank, goes, per_expert
+        return per_rank, token_in_rank, per_expert
 
-    def dispatch(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
-        per_rank, goes, per_expert = layout
-        (tokens, top_k), channels = routed.ids.shape, self.sms // 2
+    def dispatch(self, x: Tokens, routing: Routing, layout: Layout) -> Received:
+        per_rank, token_in_rank, per_expert = layout
+        (tokens, top_k), channels = routing.ids.shape, self.sms // 2
         ranks, sent = _i32(self._ranks, self._ranks), _i32(self._ranks, channels)
         config = self._config(_form(x))
         arrived, counted, _ = self._buffer.intranode_prepare(
             num_tokens_per_rank_ptr=per_rank.data_ptr(),
-            is_token_in_rank_ptr=goes.data_ptr(),
+            is_token_in_rank_ptr=token_in_rank.data_ptr(),
             num_tokens_per_expert_ptr=per_expert.data_ptr(),
             num_tokens=tokens,
-            num_experts=routed.shape.experts,
+            num_experts=routing.shape.experts,
             rank_prefix_matrix_ptr=ranks.data_ptr(),
             channel_prefix_matrix_ptr=sent.data_ptr(),
             expert_alignment=1,
@@ -129,7 +129,7 @@ class Upstream(Engine):
             _i32(self._ranks, channels),
             arrived,
             _i32(room),
-            goes,
+            token_in_rank,
             _i32(tokens, self._ranks),
         )
         ids = torch.empty((room, top_k), dtype=torch.int64, device="cuda")
@@ -138,17 +138,17 @@ class Upstream(Engine):
             x,
             handle,
             config,
-            topk_idx_ptr=routed.ids.data_ptr(),
+            topk_idx_ptr=routing.ids.data_ptr(),
             num_topk=top_k,
-            topk_weights_ptr=routed.weights.data_ptr(),
-            num_experts=routed.shape.experts,
+            topk_weights_ptr=routing.weights.data_ptr(),
+            num_experts=routing.shape.experts,
             cached_mode=False,
             recv_topk_idx_ptr=ids.data_ptr(),
             recv_topk_weights_ptr=weights.data_ptr(),
         )
-        return Arrived(received, ids[:arrived], weights[:arrived], counted, handle)
+        return Received(received, ids[:arrived], weights[:arrived], counted, handle)
 
-    def again(self, x: Tokens, handle: Handle) -> Tokens:
+    def dispatch_reusing(self, x: Tokens, handle: Handle) -> Tokens:
         return self._send(
             x,
             handle,
@@ -187,13 +187,18 @@ class Upstream(Engine):
         )
         return sums
 
-    def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
+    def tune(
+        self, routing: Routing, meet: Callable[[], Any], agree: Callable[[float], float]
+    ) -> str:
         """Chooses chunks as UCCL-EP's own tests do: by dispatches with a handle, and by
         combines."""
-        first = self.dispatch(routed.x, routed, self.layout(routed))
+        first = self.dispatch(routing.x, routing, self.layout(routing))
         tried: dict[str, tuple[range, Callable[[], Any]]] = {
-            "fp8": (DISPATCH_CHUNKS, lambda: self.again(routed.quantised, first.handle)),
-            "bf16": (DISPATCH_CHUNKS, lambda: self.again(routed.x, first.handle)),
+            "fp8": (
+                DISPATCH_CHUNKS,
+                lambda: self.dispatch_reusing(routing.quantised, first.handle),
+            ),
+            "bf16": (DISPATCH_CHUNKS, lambda: self.dispatch_reusing(routing.x, first.handle)),
             "combine": (COMBINE_CHUNKS, lambda: self.combine(first.tokens, first.handle)),
         }
         for what, (chunks, call) in tried.items():
@@ -209,7 +214,7 @@ class Upstream(Engine):
     def _config(self, what: str) -> Any:
         return ep.Config(self.sms, self._chunks[what], QUEUE, 6, 128)
 
-    def _send(self, x: Tokens, handle: Handle, config: Any, **routing: int) -> Tokens:
+    def _send(self, x: Tokens, handle: Handle, config: Any, **addresses: int) -> Tokens:
         """Enqueues a dispatch, and returns the received rows."""
         rows, scales = x if isinstance(x, tuple) else (x, None)
         (tokens, hidden), room = rows.shape, max(handle.arrived, 1)
@@ -226,7 +231,7 @@ class Upstream(Engine):
             num_scales=0 if scales is None else scales.shape[1],
             scale_token_stride=0 if scales is None else scales.stride(0),
             scale_hidden_stride=0 if scales is None else scales.stride(1),
-            is_token_in_rank_ptr=handle.goes.data_ptr(),
+            is_token_in_rank_ptr=handle.token_in_rank.data_ptr(),
             rank_prefix_matrix_ptr=handle.ranks.data_ptr(),
             channel_prefix_matrix_ptr=handle.channels.data_ptr(),
             num_worst_tokens=0,
@@ -238,7 +243,7 @@ class Upstream(Engine):
             recv_src_idx_ptr=handle.sources.data_ptr(),
             send_head_ptr=handle.heads.data_ptr(),
             compute_stream_ptr=_stream(),
-            **routing,
+            **addresses,
         )
         received = received[: handle.arrived]
         return received if of_scales is None else (received, of_scales[: handle.arrived])

@@ -24,7 +24,7 @@ class Failed(Exception):
 
 
 @dataclass
-class Ended:
+class ProcessResult:
     """How a process ended."""
 
     code: int
@@ -91,14 +91,14 @@ class Process:
     def pid(self) -> int:
         return self._child.pid
 
-    def wait(self, limit_s: float) -> Ended:
+    def wait(self, limit_s: float) -> ProcessResult:
         """Waits for its end; past `limit_s` seconds the group is killed and `Failed` raised."""
         try:
             code = self._child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self.end()
             raise Failed(f"no end after {limit_s:.0f} s: {self._last_words()}") from None
-        return Ended(code, *(self._text(file) for file in self._files))
+        return ProcessResult(code, *(self._text(file) for file in self._files))
 
     def alive(self) -> bool:
         return self._child.poll() is None
@@ -188,7 +188,7 @@ def run(
     limit_s: float,
     env: dict[str, str] | None = None,
     stdin: str | None = None,
-) -> Ended:
+) -> ProcessResult:
     """Runs a command to its end; `Failed` when it exits other than 0 or runs past its limit."""
     with Process(command, env, stdin) as process:
         ended = process.wait(limit_s)

@@ -54,7 +54,9 @@ def gpu_facts() -> list[str]:
 def command() -> str:
     """The command line, without the places of files."""
     words = [Path(word).name if word.startswith(("/", ".")) else word for word in sys.argv[1:]]
-    return shlex.join(["python3", f"bench/{Path(sys.argv[0]).name}", *words])
+    spec = sys.modules["__main__"].__spec__
+    program = ["-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join(["python3", *program, *words])
 
 
 def document(

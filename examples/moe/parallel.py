@@ -11,12 +11,14 @@ class Dispatch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weights, choices, buffer, num_experts):
-        per_rank, per_node, per_expert, goes, _ = buffer.get_dispatch_layout(choices, num_experts)
+        per_rank, per_node, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(
+            choices, num_experts
+        )
         rows, local_choices, row_weights, counts, handle, _ = buffer.dispatch(
             x,
             num_tokens_per_rank=per_rank,
             num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,

@@ -86,7 +86,7 @@ _Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 _Transport: TypeAlias = Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
 _Checksum: TypeAlias = Union[bool, Literal["auto", "on", "off"]]
 
-class _Alike(Protocol):
+class _DispatchShape(Protocol):
     @property
     def row_bytes(self) -> int: ...
     @property
@@ -106,7 +106,33 @@ class _Alike(Protocol):
     @property
     def alignment(self) -> int | None: ...
 
-class _Parts(Protocol):
+_RecvArgs: TypeAlias = tuple[
+    int,
+    int,
+    tuple[int, int, int] | None,
+    bool,
+    int,
+    int,
+    EpCudaParts,
+]
+
+_SendArgs: TypeAlias = tuple[
+    int,
+    tuple[int, int, int, int] | None,
+    int,
+    int,
+    bool,
+    tuple[int, int] | None,
+    int,
+    EpCudaLaidOut | None,
+    EpCudaNormalHandle | None,
+    int,
+    int,
+    int,
+    int,
+]
+
+class _WorkspaceLayout(Protocol):
     @property
     def starts(self) -> int: ...
     @property
@@ -123,32 +149,6 @@ class _Parts(Protocol):
     def choices(self) -> int: ...
     @property
     def weights(self) -> int: ...
-
-_Receiving: TypeAlias = tuple[
-    int,
-    int,
-    tuple[int, int, int] | None,
-    bool,
-    int,
-    int,
-    EpCudaParts,
-]
-
-_Sending: TypeAlias = tuple[
-    int,
-    tuple[int, int, int, int] | None,
-    int,
-    int,
-    bool,
-    tuple[int, int] | None,
-    int,
-    EpCudaLaidOut | None,
-    EpCudaNormalHandle | None,
-    int,
-    int,
-    int,
-    int,
-]
 
 @disjoint_base
 class Endpoint:
@@ -1375,17 +1375,17 @@ class EpCudaNormalHandle:
 
 @final
 class EpCudaNormalKind:
-    """Dispatches of a kind."""
+    """The shape of dispatches."""
 
-    def __new__(cls, alike: _Alike) -> Self: ...
-    def begin(self, group: EpCudaGroup, sending: _Sending) -> EpCudaNormalDispatch:
+    def __new__(cls, alike: _DispatchShape) -> Self: ...
+    def begin(self, group: EpCudaGroup, sending: _SendArgs) -> EpCudaNormalDispatch:
         """Enqueues the sends of tokens."""
 
-    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _Receiving) -> EpCudaNormalHandle:
+    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _RecvArgs) -> EpCudaNormalHandle:
         """Enqueues the receipt, behind the sends."""
 
     def dispatch(
-        self, group: EpCudaGroup, sending: _Sending, receiving: _Receiving, limit: float | None
+        self, group: EpCudaGroup, sending: _SendArgs, receiving: _RecvArgs, limit: float | None
     ) -> tuple[
         EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None
     ]:
@@ -1396,9 +1396,9 @@ class EpCudaNormalKind:
 
 @final
 class EpCudaParts:
-    """Starts of parts, which are read once for all dispatches with this layout of memory."""
+    """The layout of a workspace, which is read once for all dispatches that use it."""
 
-    def __new__(cls, parts: _Parts) -> Self: ...
+    def __new__(cls, parts: _WorkspaceLayout) -> Self: ...
 
 @final
 class EpCudaNormalCombine:

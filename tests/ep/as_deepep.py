@@ -125,20 +125,20 @@ class Few(Suite):
         ]
         wanted = low_latency.dispatch(self.xs, sent, self.shape, self.me, form)
         made = torch.zeros((LOCAL, self.shape.ranks * TOKENS, HIDDEN), dtype=torch.bfloat16)
-        for expert, arrived in enumerate(wanted):
-            m = len(arrived.tokens)
+        for expert, received in enumerate(wanted):
+            m = len(received.tokens)
             assert m == count[expert] == stats[expert] == (layout_range[expert] & 0xFFFFFFFF).sum()
-            listed("tokens", src_info[expert, :m], [token for _, token in arrived.tokens])
+            listed("tokens", src_info[expert, :m], [token for _, token in received.tokens])
             for source in range(self.shape.ranks):
                 word = int(layout_range[expert, source])
-                named = arrived.tokens[word >> 32 :][: word & 0xFFFFFFFF]
+                named = received.tokens[word >> 32 :][: word & 0xFFFFFFFF]
                 assert {rank for rank, _ in named} <= {source}
             rows = packed[0] if form.use_fp8 else packed
-            same("rows", bits(rows[expert, :m].contiguous()), bits(arrived.rows))
+            same("rows", bits(rows[expert, :m].contiguous()), bits(received.rows))
             values = rows[expert, :m]
             if form.use_fp8:
                 scales = packed[1][expert, :m].contiguous()
-                assert torch.equal(scales, arrived.scales)
+                assert torch.equal(scales, received.scales)
                 values = low_latency.decoded(
                     values.view(torch.uint8), scales, form.use_ue8m0
                 ).bfloat16()
@@ -250,29 +250,29 @@ def many_tokens(rank: Rank, device: str) -> None:
     buffer = suite.buffer = Buffer(None, 1 << 22, comm=rank, device=device, explicitly_destroy=True)
     ranks, me, experts = suite.shape.ranks, suite.me, suite.shape.experts
     every = suite.choices(4)
-    goes = [
+    token_in_rank = [
         torch.stack([(chosen // LOCAL == owner).any(1) for owner in range(ranks)], 1)
         for chosen in every
     ]
-    chosen, mine, count = every[me], goes[me], suite.counts[me]
+    chosen, mine, count = every[me], token_in_rank[me], suite.counts[me]
     per_expert = [torch.bincount(one.flatten(), minlength=experts) for one in every]
     here = slice(me * LOCAL, me * LOCAL + LOCAL)
-    laid_out = buffer.get_dispatch_layout(suite.there(chosen), experts)
+    counted_layout = buffer.get_dispatch_layout(suite.there(chosen), experts)
     suite.settle()
-    listed("tokens by rank", laid_out[0], mine.sum(0).tolist())
-    listed("tokens by expert", laid_out[2], per_expert[me].tolist())
-    assert torch.equal(laid_out[3], mine)
+    listed("tokens by rank", counted_layout[0], mine.sum(0).tolist())
+    listed("tokens by expert", counted_layout[2], per_expert[me].tolist())
+    assert torch.equal(counted_layout[3], mine)
     xs = [
         torch.randn(n, HIDDEN, generator=draw).bfloat16()
         for draw, n in zip(suite.drawn(5), suite.counts)
     ]
-    arrived = [
+    received = [
         (source, token)
         for source in range(ranks)
         for token in range(suite.counts[source])
-        if goes[source][token, me]
+        if token_in_rank[source][token, me]
     ]
-    ends = [sum(source <= last for source, _ in arrived) for last in range(ranks)]
+    ends = [sum(source <= last for source, _ in received) for last in range(ranks)]
     config, weights = Config(4, 8, 256), torch.rand(count, TOP_K, generator=suite.drawn(6)[me])
     all_weights = [
         torch.rand(n, TOP_K, generator=draw) for draw, n in zip(suite.drawn(6), suite.counts)
@@ -310,21 +310,21 @@ def many_tokens(rank: Rank, device: str) -> None:
             def rows_are_right(got: Any) -> None:
                 for part, name in enumerate(("rows", "scales")[: 1 + is_fp8]):
                     seen = got[part] if is_fp8 else got
-                    wanted = torch.stack([sent[source][part][token] for source, token in arrived])
-                    same(name, bits(seen[: len(arrived)].contiguous()), bits(wanted))
+                    wanted = torch.stack([sent[source][part][token] for source, token in received])
+                    same(name, bits(seen[: len(received)].contiguous()), bits(wanted))
 
             got, idx, got_weights, counts, handle, _ = dispatch(**asked)
             listed("ends of ranks", handle[0][:, me], ends)
             assert counts == sum(one[here] for one in per_expert).tolist()
-            assert (got[0] if is_fp8 else got).shape[0] == len(arrived)
+            assert (got[0] if is_fp8 else got).shape[0] == len(received)
             rows_are_right(got)
             if with_choices:
                 local = torch.stack(
-                    [every[source][token] - me * LOCAL for source, token in arrived]
+                    [every[source][token] - me * LOCAL for source, token in received]
                 )
                 is_here = (local >= 0) & (local < LOCAL)
                 assert torch.equal(idx, torch.where(is_here, local, -1))
-                given = torch.stack([all_weights[source][token] for source, token in arrived])
+                given = torch.stack([all_weights[source][token] for source, token in received])
                 assert torch.equal(got_weights, torch.where(is_here, given, 0.0))
                 worst = sum([TOKENS] * ranks)
                 more, more_idx, more_weights, none, _, _ = dispatch(**asked, num_worst_tokens=worst)
@@ -336,7 +336,7 @@ def many_tokens(rank: Rank, device: str) -> None:
                 again, *nothing, _ = dispatch(handle=handle)
                 assert nothing == [None] * 4
                 rows_are_right(again)
-            values = torch.stack([xs[source][token] for source, token in arrived])
+            values = torch.stack([xs[source][token] for source, token in received])
             back, back_weights, event = buffer.combine(
                 suite.there(values),
                 handle,
@@ -462,33 +462,33 @@ class Second(Suite):
             **by_expert,
         )
         self.call("dispatch", way, x=x, **asked, cumulative_local_expert_recv_stats=stats)
-        arrived = elastic.dispatch(self.chosen, shape, me, TOKENS, alignment)
-        m = len(arrived.tokens)
+        received = elastic.dispatch(self.chosen, shape, me, TOKENS, alignment)
+        m = len(received.tokens)
         assert same_handle is handle and no_idx is None
         assert (handle.topk_idx.data_ptr() != topk_idx.data_ptr()) == bool(copies)
-        listed("statistics", stats, arrived.counts)
-        for told in (handle, wide_handle):
-            assert told.psum_num_recv_tokens_per_scaleup_rank[-1] == m
-            assert told.num_recv_tokens_per_expert_list == (arrived.aligned if self.sync else [])
+        listed("statistics", stats, received.counts)
+        for each in (handle, wide_handle):
+            assert each.psum_num_recv_tokens_per_scaleup_rank[-1] == m
+            assert each.num_recv_tokens_per_expert_list == (received.aligned if self.sync else [])
             listed(
                 "sources",
-                told.recv_src_metadata[:m, 0],
-                [source * TOKENS + token for source, token in arrived.tokens],
+                each.recv_src_metadata[:m, 0],
+                [source * TOKENS + token for source, token in received.tokens],
             )
-            assert torch.equal(told.dst_buffer_slot_idx, handle.dst_buffer_slot_idx)
-        listed("ends", handle.psum_num_recv_tokens_per_expert, arrived.psum_per_expert(False))
+            assert torch.equal(each.dst_buffer_slot_idx, handle.dst_buffer_slot_idx)
+        listed("ends", handle.psum_num_recv_tokens_per_expert, received.psum_per_expert(False))
         listed(
             "ends by expert",
             wide_handle.psum_num_recv_tokens_per_expert,
-            arrived.psum_per_expert(True),
+            received.psum_per_expert(True),
         )
-        listed("choices", idx[:m], arrived.choices)
+        listed("choices", idx[:m], received.choices)
         assert torch.equal(idx, again_idx)
         places = wide_handle.recv_src_metadata[:m, 2:]
-        listed("rows", places, [row[1:] for row in arrived.metadata])
+        listed("rows", places, [row[1:] for row in received.metadata])
         for part in range(1 + is_fp8):
             wanted = low_latency.stacked(
-                [bits(sent[source][part][token]) for source, token in arrived.tokens],
+                [bits(sent[source][part][token]) for source, token in received.tokens],
                 bits(sent[me][part]),
             )
             narrow, once_more, expanded, with_zeros = (
@@ -500,15 +500,15 @@ class Second(Suite):
                 has = places[:, k] >= 0
                 same("rows by expert", expanded[places[has, k].long()], wanted[has])
                 same("rows by expert once more", with_zeros[places[has, k].long()], wanted[has])
-            for row, token in enumerate(arrived.expanded):
+            for row, token in enumerate(received.expanded):
                 assert token is not None or not with_zeros[row].any(), f"gap {row} of {alignment}"
-        for row, token in enumerate(arrived.expanded):
+        for row, token in enumerate(received.expanded):
             assert token is not None or padded_weights[row] == 0
         self.back(
             way,
             (handle, len(got[0] if is_fp8 else got), weights),
             (wide_handle, len(wide_weights), wide_weights),
-            arrived,
+            received,
         )
 
     def back(
@@ -516,7 +516,7 @@ class Second(Suite):
         way: tuple[int, ...],
         narrow: tuple[Any, ...],
         wide: tuple[Any, ...],
-        arrived: elastic.Arrived,
+        received: elastic.Received,
     ) -> None:
         """Combines the experts' results: the sums of each token, and the rows by expert."""
         me, num_biases, count = self.me, way[3], self.counts[self.me]
@@ -529,7 +529,7 @@ class Second(Suite):
         for (handle, length, weights), is_wide in ((narrow, False), (wide, True)):
             made = torch.zeros((length, HIDDEN), dtype=torch.bfloat16)
             for (source, token), places, local in zip(
-                arrived.tokens, arrived.metadata, arrived.choices
+                received.tokens, received.metadata, received.choices
             ):
                 answers = self.answers(source, token)
                 if is_wide:
@@ -537,7 +537,7 @@ class Second(Suite):
                         if row >= 0:
                             made[row] = answers[k]
                 else:
-                    row = arrived.tokens.index((source, token))
+                    row = received.tokens.index((source, token))
                     made[row] = sum(
                         answers[k].float() for k, expert in enumerate(local) if expert >= 0
                     ).bfloat16()

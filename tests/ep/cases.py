@@ -121,9 +121,9 @@ class Draw(random.Random):
 
 def lacks_nodes() -> bool:
     """Whether ranks of one host cannot be kept apart as if on several nodes."""
-    from uccl.ep import _group
+    from uccl import _core
 
-    return not hasattr(_group, "NODE")
+    return not hasattr(_core, "ep_node")
 
 
 def same(name: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:

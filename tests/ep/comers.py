@@ -74,12 +74,12 @@ class Comers:
 
     def heard(self, rank: int) -> Any:
         """Returns the result of a rank's function; raises if the function raised."""
-        well, answer = self.told(rank)
+        well, answer = self.outcome(rank)
         if not well:
             raise AssertionError(f"rank {rank}: {answer}")
         return answer
 
-    def told(self, rank: int) -> tuple[bool, Any]:
+    def outcome(self, rank: int) -> tuple[bool, Any]:
         """Returns whether a rank's function returned, and its result or its exception as text."""
         process, pipe = self._ranks[rank]
         if not pipe.poll(LIMIT):

@@ -87,16 +87,16 @@ class Elastic(OnDevice):
             use_tma_aligned_col_major_sf=column_major,
             **(first if handle is None else {"handle": handle}),
         )
-        arrived = elastic.dispatch(call.choices, self.shape, mine, self.sizes.most, self.alignment)
+        received = elastic.dispatch(call.choices, self.shape, mine, self.sizes.most, self.alignment)
         if handle is None:
-            self.counted = [a + b for a, b in zip(self.counted, arrived.counts)]
+            self.counted = [a + b for a, b in zip(self.counted, received.counts)]
             listed("statistics", self.here(self.stats), self.counted)
-            self.check_handle(call, arrived, made, sync)
+            self.check_handle(call, received, made, sync)
         else:
             assert made is handle
         values, packs = rows if scales is not None else (rows, None)
         if sync:
-            total = len(arrived.expanded) if self.expand else len(arrived.tokens)
+            total = len(received.expanded) if self.expand else len(received.tokens)
         elif self.expand:
             total = elastic.worst_expanded_rows(
                 self.shape, self.sizes.most, self.sizes.top_k, self.alignment
@@ -108,7 +108,7 @@ class Elastic(OnDevice):
             assert packs.stride() == (1, -(-total // 4) * 4), f"strides {packs.stride()}"
         values, packs = self.here(values), None if packs is None else self.here(packs)
         idx, weights = None if idx is None else self.here(idx), self.here(weights)
-        named: list[Any] = arrived.expanded if self.expand else arrived.tokens
+        named: list[Any] = received.expanded if self.expand else received.tokens
         where = [row for row, token in enumerate(named) if token is not None]
         for name, seen, part in (("rows", values, 0), ("packs", packs, 1)):
             if seen is None:
@@ -118,64 +118,64 @@ class Elastic(OnDevice):
                 bits(x.contiguous() if part == 0 else scales.contiguous()),
             )
             same(name, bits(seen[where].contiguous()), wanted)
-        self.check_choices(call, arrived, (idx, weights), total)
+        self.check_choices(call, received, (idx, weights), total)
         if zero_padding:
             last = max(where, default=-1)
             gaps = [row for row, token in enumerate(named) if token is None and row < last]
             for seen in (values, packs, weights):
                 assert seen is None or not bits(seen[gaps].contiguous()).any(), "gaps are not zero"
-        return arrived, made, total
+        return received, made, total
 
-    def check_choices(self, call: Call, arrived: elastic.Arrived, seen: Any, total: int) -> None:
+    def check_choices(self, call: Call, received: elastic.Received, seen: Any, total: int) -> None:
         """Compares choices and weights; their layout is by rank or by expert."""
         idx, weights = seen
         if not self.expand:
-            nothing = [[-1] * self.sizes.top_k] * (total - len(arrived.tokens))
-            listed("choices", idx, arrived.choices + nothing)
-            wanted = [call.weights[source][token] for source, token in arrived.tokens]
+            nothing = [[-1] * self.sizes.top_k] * (total - len(received.tokens))
+            listed("choices", idx, received.choices + nothing)
+            wanted = [call.weights[source][token] for source, token in received.tokens]
             like = call.weights[self.rank]
             same("weights", weights[: len(wanted)], low_latency.stacked(wanted, like))
             return
         assert idx is None
         assert weights.shape == (total,)
-        for row, token in enumerate(arrived.expanded):
+        for row, token in enumerate(received.expanded):
             if token is not None:
-                k = self.choice_of(call, arrived, row)
+                k = self.choice_of(call, received, row)
                 assert weights[row] == call.weights[token[0]][token[1], k], f"weight of row {row}"
 
-    def choice_of(self, call: Call, arrived: elastic.Arrived, row: int) -> int:
+    def choice_of(self, call: Call, received: elastic.Received, row: int) -> int:
         """The index of the choice, among those of its token, that an expanded row belongs to."""
-        source, token = arrived.expanded[row]
-        starts = [sum(arrived.aligned[:expert]) for expert in range(self.shape.local)]
+        source, token = received.expanded[row]
+        starts = [sum(received.aligned[:expert]) for expert in range(self.shape.local)]
         local = max(expert for expert, start in enumerate(starts) if start <= row)
-        while not arrived.aligned[local]:
+        while not received.aligned[local]:
             local -= 1
         chosen = call.choices[source][token].tolist()
         return chosen.index(self.rank * self.shape.local + local)
 
-    def check_handle(self, call: Call, arrived: elastic.Arrived, handle: Any, sync: bool) -> None:
+    def check_handle(self, call: Call, received: elastic.Received, handle: Any, sync: bool) -> None:
         """Compares the fields of a dispatch's handle."""
-        assert handle.num_recv_tokens_per_expert_list == (arrived.aligned if sync else [])
+        assert handle.num_recv_tokens_per_expert_list == (received.aligned if sync else [])
         same("choices", self.here(handle.topk_idx), call.choices[self.rank])
         listed(
             "tokens by scale-up rank",
             self.here(handle.psum_num_recv_tokens_per_scaleup_rank),
-            arrived.per_scaleup_rank,
+            received.per_scaleup_rank,
         )
         listed(
             "tokens by expert",
             self.here(handle.psum_num_recv_tokens_per_expert),
-            arrived.psum_per_expert(self.expand),
+            received.psum_per_expert(self.expand),
         )
         listed(
-            "real tokens", self.here(handle.num_unaligned_recv_tokens_per_expert), arrived.counts
+            "real tokens", self.here(handle.num_unaligned_recv_tokens_per_expert), received.counts
         )
-        m = len(arrived.tokens)
+        m = len(received.tokens)
         if sync:
             assert handle.num_recv_tokens == m
-            assert not self.expand or handle.num_expanded_tokens == len(arrived.expanded)
+            assert not self.expand or handle.num_expanded_tokens == len(received.expanded)
         wanted = []
-        for names, (source, token) in zip(arrived.metadata, arrived.tokens):
+        for names, (source, token) in zip(received.metadata, received.tokens):
             row = call.choices[source][token].tolist()
             master = {rank: k for k, rank in elastic.masters(row, self.shape)}[self.rank]
             wanted.append([names[0], source * self.sizes.top_k + master, *names[1:]])
@@ -184,9 +184,9 @@ class Elastic(OnDevice):
         if not self.expand:
             here = [
                 [row if choice >= 0 else -1 for choice in choices]
-                for row, choices in enumerate(arrived.choices)
+                for row, choices in enumerate(received.choices)
             ]
-            wanted = [[*told[:2], *rows] for told, rows in zip(wanted, here)]
+            wanted = [[*sources[:2], *rows] for sources, rows in zip(wanted, here)]
         self.check_slots(call, handle)
         if self.shape.nodes > 1:
             # On several nodes the second column names a slot, which the oracle does not compute.
@@ -218,18 +218,18 @@ class Elastic(OnDevice):
             if expert >= 0
         ]
 
-    def combine(self, call: Call, arrived: elastic.Arrived, handle: Any, total: int) -> None:
+    def combine(self, call: Call, received: elastic.Received, handle: Any, total: int) -> None:
         """Combines and compares."""
         mine, hidden = self.rank, self.sizes.hidden
         rows = torch.full((total, hidden), NAN, dtype=torch.bfloat16)
         back = torch.full((total,) if self.expand else (total, self.sizes.top_k), NAN)
-        named: list[Any] = arrived.expanded if self.expand else arrived.tokens
+        named: list[Any] = received.expanded if self.expand else received.tokens
         for row, token in enumerate(named):
             if token is None:
                 continue
             by = mine
             if self.expand:
-                k = self.choice_of(call, arrived, row)
+                k = self.choice_of(call, received, row)
                 by = int(call.choices[token[0]][token[1], k])
                 back[row] = call.weights[token[0]][token[1], k] * (1 + by)
             else:
@@ -276,10 +276,10 @@ def elastic_calls(group: Any, seed: int, **keywords: Any) -> None:
         sync = rank.draw.random() < 0.5
         returned.append(rank.dispatch(call, rank.inputs(call), sync))
     for number in rank.draw.sample([0, 1], 2):
-        call, (arrived, handle, total) = calls[number], returned[number]
-        rank.combine(call, arrived, handle, total)
-        arrived, handle, total = again(rank, call, handle, total)
-        rank.combine(call, arrived, handle, total)
+        call, (received, handle, total) = calls[number], returned[number]
+        rank.combine(call, received, handle, total)
+        received, handle, total = again(rank, call, handle, total)
+        rank.combine(call, received, handle, total)
     rank.end(group)
 
 

@@ -142,7 +142,8 @@ def load(folder: Path) -> None:
 def patch() -> None:
     """Has torch and the library take the CPU's tensors for those of GPU 0."""
     from uccl import _core
-    from uccl.ep import _buffer, _device, _elastic, _gpu_group
+    from uccl.ep import _base, _device, _elastic
+    from uccl.ep._cuda import group as cuda_group
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
@@ -156,18 +157,21 @@ def patch() -> None:
         kept.append(tensor.untyped_storage())
         return tensor
 
-    def first(*of: Any) -> Any:
+    def new_handle(*args: Any) -> Any:
         # torch reads a dispatch's results at once, and not in the order of the stream.
-        made = real_first(*of)
         current_stream().synchronize()
-        return made
+        return real_new_handle(*args)
+
+    def choose_device(ranks: Any, device: Any, prefers_gpu: bool) -> _device.DeviceChoice:
+        return _device.DeviceChoice(None if device == "cpu" else cpu)
 
     def there(self: OnDevice, tensor: torch.Tensor) -> torch.Tensor:
         moved = real_there(self, tensor)
         kept.append(moved.untyped_storage())
         return moved
 
-    real_first, real_there = _elastic.first, OnDevice.there
+    buffer = _elastic.ElasticBuffer
+    real_new_handle, real_there = buffer._new_handle, OnDevice.there
     for place, name, value in [
         (torch.cuda, "init", lambda: None),
         (torch.cuda, "is_initialized", lambda: True),
@@ -178,11 +182,10 @@ def patch() -> None:
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "get_device_properties", lambda device: facts),
         (_core, "EpCudaGroup", lambda **given: group(**{**given, "device": 0})),
-        (_buffer, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
-        (_elastic, "place_of", lambda ranks, device, prefers_gpu: _device.Place(cpu)),
-        (_elastic, "first", first),
-        (_gpu_group, "number_of_stream", lambda device: current_stream().cuda_stream),
-        (_gpu_group.GpuGroup, "empty", empty),
+        (_base, "choose_device", choose_device),
+        (buffer, "_new_handle", new_handle),
+        (cuda_group, "number_of_stream", lambda device: current_stream().cuda_stream),
+        (cuda_group.CudaGroup, "empty", empty),
         (OnDevice, "there", there),
         (torch.Tensor, "record_stream", lambda tensor, stream: None),
     ]:

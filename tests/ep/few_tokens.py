@@ -77,7 +77,7 @@ class FewTokens(OnDevice):
             return scale
         return self.there(torch.tensor(scale, dtype=torch.float32))
 
-    def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Arrived]:
+    def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Received]:
         """Compares the received rows with the oracle's, and returns the oracle's."""
         rows, count, handle, event, hook = returned
         assert (event.event is None) == (hook is not None)
@@ -90,11 +90,11 @@ class FewTokens(OnDevice):
         values, count, src_info, layout_range = map(self.here, (values, count, *handle[:2]))
         room = self.shape.ranks * self.sizes.most
         assert values.shape == (self.shape.local, room, hidden)
-        listed("count", count, [len(arrived.tokens) for arrived in wanted])
+        listed("count", count, [len(received.tokens) for received in wanted])
         ranges = low_latency.layout_range(call.choices, self.shape, self.rank)
-        for expert, arrived in enumerate(wanted):
-            m = len(arrived.tokens)
-            listed("src_info", src_info[expert, :m], [token for _, token in arrived.tokens])
+        for expert, received in enumerate(wanted):
+            m = len(received.tokens)
+            listed("src_info", src_info[expert, :m], [token for _, token in received.tokens])
             for source, (begin, length) in enumerate(ranges[expert]):
                 word = int(layout_range[expert, source])
                 assert word & 0xFFFFFFFF == length, f"{length} of rank {source}: {word:#x}"
@@ -104,31 +104,31 @@ class FewTokens(OnDevice):
             same(
                 f"rows of expert {expert}",
                 bits(values[expert, :m].contiguous()),
-                bits(arrived.rows),
+                bits(received.rows),
             )
             if is_narrow:
                 in_tiles(
                     f"scales of expert {expert}",
                     self.here(scales[..., expert]),
-                    arrived.scales,
+                    received.scales,
                     room,
                 )
             elif scales is not None:
                 assert strides[2] == room or scales.shape[2] == 1, f"strides {strides}"
                 seen = self.here(scales[expert, :m].contiguous())
-                same(f"scales of expert {expert}", seen, arrived.scales)
+                same(f"scales of expert {expert}", seen, received.scales)
         return wanted
 
-    def answers(self, call: Call, arrived: list[low_latency.Arrived], out: torch.Tensor) -> None:
+    def answers(self, call: Call, received: list[low_latency.Received], out: torch.Tensor) -> None:
         """Writes the answers of this rank's experts, and NaN to rows without a token."""
         out.fill_(NAN)
-        for local, of_expert in enumerate(arrived):
+        for local, of_expert in enumerate(received):
             expert = self.rank * self.shape.local + local
             for row, (source, token) in enumerate(of_expert.tokens):
                 out[local, row] = call.answer(source, token, expert)
 
     def combine(
-        self, call: Call, handle: Any, arrived: list[low_latency.Arrived], **options: Any
+        self, call: Call, handle: Any, received: list[low_latency.Received], **options: Any
     ) -> Any:
         """Starts a combine of the answers of this rank's experts and returns its results."""
         room = self.shape.ranks * self.sizes.most
@@ -136,7 +136,7 @@ class FewTokens(OnDevice):
         if options.get("zero_copy"):
             there = self.buffer.get_next_low_latency_combine_buffer(handle)
             rows = rows if self.is_on_gpu else there
-        self.answers(call, arrived, rows)
+        self.answers(call, received, rows)
         if self.is_on_gpu:
             self.settle()
             rows = there.copy_(rows) if options.get("zero_copy") else self.there(rows)
@@ -187,13 +187,13 @@ class FewTokens(OnDevice):
             # Whether a call uses a hook.
             hooks = [self.draw.random() < 0.5 for _ in calls]
             returned = [self.dispatch(call, hook) for call, hook in zip(calls, hooks)]
-            arrived: dict[int, Any] = {}
+            received: dict[int, Any] = {}
             for number in order:
                 if hooks[number]:
                     returned[number][4]()
-                arrived[number] = self.check_dispatch(calls[number], returned[number])
+                received[number] = self.check_dispatch(calls[number], returned[number])
             self.counted = [
-                so_far + sum(len(arrived[number][expert].tokens) for number in order)
+                so_far + sum(len(received[number][expert].tokens) for number in order)
                 for expert, so_far in enumerate(self.counted)
             ]
             listed("statistics", self.here(self.stats), self.counted)
@@ -203,7 +203,7 @@ class FewTokens(OnDevice):
                 call = calls[number]
                 options = self.options(call)
                 combined, _, hook = self.combine(
-                    call, returned[number][2], arrived[number], **options
+                    call, returned[number][2], received[number], **options
                 )
                 ended.append((call, combined, hook, options))
             for call, combined, hook, options in ended:
@@ -220,10 +220,10 @@ class FewTokens(OnDevice):
         nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
         for out in outs:
             nothing.choices[out] = torch.full_like(call.choices[out], -1)
-        arrived = self.check_dispatch(nothing, returned)
+        received = self.check_dispatch(nothing, returned)
         if before_combine is not None:
             before_combine()
-        combined, _, _ = self.combine(call, returned[2], arrived)
+        combined, _, _ = self.combine(call, returned[2], received)
         wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) in outs)
         same("sums", self.here(combined), wanted)
         status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.buffer.device)

@@ -10,35 +10,44 @@ from unittest import mock
 
 import torch
 from few_tokens import FewTokens
+from torch.distributed import distributed_c10d
 
 
 def beside_collectives(group: Any, rounds: int) -> None:
     """NCCL collectives on another stream. One rank enqueues them before its calls, the next after
     them."""
+    # Ranks of the world that do not take part would have to join a call of new_group.
+    store = torch.distributed.PrefixStore("beside", distributed_c10d._get_default_store())
+    nccl = torch.distributed.ProcessGroupNCCL(store, group.rank(), group.size())
+    # Kernels load at first use, and loading waits for the GPU. So the same calls rehearse, one
+    # after the other, before any kernel waits for another rank.
+    _beside_collectives(group, nccl, rounds, together=False)
+    _beside_collectives(group, nccl, rounds, together=True)
+
+
+def _beside_collectives(group: Any, nccl: Any, rounds: int, together: bool) -> None:
     with mock.patch.dict(os.environ, UCCL_EP_RESERVED_SMS="32"):
         few = FewTokens(group, 600, device="cuda", timeout=60)
-    nccl = torch.distributed.new_group(backend="nccl", device_id=few.buffer.device)
     other = torch.cuda.Stream()
     words = torch.ones(64 << 20, dtype=torch.int32, device="cuda")
-    torch.distributed.all_reduce(words[:1], group=nccl)
-    # Kernels that load at first use are loaded before any kernel waits: loading waits for the GPU.
-    few.two_at_a_time()
-    torch.cuda.synchronize()
-    assert bool((words == words).all())
-    words.fill_(1)
+    options = torch.distributed.AllreduceOptions()
+    options.reduceOp = torch.distributed.ReduceOp.MAX
+
+    def collective() -> None:
+        with torch.cuda.stream(other):
+            for _ in range(4):
+                nccl.allreduce([words], options).wait()
+
     for number in range(rounds):
+        torch.cuda.synchronize()
         torch.distributed.barrier(group)
         is_first = (number + group.rank()) % 2 == 0
-
-        def collective() -> None:
-            with torch.cuda.stream(other):
-                for _ in range(4):
-                    torch.distributed.all_reduce(words, torch.distributed.ReduceOp.MAX, group=nccl)
-
-        if is_first:
+        if is_first or not together:
             collective()
+        if not together:
+            torch.cuda.synchronize()
         few.two_at_a_time()
-        if not is_first:
+        if together and not is_first:
             collective()
         torch.cuda.synchronize()
         few.buffer.check()
@@ -62,8 +71,8 @@ def in_different_order(group: Any, rounds: int) -> None:
                 returned[number] = pair[number].dispatch(calls[number], False)
         torch.cuda.synchronize()
         for few, call, got in zip(pair, calls, (returned[0], returned[1])):
-            arrived = few.check_dispatch(call, got)
-            combined, _, _ = few.combine(call, got[2], arrived)
+            received = few.check_dispatch(call, got)
+            combined, _, _ = few.combine(call, got[2], received)
             assert torch.equal(few.here(combined), few.wanted(call))
             few.buffer.check()
     torch.distributed.barrier(group)

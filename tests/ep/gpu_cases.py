@@ -52,11 +52,13 @@ class Exact:
     def dispatch(self, **keywords: Any) -> tuple[Any, ...]:
         """A dispatch of the first interface's normal mode."""
         x, choices, weights = self.given
-        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
+        per_rank, _, per_expert, token_in_rank, _ = self.buffer.get_dispatch_layout(
+            choices, EXPERTS
+        )
         return self.buffer.dispatch(
             x,
             num_tokens_per_rank=per_rank,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
@@ -102,11 +104,11 @@ def both_modes(rank: Rank) -> None:
     exact.check(normal, few)
 
 
-def by_the_host(rank: Rank) -> None:
+def via_host(rank: Rank) -> None:
     """Ranks use the host's memory in both modes if one of them may not use NVLink."""
     ways = [True, rank.rank() > 0, False]
     buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
-    assert [buffer._native.is_by_host for buffer in buffers] == [False, True, True]
+    assert [buffer._backend.native.is_by_host for buffer in buffers] == [False, True, True]
     exact = Exact(rank, buffers[2])
     # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
@@ -131,7 +133,7 @@ def nodes_of(rank: Rank) -> list[tuple[int, int]]:
 
 def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
     """Elastic buffers report the nodes of their ranks, which may be one."""
-    from uccl.ep import _gpu_group
+    from uccl.ep._cuda import group
 
     node = threading.local()
 
@@ -139,21 +141,21 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
         node.number = rank.rank() * nodes // rank.size()
         return nodes_of(rank)
 
-    with mock.patch.object(_gpu_group, "node_of_environment", lambda: node.number):
+    with mock.patch.object(group, "node_of_environment", lambda: node.number):
         assert run(4, spread, 2) == [[(2, 2), (2, 2), (1, 4)]] * 4
         # Nodes with different numbers of ranks count as one node.
         assert run(3, spread, 2) == [[(1, 3), (1, 3), (1, 3)]] * 3
         assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
 
 
-def too_many(rank: Rank, worst: int, by_host: bool) -> None:
+def too_many(rank: Rank, worst: int, via_host: bool) -> None:
     """Rank 0 has more tokens than there is room for: its error names the setting, and the other
     ranks fail at once."""
     from uccl.ep import Buffer, ElasticBuffer
 
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
-    way = {"allow_nvlink_for_low_latency_mode": not by_host}
+    way = {"allow_nvlink_for_low_latency_mode": not via_host}
     small = Buffer(None, 1 << 14, comm=rank, device="cuda", timeout=LIMIT, **way)
     elastic = ElasticBuffer(
         None,
@@ -210,7 +212,7 @@ def room_of_the_hint(rank: Rank) -> None:
         "local_experts": 128,
         "stays": True,
     }
-    assert _core.ep_cuda_room_for(buffer._native, 4096, **sizes) >= 4096
+    assert _core.ep_cuda_room_for(buffer._backend.native, 4096, **sizes) >= 4096
     rank.allgather(b"")
 
 
@@ -263,9 +265,9 @@ def by_ranks(rank: Rank) -> None:
     """A dispatch of tokens with ranks and without choices."""
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
-    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    _, _, per_expert, token_in_rank, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     rows, idx, weights, counts, handle, _ = exact.buffer.dispatch(
-        x, is_token_in_rank=goes, num_tokens_per_expert=per_expert
+        x, is_token_in_rank=token_in_rank, num_tokens_per_expert=per_expert
     )
     assert idx is None and weights is None and len(counts) == EXPERTS // rank.size()
     out, _, _ = exact.buffer.combine(rows, handle)
@@ -289,8 +291,7 @@ def of_another_buffer(rank: Rank) -> None:
         after.buffer.combine(kept, worst)[0],
     ]
     after.check(outs, [])
-    on_cpu = Buffer(None, 1 << 20, comm=rank)
-    on_cpu._normal = None
+    on_cpu = Buffer(None, 1 << 20, comm=rank, device="cpu")
     with pytest.raises(
         RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"
     ):
@@ -298,20 +299,20 @@ def of_another_buffer(rank: Rank) -> None:
     rank.allgather(b"")
 
 
-def laid_out(rank: Rank) -> None:
+def counted_layout(rank: Rank) -> None:
     """A dispatch reuses the layout that was made of its choices, unless the choices have
     changed."""
     exact = Exact(rank, buffer_of(rank))
     buffer, (x, choices, weights) = exact.buffer, exact.given
     first, second = exact.choices.clone(), exact.choices.flip(0)
     kept, others = choices.clone(), second.to(buffer.device)
-    per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+    per_rank, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
     twice = torch.empty(2 * EXPERTS, dtype=torch.int32, device=buffer.device)
 
-    def begin(goes: Any, per_expert: Any = per_expert) -> tuple[Any, Any]:
+    def begin(token_in_rank: Any, per_expert: Any = per_expert) -> tuple[Any, Any]:
         rows, *_, handle, _ = buffer.dispatch(
             x,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
@@ -332,26 +333,26 @@ def laid_out(rank: Rank) -> None:
     # torch does not notice writes to ``data``, and a layout of these choices would fail. The caller
     # may overwrite its counts, too.
     choices.data.fill_(EXPERTS)
-    for told in (per_rank, per_expert, goes):
-        told.zero_()
-    seen = [(out, copies(first)) for out in end(begin(goes), begin(goes))]
+    for tensor in (per_rank, per_expert, token_in_rank):
+        tensor.zero_()
+    seen = [(out, copies(first)) for out in end(begin(token_in_rank), begin(token_in_rank))]
     choices.data.copy_(kept)
     # No layout is known for another number of experts or for other choices: the dispatch makes one.
-    seen += [(out, copies(first, 2 * EXPERTS)) for out in end(begin(goes, twice))]
+    seen += [(out, copies(first, 2 * EXPERTS)) for out in end(begin(token_in_rank, twice))]
     choices.copy_(others)
-    seen += [(out, copies(second)) for out in end(begin(goes), begin(None))]
+    seen += [(out, copies(second)) for out in end(begin(token_in_rank), begin(None))]
     for out, wanted in seen:
         assert torch.equal(out.cpu().float(), exact.x.float() * wanted)
-    assert buffer._normal._laid_out
-    del goes, told
-    assert not buffer._normal._laid_out
+    assert buffer._backend.layouts
+    del token_in_rank, tensor
+    assert not buffer._backend.layouts
     with torch.inference_mode():
         choices = kept.clone()
-        *_, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
-        exact.check(end(begin(goes)), [])
+        *_, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+        exact.check(end(begin(token_in_rank)), [])
 
 
-def rows_stay(rank: Rank) -> None:
+def zero_copy_rows(rank: Rank) -> None:
     """Rows that stay in the buffer equal the copied ones, in both interfaces and with the handle;
     so do their sums."""
     from uccl.ep import ElasticBuffer
@@ -404,8 +405,8 @@ def rows_stay(rank: Rank) -> None:
                 assert torch.equal(out.cpu().float(), exact.x.float() * exact.copies)
         buffer.check()
     # Without choices a caller could not tell the rows without a token, so all rows are copied.
-    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
-    by_rank = {"is_token_in_rank": goes, "num_tokens_per_expert": per_expert}
+    _, _, per_expert, token_in_rank, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    by_rank = {"is_token_in_rank": token_in_rank, "num_tokens_per_expert": per_expert}
     rows, *_ = exact.buffer.dispatch(
         x, num_worst_tokens=TOKENS * rank.size(), zero_copy=True, **by_rank
     )
@@ -462,32 +463,33 @@ def memory_ahead(rank: Rank) -> None:
         exact.given = sent, choices, weights
         *_, handle, _ = exact.dispatch(**keywords)
         torch.cuda.current_stream().synchronize()
-        return handle.native
+        return handle.state
 
     def ready(sent: Any = x) -> Any:
-        kinds = exact.buffer._normal.dispatches.kinds.values()
-        return next(kind for kind in kinds if kind.sizes.scales == (0 if sent is x else 4))
+        plans = exact.buffer._backend.plans.plans.values()
+        return next(plan for plan in plans if plan.shape.scales == (0 if sent is x else 4))
 
     for sent in (x, narrow):
         dispatch(sent)
-        left = ready(sent).ready[0]
-        assert dispatch(sent).small is left and ready(sent).ready[0] is not left
-    left, guess = ready().ready[0], ready().guess
-    # The rows have the layout of the guess, but this call does not wait for counts.
-    assert dispatch(num_worst_tokens=guess.tokens).small is not left and ready().ready[0] is left
+        left = ready(sent).next_workspace[0]
+        assert dispatch(sent).workspace is left and ready(sent).next_workspace[0] is not left
+    left, estimate = ready().next_workspace[0], ready().estimate
+    # The rows have the layout of the estimate, but this call does not wait for counts.
+    handle = dispatch(num_worst_tokens=estimate.tokens)
+    assert handle.workspace is not left and ready().next_workspace[0] is left
     dispatch(narrow)
-    assert ready().ready[0] is left
+    assert ready().next_workspace[0] is left
     # A call without a layout needs more scratch.
     _, _, per_expert, _, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     *_, handle, _ = exact.buffer.dispatch(
         x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert
     )
     torch.cuda.current_stream().synchronize()
-    assert handle.native.small is not left
-    left = ready().ready[0]
+    assert handle.state.workspace is not left
+    left = ready().next_workspace[0]
     # The other stream's work follows that of this stream.
     with torch.cuda.stream(other):
-        assert dispatch().small is not left
+        assert dispatch().workspace is not left
     exact.buffer.check()
     rank.allgather(b"")
 
@@ -498,13 +500,13 @@ def not_in_graph(rank: Rank) -> None:
     exact = Exact(rank, buffer_of(rank))
     x, choices, _ = exact.given
     flipped = choices.flip(0)
-    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    _, _, per_expert, token_in_rank, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
     torch.cuda.current_stream().synchronize()
     choices.data.copy_(flipped)
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True):
         _, arrived, *_ = exact.buffer.dispatch(
             x,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             num_worst_tokens=TOKENS,
@@ -527,8 +529,8 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # The size of a launch is not visible, so mocks check that the setting is passed on.
     if rank.size() == 1:
-        exact.buffer._normal.dispatches.kinds.clear()
-        elastic._normal.dispatches.kinds.clear()
+        exact.buffer._backend.plans.plans.clear()
+        elastic._backend.plans.plans.clear()
         with mock.patch.object(_core, "EpCudaNormalKind") as kind:
             begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(
                 side_effect=ValueError
@@ -627,7 +629,7 @@ def refusals(rank: Rank) -> list[str]:
 
     exact = Exact(rank, buffer_of(rank))
     buffer, (x, choices, _) = exact.buffer, exact.given
-    _, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+    _, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
     small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
     # A call of the same kind has succeeded before.
@@ -640,7 +642,9 @@ def refusals(rank: Rank) -> list[str]:
         lambda: buffer.dispatch(x),
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices[:, :0], num_tokens_per_expert=per_expert),
-        lambda: buffer.dispatch(x, is_token_in_rank=goes.int(), num_tokens_per_expert=per_expert),
+        lambda: buffer.dispatch(
+            x, is_token_in_rank=token_in_rank.int(), num_tokens_per_expert=per_expert
+        ),
         lambda: elastic.dispatch(
             x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True
         ),
@@ -696,7 +700,7 @@ class Given:
     choices: torch.Tensor
     weights: torch.Tensor
     bias: torch.Tensor
-    goes: torch.Tensor
+    token_in_rank: torch.Tensor
     """``[tokens, ranks]``: whether a token is sent to a rank."""
 
 
@@ -722,9 +726,9 @@ class Varying:
 
         choices = torch.rand((tokens, EXPERTS), generator=generator).topk(TOP_K).indices
         owners = choices // (EXPERTS // self.rank.size())
-        goes = (owners[:, :, None] == torch.arange(self.rank.size())).any(1)
+        token_in_rank = (owners[:, :, None] == torch.arange(self.rank.size())).any(1)
         return Given(
-            rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), goes
+            rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), token_in_rank
         )
 
     def call(
@@ -743,11 +747,11 @@ class Varying:
             tensor.to(buffer.device)
             for tensor in (mine.x, mine.choices, mine.weights, mine.bias, -mine.x)
         )
-        per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+        per_rank, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
         rows, idx, got_weights, _, handle, _ = buffer.dispatch(
             x,
             num_tokens_per_rank=per_rank,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
@@ -762,7 +766,7 @@ class Varying:
         torch.cuda.current_stream().synchronize()
         buffer.check()
         self.check_rows(all_given, rows, idx, got_weights)
-        copies = mine.x.float() * mine.goes.sum(1, keepdim=True)
+        copies = mine.x.float() * mine.token_in_rank.sum(1, keepdim=True)
         assert torch.equal(out.cpu().float(), copies + mine.bias.float())
         assert torch.equal(out_weights.cpu(), mine.weights)
         if plain is not None:
@@ -774,7 +778,7 @@ class Varying:
         """Compares the received rows, which are in order of rank and token."""
         me, local = self.rank.rank(), EXPERTS // self.rank.size()
         wanted, choices, of_choices = (
-            torch.cat([getattr(one, name)[one.goes[:, me]] for one in given])
+            torch.cat([getattr(one, name)[one.token_in_rank[:, me]] for one in given])
             for name in ("x", "choices", "weights")
         )
         count, is_here = len(wanted), choices // local == me
@@ -808,22 +812,23 @@ def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -
     varying.end()
 
 
-def guesses(rank: Rank) -> None:
+def estimates(rank: Rank) -> None:
     """Calls of a kind: the first, one with exactly the needed room, one with a guess one too
     small, and others far off; several kinds by turns, and no tokens after many. The received rows
     are the same with and without a guess."""
     varying, size = Varying(rank, HIDDEN, 600), rank.size()
-    kinds = varying.buffer._normal.dispatches.kinds
+    plans = varying.buffer._backend.plans.plans
     several = [[600] * size, [0] * size, [40] * size, [600] * size]
     for tokens in several * 2:
         varying.call(tokens, 3, is_again=True)
-    with mock.patch.object(gpu_placed(), "with_spare", lambda count: count):
+    with mock.patch.object(row_layouts(), "add_headroom", lambda count: count):
         for wrong_by in (0, 1, 300):
             # The same call again; its guess is the received number less ``wrong_by``.
             varying.calls = 100
             varying.call([600] * size, 3)
-            for kind in filter(lambda kind: kind.guess, kinds.values()):
-                kind.guess = kind.guess._replace(tokens=max(kind.guess.tokens - wrong_by, 0))
+            for plan in filter(lambda plan: plan.estimate, plans.values()):
+                tokens = max(plan.estimate.tokens - wrong_by, 0)
+                plan.estimate = plan.estimate._replace(tokens=tokens)
             varying.calls = 100
             varying.call([600] * size, 3, is_again=True)
             # A different call follows at once.
@@ -831,11 +836,11 @@ def guesses(rank: Rank) -> None:
     varying.end()
 
 
-def gpu_placed() -> Any:
-    """The module that makes guesses."""
-    from uccl.ep import _gpu_placed
+def row_layouts() -> Any:
+    """The module that adds headroom to estimates."""
+    from uccl.ep import _row_layout
 
-    return _gpu_placed
+    return _row_layout
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -872,13 +877,13 @@ def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
 ALIGNMENT = 8
 
 
-def guesses_by_expert(rank: Rank) -> None:
+def estimates_by_expert(rank: Rank) -> None:
     """Guesses of rows by expert that come with scales, in both memory orders. Each handle serves
     another dispatch and a combine."""
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    exact, kinds = Exact(rank, elastic), elastic._normal.dispatches.kinds
+    exact, plans = Exact(rank, elastic), elastic._backend.plans.plans
     x, choices, weights = exact.given
     sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
 
@@ -896,17 +901,17 @@ def guesses_by_expert(rank: Rank) -> None:
         return got
 
     for is_col_major in (False, True):
-        kinds.clear()
+        plans.clear()
         first = dispatch(is_col_major)
         for spare in (64, 0, -1, -5, -1000):
             # The room for rows by expert also holds the padding of the alignment.
             more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
-            with mock.patch.object(gpu_placed(), "with_spare", more):
-                for kind in kinds.values():
-                    kind.learn(first[3].native.layout, TOKENS)
-            guessed = dispatch(is_col_major)
-            same_by_expert(guessed, first)
-            rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])
+            with mock.patch.object(row_layouts(), "add_headroom", more):
+                for plan in plans.values():
+                    plan.update_estimate(first[3].state.row_layout, TOKENS)
+            estimated = dispatch(is_col_major)
+            same_by_expert(estimated, first)
+            rows, _, _, again, _ = elastic.dispatch(x, handle=estimated[3])
             out, _, _ = elastic.combine(rows, again)
             torch.cuda.current_stream().synchronize()
             # An emulated GPU's memory is free as soon as its last reference is gone.
@@ -916,7 +921,7 @@ def guesses_by_expert(rank: Rank) -> None:
             assert torch.equal(out, wanted)
 
 
-class Asked(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Records the operations that this thread asks of torch."""
 
     def __init__(self) -> None:
@@ -954,7 +959,7 @@ def computes_nothing(rank: Rank) -> None:
     x, choices, weights = exact.given
     for do_cpu_sync in (False, True):
         for do_expand in (False, True):
-            with Asked() as asked:
+            with Recorder() as recorder:
                 *_, handle, _ = elastic.dispatch(
                     x,
                     choices,
@@ -965,7 +970,7 @@ def computes_nothing(rank: Rank) -> None:
                     expert_alignment=ALIGNMENT,
                 )
             torch.cuda.current_stream().synchronize()
-            assert asked.names <= MAKES, asked.names - MAKES
+            assert recorder.names <= MAKES, recorder.names - MAKES
             # The property makes its tensor when it is read.
             assert handle.psum_num_recv_tokens_per_expert.shape == (EXPERTS // rank.size(),)
             torch.cuda.current_stream().synchronize()

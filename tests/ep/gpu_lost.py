@@ -31,9 +31,9 @@ def dies(few: FewTokens, call: Call, when: str) -> None:
         returned = few.dispatch(call, when == "in dispatch")
         torch.cuda.synchronize()
         if when != "in dispatch":
-            arrived = few.check_dispatch(call, returned)
+            received = few.check_dispatch(call, returned)
             if when == "in combine":
-                few.combine(call, returned[2], arrived, return_recv_hook=True)
+                few.combine(call, returned[2], received, return_recv_hook=True)
                 torch.cuda.synchronize()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -43,8 +43,8 @@ def whole(few: FewTokens, call: Call) -> None:
     returned = few.dispatch(call, False)
     torch.cuda.synchronize()
     few.buffer.check()
-    arrived = few.check_dispatch(call, returned)
-    combined, _, _ = few.combine(call, returned[2], arrived)
+    received = few.check_dispatch(call, returned)
+    combined, _, _ = few.combine(call, returned[2], received)
     torch.cuda.synchronize()
     few.buffer.check()
     assert torch.equal(combined.cpu(), few.wanted(call))
@@ -66,8 +66,8 @@ def goes_on(few: FewTokens, when: str) -> None:
     if when != "before":
         returned = few.dispatch(call, False)
         # The rows that the lost rank sent have arrived.
-        arrived = few.check_dispatch(call, returned)
-        combined, _, _ = few.combine(call, returned[2], arrived)
+        received = few.check_dispatch(call, returned)
+        combined, _, _ = few.combine(call, returned[2], received)
         is_lost = lambda expert: when != "in combine" and few.shape.owner(expert) == LOST  # noqa: E731
         assert torch.equal(few.here(combined), few.wanted(call, left_out=is_lost))
     for _ in range(3):

@@ -78,10 +78,10 @@ class Steps:
     def many_tokens(self) -> None:
         """A dispatch and a combine in normal mode: each rank sends back the received rows."""
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
-        _, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
+        _, _, per_expert, token_in_rank, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
         rows, _, _, _, handle, _ = self.buffer.dispatch(
             x,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=choices,
             topk_weights=weights,
@@ -89,7 +89,7 @@ class Steps:
             num_worst_tokens=self.own.choice([0, TOKENS * self.buffer.group_size]),
         )
         out, _, _ = self.buffer.combine(rows, handle)
-        self.compare(out, x, goes.float())
+        self.compare(out, x, token_in_rank.float())
 
     def few_tokens(self) -> None:
         """A dispatch and a combine in low latency mode."""
@@ -127,15 +127,15 @@ def steps(rank: Any) -> list[dict[str, int]]:
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
     buffer = Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=30)
-    calls, counted, kinds = Steps(buffer, rank.rank()), [], buffer._normal.dispatches.kinds
+    calls, counted, plans = Steps(buffer, rank.rank()), [], buffer._backend.plans.plans
     rank.allgather(b"")
     for count in (FIRST, STEPS):
         for _ in range(count):
             calls.step()
         torch.cuda.current_stream().synchronize()
-        assert len(kinds) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one kind"
-        for kind in kinds.values():
-            kind.ready = None
+        assert len(plans) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one shape"
+        for plan in plans.values():
+            plan.next_workspace = None
         # The other ranks open and close nothing meanwhile, not even a descriptor for their own
         # count.
         rank.allgather(b"")

@@ -49,15 +49,15 @@ class ManyTokens(OnDevice):
             pairs.append((codes.view(torch.float8_e4m3fn), scales_of(draw, *x.shape)))
         return pairs
 
-    def check_rows(self, inputs: list[Any], arrived: normal.Arrived, seen: Any) -> None:
+    def check_rows(self, inputs: list[Any], received: normal.Received, seen: Any) -> None:
         """Compares rows, and scales if there are any."""
-        m = len(arrived.tokens)
+        m = len(received.tokens)
         for part, name in enumerate(["rows", "scales"][: 2 if isinstance(inputs[0], tuple) else 1]):
             sent = [pair[part] for pair in inputs] if isinstance(inputs[0], tuple) else inputs
             got = seen[part] if isinstance(inputs[0], tuple) else seen
             like = bits(sent[0].contiguous())
             wanted = low_latency.stacked(
-                [bits(sent[source].contiguous())[token] for source, token in arrived.tokens], like
+                [bits(sent[source].contiguous())[token] for source, token in received.tokens], like
             )
             same(name, bits(self.here(got)[:m].contiguous()), wanted)
 
@@ -65,7 +65,7 @@ class ManyTokens(OnDevice):
         """Copies rows, and scales if there are any, to the buffer's device."""
         return tuple(map(self.there, x)) if isinstance(x, tuple) else self.there(x)
 
-    def dispatch(self, call: Call, inputs: list[Any]) -> tuple[normal.Arrived, Any, int]:
+    def dispatch(self, call: Call, inputs: list[Any]) -> tuple[normal.Received, Any, int]:
         """Dispatches and compares; returns the oracle's arrival, the handle, and the number of
         rows."""
         mine, alignment = self.rank, self.draw.choice([1, 1, 8, 128])
@@ -98,29 +98,29 @@ class ManyTokens(OnDevice):
         listed("token in rank", self.here(in_rank), counts.in_rank)
         assert idx.dtype == choices.dtype
         idx, weights = self.here(idx), self.here(weights)
-        arrived = normal.dispatch(call.choices, call.weights, self.shape, mine, alignment)
-        m = len(arrived.tokens)
+        received = normal.dispatch(call.choices, call.weights, self.shape, mine, alignment)
+        m = len(received.tokens)
         rows = worst or m
         assert (x[0] if isinstance(x, tuple) else x).shape[0] == rows
-        self.check_rows(inputs, arrived, x)
+        self.check_rows(inputs, received, x)
         nothing = [[-1] * self.sizes.top_k] * (rows - m)
-        listed("choices", idx, arrived.choices + nothing)
-        same("weights", weights[:m], arrived.weights)
-        assert per_expert_list == ([] if worst else arrived.per_expert)
+        listed("choices", idx, received.choices + nothing)
+        same("weights", weights[:m], received.weights)
+        assert per_expert_list == ([] if worst else received.per_expert)
         # A rank knows the prefixes of its own received tokens alone.
         prefixes, tokens = self.here(handle[0]), self.here(handle[3])
-        listed("prefixes", prefixes[:, mine], [of_source[mine] for of_source in arrived.prefix])
-        listed("source tokens", tokens[:m], [token for _, token in arrived.tokens])
-        return arrived, handle, rows
+        listed("prefixes", prefixes[:, mine], [of_source[mine] for of_source in received.prefix])
+        listed("source tokens", tokens[:m], [token for _, token in received.tokens])
+        return received, handle, rows
 
-    def combine(self, call: Call, arrived: normal.Arrived, handle: Any, total: int) -> None:
+    def combine(self, call: Call, received: normal.Received, handle: Any, total: int) -> None:
         """Combines and compares."""
-        mine, m, hidden = self.rank, len(arrived.tokens), self.sizes.hidden
+        mine, m, hidden = self.rank, len(received.tokens), self.sizes.hidden
         rows = torch.full((total, hidden), NAN, dtype=torch.bfloat16)
         weights = torch.full((total, self.sizes.top_k), NAN)
-        for row, (source, token) in enumerate(arrived.tokens):
+        for row, (source, token) in enumerate(received.tokens):
             rows[row] = call.answer(source, token, mine)
-        weights[:m] = arrived.weights
+        weights[:m] = received.weights
         biases = (
             [self.draw.rows(len(x), hidden) for x in call.xs] if self.draw.random() < 0.5 else []
         )
@@ -167,11 +167,11 @@ def many_tokens(group: Any, seed: int, **keywords: Any) -> None:
     calls = [rank.draw.call(rank.sizes) for _ in range(2)]
     returned = [rank.dispatch(call, rank.inputs(call)) for call in calls]
     for number in rank.draw.sample([0, 1], 2):
-        call, (arrived, handle, total) = calls[number], returned[number]
-        rank.combine(call, arrived, handle, total)
+        call, (received, handle, total) = calls[number], returned[number]
+        rank.combine(call, received, handle, total)
         others = [rank.draw.rows(len(x), rank.sizes.hidden) for x in call.xs]
         x, *between, again, _ = rank.buffer.dispatch(rank.there(others[rank.rank]), handle=handle)
         assert between == [None] * 3 and again is None
-        rank.check_rows(others, arrived, x)
-        rank.combine(call, arrived, handle, total)
+        rank.check_rows(others, received, x)
+        rank.combine(call, received, handle, total)
     rank.end(group)

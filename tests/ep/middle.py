@@ -148,7 +148,7 @@ def through(middle: Middle, rank: int, cards: list[bytes]) -> list[bytes]:
 @contextlib.contextmanager
 def in_the_middle(seed: int) -> Iterator[None]:
     """Has the ranks of this process that join a group meanwhile reach far ranks through a relay."""
-    from uccl.ep._group import Ranks
+    from uccl.ep._ranks import Ranks
 
     middle, exchange = Middle(seed), Ranks.exchange
     Ranks.exchange = lambda self, mine: through(middle, self.rank, exchange(self, mine))

@@ -499,7 +499,7 @@ def full(group, hinted_for_nodes: bool) -> tuple[int, int]:
     assert rows.view(ranks, tokens, hidden)[:, 0, 0].tolist() == list(range(ranks))
     combined, _, _ = buffer.combine(rows, handle)
     assert (combined == ranks * x).all()
-    return handle.native.relays, size
+    return handle.state.native.relays, size
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (4, 2), (4, 4)])

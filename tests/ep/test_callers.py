@@ -175,7 +175,7 @@ def vllm_high_throughput(group) -> None:
     deep_ep.Buffer.set_num_sms(20)
     config = deep_ep.Buffer.get_dispatch_config(ranks)
     previous = deep_ep.Buffer.capture()
-    per_rank, per_node, per_expert, goes, event = buffer.get_dispatch_layout(
+    per_rank, per_node, per_expert, token_in_rank, event = buffer.get_dispatch_layout(
         topk_idx=ids,
         num_experts=num_experts,
         previous_event=previous,
@@ -187,7 +187,7 @@ def vllm_high_throughput(group) -> None:
         handle=None,
         num_tokens_per_rank=per_rank,
         num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=goes,
+        is_token_in_rank=token_in_rank,
         num_tokens_per_expert=per_expert,
         topk_idx=ids,
         topk_weights=weights,
@@ -281,14 +281,14 @@ def sglang(group) -> None:
             async_finish=True,
             allocate_on_comm_stream=True,
         )
-        per_rank, per_node, per_expert, goes, previous = layout
+        per_rank, per_node, per_expert, token_in_rank, previous = layout
         got, got_ids, got_weights, counts, handle, event = buffer.dispatch(
             x,
             topk_idx=ids,
             topk_weights=weights,
             num_tokens_per_rank=per_rank,
             num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=goes,
+            is_token_in_rank=token_in_rank,
             num_tokens_per_expert=per_expert,
             previous_event=previous,
             async_finish=True,
@@ -365,8 +365,8 @@ def sglang_elastic(group) -> None:
             do_cpu_sync=not decode,
             do_expand=decode,
         )
-        arrived = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
-        assert arrived > 0 and handle.psum_num_recv_tokens_per_expert.shape == (
+        received = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
+        assert received > 0 and handle.psum_num_recv_tokens_per_expert.shape == (
             num_experts // group.size(),
         )
         assert not decode or scales.stride(0) == 1
@@ -393,14 +393,14 @@ def megatron(group) -> None:
     layout = buffer.get_dispatch_layout(
         ids, num_experts, previous_event=previous, async_finish=False, allocate_on_comm_stream=False
     )
-    per_rank, per_node, per_expert, goes, _ = layout
+    per_rank, per_node, per_expert, token_in_rank, _ = layout
     got, got_ids, got_weights, counts, handle, after = buffer.dispatch(
         x,
         topk_idx=ids,
         topk_weights=weights,
         num_tokens_per_rank=per_rank,
         num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=goes,
+        is_token_in_rank=token_in_rank,
         num_tokens_per_expert=per_expert,
         previous_event=previous,
         async_finish=False,

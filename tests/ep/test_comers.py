@@ -82,7 +82,7 @@ def test_without_masks_every_rank_names_who_is_missing_and_all_go_on_when_it_com
     group.lose(1)
     texts = []
     for rank in (0, 2):
-        well, text = group.told(rank)
+        well, text = group.outcome(rank)
         assert not well and (f" on rank {rank} " in text or f" on rank {rank}:" in text), text
         texts.append(text)
     # The first rank to fail notifies the other.
@@ -117,8 +117,10 @@ def refused(buffer: Any, ranks: list[int]) -> list[str]:
     rows, _, few, _, _ = buffer.low_latency_dispatch(
         x, experts, comers.TOKENS, comers.EXPERTS, use_fp8=False
     )
-    per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(experts, comers.EXPERTS)
-    *_, many, _ = buffer.dispatch(x, None, per_rank, None, goes, per_expert, experts, weights)
+    per_rank, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(experts, comers.EXPERTS)
+    *_, many, _ = buffer.dispatch(
+        x, None, per_rank, None, token_in_rank, per_expert, experts, weights
+    )
     # Handles stay valid when masks change.
     other = (buffer.rank + 1) % RANKS
     buffer.update_mask_buffer(other, True)
@@ -150,10 +152,12 @@ def test_ranks_that_do_not_come_are_named(world):
     group.start(0, 2)
     for rank in (0, 2):
         group.tell(rank, connected, ALL)
-    told = [group.told(rank) for rank in (0, 2)]
-    assert all(not well and "TimeoutError: join on rank" in text for well, text in told), told
+    outcomes = [group.outcome(rank) for rank in (0, 2)]
+    assert all(not well and "TimeoutError: join on rank" in text for well, text in outcomes), (
+        outcomes
+    )
     # The first rank that gives up is then missing, too.
-    assert any("of ranks [0, 1, 2], 1 is missing" in text for _, text in told), told
+    assert any("of ranks [0, 1, 2], 1 is missing" in text for _, text in outcomes), outcomes
     # The failed meeting leaves no obstacle for the next one.
     group.start(1)
     group.connect()

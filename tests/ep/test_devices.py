@@ -43,7 +43,8 @@ class Backend:
 def gpus(monkeypatch):
     """Has torch report a GPU that this process has not used yet. Returns the devices of the groups
     that are made."""
-    from uccl.ep import _group, _joined
+    from uccl.ep import _ranks
+    from uccl.ep._cuda import backend
 
     made: list[torch.device] = []
 
@@ -51,23 +52,21 @@ def gpus(monkeypatch):
         """A stand-in for a group on a GPU."""
 
         def __init__(
-            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, by_host: bool
+            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, via_host: bool
         ) -> None:
             made.append(device)
-            self.native, self.timeout = SimpleNamespace(nodes=(1, ranks.size)), timeout
+            self.native = SimpleNamespace(nodes=(1, ranks.size), has_whole_calls=True)
 
     monkeypatch.delenv("UCCL_EP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(_joined, "GpuGroup", Group)
-    monkeypatch.setattr(_joined, "LowLatency", lambda gpu: None)
-    monkeypatch.setattr(_joined, "NormalMode", lambda gpu, limit: None)
+    monkeypatch.setattr(backend, "CudaGroup", Group)
     monkeypatch.setattr(torch.distributed, "ProcessGroup", Backend)
     # torch gathers objects only in its own groups.
-    gather = _group.Ranks.exchange
+    gather = _ranks.Ranks.exchange
     monkeypatch.setattr(
-        _group.Ranks,
+        _ranks.Ranks,
         "exchange",
         lambda self, mine: [mine] if isinstance(self.group, Backend) else gather(self, mine),
     )
@@ -154,7 +153,7 @@ def test_the_first_tensor_says_where_a_buffer_is(gpus):
 
 def test_a_tensor_that_is_elsewhere_is_answered_with_the_setting(gpus):
     from uccl.ep import Buffer
-    from uccl.ep._group import on_device
+    from uccl.ep._checks import on_device
 
     buffer = Buffer(None, 1 << 20, comm=Alone(), device="cpu")
     elsewhere = torch.zeros((2, 64), device="meta")
@@ -176,14 +175,16 @@ def spread(places: list[str]) -> list[str]:
 
     from thread_ranks import Rank
     from uccl.ep import _device
-    from uccl.ep._group import Ranks as Meeting
+    from uccl.ep._ranks import Ranks as Meeting
 
     ranks = Ranks(len(places))
 
     def answer(number: int) -> str:
         try:
             return str(
-                _device.place_of(Meeting(None, Rank(ranks, number)), places[number] or None, False)
+                _device.choose_device(
+                    Meeting(None, Rank(ranks, number)), places[number] or None, False
+                )
             )
         except (RuntimeError, ValueError) as why:
             return str(why)
@@ -194,9 +195,9 @@ def spread(places: list[str]) -> list[str]:
 
 def test_all_ranks_are_on_gpus_or_none_is(gpus):
     on_cpu, on_gpu, either = (
-        "Place(gpu=None, may_move=False)",
-        f"Place(gpu={GPU!r}, may_move=False)",
-        "Place(gpu=None, may_move=True)",
+        "DeviceChoice(gpu=None, may_move=False)",
+        f"DeviceChoice(gpu={GPU!r}, may_move=False)",
+        "DeviceChoice(gpu=None, may_move=True)",
     )
     assert spread(["", ""]) == [either] * 2
     assert spread(["cuda", ""]) == [on_gpu] * 2

@@ -100,7 +100,7 @@ def test_random_calls_return_what_the_oracle_says(
         gpu_cases.both_modes,
         gpu_cases.by_ranks,
         gpu_cases.two_combines,
-        gpu_cases.laid_out,
+        gpu_cases.counted_layout,
         gpu_cases.of_another_buffer,
     ],
 )
@@ -109,7 +109,7 @@ def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None])
 
 
 def test_ranks_that_may_not_use_nvlink_go_by_the_host(run: Any) -> None:
-    run(in_threads, 2, gpu_cases.by_the_host)
+    run(in_threads, 2, gpu_cases.via_host)
 
 
 def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
@@ -129,9 +129,9 @@ def test_memory_made_ahead_is_as_if_made_for_its_call(
 
 def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
     """Barriers of all ranks; then one rank is missing, and the others wait for it once."""
-    for by_host in ways:
+    for via_host in ways:
         buffer = gpu_cases.buffer_of(
-            rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not by_host
+            rank, timeout=4, enable_shrink=True, allow_nvlink_for_low_latency_mode=not via_host
         )
         status = torch.zeros(rank.size(), dtype=torch.int32, device=buffer.device)
         for _ in range(12):
@@ -163,11 +163,11 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(run: Any, size: int
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_rows_may_stay_in_the_buffer(run: Any, size: int) -> None:
-    run(in_threads, size, gpu_cases.rows_stay)
+    run(in_threads, size, gpu_cases.zero_copy_rows)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
+@pytest.mark.parametrize("case", [gpu_cases.estimates, gpu_cases.estimates_by_expert])
 def test_a_guess_of_how_much_arrives_changes_nothing(
     run: Any, case: Callable[[Rank], None], size: int
 ) -> None:
@@ -211,10 +211,12 @@ def test_the_hint_has_room_for_what_programs_bring(run: Any) -> None:
     run(in_threads, 2, gpu_cases.room_of_the_hint)
 
 
-@pytest.mark.parametrize("by_host", [False, True])
+@pytest.mark.parametrize("via_host", [False, True])
 @pytest.mark.parametrize("worst", [0, 3 * gpu_cases.TOKENS])
-def test_a_call_that_is_too_large_is_told_to_all_ranks(run: Any, worst: int, by_host: bool) -> None:
-    run(in_threads, 3, gpu_cases.too_many, worst, by_host)
+def test_a_call_that_is_too_large_is_told_to_all_ranks(
+    run: Any, worst: int, via_host: bool
+) -> None:
+    run(in_threads, 3, gpu_cases.too_many, worst, via_host)
 
 
 def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:

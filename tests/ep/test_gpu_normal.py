@@ -52,11 +52,11 @@ def test_ranks_in_processes_do_as_well(
     [
         gpu_cases.both_modes,
         gpu_cases.by_ranks,
-        gpu_cases.by_the_host,
+        gpu_cases.via_host,
         gpu_cases.two_combines,
-        gpu_cases.laid_out,
+        gpu_cases.counted_layout,
         gpu_cases.of_another_buffer,
-        gpu_cases.rows_stay,
+        gpu_cases.zero_copy_rows,
         gpu_cases.memory_ahead,
         gpu_cases.returned_to_autograd,
     ],
@@ -96,7 +96,7 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
+@pytest.mark.parametrize("case", [gpu_cases.estimates, gpu_cases.estimates_by_expert])
 def test_a_guess_of_how_much_arrives_changes_nothing(
     case: Callable[[Rank], None], size: int
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_graph_refuses_to_wait_for_counts() -> None:
     threads(1, counted_in_graph)
 
 
-@pytest.mark.parametrize("by_host", [False, True])
+@pytest.mark.parametrize("via_host", [False, True])
 @pytest.mark.parametrize("worst", [0, 3 * TOKENS])
-def test_a_call_that_is_too_large_is_told_to_all_ranks(worst: int, by_host: bool) -> None:
-    threads(3, lambda rank: gpu_cases.too_many(rank, worst, by_host))
+def test_a_call_that_is_too_large_is_told_to_all_ranks(worst: int, via_host: bool) -> None:
+    threads(3, lambda rank: gpu_cases.too_many(rank, worst, via_host))

@@ -38,9 +38,11 @@ class Many(Few):
     """Dispatches and combines of normal mode, in rounds."""
 
     def dispatch(self, x, chosen, weights):
-        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(chosen, self.experts)
+        per_rank, _, per_expert, token_in_rank, _ = self.buffer.get_dispatch_layout(
+            chosen, self.experts
+        )
         rows, _, got, _, handle, _ = self.buffer.dispatch(
-            x, None, per_rank, None, goes, per_expert, chosen, weights
+            x, None, per_rank, None, token_in_rank, per_expert, chosen, weights
         )
         return rows, handle
 
@@ -88,8 +90,8 @@ def back_again(group, kind: type[Few]) -> None:
         if kind is Few:
             times = (weights * of_rank[owner]).sum(1)
         else:
-            goes = torch.zeros(TOKENS, ranks, dtype=torch.bool).scatter_(1, owner, True)
-            times = (goes & of_rank).sum(1)
+            token_in_rank = torch.zeros(TOKENS, ranks, dtype=torch.bool).scatter_(1, owner, True)
+            times = (token_in_rank & of_rank).sum(1)
         out = calls.combine(sent, chosen, weights)
         assert torch.equal(out, (x.float() * times[:, None]).bfloat16()), (me, seed, sent_to, there)
 
@@ -181,7 +183,7 @@ def worst(group) -> tuple[str, str]:
     ranks = group.size()
     buffer = Buffer(group, 4096, 0)
     x, chosen = torch.ones(64, 256).bfloat16(), torch.zeros(64, 1, dtype=torch.int64)
-    per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(chosen, ranks)
+    per_rank, _, per_expert, token_in_rank, _ = buffer.get_dispatch_layout(chosen, ranks)
 
     def dispatch():
         buffer.dispatch(
@@ -189,7 +191,7 @@ def worst(group) -> tuple[str, str]:
             None,
             per_rank,
             None,
-            goes,
+            token_in_rank,
             per_expert,
             chosen,
             torch.ones(64, 1),
@@ -298,21 +300,21 @@ def test_a_rank_that_gives_up_between_two_looks_is_waited_for_no_longer_than_the
 
 
 def test_ranks_have_met_also_if_nothing_can_be_removed_from_the_store():
-    from uccl.ep._joined import Joined
+    from uccl.ep._base import BaseBuffer
 
     class Ranks:
         rank, size = 0, 1
         store = Store()
 
-    joined = Joined.__new__(Joined)
-    joined._ranks, joined._timeout, joined._last_meeting = Ranks, 5.0, None
-    assert joined._meet({0}, None, lambda exchange: exchange(b"one")) == [b"one"]
+    buffer = BaseBuffer.__new__(BaseBuffer)
+    buffer._ranks, buffer._timeout, buffer._last_meeting = Ranks, 5.0, None
+    assert buffer._meet({0}, None, lambda exchange: exchange(b"one")) == [b"one"]
 
     def gone(key):
         raise RuntimeError("the store has gone")
 
-    before = joined._last_meeting
+    before = buffer._last_meeting
     store = Store()
     before._store = type("Gone", (Store,), {"delete_key": lambda self, key: gone(key)})()
-    assert joined._meet({0}, store, lambda exchange: exchange(b"two")) == [b"two"]
-    assert joined._last_meeting is not before
+    assert buffer._meet({0}, store, lambda exchange: exchange(b"two")) == [b"two"]
+    assert buffer._last_meeting is not before

@@ -85,8 +85,8 @@ def packs(group: Any, form: Any, do_expand: bool, is_col_major: bool) -> None:
     xs, choices = zip(*[inputs(source) for source in range(RANKS)])
     sent = [form.pack(x) for x in xs]
     alignment = 8 if do_expand else 1
-    arrived = elastic.dispatch(list(choices), Shape(RANKS, EXPERTS), rank, MOST, alignment)
-    tokens = arrived.expanded if do_expand else arrived.tokens
+    received = elastic.dispatch(list(choices), Shape(RANKS, EXPERTS), rank, MOST, alignment)
+    tokens = received.expanded if do_expand else received.tokens
     options = {"use_tma_aligned_col_major_sf": is_col_major}
     first = {
         "topk_idx": choices[rank],

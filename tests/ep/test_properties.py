@@ -98,8 +98,8 @@ def packed(group: Any, seed: int) -> None:
     rank = FewTokens(group, seed)
     call = rank.call()
     returned = rank.dispatch(call, False)
-    arrived = rank.check_dispatch(call, returned)
-    combined, _, _ = rank.combine(call, returned[2], arrived, use_logfmt=True)
+    received = rank.check_dispatch(call, returned)
+    combined, _, _ = rank.combine(call, returned[2], received, use_logfmt=True)
     same("sums", combined, rank.wanted(call, is_packed=True))
 
 
@@ -169,10 +169,10 @@ def narrow(group: Any, seed: int) -> None:
         hook()
     wanted = low_latency.dispatch(rows, call.choices, shape, rank, low_latency.Format())
     values = values.permute(2, 0, 1)
-    for expert, arrived in enumerate(wanted):
-        m = len(arrived.tokens)
+    for expert, received in enumerate(wanted):
+        m = len(received.tokens)
         assert count[expert] == m
-        codes, of_rows = formats.to_nvfp4(arrived.rows, scale)
+        codes, of_rows = formats.to_nvfp4(received.rows, scale)
         same("values", values[expert, :m].contiguous(), codes)
         in_tiles("scales", scales[..., expert], of_rows, ranks * most)
     buffer.destroy()

@@ -51,9 +51,9 @@ class Rank:
 def reserve() -> None:
     """Has torch allocate memory for this stream and load kernels: the driver does neither while a
     kernel waits for another rank."""
-    from uccl.ep._elastic_handle import places_by_choice
-    from uccl.ep._gpu_elastic import aligned_sums
-    from uccl.ep._gpu_routed import metadata_by_token
+    from uccl.ep._cuda.routing import metadata_by_token
+    from uccl.ep._elastic import aligned_sums
+    from uccl.ep._handles import places_by_choice
 
     kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -52,12 +53,15 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
         if "uccl.ep._elastic" in sys.modules:
             sys.modules["uccl.ep._elastic"].KNOWN_NODES.clear()
         way = over(transport)
+        # Shows where a rank hangs.
+        faulthandler.dump_traceback_later(LIMIT - 5)
         try:
             with way:
                 answer = function(groups[size], *args) if rank < size else None
             pipe.send((True, answer))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::shell::Program;
 
 /// The artifacts of a build.
-pub(crate) struct Built(Vec<Artifact>);
+pub(crate) struct Artifacts(Vec<Artifact>);
 
 /// cargo's message about an artifact, with the fields that are read here.
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct Target {
     kind: Vec<String>,
 }
 
-pub(crate) fn examples() -> Result<Built> {
+pub(crate) fn examples() -> Result<Artifacts> {
     build(&["build", "--examples"])
 }
 
@@ -37,21 +37,21 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
 }
 
 /// Builds the tests of these names, in all crates that have some.
-pub(crate) fn tests(names: &[&str]) -> Result<Built> {
+pub(crate) fn tests(names: &[&str]) -> Result<Artifacts> {
     let named = names.iter().flat_map(|name| ["--test", name]);
     build(&["test", "--no-run"].into_iter().chain(named).collect::<Vec<_>>())
 }
 
 /// Builds targets as parts of the whole workspace: alone, their dependencies would be built anew.
-fn build(arguments: &[&str]) -> Result<Built> {
+fn build(arguments: &[&str]) -> Result<Artifacts> {
     let always = ["--locked", "--workspace", "--message-format=json-render-diagnostics"];
     match Program::cargo(arguments).args(always).ask()? {
-        (true, said) => Ok(Built::read(&said)),
+        (true, said) => Ok(Artifacts::read(&said)),
         (false, said) => bail!("{said}"),
     }
 }
 
-impl Built {
+impl Artifacts {
     fn read(said: &str) -> Self {
         // Other messages have other shapes and are skipped.
         Self(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn artifacts_are_found_among_messages() {
-        let built = Built::read(concat!(
+        let built = Artifacts::read(concat!(
             r#"{"reason":"compiler-artifact","manifest_path":"/r/a/Cargo.toml","target":{"name":"a","kind":["lib"]},"filenames":["/d/liba.rmeta","/d/liba.rlib"],"executable":null}"#,
             "\n",
             r#"{"reason":"compiler-artifact","manifest_path":"/r/a/Cargo.toml","target":{"name":"b","kind":["example"]},"filenames":["/b"],"executable":"/b"}"#,

@@ -54,9 +54,9 @@ enum Part {
 }
 
 impl Part {
-    fn make(self, args: &DistArgs) -> Result<Made> {
+    fn make(self, args: &DistArgs) -> Result<PartOutcome> {
         match self {
-            Self::Notes => notes::write(&folder()).map(Made::from),
+            Self::Notes => notes::write(&folder()).map(PartOutcome::from),
             Self::Crates => crates(args),
             Self::Kernels => machine_code(),
             Self::Arm => wheel::make(&cross::AARCH64),
@@ -72,20 +72,20 @@ impl Part {
 
 /// The outcome of a part.
 #[derive(Default)]
-struct Made {
+struct PartOutcome {
     /// The results, a line each.
     found: Vec<String>,
     /// The left-out pieces, each with the missing thing.
     lacks: Vec<String>,
 }
 
-impl From<String> for Made {
+impl From<String> for PartOutcome {
     fn from(found: String) -> Self {
         Self { found: vec![found], lacks: Vec::new() }
     }
 }
 
-impl Made {
+impl PartOutcome {
     /// The outcome of a part that was not made because something is missing.
     fn lacking(what: impl Into<String>) -> Self {
         Self { found: Vec::new(), lacks: vec![what.into()] }
@@ -133,7 +133,7 @@ fn is_committed() -> Result<bool> {
     Ok(said.is_empty())
 }
 
-fn crates(args: &DistArgs) -> Result<Made> {
+fn crates(args: &DistArgs) -> Result<PartOutcome> {
     let files = package::crates(args.allow_dirty)?;
     package::compile(&files)?;
     for file in &files {
@@ -144,9 +144,9 @@ fn crates(args: &DistArgs) -> Result<Made> {
 }
 
 /// Makes the machine code that the next build embeds.
-fn machine_code() -> Result<Made> {
+fn machine_code() -> Result<PartOutcome> {
     if let Err(error) = kernels::fetch() {
-        return Ok(Made::lacking(format!(
+        return Ok(PartOutcome::lacking(format!(
             "lacks CUDA's compiler, so that wheels have PTX and what kernels/out has: {error:#}"
         )));
     }
@@ -178,13 +178,13 @@ fn write_sums(folder: &Path) -> Result<()> {
     fs::write(&sums, format!("{said}\n")).with_context(|| sums.display().to_string())
 }
 
-fn print_results(results: &[(String, Result<Made>)]) -> Result<()> {
+fn print_results(results: &[(String, Result<PartOutcome>)]) -> Result<()> {
     println!("\n{}:", folder().display());
     for file in files(&folder())? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         println!("  {:>7} KiB  {name}", fs::metadata(&file)?.len().div_ceil(1024));
     }
-    let lines = |of: fn(&Made) -> &Vec<String>| {
+    let lines = |of: fn(&PartOutcome) -> &Vec<String>| {
         results.iter().flat_map(move |(part, result)| {
             let lines = result.iter().flat_map(of);
             lines.map(move |line| format!("  {part}: {line}"))

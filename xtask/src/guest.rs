@@ -12,10 +12,10 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 
 use crate::{
-    built::{self, Built},
+    built::{self, Artifacts},
     done::Done,
     report::{left_out, passed_in},
-    shell::{self, Begun, Beside, Program},
+    shell::{self, BackgroundProgram, EarlyProgram, Program},
     tree,
 };
 
@@ -155,7 +155,7 @@ const LIBFABRIC: [(&str, &str); 5] = [
 ];
 
 /// The process that makes a guest's kernel.
-static PREPARING: Begun = Begun::nothing();
+static PREPARING: EarlyProgram = EarlyProgram::nothing();
 
 /// The program that boots guests.
 pub(crate) fn guest() -> Program {
@@ -171,7 +171,7 @@ pub(crate) fn begin_to_prepare() {
     PREPARING.keep(prepare());
 }
 
-fn prepare() -> Result<Beside> {
+fn prepare() -> Result<BackgroundProgram> {
     fs::create_dir_all(tree::scratch())?;
     let log = File::create(log())?;
     let idle = Program::new("nice").args(["-n", "19", "python3", "-B", "tests/guest", "--prepare"]);
@@ -180,7 +180,7 @@ fn prepare() -> Result<Beside> {
 
 /// Waits for the kernel, or makes it. Returns the reason if there can be no guest.
 pub(crate) fn lacking() -> Result<Option<String>> {
-    let status = PREPARING.take().map_or_else(prepare, Ok).and_then(Beside::wait)?;
+    let status = PREPARING.take().map_or_else(prepare, Ok).and_then(BackgroundProgram::wait)?;
     if status.success() {
         return Ok(None);
     }
@@ -225,7 +225,7 @@ pub(crate) fn tests() -> Result<Done> {
 
 impl Run {
     /// The program that runs the tests, which are built here, in a guest.
-    fn program(&self, built: &Built) -> Result<Program> {
+    fn program(&self, built: &Artifacts) -> Result<Program> {
         let Self { package, test, guest, without } = self;
         let tool = tree::root().join("tests/guest");
         let program = Program::new("python3")

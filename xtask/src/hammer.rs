@@ -18,7 +18,7 @@ pub(crate) struct HammerArgs {
 /// Runs the parsers as the tests build them: with checks for overflow, which a release build leaves
 /// out.
 pub(crate) fn run(args: &HammerArgs) -> Result<()> {
-    let hammer = ["run", "--quiet", "--locked", "--package=uccl-wire", "--example=hammer", "--"];
+    let hammer = ["run", "--quiet", "--locked", "--package=uccl-fuzz", "--example=hammer", "--"];
     throw(Program::cargo(&hammer), args)
 }
 

@@ -12,7 +12,7 @@ use clap::Args;
 use crate::{optimized::For, shell::Program, tree};
 
 /// A file that cargo builds.
-struct Built {
+struct Product {
     package: &'static str,
     /// The file's name in cargo's folder.
     file: &'static str,
@@ -22,10 +22,10 @@ struct Built {
 
 /// The files that cargo builds for an installation. Programs look for the first under the name of
 /// UCCL's library, which is also the name of a crate here.
-const BUILT: &[Built] = &[
-    Built { package: "uccl-capi", file: "libuccl_capi.so", to: "lib/libuccl_p2p.so" },
-    Built { package: "uccl-cli", file: "uccl", to: "bin/uccl" },
-    Built { package: "uccl-nixl", file: "libplugin_UCCL.so", to: "lib/nixl/libplugin_UCCL.so" },
+const BUILT: &[Product] = &[
+    Product { package: "uccl-capi", file: "libuccl_capi.so", to: "lib/libuccl_p2p.so" },
+    Product { package: "uccl-cli", file: "uccl", to: "bin/uccl" },
+    Product { package: "uccl-nixl", file: "libplugin_UCCL.so", to: "lib/nixl/libplugin_UCCL.so" },
 ];
 
 /// Files of the repository, and their paths below the prefix.

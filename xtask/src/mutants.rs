@@ -6,7 +6,7 @@
 //! of the list.
 
 mod list;
-mod told;
+mod test_results;
 mod tree;
 
 use std::{
@@ -20,8 +20,8 @@ use clap::Args;
 
 use self::{
     list::{Mutant, read},
-    told::Told,
-    tree::Copy,
+    test_results::TestResults,
+    tree::TreeCopy,
 };
 use crate::shell::Program;
 
@@ -88,8 +88,8 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<()> {
         return Ok(());
     }
     check()?;
-    let copy = Copy::make()?;
-    let bench = Bench { copy: &copy, args };
+    let copy = TreeCopy::make()?;
+    let bench = Trial { copy: &copy, args };
     let mut verdicts = BTreeMap::new();
     for alike in mutants.chunk_by(|a, b| a.tests_are_those_of(b)) {
         // Tests run once on sound code, before the mutants that they must notice.
@@ -132,52 +132,56 @@ fn chosen(args: &MutantsArgs) -> Result<Vec<Mutant>> {
 }
 
 /// The results of tests on sound code.
-struct Sound {
-    told: Told,
+struct SoundRun {
+    results: TestResults,
     took: Duration,
 }
 
 /// The copy in which mutants are tried, and the options.
-struct Bench<'a> {
-    copy: &'a Copy,
+struct Trial<'a> {
+    copy: &'a TreeCopy,
     args: &'a MutantsArgs,
 }
 
-impl Bench<'_> {
+impl Trial<'_> {
     /// Runs the tests of a mutant on sound code. Returns the reason if they can show nothing.
-    fn sound(&self, mutant: &Mutant) -> Result<Result<Sound, String>> {
+    fn sound(&self, mutant: &Mutant) -> Result<Result<SoundRun, String>> {
         let shown = format!("{} {}", mutant.package, mutant.tests.join(" "));
         if !self.build(mutant)? {
             return Ok(Err(format!("{shown}: they do not build on sound code")));
         }
         let begun = Instant::now();
         let (status, said) = self.run(mutant, LIMIT)?;
-        let told = Told::of(&said);
+        let results = TestResults::of(&said);
         Ok(match status {
-            Ok(true) if self.says_nothing(mutant, &told) => {
+            Ok(true) if self.says_nothing(mutant, &results) => {
                 Err(format!("{shown}: a part of that matches no test"))
             }
-            Ok(true) => Ok(Sound { told, took: begun.elapsed() }),
+            Ok(true) => Ok(SoundRun { results, took: begun.elapsed() }),
             // cargo has no such program, or tests fail.
-            Ok(false) => Err(format!("{shown}: on sound code {}", why(&told, None, &said))),
-            Err(hung) => Err(format!("{shown}: on sound code {}", why(&told, Some(&hung), &said))),
+            Ok(false) => Err(format!("{shown}: on sound code {}", why(&results, None, &said))),
+            Err(hung) => {
+                Err(format!("{shown}: on sound code {}", why(&results, Some(&hung), &said)))
+            }
         })
     }
 
     /// Whether a chosen program runs no test, or a filter matches none. Among all tests of a crate,
     /// some programs may have none.
-    fn says_nothing(&self, mutant: &Mutant, told: &Told) -> bool {
-        let matches = |filter: &str| told.ended.iter().any(|name| name.contains(filter));
+    fn says_nothing(&self, mutant: &Mutant, results: &TestResults) -> bool {
+        let matches = |filter: &str| results.ended.iter().any(|name| name.contains(filter));
         match self.args.all_tests {
-            true => told.ended.is_empty(),
+            true => results.ended.is_empty(),
             false => {
-                told.passed.is_empty() || told.passed.contains(&0) || !mutant.filters().all(matches)
+                results.passed.is_empty()
+                    || results.passed.contains(&0)
+                    || !mutant.filters().all(matches)
             }
         }
     }
 
     /// The verdict on a mutant, and the tests that noticed, each with its count.
-    fn broken(&self, mutant: &Mutant, sound: &Sound) -> Result<(Verdict, Vec<String>)> {
+    fn broken(&self, mutant: &Mutant, sound: &SoundRun) -> Result<(Verdict, Vec<String>)> {
         let _broken = self.copy.with(mutant)?;
         if !self.build(mutant)? {
             return Ok((Verdict::DoesNotBuild, vec![]));
@@ -189,13 +193,13 @@ impl Bench<'_> {
             if matches!(status, Ok(true)) {
                 continue;
             }
-            let told = Told::of(&said);
+            let results = TestResults::of(&said);
             noticed += 1;
-            for name in &told.failed {
+            for name in &results.failed {
                 *by.entry(name.clone()).or_insert(0) += 1;
             }
             let left = || {
-                let left: Vec<_> = sound.told.ended.difference(&told.ended).collect();
+                let left: Vec<_> = sound.results.ended.difference(&results.ended).collect();
                 match left[..] {
                     [] => "after all tests".to_owned(),
                     [one] => format!("in {one}"),
@@ -203,10 +207,10 @@ impl Bench<'_> {
                     [one, ..] => format!("in {one} or one of {} others", left.len() - 1),
                 }
             };
-            let early = match (&told.signal, status) {
+            let early = match (&results.signal, status) {
                 (_, Err(_)) => format!("hangs {}", left()),
                 (Some(signal), _) => format!("signal {signal} {}", left()),
-                (None, _) if told.failed.is_empty() => {
+                (None, _) if results.failed.is_empty() => {
                     bail!("{}: no test has failed, and yet:\n{}", mutant.id, said.join("\n"))
                 }
                 (None, _) => continue,
@@ -251,9 +255,9 @@ impl Bench<'_> {
 }
 
 /// The reason why tests that should have passed did not.
-fn why(told: &Told, hung: Option<&anyhow::Error>, said: &[String]) -> String {
-    let failed: Vec<_> = told.failed.iter().map(String::as_str).collect();
-    match (hung, &told.signal) {
+fn why(results: &TestResults, hung: Option<&anyhow::Error>, said: &[String]) -> String {
+    let failed: Vec<_> = results.failed.iter().map(String::as_str).collect();
+    match (hung, &results.signal) {
         _ if !failed.is_empty() => format!("these fail: {}", failed.join(", ")),
         (Some(hung), _) => hung.to_string(),
         (None, Some(signal)) => format!("a program ends by signal {signal}"),

@@ -5,11 +5,11 @@ use std::fs::{self, File};
 use anyhow::Result;
 
 use crate::{
-    shell::{Begun, Beside, Program},
+    shell::{BackgroundProgram, EarlyProgram, Program},
     tree,
 };
 
-static FETCHING: Begun = Begun::nothing();
+static FETCHING: EarlyProgram = EarlyProgram::nothing();
 
 /// Begins the download at a low priority. The step that needs a package tries a failed download
 /// again and reports it.
@@ -17,7 +17,7 @@ pub(crate) fn begin() {
     FETCHING.keep(start());
 }
 
-fn start() -> Result<Beside> {
+fn start() -> Result<BackgroundProgram> {
     fs::create_dir_all(tree::scratch())?;
     let log = File::create(tree::scratch().join("fetch.log"))?;
     let this = std::env::current_exe()?;

@@ -49,6 +49,7 @@ pub(crate) fn python() -> Result<Done> {
     }
     // The picture is of the table in README.md.
     Program::new(&interpreter).args(["bench/speed_picture.py", "--check"]).run()?;
+    Program::new(&interpreter).args(["-m", "bench.record", "index", "--check"]).run()?;
     for program in PROGRAMS {
         let file = tree::root().join("examples/python").join(program).with_extension("py");
         let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");

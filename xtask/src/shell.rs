@@ -66,12 +66,12 @@ pub(crate) fn end_beside() {
 }
 
 /// A program that runs beside this one, until [`Self::wait`] or [`end_beside`].
-pub(crate) struct Beside {
+pub(crate) struct BackgroundProgram {
     program: Program,
     child: Child,
 }
 
-impl Beside {
+impl BackgroundProgram {
     /// Waits for the program's end.
     pub(crate) fn wait(self) -> Result<ExitStatus> {
         let group = Pid::from_child(&self.child);
@@ -82,19 +82,19 @@ impl Beside {
 }
 
 /// A program that may have been begun early. The first step that needs its results takes it.
-pub(crate) struct Begun(Mutex<Option<Beside>>);
+pub(crate) struct EarlyProgram(Mutex<Option<BackgroundProgram>>);
 
-impl Begun {
+impl EarlyProgram {
     pub(crate) const fn nothing() -> Self {
         Self(Mutex::new(None))
     }
 
     /// Keeps a started program. The step that needs the results finds a failed start again.
-    pub(crate) fn keep(&self, started: Result<Beside>) {
+    pub(crate) fn keep(&self, started: Result<BackgroundProgram>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = started.ok();
     }
 
-    pub(crate) fn take(&self) -> Option<Beside> {
+    pub(crate) fn take(&self) -> Option<BackgroundProgram> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -208,7 +208,7 @@ impl Program {
     /// Like [`Self::run`], and passes each line to `look`, without the terminal's colours.
     pub(crate) fn watch(mut self, mut look: impl FnMut(&str)) -> Result<()> {
         println!("$ {self}");
-        let lines = self.pipe_output(Aloud::Yes)?;
+        let lines = self.pipe_output(Echo::Yes)?;
         let child = self.spawn()?;
         // The command's own ends of the pipe would keep it open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -237,7 +237,7 @@ impl Program {
 
     /// Runs quietly. Returns the status and the lines of output, even after the time limit.
     pub(crate) fn hear(mut self) -> Result<(Result<ExitStatus>, Vec<String>)> {
-        let lines = self.pipe_output(Aloud::No)?;
+        let lines = self.pipe_output(Echo::No)?;
         let child = self.spawn()?;
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         let status = self.wait(child);
@@ -252,12 +252,12 @@ impl Program {
     }
 
     /// Prints the command and lets it run beside this program, with its output in `log`.
-    pub(crate) fn beside(mut self, log: File) -> Result<Beside> {
+    pub(crate) fn beside(mut self, log: File) -> Result<BackgroundProgram> {
         println!("$ {self} &");
         self.command.stdout(log.try_clone()?).stderr(log);
         let child = self.spawn()?;
         BESIDE.lock().unwrap_or_else(PoisonError::into_inner).push(Pid::from_child(&child));
-        Ok(Beside { program: self, child })
+        Ok(BackgroundProgram { program: self, child })
     }
 
     /// Prints the command and runs it, with its output in a file.
@@ -299,11 +299,11 @@ impl Program {
         }
     }
 
-    fn pipe_output(&mut self, aloud: Aloud) -> Result<mpsc::Receiver<String>> {
+    fn pipe_output(&mut self, echo: Echo) -> Result<mpsc::Receiver<String>> {
         let (reader, writer) = pipe()?;
         self.command.stdout(writer.try_clone()?).stderr(writer);
         let (lines, receiver) = mpsc::channel();
-        thread::spawn(move || copy_lines(reader, &lines, aloud));
+        thread::spawn(move || copy_lines(reader, &lines, echo));
         Ok(receiver)
     }
 }
@@ -340,16 +340,16 @@ fn everything(mut pipe: impl Read) -> String {
 
 /// Whether lines are shown on the terminal as they come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Aloud {
+enum Echo {
     No,
     Yes,
 }
 
-fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>, aloud: Aloud) {
+fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>, echo: Echo) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
-        if aloud == Aloud::Yes {
+        if echo == Echo::Yes {
             // A closed terminal is no reason to stop the tests.
             let _ = stdout().lock().write_all(&line);
         }

@@ -10,10 +10,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, circles, demo, deny,
+    capi, circles, clang_format, demo, deny,
     done::Done,
-    ep, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
-    python, readme,
+    ep, floors, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package,
+    prefetch, python, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -97,6 +97,12 @@ const STEPS: &[Step] = &[
         run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {
+        name: "clang-format",
+        group: Group::Lint,
+        about: "formatting of C, C++ and CUDA",
+        run: |_| clang_format::check(),
+    },
+    Step {
         name: "doc",
         group: Group::Lint,
         about: "documentation, without a warning",
@@ -107,6 +113,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "whether modules import each other in a circle",
         run: |_| circles::check().map(Done::from),
+    },
+    Step {
+        name: "floors",
+        group: Group::Lint,
+        about: "whether dependencies between the crates point down",
+        run: |_| floors::check().map(Done::from),
     },
     Step {
         name: "words",
@@ -159,7 +171,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "headers",
         group: Group::Rust,
-        about: "the C header",
+        about: "the C header, and that of the kernels' parameters",
         run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
     },
     Step {

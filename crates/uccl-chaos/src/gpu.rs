@@ -1,9 +1,12 @@
 //! Copies of a simulated GPU: they happen late, and fail on demand.
 
-use std::{collections::VecDeque, ptr, sync::Arc};
+use std::{collections::VecDeque, ptr};
 
-use uccl_device::cuda::{GpuError, gather::Piece};
-use uccl_fabric::gpu::{CopyBy, StandIn};
+use uccl_device::{
+    MemoryKind,
+    cuda::{Direction, GpuError, gather::Piece},
+};
+use uccl_fabric::gpu::{Chunk, CopyBackend, CopyBy, CopyQueue, Slab};
 
 /// Faults of copies between host memory and a simulated GPU's. The default copies at the first
 /// poll.
@@ -19,7 +22,22 @@ pub struct GpuFaults {
 
 impl From<GpuFaults> for CopyBy {
     fn from(faults: GpuFaults) -> Self {
-        Self::StandIn(Arc::new(move || Box::new(FakeCopies::new(&faults))))
+        Self::of(faults)
+    }
+}
+
+/// Host memory takes the place of a GPU's.
+impl CopyBackend for GpuFaults {
+    fn queue(&self) -> Box<dyn CopyQueue> {
+        Box::new(FakeCopies::new(self))
+    }
+
+    fn slab(&self, _device: u32, chunks: usize) -> Result<Slab, GpuError> {
+        Ok(Slab::plain(chunks))
+    }
+
+    fn copier_of(&self, _kind: MemoryKind) -> Option<u32> {
+        Some(0)
     }
 }
 
@@ -55,17 +73,24 @@ impl FakeCopies {
     }
 }
 
-impl StandIn for FakeCopies {
-    /// Queues a copy and returns its name for [`Self::ended`].
-    unsafe fn start(&mut self, pieces: &[Piece]) -> u64 {
+impl CopyQueue for FakeCopies {
+    fn chunk(&self, _device: u32) -> Result<Chunk, GpuError> {
+        Ok(Chunk::plain())
+    }
+
+    unsafe fn start(
+        &mut self,
+        _device: u32,
+        pieces: &[Piece],
+        _direction: Direction,
+    ) -> (Option<usize>, Result<(), GpuError>) {
         let delay = self.rng.u32(..=self.faults.delay_polls);
         self.waiting.push_back((delay, pieces.to_vec()));
         self.started += 1;
-        self.started - 1
+        (Some(self.started as usize - 1), Ok(()))
     }
 
-    /// The result of a copy, if it has ended.
-    fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>> {
+    fn ended(&mut self, name: usize) -> Option<Result<(), GpuError>> {
         while let Some((delay, _)) = self.waiting.front_mut() {
             if *delay > 0 {
                 *delay -= 1;
@@ -73,8 +98,11 @@ impl StandIn for FakeCopies {
             }
             self.copy_first();
         }
+        let name = name as u64;
         let has_ended = name < self.started - self.waiting.len() as u64;
         let reason = || GpuError::Unavailable { reason: "chaos".to_owned() };
         has_ended.then(|| if self.failed == Some(name) { Err(reason()) } else { Ok(()) })
     }
+
+    fn release(&mut self, _name: usize) {}
 }

@@ -45,16 +45,16 @@ pub struct ChaosLane<L> {
     as_host: Option<fn(&L) -> &dyn HostLane>,
     faults: LaneFaults,
     state: Mutex<State>,
-    held: Arc<Mutex<Holding>>,
+    held: Arc<Mutex<HeldCompletions>>,
     kills: Arc<Gate>,
     looks: Arc<Gate>,
     copies: Arc<AtomicBool>,
-    touched: Mutex<Touched>,
+    touched: Mutex<TouchedRegion>,
 }
 
 /// The region that the peer is said to touch, regardless of the inner lane's answer.
 #[derive(Default)]
-struct Touched {
+struct TouchedRegion {
     slot: Option<u32>,
     asked: u64,
 }
@@ -63,7 +63,7 @@ struct Touched {
 /// kernel that waits for a page of another process (`process_vm_writev(2)` and `userfaultfd(2)`).
 pub struct CopyHold {
     copies: Arc<AtomicBool>,
-    held: Arc<Mutex<Holding>>,
+    held: Arc<Mutex<HeldCompletions>>,
 }
 
 impl Drop for CopyHold {
@@ -110,8 +110,8 @@ impl Aftermath for Copies {
 
 /// Completions that are held back.
 #[derive(Default)]
-struct Holding {
-    held: Vec<Held>,
+struct HeldCompletions {
+    held: Vec<HeldCompletion>,
     /// The lane was killed or a held copy released: nothing is held back any more.
     over: bool,
 }
@@ -125,7 +125,7 @@ struct State {
 }
 
 /// A completion that its owner has not received yet.
-struct Held {
+struct HeldCompletion {
     done: Arc<dyn Completion>,
     result: OpResult,
     /// Polls before its delivery; `None` until the number is drawn.
@@ -133,14 +133,14 @@ struct Held {
 }
 
 /// The completion of the inner lane's operation: it holds the result back.
-struct Catch {
-    held: Arc<Mutex<Holding>>,
+struct HoldingCompletion {
+    held: Arc<Mutex<HeldCompletions>>,
     done: Arc<dyn Completion>,
     /// The number of copies that have not ended, and the combined result of the others.
     left: Mutex<(u32, Option<OpResult>)>,
 }
 
-impl Completion for Catch {
+impl Completion for HoldingCompletion {
     fn complete(self: Arc<Self>, result: OpResult) {
         let mut left = self.left.lock();
         left.0 -= 1;
@@ -163,7 +163,7 @@ impl Completion for Catch {
                 drop(holding);
                 return done.complete(result);
             }
-            holding.held.push(Held { done, result, polls: None });
+            holding.held.push(HeldCompletion { done, result, polls: None });
         }
     }
 }
@@ -206,7 +206,7 @@ impl<L: MessageLane> ChaosLane<L> {
 
     /// Sets the slot of the region that the peer is said to touch, or none.
     pub fn touch(&self, slot: Option<u32>) {
-        *self.touched.lock() = Touched { slot, asked: 0 };
+        *self.touched.lock() = TouchedRegion { slot, asked: 0 };
     }
 
     /// Number of questions about that region.
@@ -235,8 +235,12 @@ impl<L: MessageLane> ChaosLane<L> {
     }
 
     /// The completion of `copies` copies of an operation, which ends with the last of them.
-    fn catch(&self, done: Arc<dyn Completion>, copies: u32) -> Arc<Catch> {
-        Arc::new(Catch { held: Arc::clone(&self.held), done, left: Mutex::new((copies, None)) })
+    fn catch(&self, done: Arc<dyn Completion>, copies: u32) -> Arc<HoldingCompletion> {
+        Arc::new(HoldingCompletion {
+            held: Arc::clone(&self.held),
+            done,
+            left: Mutex::new((copies, None)),
+        })
     }
 
     fn host(&self) -> Option<&dyn HostLane> {

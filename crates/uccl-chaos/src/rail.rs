@@ -73,13 +73,13 @@ pub struct RailNetwork(Arc<Mutex<Network>>);
 struct Network {
     next: u64,
     ends: HashMap<u64, End>,
-    memory: HashMap<u64, Known>,
+    memory: HashMap<u64, RegisteredMemory>,
     carried: u64,
 }
 
 /// Memory that is registered with a device.
 #[derive(Clone, Copy)]
-struct Known {
+struct RegisteredMemory {
     span: Span,
     rights: Rights,
     peers: Peers,
@@ -101,17 +101,17 @@ enum Peers {
 /// One end of a channel.
 struct End {
     peer: Option<u64>,
-    under_way: Vec<UnderWay>,
+    pending: Vec<PendingRequest>,
     /// Writes of a peer that has dropped its end, which have not landed yet.
-    ghosts: Vec<Ghost>,
+    late_writes: Vec<LateWrite>,
 }
 
-struct UnderWay {
+struct PendingRequest {
     request: Request,
     polls: u32,
 }
 
-struct Ghost {
+struct LateWrite {
     key: u64,
     addr: u64,
     bytes: Vec<u8>,
@@ -124,7 +124,7 @@ pub struct ChaosRail {
     network: RailNetwork,
     faults: RailFaults,
     refuse_memory_percent: AtomicU32,
-    plug: Arc<Mutex<Plug>>,
+    device: Arc<Mutex<DeviceState>>,
     rng: Mutex<Rng>,
     registrations: Arc<Gate>,
     opens: Arc<Gate>,
@@ -137,7 +137,7 @@ pub struct ChaosRail {
 
 /// The state of a device.
 #[derive(Default)]
-struct Plug {
+struct DeviceState {
     is_in: bool,
     /// The device has failed for good and must be reopened; `is_back` says whether it can be.
     is_lost: bool,
@@ -155,7 +155,7 @@ struct Plug {
 
 struct Memory {
     network: RailNetwork,
-    plug: Arc<Mutex<Plug>>,
+    device: Arc<Mutex<DeviceState>>,
     key: u64,
     base: u64,
 }
@@ -165,7 +165,7 @@ struct ChaosChannel {
     address: [u8; 8],
     network: RailNetwork,
     faults: RailFaults,
-    plug: Arc<Mutex<Plug>>,
+    device: Arc<Mutex<DeviceState>>,
     born: u64,
     rng: Rng,
     exports: Arc<Gate>,
@@ -183,7 +183,7 @@ impl RailNetwork {
             speed_mbps: None,
             is_software: true,
         };
-        let plug = Arc::new(Mutex::new(Plug { is_in: true, ..Plug::default() }));
+        let device = Arc::new(Mutex::new(DeviceState { is_in: true, ..DeviceState::default() }));
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
@@ -193,7 +193,7 @@ impl RailNetwork {
             network,
             faults,
             refuse_memory_percent,
-            plug,
+            device,
             rng,
             registrations,
             opens,
@@ -219,19 +219,19 @@ impl RailNetwork {
 impl ChaosRail {
     /// Pulls the device out: all its channels are lost, and there are no new ones.
     pub fn pull(&self) {
-        let mut plug = self.plug.lock();
-        plug.is_in = false;
-        plug.pulled += 1;
+        let mut device = self.device.lock();
+        device.is_in = false;
+        device.pulled += 1;
     }
 
     pub fn plug(&self) {
-        self.plug.lock().is_in = true;
+        self.device.lock().is_in = true;
     }
 
     /// Fails the device for good: its channels and registrations are lost.
     pub fn lose(&self) {
         self.pull();
-        self.plug.lock().is_lost = true;
+        self.device.lock().is_lost = true;
         let keys = std::mem::take(&mut *self.keys.lock());
         let mut network = self.network.0.lock();
         keys.iter().for_each(|key| network.forget(*key));
@@ -239,12 +239,12 @@ impl ChaosRail {
 
     /// Brings a lost device back, so that it can be reopened.
     pub fn bring_back(&self) {
-        self.plug.lock().is_back = true;
+        self.device.lock().is_back = true;
     }
 
     /// Loses all channels of the device.
     pub fn cut(&self) {
-        self.plug.lock().pulled += 1;
+        self.device.lock().pulled += 1;
     }
 
     /// Sets the probability in per cent that memory is refused.
@@ -254,17 +254,17 @@ impl ChaosRail {
 
     /// From now on no request of the device moves or ends, though its channels are not lost.
     pub fn stick(&self) {
-        self.plug.lock().is_stuck = true;
+        self.device.lock().is_stuck = true;
     }
 
     /// Undoes [`Self::stick`].
     pub fn unstick(&self) {
-        self.plug.lock().is_stuck = false;
+        self.device.lock().is_stuck = false;
     }
 
     /// Sets whether the drop of a channel waits.
     pub fn hold_ends(&self, holds: bool) {
-        self.plug.lock().is_slow_to_end = holds;
+        self.device.lock().is_slow_to_end = holds;
     }
 
     /// Makes every registration of memory wait.
@@ -289,8 +289,8 @@ impl ChaosRail {
 
     /// Takes the cable out: the port is down and nothing moves, but no channel reports an error.
     pub fn unplug_silently(&self) {
-        let mut plug = self.plug.lock();
-        (plug.is_in, plug.is_stuck) = (false, true);
+        let mut device = self.device.lock();
+        (device.is_in, device.is_stuck) = (false, true);
     }
 
     /// Number of failed attempts at the latest [`Rail::open_first`].
@@ -300,7 +300,7 @@ impl ChaosRail {
 
     /// Sets whether the end of a registration fails and keeps the memory.
     pub fn hold_memory(&self, holds: bool) {
-        self.plug.lock().is_holding = holds;
+        self.device.lock().is_holding = holds;
     }
 
     /// The device's network.
@@ -310,7 +310,7 @@ impl ChaosRail {
 
     /// Number of channels that broke by themselves.
     pub fn broken(&self) -> u64 {
-        self.plug.lock().broken
+        self.device.lock().broken
     }
 }
 
@@ -323,7 +323,7 @@ impl Rail for ChaosRail {
 
     fn is_up(&self) -> bool {
         self.looks.pass();
-        self.plug.lock().is_in
+        self.device.lock().is_in
     }
 
     fn register(
@@ -333,7 +333,7 @@ impl Rail for ChaosRail {
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
         self.registrations.pass();
-        if self.plug.lock().is_lost {
+        if self.device.lock().is_lost {
             return Err(RailError::Gone("it has failed".into()));
         }
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
@@ -343,17 +343,17 @@ impl Rail for ChaosRail {
         // No two regions have the same key or the same base, so that mixing them up shows.
         let key = NEXT_KEY.fetch_add(1, Relaxed);
         let peers = if self.faults.keys_of_channels { Peers::No } else { Peers::All };
-        self.network.0.lock().memory.insert(key, Known { span, rights, peers });
+        self.network.0.lock().memory.insert(key, RegisteredMemory { span, rights, peers });
         self.keys.lock().push(key);
-        let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
-        Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
+        let (network, device) = (self.network.clone(), Arc::clone(&self.device));
+        Ok(Box::new(Memory { network, device, key, base: key << 40 }))
     }
 
     fn reopen(&self) -> bool {
-        let mut plug = self.plug.lock();
-        let reopens = plug.is_lost && plug.is_back;
+        let mut device = self.device.lock();
+        let reopens = device.is_lost && device.is_back;
         if reopens {
-            (plug.is_lost, plug.is_back, plug.is_in) = (false, false, true);
+            (device.is_lost, device.is_back, device.is_in) = (false, false, true);
         }
         reopens
     }
@@ -365,10 +365,10 @@ impl Rail for ChaosRail {
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.opens.pass();
-        // Holders of the network's lock may take the plug's, so the plug's is released first.
+        // Holders of the network's lock may take the device's, so the device's is released first.
         let (is_in, born) = {
-            let plug = self.plug.lock();
-            (plug.is_in, plug.pulled)
+            let device = self.device.lock();
+            (device.is_in, device.pulled)
         };
         if !is_in {
             return Err(RailError::Gone("it was pulled".into()));
@@ -376,14 +376,14 @@ impl Rail for ChaosRail {
         let mut network = self.network.0.lock();
         network.next += 1;
         let id = network.next;
-        let end = End { peer: None, under_way: Vec::new(), ghosts: Vec::new() };
+        let end = End { peer: None, pending: Vec::new(), late_writes: Vec::new() };
         network.ends.insert(id, end);
         Ok(Box::new(ChaosChannel {
             id,
             address: id.to_le_bytes(),
             network: self.network.clone(),
             faults: self.faults.clone(),
-            plug: Arc::clone(&self.plug),
+            device: Arc::clone(&self.device),
             born,
             rng: Rng::with_seed(self.rng.lock().u64(..)),
             exports: Arc::clone(&self.exports),
@@ -394,7 +394,7 @@ impl Rail for ChaosRail {
 
 impl Registration for Memory {
     fn end(&self) -> Result<(), RailError> {
-        if self.plug.lock().is_holding {
+        if self.device.lock().is_holding {
             return Err(RailError::Unavailable("it does not let go".into()));
         }
         self.network.0.lock().forget(self.key);
@@ -420,13 +420,16 @@ impl Network {
     /// Forgets memory by its key, and the keys that were made of that one.
     fn forget(&mut self, key: u64) {
         self.memory.remove(&key);
-        let is_of = |known: &Known| matches!(known.peers, Peers::Of { key: of, .. } if of == key);
+        let is_of = |known: &RegisteredMemory| match known.peers {
+            Peers::Of { key: of, .. } => of == key,
+            _ => false,
+        };
         self.memory.retain(|_, known| !is_of(known));
     }
 
     /// The key that was made of this one for a channel's end.
     fn exported(&self, end: u64, key: u64) -> Option<u64> {
-        let is_it = |known: &Known| known.peers == Peers::Of { end, key };
+        let is_it = |known: &RegisteredMemory| known.peers == Peers::Of { end, key };
         self.memory.iter().find_map(|(made, known)| is_it(known).then_some(*made))
     }
 
@@ -438,14 +441,14 @@ impl Network {
         let known = self.memory.get(&key).copied();
         let known = known.ok_or_else(|| RailError::Gone("the registration has ended".into()))?;
         let made = NEXT_KEY.fetch_add(1, Relaxed);
-        self.memory.insert(made, Known { peers: Peers::Of { end, key }, ..known });
+        self.memory.insert(made, RegisteredMemory { peers: Peers::Of { end, key }, ..known });
         Ok(())
     }
 
     /// The address that a key and an address of this network name, if a peer may access it so over
     /// this end.
     fn locate(&self, end: u64, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
-        let Known { span, rights, peers } = self.memory.get(&key)?;
+        let RegisteredMemory { span, rights, peers } = self.memory.get(&key)?;
         match peers {
             Peers::No => return None,
             Peers::Of { end: only, .. } if *only != end => return None,
@@ -463,7 +466,8 @@ impl Network {
         if local.len == 0 {
             return Ok(());
         }
-        let Known { span: ours, .. } = self.memory.get(&local_key).ok_or(RequestError::Local)?;
+        let RegisteredMemory { span: ours, .. } =
+            self.memory.get(&local_key).ok_or(RequestError::Local)?;
         let inside = local.addr >= ours.addr && local.addr + local.len <= ours.addr + ours.len;
         if !inside {
             return Err(RequestError::Local);
@@ -480,20 +484,25 @@ impl Network {
 
     fn land(&mut self, id: u64) {
         let Some(end) = self.ends.get_mut(&id) else { return };
-        let mut ghosts = std::mem::take(&mut end.ghosts);
-        ghosts.retain_mut(|ghost| {
-            let lands = ghost.polls == 0;
-            ghost.polls = ghost.polls.saturating_sub(1);
+        let mut late_writes = std::mem::take(&mut end.late_writes);
+        late_writes.retain_mut(|late_write| {
+            let lands = late_write.polls == 0;
+            late_write.polls = late_write.polls.saturating_sub(1);
             if lands
-                && let Some(at) =
-                    self.locate(id, OpKind::Write, ghost.key, ghost.addr, ghost.bytes.len())
+                && let Some(at) = self.locate(
+                    id,
+                    OpKind::Write,
+                    late_write.key,
+                    late_write.addr,
+                    late_write.bytes.len(),
+                )
             {
-                copy(ghost.bytes.as_ptr() as u64, at, ghost.bytes.len());
+                copy(late_write.bytes.as_ptr() as u64, at, late_write.bytes.len());
             }
             !lands
         });
         if let Some(end) = self.ends.get_mut(&id) {
-            end.ghosts = ghosts;
+            end.late_writes = late_writes;
         }
     }
 }
@@ -507,7 +516,7 @@ fn copy(from: u64, to: u64, len: usize) {
 
 impl ChaosChannel {
     fn check(&mut self) -> Result<(), RailError> {
-        if self.plug.lock().pulled != self.born {
+        if self.device.lock().pulled != self.born {
             return Err(RailError::Lost("it was cut".into()));
         }
         if self.broken { Err(RailError::Lost("it broke".into())) } else { Ok(()) }
@@ -538,7 +547,7 @@ impl Channel for ChaosChannel {
         self.check()?;
         let mut network = self.network.0.lock();
         if let Some(end) = network.ends.get_mut(&self.id) {
-            end.under_way.push(UnderWay { request, polls: self.faults.delay_polls });
+            end.pending.push(PendingRequest { request, polls: self.faults.delay_polls });
         }
         Ok(())
     }
@@ -548,15 +557,15 @@ impl Channel for ChaosChannel {
         let (network, faults) = (Arc::clone(&self.network.0), &self.faults);
         let mut network = network.lock();
         let Some(end) = network.ends.get_mut(&self.id) else { return Ok(0) };
-        let room = faults.depth.saturating_sub(end.under_way.len()).min(requests.len());
+        let room = faults.depth.saturating_sub(end.pending.len()).min(requests.len());
         let most = if faults.reorder { self.rng.usize(0..=room) } else { room };
         for request in &requests[..most] {
             let polls = self.rng.u32(0..=faults.delay_polls);
-            end.under_way.push(UnderWay { request: *request, polls });
+            end.pending.push(PendingRequest { request: *request, polls });
             self.broken |= self.rng.u32(0..1000) < faults.break_permille;
         }
         if self.broken {
-            self.plug.lock().broken += 1;
+            self.device.lock().broken += 1;
         }
         Ok(most)
     }
@@ -567,20 +576,20 @@ impl Channel for ChaosChannel {
         let mut network = network.lock();
         network.land(self.id);
         checked?;
-        if self.plug.lock().is_stuck {
+        if self.device.lock().is_stuck {
             return Ok(());
         }
         let Some(end) = network.ends.get_mut(&self.id) else { return Ok(()) };
         let Some(peer) = end.peer else { return Ok(()) };
-        let mut under_way = std::mem::take(&mut end.under_way);
-        if !under_way.is_empty() && !network.ends.contains_key(&peer) {
+        let mut pending = std::mem::take(&mut end.pending);
+        if !pending.is_empty() && !network.ends.contains_key(&peer) {
             return Err(RailError::Lost("the other end was dropped".into()));
         }
         if self.faults.reorder {
-            self.rng.shuffle(&mut under_way);
+            self.rng.shuffle(&mut pending);
         }
         let mut waits = false;
-        under_way.retain_mut(|one| {
+        pending.retain_mut(|one| {
             waits = one.polls > 0 || waits && !self.faults.reorder;
             one.polls = one.polls.saturating_sub(1);
             if waits {
@@ -591,7 +600,7 @@ impl Channel for ChaosChannel {
             false
         });
         if let Some(end) = network.ends.get_mut(&self.id) {
-            end.under_way = under_way;
+            end.pending = pending;
         }
         Ok(())
     }
@@ -633,23 +642,31 @@ impl Channel for ChaosChannel {
 
 impl Drop for ChaosChannel {
     fn drop(&mut self) {
-        while self.plug.lock().is_slow_to_end {
+        while self.device.lock().is_slow_to_end {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut network = self.network.0.lock();
         let Some(end) = network.ends.remove(&self.id) else { return };
-        let is_of = |known: &Known| matches!(known.peers, Peers::Of { end, .. } if end == self.id);
+        let is_of = |known: &RegisteredMemory| match known.peers {
+            Peers::Of { end, .. } => end == self.id,
+            _ => false,
+        };
         network.memory.retain(|_, known| !is_of(known));
-        let ghost = |one: UnderWay| {
+        let late_write = |one: PendingRequest| {
             let Request { kind, local, remote_addr: addr, remote_key: key, .. } = one.request;
             let mut bytes = vec![0; local.len];
             copy(local.addr as u64, bytes.as_mut_ptr() as u64, local.len);
             let polls = one.polls + self.rng.u32(0..20);
-            (kind == OpKind::Write && local.len > 0).then_some(Ghost { key, addr, bytes, polls })
+            (kind == OpKind::Write && local.len > 0).then_some(LateWrite {
+                key,
+                addr,
+                bytes,
+                polls,
+            })
         };
-        let ghosts: Vec<_> = end.under_way.into_iter().filter_map(ghost).collect();
+        let late_writes: Vec<_> = end.pending.into_iter().filter_map(late_write).collect();
         if let Some(peer) = end.peer.and_then(|peer| network.ends.get_mut(&peer)) {
-            peer.ghosts.extend(ghosts);
+            peer.late_writes.extend(late_writes);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::env;
 
 use uccl_device::{
     GpuVendor, Topology,
-    cuda::{self, Unusable, VisibleGpu},
+    cuda::{self, DriverError, VisibleGpu},
 };
 
 /// The GPUs that this process sees, or why there are none.
@@ -12,7 +12,7 @@ use uccl_device::{
 pub(crate) struct Gpus {
     pub(crate) visible: Vec<VisibleGpu>,
     /// Why the driver cannot be used; nothing if it can.
-    pub(crate) unusable: Option<Unusable>,
+    pub(crate) unusable: Option<DriverError>,
     /// The CUDA version that the driver supports.
     pub(crate) version: Option<(u32, u32)>,
     /// `CUDA_VISIBLE_DEVICES`, if it is set.
@@ -34,7 +34,7 @@ impl Gpus {
     /// The GPUs of another machine: none, because its driver cannot be queried.
     pub(crate) fn elsewhere() -> Self {
         let why = "the driver of another machine cannot be asked".to_owned();
-        Self { unusable: Some(Unusable::Unwanted(why)), ..Self::default() }
+        Self { unusable: Some(DriverError::Unwanted(why)), ..Self::default() }
     }
 
     /// The reason why no GPU can be used, on a machine that has some.
@@ -61,7 +61,7 @@ pub(crate) mod examples {
     use tempfile::TempDir;
     use uccl_device::{
         Topology,
-        cuda::{Failure, GpuLink, GpuUuid, Unusable, VisibleGpu},
+        cuda::{DriverError, Failure, GpuLink, GpuUuid, VisibleGpu},
     };
 
     use super::Gpus;
@@ -165,12 +165,12 @@ pub(crate) mod examples {
     pub(crate) fn refusing(code: i32) -> Gpus {
         let failure = Failure { code, name: "CUDA_ERROR_SOMETHING", text: "something" };
         let library = "libcuda.so.1".to_owned();
-        let unusable = Some(Unusable::Refused { library, failure, version: 12040 });
+        let unusable = Some(DriverError::Refused { library, failure, version: 12040 });
         Gpus { unusable, ..Gpus::default() }
     }
 
     pub(crate) fn no_library() -> Gpus {
         let why = "libcuda.so.1: cannot open shared object file".to_owned();
-        Gpus { unusable: Some(Unusable::NoLibrary(why)), ..Gpus::default() }
+        Gpus { unusable: Some(DriverError::NoLibrary(why)), ..Gpus::default() }
     }
 }

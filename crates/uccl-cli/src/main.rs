@@ -1,7 +1,6 @@
-//! The `uccl` command: measures transfers, shows a machine's devices, names causes of slow
-//! transfers.
+//! The `uccl` command: shows a machine's devices, names causes of slow transfers, and measures
+//! transfers by the crate `uccl-bench`.
 
-mod bench;
 mod doctor;
 mod gpus;
 mod libraries;
@@ -12,7 +11,6 @@ mod probe;
 mod rdma;
 mod topo;
 mod units;
-mod vm;
 
 use std::{io::IsTerminal, process::ExitCode};
 
@@ -30,12 +28,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<uccl_bench::BenchArgs>),
     /// Serve the benchmark that started this process.
-    #[command(name = bench::SUBCOMMAND, hide = true)]
+    #[command(name = uccl_bench::SUBCOMMAND, hide = true)]
     BenchPeer,
     /// Be a rank of the benchmark that started this process.
-    #[command(name = bench::RANK_SUBCOMMAND, hide = true)]
+    #[command(name = uccl_bench::RANK_SUBCOMMAND, hide = true)]
     BenchRank,
     Doctor(doctor::DoctorArgs),
     NixlDir(nixl_dir::NixlDirArgs),
@@ -63,9 +61,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Bench(args) => bench::run(&args.with_preset())?,
-        Command::BenchPeer => bench::serve_parent()?,
-        Command::BenchRank => bench::serve_rank()?,
+        Command::Bench(args) => uccl_bench::run(*args)?,
+        Command::BenchPeer => uccl_bench::serve_parent()?,
+        Command::BenchRank => uccl_bench::serve_rank()?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::NixlDir(args) => nixl_dir::run(&args)?,
         Command::Probe(args) => probe::serve_parent(&args)?,

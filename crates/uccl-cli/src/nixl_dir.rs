@@ -10,14 +10,14 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use uccl_nixl_dir::{PLUGIN, provide};
 
-/// Finds the plugins of the NIXL that Python would import; the Python package runs the same text, which is its file. Here is
-/// a link to it, so that cargo packages it with this crate.
+/// Finds the plugins of the NIXL that Python would import; the Python package runs the same text,
+/// which is its file. Here is a link to it, so that cargo packages it with this crate.
 const FIND: &str = include_str!("find_nixl.py");
 
 /// Print a folder for NIXL_PLUGIN_DIR that holds NIXL's own plugins and UCCL's.
 ///
-/// NIXL looks for plugins in one folder only. This one, in the user's cache, holds links to all of them:
-/// export NIXL_PLUGIN_DIR=$(uccl nixl-dir)
+/// NIXL looks for plugins in one folder only. This one, in the user's cache, holds links to all of
+/// them: export NIXL_PLUGIN_DIR=$(uccl nixl-dir)
 #[derive(Args)]
 pub(crate) struct NixlDirArgs {
     /// Where NIXL's own plugins are [default: those of the NIXL that python3 imports]

@@ -9,7 +9,7 @@ use uccl_p2p::{Config, Transport};
 
 use crate::{
     gpus::Gpus,
-    probe::{self, Reached},
+    probe::{self, ProbeResult},
     rdma::Rdma,
 };
 
@@ -21,7 +21,8 @@ const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
 /// A path and why it is the one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Path {
-    /// As the engine names it: `cma`, `shm`, `tcp`, `cuda_ipc`, `verbs`, `libfabric`; none if there is no way.
+    /// As the engine names it: `cma`, `shm`, `tcp`, `cuda_ipc`, `verbs`, `libfabric`; none if there
+    /// is no way.
     pub(crate) name: Option<&'static str>,
     pub(crate) why: String,
 }
@@ -45,7 +46,7 @@ pub(crate) struct Paths {
 /// Results of the probes.
 pub(crate) struct Probes {
     /// Copies between two processes' memory, or why trying failed.
-    pub(crate) process_memory: Result<Reached, String>,
+    pub(crate) process_memory: Result<ProbeResult, String>,
     /// Memory shared through a file descriptor, or why not.
     pub(crate) shared_memory: Result<(), String>,
 }
@@ -187,7 +188,10 @@ mod tests {
 
     fn probes(memory: Option<&str>, shared: Result<(), String>) -> Probes {
         let read = memory.map(str::to_owned);
-        Probes { process_memory: Ok(Reached { read, ..Reached::default() }), shared_memory: shared }
+        Probes {
+            process_memory: Ok(ProbeResult { read, ..ProbeResult::default() }),
+            shared_memory: shared,
+        }
     }
 
     #[test]

@@ -11,8 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
-
-use crate::vm::{Way, copy};
+use uccl_bench::vm::{Way, copy};
 
 /// The hidden subcommand that the probing child runs.
 pub(crate) const SUBCOMMAND: &str = "probe-memory";
@@ -26,14 +25,14 @@ pub(crate) struct ProbeArgs {
 
 /// The error of each copy; `None` where it worked.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Reached {
+pub(crate) struct ProbeResult {
     /// The child's own memory, by the same calls.
     pub(crate) own: Option<String>,
     pub(crate) read: Option<String>,
     pub(crate) write: Option<String>,
 }
 
-impl Reached {
+impl ProbeResult {
     /// Whether the other process's memory was reached both ways.
     pub(crate) fn works(&self) -> bool {
         self.read.is_none() && self.write.is_none()
@@ -43,9 +42,9 @@ impl Reached {
 const WORD: u64 = 0x7563_636c_2070_726f;
 const ANSWER: u64 = 0x626f_6421_2062_6f64;
 
-/// Whether a process may copy to and from the memory of one that is not its child, as two programs of
-/// one host would. The child that is started to try it reaches back into this process.
-pub(crate) fn process_memory() -> Result<Reached> {
+/// Whether a process may copy to and from the memory of one that is not its child, as two programs
+/// of one host would. The child that is started to try it reaches back into this process.
+pub(crate) fn process_memory() -> Result<ProbeResult> {
     let mut word = Box::new(WORD);
     let target: *mut u64 = &mut *word;
     let program = std::env::current_exe().context("cannot find this program to start it again")?;
@@ -63,7 +62,7 @@ pub(crate) fn process_memory() -> Result<Reached> {
         // A seccomp filter that kills the process is one cause.
         bail!("the process that tried ended with {status}");
     }
-    let reached: Reached = serde_json::from_str(&answer).context("it gave no answer")?;
+    let reached: ProbeResult = serde_json::from_str(&answer).context("it gave no answer")?;
     // SAFETY: the box lives; read as volatile because another process wrote it.
     let after = unsafe { black_box(target).read_volatile() };
     if reached.works() && after != ANSWER {
@@ -87,7 +86,7 @@ pub(crate) fn serve_parent(args: &ProbeArgs) -> Result<()> {
     }
     word = ANSWER;
     let write = reach(args, &mut word, Way::Write).err().map(|error| error.to_string());
-    println!("{}", serde_json::to_string(&Reached { own, read, write })?);
+    println!("{}", serde_json::to_string(&ProbeResult { own, read, write })?);
     Ok(())
 }
 
@@ -139,8 +138,8 @@ mod tests {
     #[test]
     fn reaching_is_both_ways() {
         let refused = || Some("refused".to_owned());
-        assert!(Reached::default().works());
-        assert!(!Reached { read: refused(), ..Reached::default() }.works());
-        assert!(!Reached { write: refused(), ..Reached::default() }.works());
+        assert!(ProbeResult::default().works());
+        assert!(!ProbeResult { read: refused(), ..ProbeResult::default() }.works());
+        assert!(!ProbeResult { write: refused(), ..ProbeResult::default() }.works());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 use uccl_fabric::{
-    lane::{HostLane, Lane, MessageLane, MessageSink, RailLane},
+    lane::{Handling, HostLane, Lane, MessageLane, MessageSink, RailLane},
     region::{Region, RegionTable},
 };
 
@@ -67,9 +67,13 @@ impl End {
 pub struct Inbox(pub Mutex<Vec<Vec<u8>>>, pub AtomicUsize);
 
 impl MessageSink for Inbox {
-    fn message(&self, bytes: &[u8]) -> Result<(), String> {
+    fn message(&self, bytes: &[u8]) -> Result<Handling, String> {
         self.0.lock().push(bytes.to_vec());
-        Ok(())
+        Ok(Handling::Ended)
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {

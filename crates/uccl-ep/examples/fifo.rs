@@ -1,4 +1,5 @@
-//! How many commands a second go through one ring, from one producer to one proxy: the best and the median of some rounds.
+//! How many commands a second go through one ring, from one producer to one proxy: the best and the
+//! median of some rounds.
 //!
 //! `cargo run --release -p uccl-ep --example fifo`
 

@@ -1,41 +1,48 @@
 //! Expert parallelism: the tokens of every rank go to the ranks of the experts that they chose
 //! (dispatch); the experts' rows come back and are summed (combine).
 //!
-//! The modules, from the ground up: [`numerics`], formats of tokens in transit; [`routing`], the
-//! ranks and places of tokens; [`record`], the layout of tokens in memory; [`placing`], the places
-//! of calls in the ranks' windows; [`protocol`], the words between ranks; [`Block`], memory that
-//! peers read in place; [`Group`], one rank's end of a group; [`dispatch`] and [`combine`], the
-//! calls; [`cuda`], the calls of ranks that have GPUs.
+//! Each folder of `src` is a room, and a room uses the rooms below it:
+//!
+//! ```text
+//!     cuda          calls of ranks with GPUs: a group, low latency and normal mode
+//!       |
+//!     host          calls of ranks without GPUs: a group, its window, dispatch, combine, barrier
+//!     /  \
+//!   far   numerics  ranks of other nodes, and the proxy that writes to them | formats, sums
+//!     \  /
+//!    shared         protocol, routing, layout of records and windows, nodes, errors
+//! ```
+//!
+//! | question | place |
+//! | --- | --- |
+//! | which ranks a token goes to, and its slot there | [`routing`] |
+//! | bytes of a record, an area, a row | [`record`] |
+//! | the place of a call in the windows | [`places`] |
+//! | the words between ranks, and the next step of a call | [`protocol`]: plain data, run under any schedule by its tests |
+//! | the groups of ranks on nodes | [`nodes`] |
+//! | number formats, the order of sums | [`numerics`] |
+//! | a rank's end of a group, on the CPU and on a GPU | [`Group`], [`cuda::Group`] |
+//! | a call on the CPU | [`dispatch`], [`combine`] |
+//! | a call on a GPU | [`cuda::low_latency`], [`cuda::normal`] |
+//! | memory that peers read in place | [`Block`] |
 
-mod barrier;
-mod blocks;
-pub mod combine;
 pub mod cuda;
-pub mod dispatch;
-mod error;
 mod far;
-mod group;
-mod header;
-mod joining;
-mod leaving;
-pub mod nodes;
+mod host;
 pub mod numerics;
-mod patience;
-pub mod placing;
-pub mod protocol;
-pub mod record;
-pub mod routing;
-mod scratch;
 pub mod settings;
-mod streaming;
-mod view;
-mod waits;
-mod window;
+mod shared;
 
-pub use blocks::Block;
-pub use error::{Error, Phase, Result};
 pub use far::ProxyStats;
-pub use group::{Config, Group, Interrupted};
-pub use joining::{Exchange, MakeEndpoint};
-pub use leaving::let_go;
-pub use view::control_len;
+pub use host::{
+    blocks::Block,
+    combine, dispatch,
+    dropped_blocks::release_block,
+    group::{Config, Group, Interrupted},
+};
+pub use shared::{
+    error::{Error, Phase, Result},
+    join::{Exchange, MakeEndpoint},
+    nodes, places, protocol, record, routing,
+    view::control_len,
+};

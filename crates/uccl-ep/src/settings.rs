@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The memory that a rank's tensors are in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,10 +8,10 @@ mod emulator;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Masks, Normal, Way};
+use self::cuda::{Case, Format, Loss, Masks, Normal, Route};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -19,7 +19,7 @@ const SMALL: Case = Case {
     local_experts: 3,
     top_k: 2,
     hidden: 512,
-    kind: Kind::Bf16,
+    format: Format::Bf16,
     is_packed: false,
     slots: 5,
     rounds: 2,
@@ -28,28 +28,30 @@ const SMALL: Case = Case {
     late: Duration::ZERO,
     lost: None,
     masks: None,
-    way: Way::Found,
+    route: Route::Direct,
 };
 
 #[test]
 fn a_gpu_makes_the_bytes_of_the_cpu() {
     emulator::load();
-    let fp8 = [Scales::Exact, Scales::PowerOfTwo, Scales::Exponent].map(Kind::Fp8);
-    for (seed, kind) in (0..).zip([Kind::Bf16].into_iter().chain(fp8)) {
+    let fp8 = [ScaleFormat::Exact, ScaleFormat::PowerOfTwo, ScaleFormat::Exponent].map(Format::Fp8);
+    for (seed, format) in (0..).zip([Format::Bf16].into_iter().chain(fp8)) {
         let ranks = 1 + seed as usize % 3;
-        Case { seed, ranks, kind, top_k: 1 + seed as usize, ..SMALL }.run();
+        Case { seed, ranks, format, top_k: 1 + seed as usize, ..SMALL }.run();
     }
     // Widths that no warp fills, and more tokens than threads of a warp.
-    Case { hidden: 640, kind: Kind::Fp8(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
+    Case { hidden: 640, format: Format::Fp8(ScaleFormat::Exact), slots: 40, rounds: 1, ..SMALL }
+        .run();
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
 }
 
 #[test]
 fn blocks_that_do_not_send_share_records() {
     emulator::load();
-    // Two blocks for each of two records, beside the one that sends; a block's warps take half of such a row at a time.
-    for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
-        Case { kind, slots: 1, hidden: 14_336, blocks: 6, rounds: 1, ..SMALL }.run();
+    // Two blocks for each of two records, beside the one that sends; a block's warps take half of
+    // such a row at a time.
+    for format in [Format::Bf16, Format::Fp8(ScaleFormat::Exact)] {
+        Case { format, slots: 1, hidden: 14_336, blocks: 6, rounds: 1, ..SMALL }.run();
     }
 }
 
@@ -58,11 +60,11 @@ fn rows_go_as_nvfp4_and_come_back_as_logfmt() {
     emulator::load();
     for (seed, global_scale) in (0..).zip([1.0, 84.0, 0.001, 3000.0]) {
         let (ranks, hidden) = (1 + seed as usize % 3, [128, 640, 512, 1152][seed as usize]);
-        let kind = Kind::Nvfp4(global_scale);
-        Case { seed, ranks, hidden, kind, is_packed: true, ..SMALL }.run();
+        let format = Format::Nvfp4(global_scale);
+        Case { seed, ranks, hidden, format, is_packed: true, ..SMALL }.run();
     }
     // More rows of an expert than a tile of scales has, and a group that no other group is behind.
-    Case { slots: 70, hidden: 64, kind: Kind::Nvfp4(6.0), rounds: 1, ..SMALL }.run();
+    Case { slots: 70, hidden: 64, format: Format::Nvfp4(6.0), rounds: 1, ..SMALL }.run();
 }
 
 #[test]
@@ -76,15 +78,15 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 }
 
 #[test]
-fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
+fn small_batches_are_taken_and_summed_when_their_flags_are_set() {
     emulator::load();
-    Case { hidden: 640, ..SMALL }.waits_for_marks();
+    Case { hidden: 640, ..SMALL }.waits_for_flags();
 }
 
 #[test]
-fn a_rank_that_notes_too_much_is_told() {
+fn a_rank_with_too_large_counts_is_named() {
     emulator::load();
-    SMALL.names_who_notes_too_much();
+    SMALL.names_a_rank_with_too_large_counts();
 }
 
 /// Many choices of each rank. The calls of the first and the last rank are one launch each: these
@@ -92,12 +94,12 @@ fn a_rank_that_notes_too_much_is_told() {
 const SUMMED: Case = Case { ranks: 3, local_experts: 5, top_k: 8, slots: 50, rounds: 1, ..SMALL };
 
 #[test]
-fn a_rank_sends_its_part_of_a_sum_where_weights_are_told() {
+fn a_rank_sends_partial_sums_where_it_has_weights() {
     emulator::load();
     Case { hidden: 640, ..SUMMED }.run();
     // Weights arrive in the place of earlier calls' weights.
     Case { hidden: 8, rounds: 6, places: 2, ..SUMMED }.run();
-    // More choices than there are marks for: own rows are sent back too.
+    // More choices than there are flags for: own rows are sent back too.
     Case { hidden: 8, slots: 260, ..SUMMED }.run();
 }
 
@@ -113,16 +115,16 @@ fn spoilt_records_lead_to_no_other_memory() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     emulator::load();
-    let told = SMALL.names_who_does_not_come();
-    assert_eq!(told[1], "");
+    let errors = SMALL.names_who_does_not_come();
+    assert_eq!(errors[1], "");
 }
 
 #[test]
 fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     emulator::load();
-    for lost in [Lost::Late, Lost::Masked] {
+    for lost in [Loss::Late, Loss::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
-        Case { lost: Some((0, lost)), kind: Kind::Fp8(Scales::Exact), ..SMALL }.run();
+        Case { lost: Some((0, lost)), format: Format::Fp8(ScaleFormat::Exact), ..SMALL }.run();
     }
 }
 
@@ -172,26 +174,26 @@ fn a_rank_that_was_left_out_of_normal_mode_takes_part_again() {
         let masks = Some(masks);
         Normal { masks, seed, ..few }.run();
         let masks = masks.map(|masks| Masks { calls: (1, 4), ..masks });
-        let by_choice = Normal { order: Order::ByChoice, ranks: 3, is_again: true, ..few };
-        Normal { masks, seed, by_expert: Some(4), is_laid_out: seed == 1, ..by_choice }.run();
-        let way = Way::ByHost(2, Transport::Tcp);
-        Normal { masks, seed, ranks: 2 + seed as usize, way, ..few }.run();
+        let by_choice = Normal { order: Order::ByChoice, ranks: 3, is_cached: true, ..few };
+        Normal { masks, seed, by_expert: Some(4), has_layout: seed == 1, ..by_choice }.run();
+        let route = Route::ViaHost(2, Transport::Tcp);
+        Normal { masks, seed, ranks: 2 + seed as usize, route, ..few }.run();
     }
     let masks = Some(Masks { calls: (7, 9), is_between: true, ..MASKS });
-    Normal { masks, stays: true, ..few }.run();
+    Normal { masks, zero_copy: true, ..few }.run();
     Normal { masks, ranks: 8, slots: 2, blocks: 1, is_worst: false, ..few }.run();
 }
 
 #[test]
 fn ranks_that_differ_are_told_in_what() {
     emulator::load();
-    let told = SMALL.fails(Duration::from_secs(20), |me| Some(Case { top_k: 1 + me, ..SMALL }));
-    let told = told.join(" / ");
-    assert!(told.contains("has top-k") || told.contains("gave up on call 1"), "{told}");
+    let errors = SMALL.fails(Duration::from_secs(20), |me| Some(Case { top_k: 1 + me, ..SMALL }));
+    let errors = errors.join(" / ");
+    assert!(errors.contains("has top-k") || errors.contains("gave up on call 1"), "{errors}");
     assert!(
-        told.contains("rank 1 has top-k 2, this rank 1")
-            || told.contains("rank 0 has top-k 1, this rank 2"),
-        "{told}"
+        errors.contains("rank 1 has top-k 2, this rank 1")
+            || errors.contains("rank 0 has top-k 1, this rank 2"),
+        "{errors}"
     );
 }
 
@@ -215,16 +217,16 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     guess: None,
-    stays: false,
-    is_again: false,
-    is_laid_out: false,
+    zero_copy: false,
+    is_cached: false,
+    has_layout: false,
     by_expert: None,
     is_each: false,
     zeroes_gaps: false,
     lost: None,
     masks: None,
-    wrong: None,
-    way: Way::Found,
+    fault: None,
+    route: Route::Direct,
 };
 
 #[test]
@@ -237,32 +239,33 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     Normal { hidden: 8, slots: 300, is_full: true, rounds: 1, by_expert: Some(8), ..NORMAL }.run();
     // Parts of several tokens, and blocks that send and others that take.
     let many = Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..NORMAL };
-    Normal { is_again: true, is_worst: true, ..many }.run();
+    Normal { is_cached: true, is_worst: true, ..many }.run();
     Normal { by_expert: Some(8), ranks: 3, ..many }.run();
-    // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
-    Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ranks: 3, ..NORMAL }.run();
+    // Calls take the places of calls that have ended, and all are enqueued before any is waited
+    // for.
+    Normal { rounds: 12, places: 1, is_worst: true, is_cached: true, ranks: 3, ..NORMAL }.run();
     // A token has several experts of a rank, and their rows are sent back as one sum or each by
     // itself.
     let by_choice = Normal { order: Order::ByChoice, top_k: 4, hidden: 72, ranks: 3, ..NORMAL };
     for is_each in [false, true] {
         let by_expert = Normal { by_expert: Some(4), is_each, zeroes_gaps: true, ..by_choice };
-        Normal { places: 1, is_worst: true, is_again: true, ..by_expert }.run();
+        Normal { places: 1, is_worst: true, is_cached: true, ..by_expert }.run();
     }
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
 }
 
 #[test]
-fn rows_that_stay_are_there_until_the_next_call() {
+fn zero_copy_rows_are_there_until_the_next_call() {
     emulator::load();
-    let stays = Normal { stays: true, is_worst: true, is_again: true, ..NORMAL };
-    Normal { rounds: 6, places: 1, ranks: 3, scales: 5, ..stays }.run();
+    let zero_copy = Normal { zero_copy: true, is_worst: true, is_cached: true, ..NORMAL };
+    Normal { rounds: 6, places: 1, ranks: 3, scales: 5, ..zero_copy }.run();
     // An area's counts take the bytes of several rows.
-    Normal { hidden: 8, local_experts: 70, is_laid_out: true, order: Order::ByChoice, ..stays }
+    Normal { hidden: 8, local_experts: 70, has_layout: true, order: Order::ByChoice, ..zero_copy }
         .run();
-    Normal { top_k: 0, has_weights: false, ranks: 1, ..stays }.run();
+    Normal { top_k: 0, has_weights: false, ranks: 1, ..zero_copy }.run();
     // Parts of several tokens, and blocks that send and others that take.
-    Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..stays }.run();
+    Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..zero_copy }.run();
 }
 
 #[test]
@@ -274,14 +277,21 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
     for guess in [0, 19, 20] {
         let one = Normal { guess: Some(guess), ranks: 1, ..full };
         one.run();
-        Normal { scales: 5, is_again: true, top_k: 1, local_experts: 1, by_expert: Some(4), ..one }
-            .run();
+        Normal {
+            scales: 5,
+            is_cached: true,
+            top_k: 1,
+            local_experts: 1,
+            by_expert: Some(4),
+            ..one
+        }
+        .run();
     }
     // Ranks make calls in the same place one after the other, and all or some of them have guessed
     // wrong.
     for guess in [0, 12, 40] {
         let several = Normal { guess: Some(guess), ranks: 2, rounds: 12, slots: 20, ..full };
-        Normal { is_again: true, is_full: false, ..several }.run();
+        Normal { is_cached: true, is_full: false, ..several }.run();
         let by_expert = Normal { by_expert: Some(4), zeroes_gaps: true, ..several };
         Normal { order: Order::ByChoice, rounds: 4, ..by_expert }.run();
     }
@@ -292,23 +302,24 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
     }
     // Where one launch does not do all of a call, nothing is guessed.
     let guessed = Normal { guess: Some(12), ..NORMAL };
-    Normal { way: Way::ByHost(2, Transport::Tcp), ..guessed }.run();
-    Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..guessed }.run();
+    Normal { route: Route::ViaHost(2, Transport::Tcp), ..guessed }.run();
+    Normal { lost: Some((1, Loss::Masked)), ranks: 3, ..guessed }.run();
 }
 
 #[test]
 fn tokens_go_where_they_were_laid_out_without_their_choices() {
     emulator::load();
-    let twice = Normal { is_laid_out: true, is_again: true, ..NORMAL };
-    // The second dispatch has the place of the first, and all are enqueued before any is waited for.
+    let twice = Normal { has_layout: true, is_cached: true, ..NORMAL };
+    // The second dispatch has the place of the first, and all are enqueued before any is waited
+    // for.
     Normal { rounds: 6, places: 1, is_worst: true, ranks: 3, ..twice }.run();
     // More tokens than a block counts.
     let many = Normal { hidden: 8, slots: 600, is_full: true, rounds: 1, ..twice };
     Normal { ranks: 3, biases: 1, ..many }.run();
     Normal { by_expert: Some(8), order: Order::ByChoice, top_k: 4, blocks: 5, ..many }.run();
     // Rows are not sent in parts.
-    Normal { way: Way::ByHost(2, Transport::Tcp), ..twice }.run();
-    Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..twice }.run();
+    Normal { route: Route::ViaHost(2, Transport::Tcp), ..twice }.run();
+    Normal { lost: Some((1, Loss::Masked)), ranks: 3, ..twice }.run();
 }
 
 #[test]
@@ -353,33 +364,33 @@ fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
 }
 
 /// All blocks of its launches take part: one sends and one takes.
-const IN_PARTS: Normal = Normal { seed: 12, slots: 20, top_k: 3, scales: 40, biases: 1, ..NORMAL };
+const IN_CHUNKS: Normal = Normal { seed: 12, slots: 20, top_k: 3, scales: 40, biases: 1, ..NORMAL };
 
 #[test]
-fn parts_of_normal_mode_are_taken_and_summed_when_their_marks_have_come() {
+fn chunks_of_normal_mode_are_taken_and_summed_when_their_flags_are_set() {
     emulator::load();
-    IN_PARTS.waits_for_marks();
-    Normal { order: Order::ByChoice, ..IN_PARTS }.waits_for_marks();
-    Normal { by_expert: Some(4), ..IN_PARTS }.waits_for_marks();
+    IN_CHUNKS.waits_for_flags();
+    Normal { order: Order::ByChoice, ..IN_CHUNKS }.waits_for_flags();
+    Normal { by_expert: Some(4), ..IN_CHUNKS }.waits_for_flags();
 }
 
 #[test]
 fn own_tokens_of_normal_mode_go_no_further_than_counts() {
     emulator::load();
-    IN_PARTS.takes_no_more_of_its_own_than_counts();
+    IN_CHUNKS.takes_no_more_of_its_own_than_counts();
 }
 
 #[test]
-fn a_rank_whose_part_does_not_come_is_named_with_the_call() {
+fn the_rank_of_a_missing_chunk_is_named_with_the_call() {
     emulator::load();
-    IN_PARTS.names_whose_part_does_not_come();
+    IN_CHUNKS.names_the_rank_of_a_missing_chunk();
 }
 
 #[test]
-fn marks_of_normal_mode_lead_no_further_than_counts() {
+fn flags_of_normal_mode_lead_no_further_than_counts() {
     emulator::load();
-    IN_PARTS.goes_no_further_than_counts();
-    Normal { by_expert: Some(4), ..IN_PARTS }.goes_no_further_than_counts();
+    IN_CHUNKS.goes_no_further_than_counts();
+    Normal { by_expert: Some(4), ..IN_CHUNKS }.goes_no_further_than_counts();
 }
 
 #[test]
@@ -388,7 +399,7 @@ fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     NORMAL.tells_in_what_ranks_differ();
 }
 
-const FAR: Case = Case { way: Way::ByHost(2, Transport::Tcp), ..SMALL };
+const FAR: Case = Case { route: Route::ViaHost(2, Transport::Tcp), ..SMALL };
 
 #[test]
 fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
@@ -399,42 +410,42 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
         (3, 3, Transport::Local),
         (1, 2, Transport::Tcp),
     ] {
-        let kind = if ranks == 4 { Kind::Fp8(Scales::Exact) } else { Kind::Bf16 };
-        Case { ranks, kind, way: Way::ByHost(nodes, transport), ..FAR }.run();
+        let format = if ranks == 4 { Format::Fp8(ScaleFormat::Exact) } else { Format::Bf16 };
+        Case { ranks, format, route: Route::ViaHost(nodes, transport), ..FAR }.run();
     }
     // More rows than a warp has threads, and calls that take the places of others.
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..FAR }.run();
     Case { hidden: 128, rounds: 12, places: 1, ..FAR }.run();
-    Case { hidden: 640, kind: Kind::Nvfp4(84.0), is_packed: true, ..FAR }.run();
+    Case { hidden: 640, format: Format::Nvfp4(84.0), is_packed: true, ..FAR }.run();
 }
 
 #[test]
 fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
     emulator::load();
     for seed in 20..24 {
-        let way = Way::ByHost(2, Transport::Tcp);
-        Normal { ranks: 4, ..Normal { way, ..NORMAL }.drawn(seed) }.run();
+        let route = Route::ViaHost(2, Transport::Tcp);
+        Normal { ranks: 4, ..Normal { route, ..NORMAL }.drawn(seed) }.run();
     }
-    let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
+    let far = Normal { route: Route::ViaHost(3, Transport::Local), ranks: 3, ..NORMAL };
     let by_expert = Normal { by_expert: Some(2), order: Order::ByChoice, top_k: 4, ..far };
     Normal { is_each: true, ..by_expert }.run();
     Normal { is_each: false, ..by_expert }.run();
-    Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ..far }.run();
+    Normal { rounds: 12, places: 1, is_worst: true, is_cached: true, ..far }.run();
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..far }.run();
 }
 
 #[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others() {
     emulator::load();
-    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }
+    let errors = Case { ranks: 3, route: Route::ViaHost(3, Transport::Tcp), ..SMALL }
         .loses_the_last(Duration::ZERO);
-    assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
+    assert!(errors[..2].iter().all(|errors| errors.contains("rank 2 ")), "{errors:?}");
 }
 
 #[test]
 fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
     emulator::load();
-    for lost in [Lost::Late, Lost::Masked] {
+    for lost in [Loss::Late, Loss::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..FAR }.run();
     }
 }

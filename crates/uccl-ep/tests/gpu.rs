@@ -6,10 +6,10 @@ mod cuda;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Masks, Normal, Way, has_gpu};
+use self::cuda::{Case, Format, Loss, Masks, Normal, Route, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -17,7 +17,7 @@ const CASE: Case = Case {
     local_experts: 4,
     top_k: 4,
     hidden: 1024,
-    kind: Kind::Bf16,
+    format: Format::Bf16,
     is_packed: false,
     slots: 32,
     rounds: 3,
@@ -26,7 +26,7 @@ const CASE: Case = Case {
     late: Duration::ZERO,
     lost: None,
     masks: None,
-    way: Way::Found,
+    route: Route::Direct,
 };
 
 const NORMAL: Normal = Normal {
@@ -46,27 +46,28 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     guess: None,
-    stays: false,
-    is_again: false,
-    is_laid_out: false,
+    zero_copy: false,
+    is_cached: false,
+    has_layout: false,
     by_expert: None,
     is_each: false,
     zeroes_gaps: false,
     lost: None,
     masks: None,
-    wrong: None,
-    way: Way::Found,
+    fault: None,
+    route: Route::Direct,
 };
 
-const KINDS: [Kind; 5] = [
-    Kind::Bf16,
-    Kind::Fp8(Scales::Exact),
-    Kind::Fp8(Scales::PowerOfTwo),
-    Kind::Fp8(Scales::Exponent),
-    Kind::Nvfp4(84.0),
+const KINDS: [Format; 5] = [
+    Format::Bf16,
+    Format::Fp8(ScaleFormat::Exact),
+    Format::Fp8(ScaleFormat::PowerOfTwo),
+    Format::Fp8(ScaleFormat::Exponent),
+    Format::Nvfp4(84.0),
 ];
 
-/// One test at a time has the GPU: kernels of different tests would wait for each other's memory calls.
+/// One test at a time has the GPU: kernels of different tests would wait for each other's memory
+/// calls.
 static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {
@@ -77,8 +78,8 @@ fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {
 #[test]
 fn one_rank_makes_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
-    for (seed, kind) in (0..).zip(KINDS) {
-        Case { seed, ranks: 1, kind, ..CASE }.run();
+    for (seed, format) in (0..).zip(KINDS) {
+        Case { seed, ranks: 1, format, ..CASE }.run();
     }
 }
 
@@ -92,12 +93,12 @@ fn one_rank_whose_rows_come_back_as_logfmt_makes_the_bytes_of_the_cpu() {
 fn one_rank_makes_the_bytes_of_the_cpu_in_normal_mode() {
     let Some(_alone) = alone() else { return };
     let one = Normal { ranks: 1, slots: 32, hidden: 1024, ..NORMAL };
-    Normal { biases: 2, is_again: true, ..one }.run();
+    Normal { biases: 2, is_cached: true, ..one }.run();
     Normal { scales: 8, is_worst: true, order: Order::ByChoice, ..one }.run();
 }
 
 #[test]
-fn ranks_send_their_parts_of_sums() {
+fn ranks_send_partial_sums() {
     let Some(_alone) = alone() else { return };
     // The first and the last rank send the weights of their tokens.
     Case { ranks: 3, top_k: 8, slots: 100, hidden: 7168, ..CASE }.run();
@@ -106,9 +107,9 @@ fn ranks_send_their_parts_of_sums() {
 #[test]
 fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
-    for (seed, kind) in (0..).zip(KINDS) {
+    for (seed, format) in (0..).zip(KINDS) {
         for ranks in [2, 4] {
-            Case { seed, ranks, kind, ..CASE }.run();
+            Case { seed, ranks, format, ..CASE }.run();
         }
     }
 }
@@ -117,8 +118,8 @@ fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
 fn blocks_that_do_not_send_share_records() {
     let Some(_alone) = alone() else { return };
     // Two blocks for each record, beside the blocks that send.
-    for (seed, kind) in (0..).zip(KINDS) {
-        Case { seed, kind, slots: 4, hidden: 7168, blocks: 24, ..CASE }.run();
+    for (seed, format) in (0..).zip(KINDS) {
+        Case { seed, format, slots: 4, hidden: 7168, blocks: 24, ..CASE }.run();
     }
 }
 
@@ -126,20 +127,23 @@ fn blocks_that_do_not_send_share_records() {
 fn rows_of_every_width_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, hidden) in (10..).zip([128, 256, 640, 1536, 4096, 7168]) {
-        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Fp8(Scales::Exponent)) {
-            Case { seed, hidden, kind, slots: 128, rounds: 1, ..CASE }.run();
+        for format in
+            KINDS.into_iter().filter(|format| *format != Format::Fp8(ScaleFormat::Exponent))
+        {
+            Case { seed, hidden, format, slots: 128, rounds: 1, ..CASE }.run();
         }
     }
-    let exponent = Kind::Fp8(Scales::Exponent);
-    Case { seed: 20, hidden: 7168, kind: exponent, top_k: 8, slots: 128, rounds: 1, ..CASE }.run();
+    let exponent = Format::Fp8(ScaleFormat::Exponent);
+    Case { seed: 20, hidden: 7168, format: exponent, top_k: 8, slots: 128, rounds: 1, ..CASE }
+        .run();
 }
 
 #[test]
 fn rows_that_come_back_as_logfmt_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, hidden) in (60..).zip([128, 256, 640, 1536, 4096, 7168]) {
-        for (ranks, kind) in [1, 2, 4].into_iter().zip(KINDS) {
-            Case { seed, ranks, hidden, kind, is_packed: true, slots: 64, ..CASE }.run();
+        for (ranks, format) in [1, 2, 4].into_iter().zip(KINDS) {
+            Case { seed, ranks, hidden, format, is_packed: true, slots: 64, ..CASE }.run();
         }
     }
 }
@@ -149,7 +153,7 @@ fn nvfp4_with_any_global_scale_makes_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     let scales = [f32::MIN_POSITIVE, 1e-20, 0.001, 1.0, 3000.0, 1e20, f32::MAX];
     for (seed, global_scale) in (70..).zip(scales) {
-        Case { seed, kind: Kind::Nvfp4(global_scale), slots: 100, ..CASE }.run();
+        Case { seed, format: Format::Nvfp4(global_scale), slots: 100, ..CASE }.run();
     }
 }
 
@@ -175,17 +179,18 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 #[test]
 fn a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let told = CASE.names_who_does_not_come();
-    assert!(told[1].is_empty(), "{told:?}");
+    let errors = CASE.names_who_does_not_come();
+    assert!(errors[1].is_empty(), "{errors:?}");
     CASE.run();
 }
 
 #[test]
 fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     let Some(_alone) = alone() else { return };
-    for lost in [Lost::Late, Lost::Masked] {
+    for lost in [Loss::Late, Loss::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..CASE }.run();
-        Case { lost: Some((0, lost)), ranks: 3, kind: Kind::Fp8(Scales::Exact), ..CASE }.run();
+        Case { lost: Some((0, lost)), ranks: 3, format: Format::Fp8(ScaleFormat::Exact), ..CASE }
+            .run();
     }
 }
 
@@ -202,12 +207,12 @@ fn a_rank_that_was_left_out_takes_part_again() {
             Case { masks, seed, ranks, blocks, hidden: 512, slots: 16, ..CASE }.run();
             let few = Normal { slots: 32, hidden: 512, is_worst: true, blocks, ..NORMAL };
             Normal { masks, seed, ranks, ..few }.run();
-            let by_choice = Normal { order: Order::ByChoice, is_again: true, ..few };
+            let by_choice = Normal { order: Order::ByChoice, is_cached: true, ..few };
             Normal { masks, seed, ranks, by_expert: Some(4), ..by_choice }.run();
         }
-        let (masks, way) = (Some(masks), Way::ByHost(2, Transport::Tcp));
-        Case { masks, seed, way, hidden: 512, slots: 16, ranks: 4, ..CASE }.run();
-        Normal { masks, seed, way, hidden: 512, slots: 32, ranks: 4, ..NORMAL }.run();
+        let (masks, route) = (Some(masks), Route::ViaHost(2, Transport::Tcp));
+        Case { masks, seed, route, hidden: 512, slots: 16, ranks: 4, ..CASE }.run();
+        Normal { masks, seed, route, hidden: 512, slots: 32, ranks: 4, ..NORMAL }.run();
         Case { masks, seed, hidden: 512, slots: 16, is_packed: true, ..CASE }.run();
     }
 }
@@ -215,10 +220,10 @@ fn a_rank_that_was_left_out_takes_part_again() {
 #[test]
 fn ranks_that_differ_are_told_in_what() {
     let Some(_alone) = alone() else { return };
-    let told = CASE.fails(Duration::from_secs(5), |me| Some(Case { top_k: 1 + me, ..CASE }));
-    let told = told.join(" / ");
+    let errors = CASE.fails(Duration::from_secs(5), |me| Some(Case { top_k: 1 + me, ..CASE }));
+    let errors = errors.join(" / ");
     let is_named = ["rank 1 has top-k 2, this rank 1", "rank 0 has top-k 1, this rank 2"];
-    assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+    assert!(is_named.iter().any(|said| errors.contains(said)), "{errors}");
 }
 
 #[test]
@@ -229,14 +234,22 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
             Normal { ranks, is_worst, ..NORMAL }.run();
         }
     }
-    Normal { hidden: 7168, scales: 56, biases: 2, is_again: true, ..NORMAL }.run();
-    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ranks: 4, ..NORMAL }
-        .run();
+    Normal { hidden: 7168, scales: 56, biases: 2, is_cached: true, ..NORMAL }.run();
+    Normal {
+        rounds: 40,
+        places: 1,
+        slots: 32,
+        is_worst: true,
+        is_cached: true,
+        ranks: 4,
+        ..NORMAL
+    }
+    .run();
     let many = Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL };
     many.run();
     Normal { hidden: 64, by_expert: Some(128), order: Order::ByChoice, ..many }.run();
     for by_expert in [None, Some(128)] {
-        Normal { hidden: 64, is_laid_out: true, is_again: true, by_expert, ..many }.run();
+        Normal { hidden: 64, has_layout: true, is_cached: true, by_expert, ..many }.run();
     }
     for seed in 0..50 {
         Normal { slots: 120, rounds: 6, ..NORMAL }.drawn(seed).run();
@@ -244,14 +257,15 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
-fn rows_that_stay_are_there_until_the_next_call() {
+fn zero_copy_rows_are_there_until_the_next_call() {
     let Some(_alone) = alone() else { return };
-    let stays = Normal { stays: true, is_worst: true, is_again: true, slots: 96, ..NORMAL };
+    let zero_copy =
+        Normal { zero_copy: true, is_worst: true, is_cached: true, slots: 96, ..NORMAL };
     for ranks in [1, 2, 4] {
-        Normal { ranks, rounds: 6, places: 1, ..stays }.run();
+        Normal { ranks, rounds: 6, places: 1, ..zero_copy }.run();
     }
-    Normal { scales: 56, is_laid_out: true, order: Order::ByChoice, ..stays }.run();
-    Normal { slots: 4096, hidden: 512, rounds: 1, ..stays }.run();
+    Normal { scales: 56, has_layout: true, order: Order::ByChoice, ..zero_copy }.run();
+    Normal { slots: 4096, hidden: 512, rounds: 1, ..zero_copy }.run();
 }
 
 #[test]
@@ -266,10 +280,10 @@ fn rows_by_expert_are_the_bytes_of_the_cpu() {
             Normal { ranks, is_worst, zeroes_gaps: is_worst, ..by_expert }.run();
         }
     }
-    Normal { scales: 56, is_again: true, zeroes_gaps: true, ..by_expert }.run();
-    Normal { is_each: true, is_again: true, ranks: 4, ..by_expert }.run();
+    Normal { scales: 56, is_cached: true, zeroes_gaps: true, ..by_expert }.run();
+    Normal { is_each: true, is_cached: true, ranks: 4, ..by_expert }.run();
     let small = Normal { by_expert: Some(16), slots: 32, hidden: 512, is_worst: true, ..by_expert };
-    Normal { rounds: 40, places: 1, is_again: true, ranks: 4, ..small }.run();
+    Normal { rounds: 40, places: 1, is_cached: true, ranks: 4, ..small }.run();
     Normal { local_experts: 512, hidden: 64, ranks: 4, ..small }.run();
 }
 
@@ -323,13 +337,13 @@ const BY_HOST: [(usize, usize, Transport); 5] = [
 fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (60..).zip(BY_HOST) {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
-            let way = Way::ByHost(nodes, transport);
-            Case { seed, ranks, kind, way, ..CASE }.run();
-            Case { seed, ranks, kind, way, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
+        for format in [Format::Bf16, Format::Fp8(ScaleFormat::Exact)] {
+            let route = Route::ViaHost(nodes, transport);
+            Case { seed, ranks, format, route, ..CASE }.run();
+            Case { seed, ranks, format, route, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
         }
     }
-    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    let far = Case { route: Route::ViaHost(2, Transport::Tcp), ..CASE };
     Case { top_k: 32, local_experts: 64, hidden: 128, slots: 100, ..far }.run();
     for places in [1, 2] {
         Case { rounds: 40, places, ranks: 4, hidden: 256, ..far }.run();
@@ -340,24 +354,24 @@ fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
 fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (70..).zip(BY_HOST) {
-        let way = Way::ByHost(nodes, transport);
-        Normal { seed, ranks, way, is_worst: true, ..NORMAL }.run();
+        let route = Route::ViaHost(nodes, transport);
+        Normal { seed, ranks, route, is_worst: true, ..NORMAL }.run();
         for seed in 0..5 {
-            Normal { ranks, ..Normal { slots: 200, way, ..NORMAL }.drawn(seed) }.run();
+            Normal { ranks, ..Normal { slots: 200, route, ..NORMAL }.drawn(seed) }.run();
         }
     }
-    let far = Normal { way: Way::ByHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
+    let far = Normal { route: Route::ViaHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
     let by_expert = Normal { by_expert: Some(16), order: Order::ByChoice, ..far };
     for is_each in [false, true] {
         Normal { is_each, ..by_expert }.run();
     }
-    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ..far }.run();
+    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_cached: true, ..far }.run();
 }
 
 #[test]
 fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    let far = Case { route: Route::ViaHost(2, Transport::Tcp), ..CASE };
     far.names_who_does_not_come();
     far.run();
 }
@@ -365,20 +379,20 @@ fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
 #[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let far = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..CASE };
-    let told = far.loses_the_last(Duration::from_secs(1));
-    assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
+    let far = Case { ranks: 3, route: Route::ViaHost(3, Transport::Tcp), ..CASE };
+    let errors = far.loses_the_last(Duration::from_secs(1));
+    assert!(errors[..2].iter().all(|errors| errors.contains("rank 2 ")), "{errors:?}");
     far.run();
 }
 
 #[test]
 fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
     let Some(_alone) = alone() else { return };
-    for lost in [Lost::Late, Lost::Masked] {
-        let way = Way::ByHost(2, Transport::Tcp);
-        Case { lost: Some((1, lost)), rounds: 6, places: 2, way, ..CASE }.run();
+    for lost in [Loss::Late, Loss::Masked] {
+        let route = Route::ViaHost(2, Transport::Tcp);
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, route, ..CASE }.run();
     }
-    Normal { way: Way::ByHost(3, Transport::Tcp), ..NORMAL }.goes_on_without_the_lost();
+    Normal { route: Route::ViaHost(3, Transport::Tcp), ..NORMAL }.goes_on_without_the_lost();
 }
 
 #[test]
@@ -409,11 +423,11 @@ fn how_long_calls_take() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, ..CASE };
     for ranks in [1, 2, 4] {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact), Kind::Nvfp4(84.0)] {
+        for format in [Format::Bf16, Format::Fp8(ScaleFormat::Exact), Format::Nvfp4(84.0)] {
             for blocks in [4, 8, 16, 32] {
-                let (took, _) = Case { ranks, kind, blocks, ..large }.time(100);
+                let (took, _) = Case { ranks, format, blocks, ..large }.time(100);
                 println!(
-                    "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
+                    "{ranks} ranks, {format:?}, {blocks} blocks: {took:?} a dispatch and combine"
                 );
             }
         }
@@ -427,17 +441,17 @@ fn how_long_calls_take_by_the_host() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, blocks: 16, ..CASE };
     for ranks in [2, 4] {
-        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
-            for way in [
-                Way::Found,
-                Way::ByHost(1, Transport::Tcp),
-                Way::ByHost(2, Transport::Tcp),
-                Way::ByHost(2, Transport::Local),
-                Way::ByHost(ranks, Transport::Tcp),
-                Way::ByHost(ranks, Transport::Local),
+        for format in [Format::Bf16, Format::Fp8(ScaleFormat::Exact)] {
+            for route in [
+                Route::Direct,
+                Route::ViaHost(1, Transport::Tcp),
+                Route::ViaHost(2, Transport::Tcp),
+                Route::ViaHost(2, Transport::Local),
+                Route::ViaHost(ranks, Transport::Tcp),
+                Route::ViaHost(ranks, Transport::Local),
             ] {
-                let (took, proxy) = Case { ranks, kind, way, ..large }.time(30);
-                println!("{ranks} ranks, {kind:?}, {way:?}: {took:?} a dispatch and combine");
+                let (took, proxy) = Case { ranks, format, route, ..large }.time(30);
+                println!("{ranks} ranks, {format:?}, {route:?}: {took:?} a dispatch and combine");
                 if let Some(uccl_ep::ProxyStats { commands, writes, working, under_way, .. }) =
                     proxy
                 {

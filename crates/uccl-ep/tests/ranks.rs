@@ -16,13 +16,15 @@ use std::{
 
 use uccl_ep::{
     Block, Config, Error, Exchange, Group, Result,
-    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
+    combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
     control_len,
-    dispatch::{Counts, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
-    let_go,
+    dispatch::{
+        Dispatch, DispatchInput, DispatchOutput, Handle, Payload, ReceiveCounts, Room, RowLayout,
+    },
     nodes::Nodes,
     numerics::{bf16, sum},
     record::{Areas, Record},
+    release_block,
     routing::{Choices, Routing},
 };
 use uccl_libfabric::{LibfabricRail, LibfabricSettings};
@@ -94,14 +96,14 @@ fn world_by<T: Send>(
 const HIDDEN: usize = 128;
 
 /// A rank's tokens: their values and choices follow from its number and the seed.
-struct Own {
+struct RankTokens {
     rows: Vec<u16>,
     experts: Vec<i32>,
     weights: Vec<f32>,
     routing: Arc<Routing>,
 }
 
-impl Own {
+impl RankTokens {
     fn new(seed: u64, me: usize, ranks: usize, top_k: usize, most: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed * 64 + me as u64);
         let num_experts = ranks * 4;
@@ -130,21 +132,21 @@ impl Own {
         self
     }
 
-    fn tokens(&self) -> Tokens {
+    fn tokens(&self) -> DispatchInput {
         let rows = self.rows.as_ptr().cast();
         let payload = Payload::Bytes(2 * HIDDEN);
-        Tokens {
+        DispatchInput {
             rows,
             stride: 2 * HIDDEN,
             payload,
             scales: None,
             weights: Some(self.weights.as_ptr()),
-            stays: true,
+            is_stable: true,
         }
     }
 }
 
-struct Arrived {
+struct Received {
     rows: Vec<u16>,
     weights: Vec<f32>,
     handle: Arc<Handle>,
@@ -158,10 +160,10 @@ fn never() -> bool {
 /// `by_experts`.
 fn dispatched(
     group: &Arc<Group>,
-    own: &Own,
+    own: &RankTokens,
     room: Room,
     by_experts: Option<usize>,
-) -> Result<Arrived> {
+) -> Result<Received> {
     // SAFETY: the vectors live until the dispatch is over.
     let mut dispatch = unsafe {
         Dispatch::begin(group, Arc::clone(&own.routing), own.tokens(), room, &mut never)?
@@ -169,12 +171,12 @@ fn dispatched(
     let counts = dispatch.counts(&mut never)?;
     let top_k = own.routing.top_k();
     let (layout, len, weights_of_row) = match by_experts {
-        None => (Layout::Rows, counts.total(), top_k),
-        Some(stride) => (Layout::Experts((0..4).map(|e| e * stride).collect()), 4 * stride, 1),
+        None => (RowLayout::ByToken, counts.total(), top_k),
+        Some(stride) => (RowLayout::ByExpert((0..4).map(|e| e * stride).collect()), 4 * stride, 1),
     };
     let mut rows = vec![0x7fc0; len * HIDDEN];
     let mut weights = vec![f32::NAN; len * weights_of_row];
-    let outputs = Outputs {
+    let outputs = DispatchOutput {
         len,
         rows: rows.as_mut_ptr().cast(),
         stride: 2 * HIDDEN,
@@ -185,42 +187,42 @@ fn dispatched(
     };
     // SAFETY: the vectors have as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
-    Ok(Arrived { rows, weights, handle })
+    Ok(Received { rows, weights, handle })
 }
 
 /// How a test combines.
 #[derive(Clone, Copy, Debug)]
-struct How {
-    sends: Sends,
-    sums: Sums,
+struct CombineOptions {
+    sends: CombineRows,
+    sums: SumOrder,
     relays: Option<Order>,
-    stays: bool,
+    is_stable: bool,
 }
 
 /// Begins to send rows back.
-fn begin(arrived: &Arrived, how: How) -> Result<Combine> {
-    let How { sends, relays, stays, .. } = how;
-    let results = Results {
+fn begin(arrived: &Received, options: CombineOptions) -> Result<Combine> {
+    let CombineOptions { sends, relays, is_stable, .. } = options;
+    let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
         sends,
-        weights: (!stays).then_some(arrived.weights.as_ptr()),
+        weights: (!is_stable).then_some(arrived.weights.as_ptr()),
         is_packed: false,
         relays,
-        stays,
+        is_stable,
     };
     // SAFETY: callers keep the vectors until the combine is over.
     unsafe { Combine::begin(&arrived.handle, results, &mut never) }
 }
 
 /// Sums the rows that come back.
-fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
-    let How { sums, stays, .. } = how;
+fn finish(combine: Combine, own: &RankTokens, options: CombineOptions) -> Result<Vec<u16>> {
+    let CombineOptions { sums, is_stable, .. } = options;
     let mut rows = vec![0; own.rows.len()];
     let mut weights = vec![0.0; own.weights.len()];
-    let combined = Combined {
+    let combined = CombineOutput {
         rows: rows.as_mut_ptr(),
         sums,
         bias: [None; 2],
@@ -232,15 +234,15 @@ fn finish(combine: Combine, own: &Own, how: How) -> Result<Vec<u16>> {
         let expected = if *expert < 0 { 0.0 } else { *own };
         // Summed by rank, a weight comes back from each rank that the token went to.
         assert!(
-            stays || sums == Sums::ByRank || *weight == expected,
+            is_stable || sums == SumOrder::ByRank || *weight == expected,
             "{weight} for {own} of expert {expert}"
         );
     }
     Ok(rows)
 }
 
-fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
-    finish(begin(arrived, how)?, own, how)
+fn combined(own: &RankTokens, arrived: &Received, options: CombineOptions) -> Result<Vec<u16>> {
+    finish(begin(arrived, options)?, own, options)
 }
 
 /// A row times a number, where that is exact.
@@ -250,11 +252,11 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
 }
 
 /// The ways that rows of a dispatch may come back.
-fn ways(own: &Own, sends: Sends) -> Vec<How> {
-    let weighted = (Sums::Weighted(own.weights.as_ptr()), None);
-    let (choice, rank) = (Sums::ByChoice, Sums::ByRank);
+fn ways(own: &RankTokens, sends: CombineRows) -> Vec<CombineOptions> {
+    let weighted = (SumOrder::Weighted(own.weights.as_ptr()), None);
+    let (choice, rank) = (SumOrder::ByChoice, SumOrder::ByRank);
     let sums = match sends {
-        Sends::EachExpert => vec![(choice, None), weighted],
+        CombineRows::EachExpert => vec![(choice, None), weighted],
         // Without relays these say nothing.
         _ => vec![
             (choice, None),
@@ -263,8 +265,10 @@ fn ways(own: &Own, sends: Sends) -> Vec<How> {
             (rank, Some(Order::ByRank)),
         ],
     };
-    let how = |(sums, relays)| [true, false].map(|stays| How { sends, sums, relays, stays });
-    sums.into_iter().flat_map(how).collect()
+    let options = |(sums, relays)| {
+        [true, false].map(|is_stable| CombineOptions { sends, sums, relays, is_stable })
+    };
+    sums.into_iter().flat_map(options).collect()
 }
 
 /// Dispatches and combines in every way; experts change nothing.
@@ -277,26 +281,26 @@ fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
     let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
     for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
         let top_k = 1 + seed as usize % 4;
-        let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+        let own = RankTokens::new(seed, group.rank(), ranks, top_k, 30);
         let own = if is_relayed { own.relayed(group) } else { own };
         for (room, by_experts, sends) in [
-            (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
-            (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
-            (Room::Tokens(30), None, Sends::Row),
+            (Room::Tokens(30), Some(30 * ranks), CombineRows::EachExpert),
+            (Room::Tokens(30), Some(30 * ranks), CombineRows::SumOfExperts),
+            (Room::Tokens(30), None, CombineRows::Row),
             // Room for few tokens: rounds.
-            (Room::Bytes(ranks * 4096), None, Sends::Row),
+            (Room::Bytes(ranks * 4096), None, CombineRows::Row),
         ] {
             let arrived = dispatched(group, &own, room, by_experts).unwrap();
-            for how in ways(&own, sends) {
-                let out = combined(&own, &arrived, how).unwrap();
+            for options in ways(&own, sends) {
+                let out = combined(&own, &arrived, options).unwrap();
                 for token in 0..own.routing.tokens() {
                     let chosen =
                         || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
-                    let goes =
-                        (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
-                    let by = match (sends, how.sums) {
-                        (Sends::Row, _) => goes.count() as f32,
-                        (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
+                    let goes = (0..ranks)
+                        .filter(|rank| own.routing.tokens_to(*rank).contains(&(token as u32)));
+                    let by = match (sends, options.sums) {
+                        (CombineRows::Row, _) => goes.count() as f32,
+                        (_, SumOrder::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                         _ => chosen().count() as f32,
                     };
                     let row = &own.rows[token * HIDDEN..][..HIDDEN];
@@ -356,8 +360,8 @@ fn nodes_reach_each_other_over_rails() {
 fn tokens_for_a_far_rank_go_in_one_write() {
     let all = masks::Meeting::new(2);
     world(Ranks::apart(2, 2, Transport::Tcp), |group| {
-        let own = Own::new(7, group.rank(), 2, 2, 40);
-        assert!(own.routing.to(1 - group.rank()).len() > 1);
+        let own = RankTokens::new(7, group.rank(), 2, 2, 40);
+        assert!(own.routing.tokens_to(1 - group.rank()).len() > 1);
         let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
         let before = posted();
         dispatched(&group, &own, Room::Tokens(40), None).unwrap();
@@ -381,7 +385,7 @@ fn filling(rank: usize, token: usize) -> u8 {
 
 /// Dispatches rows that are larger than caches together, and changes them as soon as that is
 /// allowed.
-fn large_rows_arrive(stays: bool) {
+fn large_rows_arrive(is_stable: bool) {
     const TOKENS: usize = 100;
     // Rows begin and end within cache lines.
     const LEN: usize = 20_008;
@@ -394,26 +398,26 @@ fn large_rows_arrive(stays: bool) {
         let chosen = Choices { experts: &experts, top_k: 2, num_experts: 8, ranks: 2 };
         let mut rows: Vec<u8> =
             (0..TOKENS).flat_map(|token| vec![filling(me, token); LEN]).collect();
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: LEN,
             payload: Payload::Bytes(LEN),
             scales: None,
             weights: None,
-            stays,
+            is_stable,
         };
         let routing = Arc::new(Routing::new(chosen).unwrap());
         // SAFETY: rows live until the dispatch is over, and change only where it allows that.
         let mut dispatch = unsafe {
             Dispatch::begin(&group, routing, tokens, Room::Tokens(TOKENS), &mut never).unwrap()
         };
-        if !stays {
+        if !is_stable {
             rows.fill(0xff);
         }
         let most = 2 * TOKENS;
         let len = dispatch.counts(&mut never).unwrap().of_experts().len() * most;
         let mut out = vec![0u8; len * LEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len,
             rows: out.as_mut_ptr(),
             stride: LEN,
@@ -422,7 +426,7 @@ fn large_rows_arrive(stays: bool) {
             weights: None,
             zeroes_foreign_weights: false,
         };
-        let layout = Layout::Experts((0..len / most).map(|expert| expert * most).collect());
+        let layout = RowLayout::ByExpert((0..len / most).map(|expert| expert * most).collect());
         // SAFETY: there is memory for as many rows.
         let handle = unsafe { dispatch.receive(outputs, &layout, &mut never).unwrap() };
         let mut arrived = 0;
@@ -452,14 +456,14 @@ fn rows_may_change_once_they_have_been_sent_unless_they_stay() {
 fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
     let count = ranks.count;
     world(ranks, |group| {
-        let own = |rank| Own::new(7, rank, count, 2, most).relayed(&group);
+        let own = |rank| RankTokens::new(7, rank, count, 2, most).relayed(&group);
         let owns: Vec<_> = (0..count).map(own).collect();
         let me = group.rank();
         for room in rooms {
             let arrived = dispatched(&group, &owns[me], *room, None).unwrap();
             let mut at = 0;
             for (rank, own) in owns.iter().enumerate() {
-                for token in own.routing.to(me) {
+                for token in own.routing.tokens_to(me) {
                     let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
                     assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
                     let weights = &own.weights[*token as usize * 2..][..2];
@@ -488,12 +492,17 @@ fn a_pool_without_room_for_relays_does_without() {
     // Rows go to each rank's 40 slots of 288 bytes; inboxes would be more than the rest of a page.
     let places = Ranks { pool: 4 * 40 * 288 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
     world(places, |group| {
-        let own = Own::new(9, group.rank(), 4, 2, 40).relayed(&group);
+        let own = RankTokens::new(9, group.rank(), 4, 2, 40).relayed(&group);
         let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
         assert_eq!((own.routing.nodes().count, arrived.handle.relayed.len()), (2, 1));
         let relays = Some(Order::ByRank);
-        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
-        combined(&own, &arrived, how).unwrap();
+        let options = CombineOptions {
+            sends: CombineRows::Row,
+            sums: SumOrder::ByRank,
+            relays,
+            is_stable: true,
+        };
+        combined(&own, &arrived, options).unwrap();
     });
 }
 
@@ -516,17 +525,23 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
     for (ranks, nodes) in [(4, 2), (6, 3), (6, 2)] {
         world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
             let (me, of_node) = (group.rank(), ranks / nodes);
-            let own = Own::new(5, me, ranks, 6, 40).relayed(&group);
+            let own = RankTokens::new(5, me, ranks, 6, 40).relayed(&group);
             let mut arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
             for (row, entry) in arrived.rows.chunks_mut(HIDDEN).zip(arrived.handle.table.chunks(8))
             {
                 row.copy_from_slice(&made(me, entry[1] as usize, entry[0] as usize));
             }
             let mut has_rounded = false;
-            for (sums, order) in [(Sums::ByRank, Order::ByRank), (Sums::ByChoice, Order::ByChoice)]
+            for (sums, order) in
+                [(SumOrder::ByRank, Order::ByRank), (SumOrder::ByChoice, Order::ByChoice)]
             {
-                let how = How { sends: Sends::Row, sums, relays: Some(order), stays: true };
-                let out = combined(&own, &arrived, how).unwrap();
+                let options = CombineOptions {
+                    sends: CombineRows::Row,
+                    sums,
+                    relays: Some(order),
+                    is_stable: true,
+                };
+                let out = combined(&own, &arrived, options).unwrap();
                 for (token, out) in out.chunks(HIDDEN).enumerate() {
                     let choices = own.routing.choices(token);
                     let by =
@@ -557,12 +572,17 @@ fn a_sum_is_rounded_at_each_node_and_at_the_end() {
 fn a_token_for_several_ranks_of_a_node_crosses_once() {
     let bytes = |is_relayed: bool| -> u64 {
         let sent = world(Ranks::apart(4, 2, Transport::Tcp), |group| {
-            let own = Own::new(9, group.rank(), 4, 8, 40);
+            let own = RankTokens::new(9, group.rank(), 4, 8, 40);
             let own = if is_relayed { own.relayed(&group) } else { own };
             let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
             let relays = Some(Order::ByRank);
-            let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
-            combined(&own, &arrived, how).unwrap();
+            let options = CombineOptions {
+                sends: CombineRows::Row,
+                sums: SumOrder::ByRank,
+                relays,
+                is_stable: true,
+            };
+            combined(&own, &arrived, options).unwrap();
             // The counters may be behind the peers.
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {
@@ -585,14 +605,16 @@ fn more_than_an_outbox_holds_arrives_in_parts() {
     let ranks = Ranks { pool: 64 << 20, ..Ranks::apart(2, 2, Transport::Tcp) };
     let all = Room::Tokens(60_000);
     // An outbox has 4 MiB, and a token of these takes 288 bytes.
-    assert!((0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.to(1 - me).len() > 20_000));
+    assert!(
+        (0..2).any(|me| RankTokens::new(7, me, 2, 2, 60_000).routing.tokens_to(1 - me).len() > 20_000)
+    );
     rows_arrive(ranks, 60_000, &[all, all, all]);
 }
 
 #[test]
 fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
     let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
-        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 3, 2, 8);
         let is_there = group.rank() != 1;
         is_there.then(|| dispatched(&group, &own, Room::Tokens(8), None).err())
     });
@@ -608,7 +630,7 @@ fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let errors = world(Ranks { timeout: Duration::from_millis(300), ..Ranks::near(3) }, |group| {
-        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
         // Until the others have failed: if this rank ends, they fail for that reason.
@@ -636,13 +658,13 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 8, ranks: 2 };
         let routing = Arc::new(Routing::new(choices).unwrap());
         let rows = vec![0u16; 80 * HIDDEN];
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr().cast(),
             stride: 2 * HIDDEN,
             payload: Payload::Bytes(2 * HIDDEN),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         // SAFETY: the rows live until the dispatch is over.
         let begun =
@@ -650,7 +672,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
         let mut dispatch = begun.unwrap();
         let arrives = dispatch.counts(&mut never).unwrap().total();
         let mut out = vec![0u16; arrives * HIDDEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: arrives,
             rows: out.as_mut_ptr().cast(),
             stride: 2 * HIDDEN,
@@ -665,7 +687,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
                 String::new()
             }
             // SAFETY: there is memory for as many rows.
-            _ => unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }
+            _ => unsafe { dispatch.receive(outputs, &RowLayout::ByToken, &mut never) }
                 .err()
                 .map_or_else(|| "nothing".to_owned(), |why| why.to_string()),
         };
@@ -684,7 +706,7 @@ fn a_call_that_is_dropped_is_one_that_a_rank_gave_up_on() {
 #[test]
 fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
     gives_up(|dispatch| {
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: 1,
             rows: std::ptr::null_mut(),
             stride: 2 * HIDDEN,
@@ -694,7 +716,8 @@ fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
             zeroes_foreign_weights: false,
         };
         // SAFETY: nothing is written, as there is too little room.
-        let why = unsafe { dispatch.receive(outputs, &Layout::Rows, &mut never) }.err().unwrap();
+        let why =
+            unsafe { dispatch.receive(outputs, &RowLayout::ByToken, &mut never) }.err().unwrap();
         assert_eq!(why.to_string(), "80 rows arrive, and there is room for 1");
     });
 }
@@ -702,7 +725,7 @@ fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
 #[test]
 fn ranks_that_differ_are_told_in_what() {
     let errors = world(Ranks::near(2), |group| {
-        let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
+        let own = RankTokens::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
     let text =
@@ -717,7 +740,7 @@ fn ranks_that_differ_are_told_in_what() {
 #[test]
 fn what_has_no_room_is_refused_with_the_sizes() {
     world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
-        let own = Own::new(3, group.rank(), 2, 2, 30);
+        let own = RankTokens::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");
         let text = dispatched(&group, &own, Room::Tokens(0), None).err().unwrap().to_string();
@@ -729,22 +752,22 @@ fn what_has_no_room_is_refused_with_the_sizes() {
 }
 
 /// The experts' results: a row for each received one, which stays in place.
-fn results_in(rows: *const u16, arrived: &Arrived) -> Results {
-    Results {
+fn results_in(rows: *const u16, arrived: &Received) -> CombineInput {
+    CombineInput {
         rows: rows.cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
-        sends: Sends::EachExpert,
+        sends: CombineRows::EachExpert,
         weights: None,
         is_packed: false,
         relays: None,
-        stays: true,
+        is_stable: true,
     }
 }
 
 /// Puts the experts' results into a block, and begins a combine that leaves the rows there.
-fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
+fn begun(group: &Arc<Group>, own: &RankTokens, arrived: &Received) -> (Arc<Block>, Combine) {
     let block = group.block(2 * arrived.rows.len()).unwrap();
     let rows = block.as_ptr().cast::<u16>();
     // SAFETY: the block has room for the rows, and nobody reads it yet.
@@ -758,19 +781,19 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
 }
 
 /// Ends a combine with sums that take each choice once.
-fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
+fn summed(combine: Combine, own: &RankTokens) -> Result<Vec<u16>> {
     let mut rows = vec![0; own.rows.len()];
-    let (sums, bias) = (Sums::ByChoice, [None; 2]);
-    let combined = Combined { rows: rows.as_mut_ptr(), sums, bias, weights: None };
+    let (sums, bias) = (SumOrder::ByChoice, [None; 2]);
+    let combined = CombineOutput { rows: rows.as_mut_ptr(), sums, bias, weights: None };
     // SAFETY: there is a row for each token.
     unsafe { combine.finish(combined, &mut never)? };
     Ok(rows)
 }
 
 /// A rank's inputs with at least one token.
-fn some_own(group: &Group, ranks: usize) -> Own {
+fn some_own(group: &Group, ranks: usize) -> RankTokens {
     (0..)
-        .map(|seed| Own::new(seed, group.rank(), ranks, 3, 20))
+        .map(|seed| RankTokens::new(seed, group.rank(), ranks, 3, 20))
         .find(|own| !own.rows.is_empty())
         .unwrap()
 }
@@ -787,7 +810,7 @@ fn a_choice_that_is_none_in_the_combine_is_left_out() {
             .map(|(at, e)| if at % 2 == 0 { -1 } else { *e })
             .collect();
         let wide: Vec<i64> = chosen.iter().map(|expert| (*expert).into()).collect();
-        for given in [Chosen::I32(chosen.as_ptr()), Chosen::I64(wide.as_ptr())] {
+        for given in [CombineChoices::I32(chosen.as_ptr()), CombineChoices::I64(wide.as_ptr())] {
             let results = results_in(arrived.rows.as_ptr(), &arrived);
             // SAFETY: the vectors live until the combine is over.
             let combine = unsafe {
@@ -902,7 +925,7 @@ fn a_block_that_is_let_go_stays_until_peers_have_read_it() {
             all.wait();
         }
         summed(combine, &own).unwrap();
-        let_go(group, block);
+        release_block(group, block);
         drop(arrived);
         if is_early {
             all.wait();
@@ -922,7 +945,7 @@ fn a_group_goes_when_the_last_of_its_blocks_has_been_read() {
         if group.rank() == 0 {
             summed(combine, &own).unwrap();
             // No call follows.
-            let_go(group, block);
+            release_block(group, block);
             all.wait();
         } else {
             all.wait();
@@ -962,7 +985,7 @@ fn a_barrier_is_passed_when_all_have_come() {
 #[test]
 fn a_rank_that_makes_another_call_than_a_barrier_is_told_so() {
     let errors = world(Ranks::near(2), |group| {
-        let own = Own::new(1, group.rank(), 2, 2, 8);
+        let own = RankTokens::new(1, group.rank(), 2, 2, 8);
         let done = match group.rank() {
             0 => group.barrier(&mut never),
             _ => dispatched(&group, &own, Room::Tokens(8), None).map(drop),

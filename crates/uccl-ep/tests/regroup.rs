@@ -9,8 +9,8 @@ use std::{
 
 use uccl_ep::{
     Config, Error, Exchange, Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
-    dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
+    dispatch::{Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout},
     numerics::bf16,
     routing::{Choices, Routing},
 };
@@ -26,12 +26,12 @@ const TOP_K: usize = 3;
 const LONG: Duration = Duration::from_secs(20);
 
 /// The bytes of an exchange, by rank.
-type Given = Vec<Option<Vec<u8>>>;
+type Exchanged = Vec<Option<Vec<u8>>>;
 
 /// The exchanges of all meetings, by the meeting's name and the exchange's number.
 #[derive(Default)]
 struct Board {
-    given: Mutex<HashMap<(String, usize), Given>>,
+    given: Mutex<HashMap<(String, usize), Exchanged>>,
     changed: Condvar,
 }
 
@@ -42,7 +42,7 @@ impl Board {
         name: String,
         me: usize,
         there: &[usize],
-    ) -> impl FnMut(Vec<u8>) -> Result<Given> {
+    ) -> impl FnMut(Vec<u8>) -> Result<Exchanged> {
         let mut turn = 0;
         move |mine| {
             turn += 1;
@@ -50,8 +50,9 @@ impl Board {
             let key = (name.clone(), turn);
             given.entry(key.clone()).or_insert_with(|| vec![None; RANKS])[me] = Some(mine);
             self.changed.notify_all();
-            let lacks =
-                |all: &mut HashMap<_, Given>| there.iter().any(|rank| all[&key][*rank].is_none());
+            let lacks = |all: &mut HashMap<_, Exchanged>| {
+                there.iter().any(|rank| all[&key][*rank].is_none())
+            };
             let (given, _) = self.changed.wait_timeout_while(given, LONG, lacks).unwrap();
             Ok(given[&key].clone())
         }
@@ -60,16 +61,16 @@ impl Board {
 
 /// How ranks reach each other, and how long they wait.
 #[derive(Clone, Copy)]
-struct Places {
+struct Spread {
     /// Nodes that the ranks are spread over, though all are on one host.
     nodes: usize,
     timeout: Duration,
 }
 
-const NEAR: Places = Places { nodes: 1, timeout: LONG };
-const APART: Places = Places { nodes: RANKS, timeout: LONG };
+const NEAR: Spread = Spread { nodes: 1, timeout: LONG };
+const APART: Spread = Spread { nodes: RANKS, timeout: LONG };
 
-impl Places {
+impl Spread {
     fn config(self, rank: usize) -> Config {
         let bind = Some([127, 0, 0, 1].into());
         let transport = Transport::Tcp;
@@ -105,13 +106,13 @@ fn never() -> bool {
 }
 
 /// A rank's tokens: their values and choices follow from its number and the seed.
-struct Own {
+struct RankTokens {
     rows: Vec<u16>,
     experts: Vec<i32>,
     routing: Arc<Routing>,
 }
 
-impl Own {
+impl RankTokens {
     fn new(seed: usize, me: usize) -> Self {
         let mut random = fastrand::Rng::with_seed((seed * RANKS + me) as u64);
         let mut chosen = || random.choose_multiple(0..EXPERTS as i32, TOP_K);
@@ -138,13 +139,13 @@ impl Own {
     }
 
     fn dispatch(&self, group: &Arc<Group>) -> Result<Dispatch> {
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: self.rows.as_ptr().cast(),
             stride: 2 * HIDDEN,
             payload: Payload::Bytes(2 * HIDDEN),
             scales: None,
             weights: None,
-            stays: false,
+            is_stable: false,
         };
         let routing = Arc::clone(&self.routing);
         // SAFETY: all has been sent when this returns.
@@ -153,7 +154,7 @@ impl Own {
 }
 
 /// Rows by experts, and the handle to send them back with.
-struct Arrived {
+struct Received {
     rows: Vec<u16>,
     handle: Arc<Handle>,
 }
@@ -161,9 +162,9 @@ struct Arrived {
 const ROWS_OF_EXPERT: usize = RANKS * TOKENS;
 const ROWS: usize = EXPERTS / RANKS * ROWS_OF_EXPERT;
 
-fn received(dispatch: Dispatch) -> Result<Arrived> {
+fn received(dispatch: Dispatch) -> Result<Received> {
     let mut rows = vec![0x7fc0; ROWS * HIDDEN];
-    let outputs = Outputs {
+    let outputs = DispatchOutput {
         len: ROWS,
         rows: rows.as_mut_ptr().cast(),
         stride: 2 * HIDDEN,
@@ -172,29 +173,29 @@ fn received(dispatch: Dispatch) -> Result<Arrived> {
         weights: None,
         zeroes_foreign_weights: false,
     };
-    let layout = Layout::Experts((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
+    let layout = RowLayout::ByExpert((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
     // SAFETY: the vector has as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
-    Ok(Arrived { rows, handle })
+    Ok(Received { rows, handle })
 }
 
-fn combined(arrived: &Arrived) -> Result<Vec<u16>> {
-    let results = Results {
+fn combined(arrived: &Received) -> Result<Vec<u16>> {
+    let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: ROWS,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
-        sends: Sends::EachExpert,
+        sends: CombineRows::EachExpert,
         weights: None,
         is_packed: false,
         relays: None,
-        stays: false,
+        is_stable: false,
     };
     // SAFETY: all has been sent when this returns.
     let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never)? };
     let mut rows = vec![0; TOKENS * HIDDEN];
-    let (sums, bias) = (Sums::ByChoice, [None; 2]);
-    let out = Combined { rows: rows.as_mut_ptr(), sums, bias, weights: None };
+    let (sums, bias) = (SumOrder::ByChoice, [None; 2]);
+    let out = CombineOutput { rows: rows.as_mut_ptr(), sums, bias, weights: None };
     // SAFETY: there is a row for each token.
     unsafe { combine.finish(out, &mut never)? };
     Ok(rows)
@@ -202,7 +203,7 @@ fn combined(arrived: &Arrived) -> Result<Vec<u16>> {
 
 /// Dispatches and combines, and checks that each token comes back from the ranks that are there.
 fn round(group: &Arc<Group>, seed: usize, there: &[usize]) {
-    let own = Own::new(seed, group.rank());
+    let own = RankTokens::new(seed, group.rank());
     let arrived = received(own.dispatch(group).unwrap()).unwrap();
     assert!(combined(&arrived).unwrap() == own.sums(there), "round {seed}");
 }
@@ -211,14 +212,14 @@ const ALL: [usize; RANKS] = [0, 1, 2];
 
 /// All ranks meet, then one leaves; the others meet without it, then with a new one in its place;
 /// and so on, rank by rank.
-fn come_and_go(places: Places, turns: usize) {
+fn come_and_go(spread: Spread, turns: usize) {
     let board = Board::default();
     ranks(|me| {
         let mut group: Option<Arc<Group>> = None;
         for turn in 0..turns {
             let mut all = board.meeting(format!("{turn} all"), me, &ALL);
             let met = match &group {
-                None => places.join(me, &mut all).unwrap(),
+                None => spread.join(me, &mut all).unwrap(),
                 Some(group) => group.regroup(&mut all).unwrap(),
             };
             assert_eq!((met.generation() as usize, met.rank()), (2 * turn + 1, me));
@@ -244,7 +245,7 @@ fn ranks_that_go_and_come_back_give_and_get_as_before() {
 #[test]
 fn far_ranks_that_go_and_come_back_give_and_get_as_before() {
     come_and_go(APART, 6);
-    come_and_go(Places { nodes: 2, ..NEAR }, 6);
+    come_and_go(Spread { nodes: 2, ..NEAR }, 6);
 }
 
 #[test]
@@ -252,7 +253,7 @@ fn a_handle_of_an_earlier_generation_is_refused_with_both() {
     let board = Board::default();
     ranks(|me| {
         let group = NEAR.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
-        let own = Own::new(1, me);
+        let own = RankTokens::new(1, me);
         let arrived = received(own.dispatch(&group).unwrap()).unwrap();
         // A mask leaves handles as they are.
         let other = (me + 1) % RANKS;
@@ -273,19 +274,19 @@ fn a_handle_of_an_earlier_generation_is_refused_with_both() {
 
 #[test]
 fn a_call_under_way_ends_after_ranks_have_met_anew() {
-    for places in [NEAR, APART] {
+    for spread in [NEAR, APART] {
         let board = Board::default();
         ranks(|me| {
-            let group = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
-            let own = Own::new(1, me);
+            let group = spread.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+            let own = RankTokens::new(1, me);
             let dispatch = own.dispatch(&group).unwrap();
             let next = group.regroup(&mut board.meeting("second".into(), me, &ALL)).unwrap();
             drop(group);
             round(&next, 2, &ALL);
             let arrived = received(dispatch).unwrap();
             // All ranks' tokens with a choice of this rank's experts are there.
-            let of = |from: usize| Own::new(1, from).routing.to(me).len() as u32;
-            assert_eq!(arrived.handle.counts.from, ALL.map(of));
+            let of = |from: usize| RankTokens::new(1, from).routing.tokens_to(me).len() as u32;
+            assert_eq!(arrived.handle.counts.per_rank, ALL.map(of));
             round(&next, 3, &ALL);
         });
     }
@@ -294,12 +295,12 @@ fn a_call_under_way_ends_after_ranks_have_met_anew() {
 #[test]
 fn ranks_that_are_at_different_calls_go_on_at_the_furthest() {
     let board = Board::default();
-    let places = Places { timeout: Duration::from_secs(1), ..NEAR };
+    let spread = Spread { timeout: Duration::from_secs(1), ..NEAR };
     ranks(|me| {
-        let group = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+        let group = spread.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
         for _ in 0..3 * me {
             // A call fails because another rank makes no call, or no call any more.
-            assert!(Own::new(1, me).dispatch(&group).and_then(received).is_err());
+            assert!(RankTokens::new(1, me).dispatch(&group).and_then(received).is_err());
         }
         let group = group.regroup(&mut board.meeting("second".into(), me, &ALL)).unwrap();
         round(&group, 2, &ALL);
@@ -308,10 +309,10 @@ fn ranks_that_are_at_different_calls_go_on_at_the_furthest() {
 
 #[test]
 fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
-    for places in [NEAR, APART] {
+    for spread in [NEAR, APART] {
         let board = Board::default();
         ranks(|me| {
-            let first = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+            let first = spread.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
             round(&first, 1, &ALL);
             let mut second = board.meeting("second".into(), me, &ALL);
             if me != 1 {
@@ -324,22 +325,22 @@ fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
             }
             // The old rank does not know that it was replaced, and sends on.
             let old = thread::spawn(move || {
-                (50..52).map_while(|seed| Own::new(seed, me).dispatch(&first).ok()).count()
+                (50..52).map_while(|seed| RankTokens::new(seed, me).dispatch(&first).ok()).count()
             });
-            let group = places.join(me, &mut second).unwrap();
+            let group = spread.join(me, &mut second).unwrap();
             (2..40).for_each(|seed| round(&group, seed, &ALL));
             let sent = old.join().unwrap();
-            assert!(sent > 0 || places.nodes > 1);
+            assert!(sent > 0 || spread.nodes > 1);
         });
     }
 }
 
 #[test]
 fn a_rank_that_was_masked_for_some_calls_takes_part_again() {
-    for places in [NEAR, APART] {
+    for spread in [NEAR, APART] {
         let board = Board::default();
         ranks(|me| {
-            let group = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+            let group = spread.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
             for turn in 0..4 {
                 let there: Vec<_> =
                     ALL.into_iter().filter(|rank| (*rank == 1) == (me == 1)).collect();

@@ -19,7 +19,7 @@ use uccl_wire::frame::Status;
 
 pub use self::{
     host::{Aftermath, HostLane},
-    message::{MessageLane, MessageSink},
+    message::{Handling, MessageLane, MessageSink},
     rails::RailLane,
 };
 use crate::mem::{Access, RemoteSpan, Span};

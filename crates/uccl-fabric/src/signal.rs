@@ -12,7 +12,8 @@ use uccl_wire::{
 };
 
 use crate::{
-    gpu, guarded,
+    gpu::{self, WordChange},
+    guarded,
     mem::RemoteSpan,
     region::{RegionTable, Rights},
     status_of,
@@ -55,12 +56,12 @@ pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> 
 /// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked
 /// meanwhile, or is [in use](RegionTable::is_in_use).
 ///
-/// The copy engine changes a word in GPU memory, while this waits without the table's lock; no
+/// Returns the change if it is under way: the copy engine changes a word in GPU memory, and no
 /// kernel is launched.
 ///
 /// # Errors
 /// The reason for the refusal, as a wire status: then nothing has changed.
-pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
+pub fn apply(table: &RegionTable, word: &Word) -> Result<Option<WordChange>, Status> {
     let Word { span, change } = word;
     let refuse = |status| {
         table.note_refusal();
@@ -73,22 +74,23 @@ pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
     let located = regions.locate(span, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
     let at = located.span.addr;
     if located.device.is_some() {
-        // The GPU may take long, and a locked table stops registrations.
+        // Calls of the driver may take long, and a locked table stops registrations.
         drop(regions);
         let used = table.locate_for_use(span, Rights::SIGNAL);
-        let (located, _in_use) = used.map_err(|e| refuse(status_of(e)))?;
+        let (located, in_use) = used.map_err(|e| refuse(status_of(e)))?;
         let device = located.device.ok_or_else(|| refuse(Status::UnknownKey))?;
         // SAFETY: the word is registered, and its region in use. Users read words that signals
         // change as atomics.
-        let changed = unsafe { gpu::change_word(device, located.span.addr, *change) };
-        return changed.map_err(|_| Status::Fault);
+        let begun = unsafe { gpu::begin_change(device, located.span.addr, *change, in_use) };
+        return begun.map(Some).map_err(|_| Status::Fault);
     }
     // SAFETY: the word is registered, and stays so under the lock.
     if !unsafe { guarded::is_readable(located.span) } {
         return Err(Status::Fault);
     }
     // SAFETY: as above. Users read words that signals change as atomics.
-    unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol)
+    unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol)?;
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -104,7 +106,11 @@ mod tests {
         let all = table.insert(span, Rights::ALL, None).expect("there is room").remote();
         let written = table.insert(span, Rights::WRITE, None).expect("there is room").remote();
         let word = |of: RemoteSpan, at| RemoteSpan { addr: of.addr + at, len: SIGNAL_LEN, ..of };
-        let apply = |span, change| apply(&table, &Word { span, change });
+        let apply = |span, change| {
+            let under_way = apply(&table, &Word { span, change })?;
+            assert!(under_way.is_none(), "the CPU reaches the word");
+            Ok(())
+        };
         assert_eq!(apply(word(all, 8), Change::Set(7)), Ok(()));
         assert_eq!(apply(word(all, 24), Change::Add(u64::MAX)), Ok(()));
         let seen = || memory.iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>();

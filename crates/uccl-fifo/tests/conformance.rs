@@ -12,8 +12,11 @@ use uccl_stream::{StreamLane, StreamOptions};
 
 fn end((pipe, tx, rx): (FifoPipe, FifoTx, FifoRx)) -> End {
     let regions = Arc::new(RegionTable::new().expect("a table"));
-    let options =
-        StreamOptions { regions: Arc::clone(&regions), checksum: false, copy_by: CopyBy::Gpus };
+    let options = StreamOptions {
+        regions: Arc::clone(&regions),
+        checksum: false,
+        copy_by: CopyBy::default(),
+    };
     End::of_messages(Arc::new(StreamLane::new(pipe, tx, rx, options)), regions)
 }
 

@@ -16,12 +16,12 @@ use std::{
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::{SmallVec, smallvec};
+use uccl_device::Process;
 use uccl_fabric::alloc::Shareable;
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
-    cma::Process,
-    cuda_ipc::{OpenedGpu, Owner},
+    cuda_ipc::{OfferedMemory, Owner},
     fdpass::{FdSocket, is_want},
     offers::{Line, RETRACT, with_id},
     shm::Direct,
@@ -145,8 +145,8 @@ impl Bell {
             match line.socket.recv_within(&mut reads) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
-                    if let Err(e) = self.heard(message.bytes.as_slice(), message.fds) {
-                        self.complain(&e);
+                    if let Err(e) = self.handle_message(message.bytes.as_slice(), message.fds) {
+                        self.warn_once(&e);
                     }
                 }
                 Err(e) => {
@@ -164,7 +164,7 @@ impl Bell {
 
     /// Logs that the peer's memory must be reached in another, slower way. Warns only once, because
     /// the peer decides how often this happens.
-    fn complain(&self, e: &io::Error) {
+    fn warn_once(&self, e: &io::Error) {
         if self.warned.swap(true, Relaxed) {
             tracing::debug!("cannot use the peer's shared memory: {e}");
         } else {
@@ -185,7 +185,7 @@ impl Bell {
         }
     }
 
-    fn heard(&self, bytes: &[u8], fds: Vec<std::os::fd::OwnedFd>) -> io::Result<()> {
+    fn handle_message(&self, bytes: &[u8], fds: Vec<std::os::fd::OwnedFd>) -> io::Result<()> {
         match *bytes {
             [OFFER, a, b, c, d] => {
                 let id = u32::from_le_bytes([a, b, c, d]);
@@ -205,7 +205,7 @@ impl Bell {
                     return Err(wrong(&format!("{} descriptors, not {needed}", fds.len())));
                 }
                 let id = offer.id;
-                self.direct.insert_gpu(id, OpenedGpu::new(offer, fds, self.owner)?)
+                self.direct.insert_gpu(id, OfferedMemory::new(offer, fds, self.owner)?)
             }
             [RETRACT, a, b, c, d] => {
                 self.direct.remove_mapping(u32::from_le_bytes([a, b, c, d]));

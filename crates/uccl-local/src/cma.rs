@@ -1,11 +1,9 @@
 //! Cross-memory attach: copying to and from another process's memory through the kernel.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, PidfdFlags};
+use uccl_device::Process;
 use uccl_fabric::clock::coarse_ms;
 use uccl_fabric::mem::{Access, Span};
 
@@ -47,61 +45,29 @@ impl CmaError {
     }
 }
 
-/// Another process, with a pidfd that shows its end: then its number may come to mean another
-/// process.
+/// The memory of another process.
 #[derive(Debug)]
-pub struct Process {
-    pid: i32,
-    handle: Option<OwnedFd>,
-    /// When it was last seen alive, in milliseconds of the coarse clock.
+pub struct PeerMemory {
+    process: Process,
+    /// When the process was last seen alive, in milliseconds of the coarse clock.
     seen_ms: AtomicU64,
 }
 
-impl Process {
-    /// The process `pid`, which must be known to live (for example because a socket to it is open).
-    /// On kernels without pidfds nothing protects against reuse of the number.
-    ///
-    /// # Errors
-    /// When there is no such process.
-    pub fn open(pid: i32) -> io::Result<Self> {
-        let raw = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        let handle = match rustix::process::pidfd_open(raw, PidfdFlags::empty()) {
-            Ok(fd) => Some(fd),
-            Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => None,
-            Err(error) => return Err(error.into()),
-        };
-        Ok(Self { pid, handle, seen_ms: AtomicU64::new(0) })
-    }
-
-    /// Its process id.
+impl PeerMemory {
+    /// The memory of this process.
     #[must_use]
-    pub fn pid(&self) -> i32 {
-        self.pid
+    pub fn of(process: Process) -> Self {
+        Self { process, seen_ms: AtomicU64::new(0) }
     }
 
-    /// The pidfd, which becomes readable when the process ends; `None` where the kernel has none.
-    #[must_use]
-    pub fn handle(&self) -> Option<BorrowedFd<'_>> {
-        self.handle.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Whether it has ended.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        let Some(handle) = &self.handle else { return false };
-        let mut fds = [PollFd::new(handle, PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default()))
-            .is_ok_and(|n| n > 0)
-    }
-
-    /// Whether it lived at this tick of the coarse clock. Reuse of a number takes far longer than a
-    /// tick, and asking each time would cost a third of a short copy.
+    /// Whether the process lived at this tick of the coarse clock. Reuse of a number takes far
+    /// longer than a tick, and asking each time would cost a third of a short copy.
     fn lives(&self) -> bool {
         let now = coarse_ms();
         if self.seen_ms.load(Ordering::Relaxed) == now {
             return true;
         }
-        let lives = !self.has_ended();
+        let lives = !self.process.has_ended();
         if lives {
             self.seen_ms.store(now, Ordering::Relaxed);
         }
@@ -126,7 +92,7 @@ impl Process {
             return Err(CmaError::PeerGone);
         }
         // SAFETY: the caller's promise.
-        unsafe { copy(self.pid, access, local, remote) }
+        unsafe { copy(self.process.pid(), access, local, remote) }
     }
 }
 

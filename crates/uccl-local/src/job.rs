@@ -17,7 +17,7 @@ use uccl_fabric::{
     pieces::{Pieces as _, Stretch},
 };
 
-use super::sharing::Hands;
+use super::sharing::CopyThreads;
 
 /// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
 /// the threads end together.
@@ -27,7 +27,7 @@ pub(super) const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
 pub(super) struct Job {
-    pub(super) hands: Hands,
+    pub(super) threads: CopyThreads,
     access: Access,
     memory: MemoryKind,
     local: Spans,
@@ -70,7 +70,7 @@ pub(super) struct Chunk {
 
 impl Job {
     /// Local and remote pieces must pair up. `load` counts the bytes that are not copied yet.
-    pub(super) fn new(op: Operation, hands: Hands, load: &Arc<AtomicU64>) -> Self {
+    pub(super) fn new(op: Operation, threads: CopyThreads, load: &Arc<AtomicU64>) -> Self {
         let left = op.len();
         load.fetch_add(left, Relaxed);
         let Operation { kind, local, memory, remote, done } = op;
@@ -84,7 +84,7 @@ impl Job {
             done: Some(done),
         };
         Self {
-            hands,
+            threads,
             access,
             memory,
             local,
@@ -203,7 +203,7 @@ mod tests {
                 done: Arc::new(Ignored),
             };
             let load = Arc::default();
-            let job = Job::new(op, Hands::Many, &load);
+            let job = Job::new(op, CopyThreads::Many, &load);
             let mut ends = [End::Front, End::Back].into_iter().cycle();
             while let Some(chunk) = ends.next().and_then(|end| job.next(end)) {
                 assert!(chunk.len() <= CHUNK as u64 && chunk.local.len() <= CHUNK_PIECES);

@@ -14,7 +14,7 @@ use uccl_fabric::lane::{LaneError, OpError, OpName, OpResult, Operation};
 
 use super::{
     job::{Chunk, End, Job},
-    sharing::Hands,
+    sharing::CopyThreads,
 };
 
 /// Copies that have not ended.
@@ -48,14 +48,14 @@ struct Named {
 }
 
 /// A chunk that a thread is copying. Its drop reports the result.
-pub(super) struct Taken<'a> {
+pub(super) struct ChunkCopy<'a> {
     jobs: &'a Jobs,
     of: Named,
     chunk: Chunk,
     result: OpResult,
 }
 
-impl Taken<'_> {
+impl ChunkCopy<'_> {
     /// The memory to copy.
     pub(super) fn chunk(&self) -> &Chunk {
         &self.chunk
@@ -67,7 +67,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for ChunkCopy<'_> {
     fn drop(&mut self) {
         // This also runs when the thread panicked in the copy.
         let result = std::mem::replace(&mut self.result, Ok(()));
@@ -79,28 +79,33 @@ impl Drop for Taken<'_> {
 impl Jobs {
     /// Queues an operation for the threads that make progress, and for others that have time. Its
     /// name has the bits of `mark`.
-    pub(super) fn post(&self, op: Operation, hands: Hands, mark: u64) -> Result<OpName, LaneError> {
+    pub(super) fn post(
+        &self,
+        op: Operation,
+        threads: CopyThreads,
+        mark: u64,
+    ) -> Result<OpName, LaneError> {
         let mut list = self.list.lock();
         if list.closed {
             return Err(LaneError::Killed);
         }
         let name = OpName(list.count | mark);
         list.count += 1;
-        let job = Arc::new(Job::new(op, hands, &self.load));
+        let job = Arc::new(Job::new(op, threads, &self.load));
         list.open.push_back(Named { name, job });
         self.announce(&list);
         Ok(name)
     }
 
     /// The next chunk of the oldest open job, from the given end. Helpers take from the back.
-    pub(super) fn take(&self, from: End) -> Option<Taken<'_>> {
+    pub(super) fn take(&self, from: End) -> Option<ChunkCopy<'_>> {
         if !self.any_open() {
             return None;
         }
         let mut list = self.list.lock();
         loop {
             let of = list.open.front()?.clone();
-            if from == End::Back && of.job.hands == Hands::One {
+            if from == End::Back && of.job.threads == CopyThreads::One {
                 return None;
             }
             let chunk = of.job.next(from);
@@ -110,7 +115,7 @@ impl Jobs {
                 self.announce(&list);
             }
             if let Some(chunk) = chunk {
-                return Some(Taken { jobs: self, of, chunk, result: Err(OpError::LocalFault) });
+                return Some(ChunkCopy { jobs: self, of, chunk, result: Err(OpError::LocalFault) });
             }
         }
     }
@@ -174,7 +179,7 @@ impl Jobs {
 
     /// Publishes how many jobs are open, after a change to the list.
     fn announce(&self, list: &List) {
-        let shared = list.open.front().is_some_and(|first| first.job.hands == Hands::Many);
+        let shared = list.open.front().is_some_and(|first| first.job.threads == CopyThreads::Many);
         self.open.store(list.open.len(), Release);
         self.helpable.store(shared, Release);
     }
@@ -219,9 +224,9 @@ mod tests {
     const WATCH: Duration = Duration::from_millis(100);
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    struct Told(mpsc::Sender<OpResult>);
+    struct ResultSender(mpsc::Sender<OpResult>);
 
-    impl Completion for Told {
+    impl Completion for ResultSender {
         fn complete(self: Arc<Self>, result: OpResult) {
             self.0.send(result).unwrap();
         }
@@ -229,22 +234,22 @@ mod tests {
 
     /// Posts a job of this many chunks. The tests do not access its addresses.
     fn post(jobs: &Jobs, chunks: usize) -> (OpName, mpsc::Receiver<OpResult>) {
-        let (told, hears) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         let len = chunks * CHUNK;
         let op = Operation {
             kind: OpKind::Write,
             local: smallvec![Span { addr: 0, len }],
             memory: MemoryKind::Host,
             remote: smallvec![RemoteSpan { addr: 0, len: len as u64, key: 0, slot: 0 }],
-            done: Arc::new(Told(told)),
+            done: Arc::new(ResultSender(sender)),
         };
-        (jobs.post(op, Hands::Many, 0).unwrap(), hears)
+        (jobs.post(op, CopyThreads::Many, 0).unwrap(), results)
     }
 
     #[test]
     fn a_kill_waits_for_chunks_of_jobs_that_are_wholly_given_out() {
         let jobs = Jobs::default();
-        let (_, told) = post(&jobs, 2);
+        let (_, sender) = post(&jobs, 2);
         let held = [End::Front, End::Back].map(|end| jobs.take(end).unwrap());
         assert!(!jobs.any_open() && jobs.take(End::Front).is_none());
         thread::scope(|scope| {
@@ -255,7 +260,7 @@ mod tests {
                 chunk.copied(Ok(()));
             }
         });
-        assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(())));
+        assert_eq!(sender.recv_timeout(PATIENCE), Ok(Ok(())));
         assert!(jobs.list.lock().given_out.is_empty());
         assert_eq!(jobs.bytes(), 0);
     }
@@ -278,56 +283,56 @@ mod tests {
             local: smallvec![],
             memory: MemoryKind::Host,
             remote: smallvec![],
-            done: Arc::new(Told(mpsc::channel().0)),
+            done: Arc::new(ResultSender(mpsc::channel().0)),
         };
-        assert!(matches!(jobs.post(op, Hands::Many, 0), Err(LaneError::Killed)));
+        assert!(matches!(jobs.post(op, CopyThreads::Many, 0), Err(LaneError::Killed)));
         assert_eq!(jobs.bytes(), 0);
     }
 
     #[test]
     fn a_kill_does_not_wait_for_ever_and_tells() {
         let jobs = Jobs::default();
-        let (_, told) = post(&jobs, 2);
+        let (_, sender) = post(&jobs, 2);
         let stuck = jobs.take(End::Front).unwrap();
         jobs.kill(Instant::now() + Duration::from_millis(20));
-        assert!(!jobs.is_idle() && told.try_recv().is_err());
+        assert!(!jobs.is_idle() && sender.try_recv().is_err());
         stuck.copied(Ok(()));
         assert!(jobs.is_idle());
-        assert_eq!(told.try_recv(), Ok(Err(OpError::LaneDown)));
+        assert_eq!(sender.try_recv(), Ok(Err(OpError::LaneDown)));
     }
 
     #[test]
     fn a_cancelled_job_ends_with_its_last_chunk() {
         let jobs = Jobs::default();
-        let (name, told) = post(&jobs, 3);
+        let (name, sender) = post(&jobs, 3);
         let held = jobs.take(End::Back).unwrap();
         jobs.cancel(name);
-        assert!(told.try_recv().is_err() && jobs.take(End::Front).is_none());
+        assert!(sender.try_recv().is_err() && jobs.take(End::Front).is_none());
         held.copied(Ok(()));
-        assert_eq!(told.try_recv(), Ok(Err(OpError::Cancelled)));
-        let (wholly_given_out, told) = post(&jobs, 1);
+        assert_eq!(sender.try_recv(), Ok(Err(OpError::Cancelled)));
+        let (wholly_given_out, sender) = post(&jobs, 1);
         let held = jobs.take(End::Back).unwrap();
         jobs.cancel(wholly_given_out);
         held.copied(Ok(()));
-        assert_eq!(told.try_recv(), Ok(Ok(())), "all of it was copied");
+        assert_eq!(sender.try_recv(), Ok(Ok(())), "all of it was copied");
         assert!(jobs.list.lock().given_out.is_empty());
     }
 
     #[test]
     fn what_ends_early_leaves_no_load_behind() {
         let jobs = Jobs::default();
-        let (cancelled, told) = post(&jobs, 3);
+        let (cancelled, sender) = post(&jobs, 3);
         jobs.take(End::Back).unwrap().copied(Ok(()));
         assert_eq!(jobs.bytes(), 2 * CHUNK as u64);
         jobs.cancel(cancelled);
-        assert_eq!((told.try_recv(), jobs.bytes()), (Ok(Err(OpError::Cancelled)), 0));
-        let (_, told) = post(&jobs, 3);
+        assert_eq!((sender.try_recv(), jobs.bytes()), (Ok(Err(OpError::Cancelled)), 0));
+        let (_, sender) = post(&jobs, 3);
         jobs.take(End::Front).unwrap().copied(Err(OpError::Checksum));
-        assert_eq!((told.try_recv(), jobs.bytes()), (Ok(Err(OpError::Checksum)), 0));
-        let (_, told) = post(&jobs, 1);
+        assert_eq!((sender.try_recv(), jobs.bytes()), (Ok(Err(OpError::Checksum)), 0));
+        let (_, sender) = post(&jobs, 1);
         // The thread that copies panics.
         drop(jobs.take(End::Front).unwrap());
-        assert_eq!((told.try_recv(), jobs.bytes()), (Ok(Err(OpError::LocalFault)), 0));
+        assert_eq!((sender.try_recv(), jobs.bytes()), (Ok(Err(OpError::LocalFault)), 0));
         assert!(jobs.list.lock().open.is_empty() && jobs.list.lock().given_out.is_empty());
     }
 }

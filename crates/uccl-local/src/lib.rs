@@ -152,7 +152,7 @@ impl LocalLane {
 }
 
 /// The parts of a killed lane that can still be in use.
-struct Left {
+struct KilledLane {
     bell: Arc<Bell>,
     hazards: Hazards,
     direct: Arc<Direct>,
@@ -160,7 +160,7 @@ struct Left {
     gpu: Arc<GpuJobs>,
 }
 
-impl Left {
+impl KilledLane {
     /// Whether the peer has ended its side, or died.
     fn is_peer_gone(&self) -> bool {
         if !self.bell.gone() {
@@ -170,7 +170,7 @@ impl Left {
     }
 }
 
-impl Aftermath for Left {
+impl Aftermath for KilledLane {
     fn copies(&self) -> bool {
         // A copy by a GPU counts as under way until someone has seen that it has ended.
         self.gpu.drive();
@@ -437,7 +437,7 @@ impl HostLane for LocalLane {
         let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
         let (direct, jobs) = (Arc::clone(&self.direct), Arc::clone(&self.jobs));
         let gpu = Arc::clone(&self.gpu);
-        Some(Box::new(Left { bell, hazards, direct, jobs, gpu }))
+        Some(Box::new(KilledLane { bell, hazards, direct, jobs, gpu }))
     }
 
     fn offer(&self, memory: &Shareable) {

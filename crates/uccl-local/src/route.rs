@@ -11,9 +11,9 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
+use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::CopyThreads};
 use crate::{
-    cuda_ipc::{GpuJobs, Pieces, Posting, batches, is_sliced},
+    cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, is_sliced},
     shm::Reach,
 };
 
@@ -131,20 +131,20 @@ impl LocalLane {
             }));
         }
         if op.memory.device().is_some() {
-            return self.jobs.post(op, Hands::Many, JOB).map(Posted::Pending);
+            return self.jobs.post(op, CopyThreads::Many, JOB).map(Posted::Pending);
         }
-        let hands = self.sharing.choose(len);
-        if few && len <= AT_ONCE && hands == Hands::One {
+        let threads = self.sharing.choose(len);
+        if few && len <= AT_ONCE && threads == CopyThreads::One {
             let started = Instant::now();
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
             if copied.is_ok() {
-                self.sharing.learn(hands, len, started.elapsed());
+                self.sharing.learn(threads, len, started.elapsed());
             }
             return Ok(Posted::Done(copied));
         }
-        let done = self.sharing.timed(hands, len, Arc::clone(&op.done));
-        self.jobs.post(Operation { done, ..op }, hands, JOB).map(Posted::Pending)
+        let done = self.sharing.timed(threads, len, Arc::clone(&op.done));
+        self.jobs.post(Operation { done, ..op }, threads, JOB).map(Posted::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some
@@ -183,7 +183,7 @@ impl LocalLane {
         let batches = batches(&pieces.remote);
         let posting = |range: &Range<usize>, done| {
             let (pieces, range) = (&pieces, range.clone());
-            Posting { kind, memory, pieces, range, in_slices, word, done }
+            PostRequest { kind, memory, pieces, range, in_slices, word, done }
         };
         if let [all] = &batches[..] {
             // SAFETY: the caller's promise.
@@ -215,7 +215,7 @@ impl LocalLane {
         let Operation { kind, local, memory, remote, done } = op;
         let (range, pieces) = (0..remote.len(), Arc::new(Pieces { local, remote }));
         let (pieces_of, done_of) = (&pieces, &done);
-        let posting = Posting {
+        let posting = PostRequest {
             kind,
             memory,
             pieces: pieces_of,
@@ -246,7 +246,7 @@ impl LocalLane {
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn launch(&self, posting: &Posting<'_>) -> Result<Posted, LaneError> {
+    unsafe fn launch(&self, posting: &PostRequest<'_>) -> Result<Posted, LaneError> {
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.gpu.post(&self.direct, posting) };
         let launched = match launch() {

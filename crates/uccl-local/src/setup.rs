@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use uccl_device::cuda::PeerId;
+use uccl_device::{Process, cuda::PeerId};
 use uccl_fabric::{
     gpu::CopyBy,
     region::RegionTable,
@@ -23,7 +23,6 @@ use uccl_stream::{StreamLane, StreamOptions};
 
 use super::{KILL_PATIENCE, LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
-    cma::Process,
     cuda_ipc::{Bouncers, Owner},
     fdpass::{FdSocket, Message},
     shm::{ByteRing, Direct, Hazards, hazard::HAZARD_BYTES},
@@ -141,7 +140,7 @@ fn build(
     let bell = Arc::new(Bell::new(socket, Arc::clone(&direct), owner));
     let (pipe, tx, rx) = ShmPipe::new(tx, rx, &bell);
     let (regions, checksum) = (setup.regions, setup.checksum);
-    let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };
+    let options = StreamOptions { regions, checksum, copy_by: CopyBy::default() };
     Ok(LocalLane {
         stream: StreamLane::new(pipe, tx, rx, options),
         direct,

@@ -28,7 +28,7 @@ const MEMORY: u32 = 8;
 
 /// The threads that make a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Hands {
+pub(super) enum CopyThreads {
     /// One thread: the one that posts it, or one that makes progress.
     One,
     /// Every thread that has time.
@@ -51,21 +51,21 @@ pub(super) struct Sharing {
 
 impl Sharing {
     /// Chooses the threads for a copy of `len` bytes, more than [`INLINE`].
-    pub(super) fn choose(&self, len: u64) -> Hands {
-        let Some(class) = self.class(len) else { return Hands::Many };
+    pub(super) fn choose(&self, len: u64) -> CopyThreads {
+        let Some(class) = self.class(len) else { return CopyThreads::Many };
         let [one, many] = array::from_fn(|i| class.ns_a_mib[i].load(Relaxed));
-        let faster = if many <= one { Hands::Many } else { Hands::One };
+        let faster = if many <= one { CopyThreads::Many } else { CopyThreads::One };
         match class.posts.fetch_add(1, Relaxed) % TRY_EVERY {
-            0 if faster == Hands::Many => Hands::One,
-            0 => Hands::Many,
+            0 if faster == CopyThreads::Many => CopyThreads::One,
+            0 => CopyThreads::Many,
             _ => faster,
         }
     }
 
     /// Records how long a copy of `len` bytes took.
-    pub(super) fn learn(&self, hands: Hands, len: u64, took: Duration) {
+    pub(super) fn learn(&self, threads: CopyThreads, len: u64, took: Duration) {
         let Some(class) = self.class(len) else { return };
-        let known = &class.ns_a_mib[hands as usize];
+        let known = &class.ns_a_mib[threads as usize];
         let seen = (took.as_nanos() << 20) / u128::from(len);
         let seen = u32::try_from(seen).unwrap_or(u32::MAX).max(1);
         let before = known.load(Relaxed);
@@ -76,11 +76,17 @@ impl Sharing {
     /// A completion that records how long the copy took.
     pub(super) fn timed(
         self: &Arc<Self>,
-        hands: Hands,
+        threads: CopyThreads,
         len: u64,
         done: Arc<dyn Completion>,
     ) -> Arc<dyn Completion> {
-        Arc::new(Timed { sharing: Arc::clone(self), hands, len, started: Instant::now(), done })
+        Arc::new(TimedCompletion {
+            sharing: Arc::clone(self),
+            threads,
+            len,
+            started: Instant::now(),
+            done,
+        })
     }
 
     fn class(&self, len: u64) -> Option<&Class> {
@@ -89,18 +95,18 @@ impl Sharing {
     }
 }
 
-struct Timed {
+struct TimedCompletion {
     sharing: Arc<Sharing>,
-    hands: Hands,
+    threads: CopyThreads,
     len: u64,
     started: Instant,
     done: Arc<dyn Completion>,
 }
 
-impl Completion for Timed {
+impl Completion for TimedCompletion {
     fn complete(self: Arc<Self>, result: OpResult) {
         if result.is_ok() {
-            self.sharing.learn(self.hands, self.len, self.started.elapsed());
+            self.sharing.learn(self.threads, self.len, self.started.elapsed());
         }
         Arc::clone(&self.done).complete(result);
     }
@@ -115,10 +121,10 @@ mod tests {
     fn by_one(sharing: &Sharing, len: u64, one_us: u64, many_us: u64) -> usize {
         let mut alone = 0;
         for _ in 0..1000 {
-            let hands = sharing.choose(len);
-            let us = if hands == Hands::One { one_us } else { many_us };
-            sharing.learn(hands, len, Duration::from_micros(us));
-            alone += usize::from(hands == Hands::One);
+            let threads = sharing.choose(len);
+            let us = if threads == CopyThreads::One { one_us } else { many_us };
+            sharing.learn(threads, len, Duration::from_micros(us));
+            alone += usize::from(threads == CopyThreads::One);
         }
         alone
     }

@@ -14,7 +14,7 @@ use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted
 
 use super::SPLIT;
 
-type Names = SmallVec<[OpName; 4]>;
+type PartNames = SmallVec<[OpName; 4]>;
 
 /// Split operations that have not ended.
 #[derive(Default)]
@@ -33,7 +33,7 @@ pub(super) struct Split {
 
 struct State {
     /// The parts that did not end when they were posted.
-    names: Names,
+    names: PartNames,
     left: usize,
     error: Option<OpError>,
 }
@@ -42,7 +42,7 @@ impl Splits {
     /// An operation of `count` parts, at least one, which are to be posted now.
     pub(super) fn begin(self: &Arc<Self>, count: usize, done: &Arc<dyn Completion>) -> Arc<Split> {
         let name = OpName(self.count.fetch_add(1, Relaxed) | SPLIT);
-        let state = State { names: Names::new(), left: count, error: None };
+        let state = State { names: PartNames::new(), left: count, error: None };
         let (among, done) = (Arc::clone(self), Arc::clone(done));
         let split = Arc::new(Split { name, among, done, state: Mutex::new(state) });
         self.open.lock().insert(name, Arc::clone(&split));
@@ -50,9 +50,9 @@ impl Splits {
     }
 
     /// The parts of an operation; none when it has ended. Some of them may have.
-    pub(super) fn parts_of(&self, name: OpName) -> Names {
+    pub(super) fn parts_of(&self, name: OpName) -> PartNames {
         let split = self.open.lock().get(&name).cloned();
-        split.map_or_else(Names::new, |split| split.state.lock().names.clone())
+        split.map_or_else(PartNames::new, |split| split.state.lock().names.clone())
     }
 }
 

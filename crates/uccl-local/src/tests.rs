@@ -11,7 +11,7 @@ use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     alloc::{SharedBuf, lookup},
-    lane::{Completion, RemoteSpans, Spans},
+    lane::{Completion, Handling, RemoteSpans, Spans},
     region::{RegionTable, Rights},
 };
 
@@ -27,25 +27,29 @@ const LONG: usize = (AT_ONCE as usize) * 2;
 struct NoMessages;
 
 impl MessageSink for NoMessages {
-    fn message(&self, _: &[u8]) -> Result<(), String> {
+    fn message(&self, _: &[u8]) -> Result<Handling, String> {
         Err("nobody sends messages".into())
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {}
 }
 
-struct Told(mpsc::Sender<OpResult>);
+struct ResultSender(mpsc::Sender<OpResult>);
 
-impl Completion for Told {
+impl Completion for ResultSender {
     fn complete(self: Arc<Self>, result: OpResult) {
         // A test that has dropped its receiver has seen all the results that it wanted.
         let _ = self.0.send(result);
     }
 }
 
-fn told() -> (Arc<dyn Completion>, mpsc::Receiver<OpResult>) {
-    let (tells, hears) = mpsc::channel();
-    (Arc::new(Told(tells)), hears)
+fn completion() -> (Arc<dyn Completion>, mpsc::Receiver<OpResult>) {
+    let (sender, results) = mpsc::channel();
+    (Arc::new(ResultSender(sender)), results)
 }
 
 struct Both {
@@ -96,10 +100,10 @@ impl Both {
     }
 
     /// Has both lanes make progress until one of our operations has ended.
-    fn run_until_told(&self, hears: &mpsc::Receiver<OpResult>) -> OpResult {
+    fn run_until_told(&self, results: &mpsc::Receiver<OpResult>) -> OpResult {
         let begun = Instant::now();
         loop {
-            if let Ok(result) = hears.try_recv() {
+            if let Ok(result) = results.try_recv() {
                 return result;
             }
             assert!(begun.elapsed() < PATIENCE, "it does not end");
@@ -129,7 +133,7 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     let both = lanes();
     let (buf, region) = both.mapped(LONG);
     let source = vec![7; LONG];
-    let (done, hears) = told();
+    let (done, results) = completion();
     let local: Spans = smallvec![span_of(&source)];
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local.clone(), smallvec![region], done)) };
@@ -146,7 +150,7 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
         assert!(both.theirs.touched_by_peer(region.slot), "and its owner hears of it");
         drop(outlives);
     });
-    assert_eq!(hears.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
+    assert_eq!(results.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
     assert!(!both.theirs.touched_by_peer(region.slot));
     let before = now(buf.span());
     // SAFETY: as above.
@@ -155,13 +159,13 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     };
     assert!(!matches!(at_once, Some(Ok(()))));
     for len in [64, INLINE as usize + 1, LONG] {
-        let (done, hears) = told();
+        let (done, results) = completion();
         let remote = smallvec![RemoteSpan { len: len as u64, ..region }];
         // SAFETY: as above.
         let posted =
             unsafe { both.ours.post(write(smallvec![span_of(&source[..len])], remote, done)) };
         assert!(!matches!(posted, Ok(Posted::Pending(_) | Posted::Done(Ok(())))), "{posted:?}");
-        assert!(hears.try_recv().is_err() && !both.ours.help());
+        assert!(results.try_recv().is_err() && !both.ours.help());
     }
     assert!(now(buf.span()) == before);
 }
@@ -209,20 +213,20 @@ fn what_waits_in_the_rings_is_the_peers_and_copies_are_ours() {
     let private_region = both.region(span_of(&private));
     let source = vec![7; LONG];
     let post = |remote: RemoteSpans| {
-        let (done, hears) = told();
+        let (done, results) = completion();
         let local = remote.iter().map(|_| span_of(&source)).collect();
         // SAFETY: the source outlives the lanes' copies.
         let posted = unsafe { both.ours.post(write(local, remote, done)) };
         let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
-        (name, hears)
+        (name, results)
     };
     let (copied, copied_hears) = post(smallvec![mapped]);
     let (parted, parted_hears) = post(smallvec![mapped, private_region]);
     let (sent, sent_hears) = post(smallvec![private_region]);
     assert_eq!([copied, parted, sent].map(|name| both.ours.is_ours(name)), [true, false, false]);
     assert!(both.ours.is_ours(OpName(GPU)), "the first copy by a GPU");
-    for hears in [copied_hears, parted_hears, sent_hears] {
-        assert_eq!(both.run_until_told(&hears), Ok(()));
+    for results in [copied_hears, parted_hears, sent_hears] {
+        assert_eq!(both.run_until_told(&results), Ok(()));
     }
 }
 
@@ -235,7 +239,7 @@ fn what_was_in_the_rings_does_not_land_when_the_peer_has_given_it_up() {
         let private = vec![0xEE_u8; LONG];
         let region = both.region(span_of(&private));
         let source = vec![7; LONG];
-        let (done, hears) = told();
+        let (done, results) = completion();
         // SAFETY: the source outlives the lanes' copies.
         let posted =
             unsafe { both.ours.post(write(smallvec![span_of(&source)], smallvec![region], done)) };
@@ -248,7 +252,7 @@ fn what_was_in_the_rings_does_not_land_when_the_peer_has_given_it_up() {
             while both.ours.progress(&NoMessages).unwrap() {}
         }
         both.ours.kill();
-        assert_eq!(hears.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
+        assert_eq!(results.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
         // The receiver checks once in a tick of its clock.
         //
         thread::sleep(WATCH / 5);
@@ -267,26 +271,26 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     let private = vec![0u8; LONG];
     let private_region = both.region(span_of(&private));
     let source = vec![7; LONG];
-    let (done, hears) = told();
+    let (done, results) = completion();
     let local = smallvec![span_of(&source), span_of(&source)];
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local, smallvec![mapped, private_region], done)) };
     let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
     both.ours.cancel(name);
-    assert_eq!(both.run_until_told(&hears), Err(OpError::Cancelled));
+    assert_eq!(both.run_until_told(&results), Err(OpError::Cancelled));
     assert!(now(buf.span()).iter().all(|byte| *byte == 0), "the mapped part was copied");
     let landed = now(span_of(&private)).iter().filter(|byte| **byte != 0).count();
     assert!(landed < private.len(), "all of the private part was sent");
     assert!(both.ours.splits.parts_of(name).is_empty());
     assert_eq!(both.ours.load(), 0);
     // The lane still works.
-    let (done, hears) = told();
+    let (done, results) = completion();
     let piece = RemoteSpan { len: 3 << 20, ..private_region };
     let local = smallvec![span_of(&source[..3 << 20])];
     // SAFETY: as above.
     let posted = unsafe { both.ours.post(write(local, smallvec![piece], done)) };
     assert!(matches!(posted, Ok(Posted::Pending(_))));
-    assert_eq!(both.run_until_told(&hears), Ok(()));
+    assert_eq!(both.run_until_told(&results), Ok(()));
     assert!(now(span_of(&private[..3 << 20])) == source[..3 << 20]);
 }
 
@@ -302,11 +306,11 @@ fn a_vector_of_too_many_pieces_for_a_frame_can_be_cancelled() {
         .map(|i| RemoteSpan { addr: region.addr + i * len as u64, len: len as u64, ..region })
         .collect();
     let local: Spans = remote.iter().map(|_| span_of(&source)).collect();
-    let (done, hears) = told();
+    let (done, results) = completion();
     // SAFETY: the source outlives the lanes' copies.
     let posted = unsafe { both.ours.post(write(local, remote, done)) };
     let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
     both.ours.cancel(name);
-    assert_eq!(both.run_until_told(&hears), Err(OpError::Cancelled));
+    assert_eq!(both.run_until_told(&results), Err(OpError::Cancelled));
     assert!(now(span_of(&private)).contains(&0), "all of it was sent");
 }

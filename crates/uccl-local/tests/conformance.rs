@@ -7,8 +7,9 @@ use std::{os::unix::net::UnixStream, sync::Arc, thread};
 
 use uccl_chaos::{ChaosLane, LaneFaults};
 use uccl_conformance::End;
+use uccl_device::Process;
 use uccl_fabric::region::RegionTable;
-use uccl_local::{LocalLane, cma::Process, fdpass::FdSocket};
+use uccl_local::{LocalLane, fdpass::FdSocket};
 
 use self::support::{accept, invite, setup};
 

@@ -22,6 +22,7 @@ use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags},
 };
 use sha2::{Digest, Sha256};
+use uccl_device::Process;
 use uccl_fabric::{
     lane::{HostLane, Lane, MessageLane, OpKind},
     mem::{RemoteSpan, Span},
@@ -30,7 +31,6 @@ use uccl_fabric::{
 };
 use uccl_local as local;
 use uccl_local::{
-    cma::Process,
     fdpass::{FdListener, FdSocket},
     shm::ByteRing,
 };

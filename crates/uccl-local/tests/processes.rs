@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use uccl_device::Process;
 use uccl_fabric::alloc::{SharedBuf, lookup};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pipe::{PipeRx, PipeTx};
 use uccl_fabric::region::{AccessError, RegionTable, Rights};
 use uccl_fabric::shm::{MapMode, Mapping, PeerTable, Segment};
-use uccl_local::cma::{self, CmaError, Process};
+use uccl_local::cma::{self, CmaError};
 use uccl_local::fdpass::{FdListener, FdSocket, Message};
 use uccl_local::shm::{Accesses, ByteRing, Direct, DirectError, Hazards, Reach, RingRx, RingTx};
 

@@ -8,7 +8,9 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::smallvec;
 use uccl_device::MemoryKind;
-use uccl_fabric::lane::{Completion, Lane, MessageLane, MessageSink, OpKind, OpResult, Operation};
+use uccl_fabric::lane::{
+    Completion, Handling, Lane, MessageLane, MessageSink, OpKind, OpResult, Operation,
+};
 use uccl_fabric::mem::Span;
 use uccl_fabric::region::{RegionTable, Rights};
 use uccl_local as local;
@@ -24,8 +26,12 @@ const PATIENCE_S: i64 = 10;
 struct NoMessages;
 
 impl MessageSink for NoMessages {
-    fn message(&self, bytes: &[u8]) -> Result<(), String> {
+    fn message(&self, bytes: &[u8]) -> Result<Handling, String> {
         Err(format!("a message of {} bytes that nobody sent", bytes.len()))
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {}

@@ -33,10 +33,14 @@ fn context(gpu: u32) -> &'static Context {
 }
 
 fn endpoint() -> Endpoint {
+    endpoint_over(Transport::Local)
+}
+
+fn endpoint_over(transport: Transport) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
-        transport: Transport::Local,
+        transport,
         num_cpus: 1,
         timeout: TIMEOUT,
         ..Config::default()
@@ -52,6 +56,7 @@ struct Scene {
     a: Endpoint,
     _b: Endpoint,
     to_b: ConnId,
+    to_a: ConnId,
     iov: Iov,
     advert: Advert,
     /// The peer's memory.
@@ -67,7 +72,7 @@ fn scene() -> Scene {
     let memory = [0, 1].map(|gpu| DeviceBuffer::new(context(gpu), GIB).expect("memory"));
     let (a, b) = (endpoint(), endpoint());
     let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
     let [here, there] = [(&a, &memory[0]), (&b, &memory[1])].map(|(ep, memory)| {
         let ptr = memory.address() as usize;
         // SAFETY: the memory is kept longer than the endpoints.
@@ -83,6 +88,7 @@ fn scene() -> Scene {
         a,
         _b: b,
         to_b,
+        to_a,
         iov: here,
         advert,
         word_mr: there.mr,
@@ -262,4 +268,81 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
     // SAFETY: this driver's GPUs have the host's memory, and no copy is in flight.
     let word = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 128) as *mut u64) };
     assert_eq!(word.load(SeqCst), 3);
+}
+
+/// The copy that changes the word is under way when the connection ends.
+#[test]
+fn a_word_whose_connection_has_ended_is_let_go_after_its_change() {
+    let scene = scene();
+    let word = Advert { addr: scene.advert.addr + 192, len: 8, ..scene.advert };
+    let signal = Some(Signal { advert: word, change: Change::Set(9), strong: false });
+    // From host memory, so that the owner changes the word.
+    let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &[], &[]) };
+    scene.a.post(&request).expect("posted");
+    let begun = Instant::now();
+    while scene.launched() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "the owner does not begin");
+        thread::sleep(Duration::from_millis(1));
+    }
+    scene._b.disconnect(scene.to_a).expect("a connection");
+    let held = scene._b.deregister(scene.word_mr);
+    assert!(matches!(held, Err(Error::StillTouched { .. })), "{held:?}");
+    scene.fake.pause(false);
+    scene._b.deregister(scene.word_mr).expect("nothing touches it any more");
+    // SAFETY: this driver's GPUs have the host's memory, and no copy is in flight.
+    let word = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 192) as *mut u64) };
+    assert_eq!(word.load(SeqCst), 9);
+}
+
+/// The owner has one worker, and a GPU does not change the word of one peer's signal. The signal
+/// comes with a write, or as a message.
+#[test]
+fn a_word_that_a_gpu_does_not_change_holds_up_no_other_peer() {
+    let scene = scene();
+    let memory = [1, 2].map(|value| vec![value; 4096]);
+    let owner = endpoint_over(Transport::Tcp);
+    let of = |ep: &Endpoint, ptr: usize, len: usize| {
+        // SAFETY: the memory is kept longer than the endpoints.
+        let mr = unsafe { ep.register(ptr, len) }.expect("registered");
+        Iov { mr, ptr, len }
+    };
+    let there = of(&owner, memory[1].as_ptr() as usize, 4096);
+    let there = owner.advertise(there.mr, there.ptr, there.len).expect("advertised");
+    let words = scene._memory[1].address() as usize;
+    let words = of(&owner, words, 4096);
+    let writers = [endpoint_over(Transport::Tcp), endpoint_over(Transport::Tcp)];
+    let [(signaller, to_owner, from), (other, other_to_owner, other_from)] =
+        writers.map(|writer| {
+            let conn = writer.connect(owner.addr(), None, &mut Uninterrupted).expect("connected");
+            owner.accept(None, &mut Uninterrupted).expect("accepted");
+            let from = of(&writer, memory[0].as_ptr() as usize, 4096);
+            (writer, conn, from)
+        });
+    for (at, len) in [(0, 0), (8, 8)] {
+        scene.fake.pause(true);
+        let word = owner.advertise(words.mr, words.ptr + at, 8).expect("advertised");
+        let signal = Some(Signal { advert: word, change: Change::Add(3), strong: false });
+        let (iovs, adverts) = ([Iov { len, ..from }], [Advert { len: len as u64, ..there }]);
+        let pieces = usize::from(len > 0);
+        let request = Request::new(to_owner, Op::Write, &iovs[..pieces], &adverts[..pieces]);
+        let transfers =
+            [(); 2].map(|()| signaller.post(&Request { signal, ..request }).expect("posted"));
+        // Waits until the owner has begun the copy.
+        thread::sleep(TIMEOUT / 10);
+        let (iovs, adverts) = ([other_from], [there]);
+        let request = Request::new(other_to_owner, Op::Write, &iovs, &adverts);
+        let request = Request { timeout: Some(TIMEOUT / 2), ..request };
+        let written = other.run(&request, &mut Uninterrupted);
+        let are_pending = transfers.map(|at| matches!(signaller.poll(at), Ok(Status::Pending)));
+        scene.fake.pause(false);
+        assert_eq!(are_pending, [true; 2], "a word has changed");
+        assert_eq!(written.expect("a GPU's copy holds up another peer").bytes, 4096);
+        for transfer in transfers {
+            let ended = signaller.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
+        }
+        // SAFETY: this driver's GPUs have the host's memory; the word is accessed as an atomic.
+        let word = unsafe { AtomicU64::from_ptr((words.ptr + at) as *mut u64) };
+        assert_eq!(word.load(SeqCst), 6, "each adds once");
+    }
 }

@@ -36,10 +36,7 @@ impl Area {
     /// # Errors
     /// When no more memory can be locked.
     pub(super) fn new(rails: &Arc<Rails>, device: u32) -> Result<Self, GpuError> {
-        let slab = Arc::new(match rails.copy_by() {
-            CopyBy::Gpus => Slab::near(device, CHUNKS)?,
-            CopyBy::StandIn(_) => Slab::plain(CHUNKS),
-        });
+        let slab = Arc::new(rails.copy_by().slab(device, CHUNKS)?);
         let pinned = rails.hold(slab.span(), MemoryKind::Pinned);
         Ok(Self { slab, rails: Arc::clone(rails), pinned })
     }

@@ -104,8 +104,7 @@ impl Rails {
         }
     }
 
-    /// Sets the copier of memory that no device takes. The default is the GPUs themselves; tests
-    /// use stand-ins.
+    /// Sets the copier of memory that no device takes. The default is the GPUs themselves.
     ///
     /// # Panics
     /// When the devices are being opened already.
@@ -334,10 +333,7 @@ impl Shared {
     }
 
     fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
-        match self.copy_by {
-            CopyBy::Gpus => kind.device_only(),
-            CopyBy::StandIn(_) => Some(0),
-        }
+        self.copy_by.copier_of(kind)
     }
 
     fn pin(&self, memory: PinRequest) -> Arc<Pinned> {

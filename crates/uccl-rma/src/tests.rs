@@ -16,7 +16,10 @@ use smallvec::smallvec;
 use uccl_chaos::{ChaosRail, RailFaults, RailNetwork, warnings_of};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Completion, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted, RailLane},
+    lane::{
+        Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted,
+        RailLane,
+    },
     mem::{RemoteSpan, Span},
     region::{Region, RegionTable, Rights},
 };
@@ -30,8 +33,12 @@ pub(super) const FAR: Duration = Duration::from_secs(20);
 struct Nobody;
 
 impl MessageSink for Nobody {
-    fn message(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
+    fn message(&self, _: &[u8]) -> Result<Handling, String> {
+        Ok(Handling::Ended)
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {}

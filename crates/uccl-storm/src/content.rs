@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pattern::{Pattern, Stray};
+use crate::pattern::{Mismatch, Pattern};
 
 /// A range that ends at `end` and begins at the end of the previous run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -67,12 +67,12 @@ impl Content {
         })
     }
 
-    /// The stray bytes of the first part that differs from the known content. The memory begins at
+    /// The mismatch of the first part that differs from the known content. The memory begins at
     /// `base`.
     ///
     /// # Safety
     /// The memory is this process's to read.
-    pub(crate) unsafe fn compare(&self, base: usize, range: Range<usize>) -> Option<Stray> {
+    pub(crate) unsafe fn compare(&self, base: usize, range: Range<usize>) -> Option<Mismatch> {
         // SAFETY: the caller guarantees that the memory is readable.
         self.known(range)
             .find_map(|(part, pattern)| unsafe { pattern.compare(base, part.start, part.len()) })

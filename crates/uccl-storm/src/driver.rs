@@ -1,4 +1,4 @@
-//! The driver: starts two ends, forwards their words, and stops, continues and kills them.
+//! The driver: starts two ends, forwards their messages, and stops, continues and kills them.
 
 mod child;
 
@@ -12,9 +12,9 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use self::child::Child;
-use crate::{end::EndArgs, link::Link, word::Word};
+use crate::{control::ControlMessage, end::EndArgs, link::Link};
 
-/// Time that the two ends have to finish their operations after [`Word::End`].
+/// Time that the two ends have to finish their operations after [`ControlMessage::End`].
 const LAST_WORDS: Duration = Duration::from_secs(90);
 
 #[derive(Args)]
@@ -44,7 +44,7 @@ pub(crate) struct DriverArgs {
 
 /// An event of an end, which its number and incarnation identify.
 enum Event {
-    Said(usize, u32, Word),
+    Said(usize, u32, ControlMessage),
     /// The end has closed its output.
     Gone(usize, u32),
 }
@@ -54,22 +54,22 @@ pub(crate) fn run(args: &DriverArgs) -> Result<ExitCode> {
     let links = if args.link.is_empty() { &Link::EVERYWHERE[..] } else { &args.link[..] };
     let until = Instant::now() + time;
     let mut seeds = fastrand::Rng::new();
-    for round in 0.. {
-        let link = links[round % links.len()];
+    for number in 0.. {
+        let link = links[number % links.len()];
         let seed = args.seed.unwrap_or_else(|| seeds.u64(..1 << 48));
-        let mut storm = Storm::new(args, link, seed);
+        let mut round = Round::new(args, link, seed);
         let name =
             link.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        match storm.run() {
+        match round.run() {
             Ok(what) => println!("{name} --seed {seed}: {what}"),
             Err(broken) => {
                 println!("{name} --seed {seed} FAILED: {broken}\n");
-                storm.tell(args.tail);
+                round.tell(args.tail);
                 println!("\n{name} FAILED: {broken}\nonce more: --link {name} --seed {seed}");
                 return Ok(ExitCode::FAILURE);
             }
         }
-        if Instant::now() >= until || (args.seed.is_some() && round + 1 == links.len()) {
+        if Instant::now() >= until || (args.seed.is_some() && number + 1 == links.len()) {
             break;
         }
     }
@@ -77,33 +77,33 @@ pub(crate) fn run(args: &DriverArgs) -> Result<ExitCode> {
 }
 
 /// One round: two ends over one link.
-struct Storm<'a> {
+struct Round<'a> {
     args: &'a DriverArgs,
     rng: fastrand::Rng,
     link: Link,
-    hands: usize,
+    workers: usize,
     ends: Vec<Child>,
-    /// The latest [`Word::Up`] of each end, for a peer that restarts.
-    up: [Option<Word>; 2],
+    /// The latest [`ControlMessage::Up`] of each end, for a peer that restarts.
+    up: [Option<ControlMessage>; 2],
     sender: Sender<Event>,
     events: Receiver<Event>,
     stopped: [Option<Instant>; 2],
-    ended: [Option<Word>; 2],
+    ended: [Option<ControlMessage>; 2],
     told: Vec<(u64, usize, String)>,
     stops: u32,
     kills: u32,
 }
 
-impl<'a> Storm<'a> {
+impl<'a> Round<'a> {
     fn new(args: &'a DriverArgs, link: Link, seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let hands = rng.usize(1..=3);
+        let workers = rng.usize(1..=3);
         let (sender, events) = mpsc::channel();
         Self {
             args,
             rng,
             link,
-            hands,
+            workers,
             ends: vec![],
             up: [None, None],
             sender,
@@ -134,7 +134,7 @@ impl<'a> Storm<'a> {
         }
         for number in 0..2 {
             self.go_on(number);
-            self.ends[number].say(&Word::End);
+            self.ends[number].say(&ControlMessage::End);
         }
         let until = Instant::now() + LAST_WORDS;
         while self.ended.iter().any(Option::is_none) {
@@ -156,7 +156,7 @@ impl<'a> Storm<'a> {
             link: self.link,
             number: number as u32,
             incarnation,
-            hands: self.hands,
+            workers: self.workers,
             seed: self.rng.u64(..),
             without: self.args.without.clone(),
         };
@@ -178,20 +178,20 @@ impl<'a> Storm<'a> {
 
     fn take(&mut self, event: Event) -> Result<(), String> {
         match event {
-            Event::Said(number, incarnation, word) => {
+            Event::Said(number, incarnation, message) => {
                 if self.ends[number].incarnation != incarnation {
                     return Ok(());
                 }
-                match word {
-                    Word::Broken { what } => return Err(format!("end {number}: {what}")),
-                    Word::Told { at_ns, what } => self.told.push((at_ns, number, what)),
-                    Word::Ended { .. } => self.ended[number] = Some(word),
-                    word if word.is_for_peer() => {
+                match message {
+                    ControlMessage::Broken { what } => return Err(format!("end {number}: {what}")),
+                    ControlMessage::Told { at_ns, what } => self.told.push((at_ns, number, what)),
+                    ControlMessage::Ended { .. } => self.ended[number] = Some(message),
+                    message if message.is_for_peer() => {
                         if let Some(other) = self.ends.get(1 - number) {
-                            other.say(&word);
+                            other.say(&message);
                         }
-                        if let Word::Up { .. } = word {
-                            self.up[number] = Some(word);
+                        if let ControlMessage::Up { .. } = message {
+                            self.up[number] = Some(message);
                         }
                     }
                     _ => {}
@@ -249,13 +249,13 @@ impl<'a> Storm<'a> {
     fn tell(&mut self, tail: usize) {
         for end in &mut self.ends {
             end.signal(libc::SIGCONT);
-            end.say(&Word::Tell);
+            end.say(&ControlMessage::Tell);
         }
         let until = Instant::now() + Duration::from_secs(2);
         while let Ok(event) =
             self.events.recv_timeout(until.saturating_duration_since(Instant::now()))
         {
-            if let Event::Said(number, incarnation, Word::Told { at_ns, what }) = event
+            if let Event::Said(number, incarnation, ControlMessage::Told { at_ns, what }) = event
                 && self.ends[number].incarnation == incarnation
             {
                 self.told.push((at_ns, number, what));
@@ -269,9 +269,9 @@ impl<'a> Storm<'a> {
     }
 }
 
-fn counts(ended: &Option<Word>) -> String {
+fn counts(ended: &Option<ControlMessage>) -> String {
     match ended {
-        Some(Word::Ended { done, failed, refused, kept }) => {
+        Some(ControlMessage::Ended { done, failed, refused, kept }) => {
             format!("{done} done, {failed} failed, {refused} refused, {kept} kept")
         }
         _ => String::new(),

@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{clock, word::Word};
+use crate::{clock, control::ControlMessage};
 
 /// The most lines that are kept.
 const KEPT: usize = 600;
@@ -25,11 +25,11 @@ pub(crate) fn note(what: String) {
     lines.push_back((clock::shared_ns(), what));
 }
 
-/// Sends a word to the driver, which may forward it to the peer.
-pub(crate) fn say(word: &Word) {
+/// Sends a message to the driver, which may forward it to the peer.
+pub(crate) fn say(message: &ControlMessage) {
     let mut out = std::io::stdout().lock();
     // This process ends when its driver is gone.
-    if writeln!(out, "{}", word.line()).and_then(|()| out.flush()).is_err() {
+    if writeln!(out, "{}", message.line()).and_then(|()| out.flush()).is_err() {
         process::exit(4);
     }
 }
@@ -37,7 +37,7 @@ pub(crate) fn say(word: &Word) {
 /// Sends the kept lines to the driver.
 pub(crate) fn tell() {
     for (at_ns, what) in std::mem::take(&mut *LINES.lock()) {
-        say(&Word::Told { at_ns, what });
+        say(&ControlMessage::Told { at_ns, what });
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn broken(what: String) -> ! {
         }
     }
     note(format!("BROKEN: {what}"));
-    say(&Word::Broken { what });
+    say(&ControlMessage::Broken { what });
     tell();
     process::exit(3)
 }

@@ -2,22 +2,22 @@
 //! account for every byte of their memory: memory that a call has given back must keep the bytes
 //! that its owner put there.
 //!
-//! The driver starts two *ends*, forwards the words between them, and stops, continues and kills
-//! them. Each end has some *hands*, threads that own *plots* of memory, register them, *grant* them
-//! to the peer's hand of the same number, and use the grants of the peer in turn. The holder of a
-//! plot knows its bytes ([`content`]). A guard fills the memory that nobody may write
+//! The driver starts two *ends*, forwards the messages between them, and stops, continues and kills
+//! them. Each end has some *workers*, threads that own *buffers* of memory, register them, *grant*
+//! them to the peer's worker of the same number, and use the grants of the peer in turn. The holder
+//! of a buffer knows its bytes ([`content`]). A guard fills the memory that nobody may write
 //! ([`pattern`]).
 
+mod buffer;
 mod clock;
 mod content;
+mod control;
 mod driver;
 mod end;
 mod history;
 mod link;
 mod pattern;
-mod plot;
 mod watch;
-mod word;
 
 use std::process::ExitCode;
 

@@ -36,7 +36,7 @@ impl Pattern {
         Self { origin, ..self }
     }
 
-    fn word(self, index: u64) -> u64 {
+    fn message(self, index: u64) -> u64 {
         let mut x = (u64::from(self.stamp) << 32 | 0x9e37)
             .wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -51,11 +51,11 @@ impl Pattern {
         let (mut index, skip) = (first / 8, (first % 8) as usize);
         let (head, rest) = out.split_at_mut(out.len().min((8 - skip) % 8));
         if !head.is_empty() {
-            head.copy_from_slice(&self.word(index).to_le_bytes()[skip..skip + head.len()]);
+            head.copy_from_slice(&self.message(index).to_le_bytes()[skip..skip + head.len()]);
             index += 1;
         }
         for chunk in rest.chunks_mut(8) {
-            chunk.copy_from_slice(&self.word(index).to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.message(index).to_le_bytes()[..chunk.len()]);
             index += 1;
         }
     }
@@ -78,9 +78,9 @@ impl Pattern {
     ///
     /// # Safety
     /// The memory is this process's to read.
-    pub(crate) unsafe fn compare(self, base: usize, at: usize, len: usize) -> Option<Stray> {
+    pub(crate) unsafe fn compare(self, base: usize, at: usize, len: usize) -> Option<Mismatch> {
         let (mut block, mut should) = ([0; BLOCK], [0; BLOCK]);
-        let mut stray: Option<Stray> = None;
+        let mut mismatch: Option<Mismatch> = None;
         for from in (at..at + len).step_by(BLOCK) {
             let n = BLOCK.min(at + len - from);
             // SAFETY: the caller guarantees that the memory is readable. A concurrent writer is the
@@ -91,7 +91,7 @@ impl Pattern {
                 continue;
             }
             for i in (0..n).filter(|i| block[*i] != should[*i]) {
-                let new = || Stray {
+                let new = || Mismatch {
                     pattern: self,
                     first: from + i,
                     last: 0,
@@ -99,14 +99,14 @@ impl Pattern {
                     found: vec![],
                     of: (at, len),
                 };
-                let stray = stray.get_or_insert_with(new);
-                (stray.last, stray.count) = (from + i, stray.count + 1);
-                if stray.found.len() < 16 {
-                    stray.found.push(block[i]);
+                let mismatch = mismatch.get_or_insert_with(new);
+                (mismatch.last, mismatch.count) = (from + i, mismatch.count + 1);
+                if mismatch.found.len() < 16 {
+                    mismatch.found.push(block[i]);
                 }
             }
         }
-        stray
+        mismatch
     }
 }
 
@@ -130,7 +130,7 @@ pub(crate) unsafe fn guards_among(base: usize, len: usize) -> Option<(usize, usi
 }
 
 /// Bytes that differ from their pattern.
-pub(crate) struct Stray {
+pub(crate) struct Mismatch {
     pattern: Pattern,
     first: usize,
     last: usize,
@@ -139,7 +139,7 @@ pub(crate) struct Stray {
     of: (usize, usize),
 }
 
-impl fmt::Display for Stray {
+impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pattern, first, last, count, found, of: (at, len) } = self;
         let data = found.iter().filter(|byte| **byte & 0x80 == 0).count();
@@ -173,9 +173,9 @@ mod tests {
             if len > 0 {
                 memory[from + len / 2] ^= 1;
                 // SAFETY: as above.
-                let stray =
+                let mismatch =
                     unsafe { pattern.compare(at(&memory), from, len) }.expect("a stray byte");
-                assert_eq!((stray.first, stray.count), (from + len / 2, 1));
+                assert_eq!((mismatch.first, mismatch.count), (from + len / 2, 1));
             }
         }
     }

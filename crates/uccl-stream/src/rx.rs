@@ -10,7 +10,7 @@ use std::{io, sync::atomic::AtomicBool};
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
-    gpu::{CopyBy, PATIENCE, Staging},
+    gpu::{CopyBy, PATIENCE, Staging, WordChange},
     lane::{LaneError, MessageSink, OpError, OpName},
     mem::{Access, Located, Span},
     pieces::Stretch,
@@ -91,6 +91,14 @@ enum State {
     Trailer,
 }
 
+/// A change of a word that a GPU is making. Nothing that came behind it is handled before its end.
+enum Changing {
+    /// The signal of a peer's write, which is answered then.
+    Write { op: u64, change: WordChange },
+    /// The signal is a message, with which the sink goes on.
+    Message,
+}
+
 /// A write of the peer's that has come in part.
 struct Incoming {
     op: u64,
@@ -120,9 +128,10 @@ pub(super) struct Rx<P> {
     filling: Option<InboundChunk>,
     /// Data on its way to GPUs, in the order in which it came.
     uploader: Staging<Upload>,
+    changing: Option<Changing>,
     /// The GPU that is the destination of some or all of the payload.
     device: Option<u32>,
-    /// Nothing more can be done before copies by GPUs have ended.
+    /// Nothing more can be done before work of GPUs has ended.
     stalled: bool,
     /// The pipe is known to be cut: the peer counts on its writes landing no more.
     is_cut: bool,
@@ -150,6 +159,7 @@ impl<P: PipeRx> Rx<P> {
             read: None,
             filling: None,
             uploader: Staging::new(copy_by, Direction::HostToDevice),
+            changing: None,
             device: None,
             stalled: false,
             is_cut: false,
@@ -181,7 +191,7 @@ impl<P: PipeRx> Rx<P> {
     /// # Errors
     /// When copies by GPUs do not end.
     pub(super) fn reset(&mut self) -> Result<(), GpuError> {
-        (self.read, self.write, self.filling) = (None, None, None);
+        (self.read, self.write, self.filling, self.changing) = (None, None, None, None);
         (self.start, self.end) = (0, 0);
         self.uploader.clear(PATIENCE)
     }
@@ -360,6 +370,10 @@ impl<P: PipeRx> Rx<P> {
 
     /// Works on the bytes in the staging buffer; false when more are needed.
     fn step(&mut self, around: &RxContext<'_>) -> Result<bool, LaneError> {
+        if self.changing.is_some() {
+            self.stalled = true;
+            return Ok(false);
+        }
         match self.state {
             State::Header => {
                 let Some(bytes) = self.staging[self.start..self.end].first_chunk::<HEADER_LEN>()

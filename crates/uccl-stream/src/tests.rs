@@ -43,7 +43,8 @@ fn side(stream: TcpStream, checksum: bool) -> Side {
 
 fn side_over<P: Pipe>(pipe: P, tx: P::Tx, rx: P::Rx, checksum: bool) -> Side<P> {
     let regions = Arc::new(RegionTable::new().expect("a table"));
-    let options = StreamOptions { regions: Arc::clone(&regions), checksum, copy_by: CopyBy::Gpus };
+    let options =
+        StreamOptions { regions: Arc::clone(&regions), checksum, copy_by: CopyBy::default() };
     Side { lane: StreamLane::new(pipe, tx, rx, options), regions, inbox: Inbox::default() }
 }
 

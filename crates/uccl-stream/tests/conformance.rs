@@ -19,7 +19,7 @@ use uccl_stream::{
     sealed::SealedPipe,
     tcp::{TcpOptions, TcpPipe, TcpRx, TcpTx},
 };
-use uccl_wire::record::for_tests;
+use uccl_wire::record::{Opener, Sealer};
 
 fn table() -> Arc<RegionTable> {
     Arc::new(RegionTable::new().expect("a table"))
@@ -30,7 +30,8 @@ fn lane<P: Pipe>(
     regions: &Arc<RegionTable>,
     checksum: bool,
 ) -> StreamLane<P> {
-    let options = StreamOptions { regions: Arc::clone(regions), checksum, copy_by: CopyBy::Gpus };
+    let options =
+        StreamOptions { regions: Arc::clone(regions), checksum, copy_by: CopyBy::default() };
     StreamLane::new(pipe, tx, rx, options)
 }
 
@@ -66,10 +67,15 @@ fn tcp_with_checksums() {
     uccl_conformance::run("tcp with checksums", || over_tcp(true));
 }
 
+/// Both ends of one direction of records.
+fn keyed(key: u8) -> (Sealer, Opener) {
+    (Sealer::new(&[key; 32]), Opener::new(&[key; 32]))
+}
+
 #[test]
 fn tcp_in_records() {
     uccl_conformance::run("tcp in records", || {
-        let [there, back] = [1, 2].map(for_tests);
+        let [there, back] = [1, 2].map(keyed);
         let (one, other) = connected();
         let ends = [(one, there.0, back.1), (other, back.0, there.1)];
         ends.map(|(socket, sealer, opener)| {
@@ -112,7 +118,7 @@ fn records_over_pipes_that_split_and_delay() {
     };
     uccl_conformance::run("records over a slow pipe", || {
         let (a, b) = pair_of(5, faults.clone(), faults.clone()).expect("a pipe");
-        let [there, back] = [1, 2].map(for_tests);
+        let [there, back] = [1, 2].map(keyed);
         let a = SealedPipe::over(a, there.0, back.1);
         let b = SealedPipe::over(b, back.0, there.1);
         [end(a, false), end(b, false)]

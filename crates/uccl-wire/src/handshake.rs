@@ -208,7 +208,6 @@ impl HandshakeError {
 }
 
 /// The message that is due next.
-#[derive(Clone)]
 enum State {
     Prelude,
     /// `answer` is our own proof, sent once the peer's is right.
@@ -269,20 +268,6 @@ impl Handshake {
             state: State::Prelude,
             input: Vec::new(),
             output: Vec::new(),
-        }
-    }
-
-    /// The same end at the same point. For tests alone: two handshakes with one nonce are a replay.
-    pub(crate) fn fork(&self) -> Self {
-        Self {
-            role: self.role,
-            psk: self.psk.clone(),
-            prelude: self.prelude,
-            hello: self.hello.clone(),
-            session: self.session.clone(),
-            state: self.state.clone(),
-            input: self.input.clone(),
-            output: self.output.clone(),
         }
     }
 

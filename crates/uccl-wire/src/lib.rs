@@ -12,8 +12,6 @@ pub mod descs;
 pub mod ep_card;
 pub mod ep_gpu_card;
 pub mod frame;
-#[doc(hidden)]
-pub mod fuzz;
 pub mod gpu_offer;
 pub mod handshake;
 pub mod ipc_info;

@@ -72,8 +72,9 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(crate) fn new(key: StreamKey) -> Self {
-        Self { key, number: 0 }
+    /// Seals with a key that only the two ends have, and that is for this direction alone.
+    pub fn new(key: &[u8; 32]) -> Self {
+        Self { key: StreamKey::new(key), number: 0 }
     }
 
     /// Makes a record of `out`: its first [`HEAD_LEN`] bytes, which may be anything, and its content behind them, 1 to
@@ -104,8 +105,9 @@ pub struct Opener {
 }
 
 impl Opener {
-    pub(crate) fn new(key: StreamKey) -> Self {
-        Self { key, number: 0 }
+    /// Opens the records that the other end seals with this key.
+    pub fn new(key: &[u8; 32]) -> Self {
+        Self { key: StreamKey::new(key), number: 0 }
     }
 
     /// The length of the record that begins with these bytes; `None` where they are too few to have
@@ -154,23 +156,21 @@ impl fmt::Debug for Opener {
     }
 }
 
-/// Both ends of one direction under a key that is public, for tests.
-#[doc(hidden)]
-pub fn for_tests(key: u8) -> (Sealer, Opener) {
-    let key = StreamKey::new(&[key; 32]);
-    (Sealer::new(key.clone()), Opener::new(key))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
 
+    /// Both ends of one direction.
+    fn ends(key: u8) -> (Sealer, Opener) {
+        (Sealer::new(&[key; 32]), Opener::new(&[key; 32]))
+    }
+
     proptest! {
         #[test]
         fn contents_survive(contents in vec(vec(any::<u8>(), 1..300), 1..6)) {
-            let (mut sealer, mut opener) = for_tests(1);
+            let (mut sealer, mut opener) = ends(1);
             for content in &contents {
                 let record = sealer.sealed(content);
                 prop_assert_eq!(Opener::len(&record), Ok(Some(record.len())));
@@ -182,7 +182,7 @@ mod tests {
         fn no_byte_can_be_changed(
             content in vec(any::<u8>(), 1..300), at: prop::sample::Index, mask in 1u8..,
         ) {
-            let (mut sealer, mut opener) = for_tests(1);
+            let (mut sealer, mut opener) = ends(1);
             let mut record = sealer.sealed(&content);
             let at = at.index(record.len());
             record[at] ^= mask;
@@ -194,14 +194,14 @@ mod tests {
 
     #[test]
     fn records_come_once_each_and_in_order() {
-        let (mut sealer, mut opener) = for_tests(1);
+        let (mut sealer, mut opener) = ends(1);
         let [first, second, third] = [b"one", b"two", b"one"].map(|text| sealer.sealed(text));
         assert_eq!(opener.open(&second), Err(RecordError::Forged), "left out");
         opener.open(&first).expect("its turn");
         assert_eq!(opener.open(&first), Err(RecordError::Forged), "repeated");
         assert_eq!(opener.open(&third), Err(RecordError::Forged), "moved");
         opener.open(&second).expect("its turn");
-        let (_, mut other) = for_tests(2);
+        let (_, mut other) = ends(2);
         assert_eq!(other.open(&first), Err(RecordError::Forged), "another key");
     }
 
@@ -219,7 +219,7 @@ mod tests {
     /// A code is HMAC-SHA256 of number, length and content, and nothing else.
     #[test]
     fn codes_are_hmac_sha256() {
-        let (mut sealer, _) = for_tests(1);
+        let (mut sealer, _) = ends(1);
         sealer.sealed(b"before");
         let record = sealer.sealed(b"abc");
         let mac = Hmac::<Sha256>::new_from_slice(&[1; 32]).expect("a key");

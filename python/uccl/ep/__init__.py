@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from uccl.ep._buffer import Buffer, Config, destroy_uccl, initialize_uccl
+from uccl.ep._buffer import Buffer, destroy_uccl, initialize_uccl
+from uccl.ep._config import Config
 from uccl.ep._elastic import ElasticBuffer, get_logical_domain_size, get_physical_domain_size
-from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._events import EventHandle, EventOverlap
+from uccl.ep._handles import EPHandle
 
 #: The dtype of choices that callers make; 32 bits are taken too.
 topk_idx_t = torch.int64

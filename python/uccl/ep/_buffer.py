@@ -2,110 +2,32 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from uccl import _core
-from uccl.ep._arriving import GROUP, Format
-from uccl.ep._device import place_of
-from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu_dispatch import Wanted
-from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._gpu_placed import Placed
-from uccl.ep._gpu_routed import Rows
-from uccl.ep._group import (
-    CPU,
-    Hook,
-    Ranks,
-    address,
-    align,
-    align_all,
-    biases,
-    check,
-    refuse_unknown,
-    routing_of,
-    scales_in,
-    weights_address,
+from uccl.ep._backend import (
+    Backend,
+    BufferParams,
+    DispatchOptions,
+    LowLatencyDispatchOptions,
+    combine_options,
+    low_latency_combine_options,
 )
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
-from uccl.ep._memory import Memory
-
-#: Ranks of a node in DeepEP's first interface.
-RANKS_OF_NODE = 8
-
-
-class Config:
-    """Tuning of normal mode in DeepEP. Here only its size hints have a meaning, and ``num_sms`` on
-    GPUs."""
-
-    def __init__(
-        self,
-        num_sms: int = 20,
-        num_max_nvl_chunked_send_tokens: int = 6,
-        num_max_nvl_chunked_recv_tokens: int = 256,
-        num_max_rdma_chunked_send_tokens: int = 6,
-        num_max_rdma_chunked_recv_tokens: int = 256,
-    ) -> None:
-        if num_max_nvl_chunked_send_tokens >= num_max_nvl_chunked_recv_tokens:
-            raise ValueError(
-                f"num_max_nvl_chunked_send_tokens ({num_max_nvl_chunked_send_tokens}) is less than "
-                f"num_max_nvl_chunked_recv_tokens ({num_max_nvl_chunked_recv_tokens})"
-            )
-        self.num_sms = num_sms
-        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
-        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
-        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
-        self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
-
-    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Returns the bytes of a buffer for rows of ``hidden_bytes`` bytes.
-
-        It holds two calls, each with ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or 2048. On
-        GPUs one call may use all of it: then each rank may have twice as many tokens, but no more.
-        """
-        return self._two_calls(hidden_bytes, (1, num_ranks))
-
-    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Returns the bytes that relays need in addition, where ranks are on several nodes of
-        eight, as DeepEP counts them; else 0."""
-        nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
-        if rest or nodes < 2:
-            return 0
-        relayed = self._two_calls(hidden_bytes, (nodes, RANKS_OF_NODE))
-        return relayed - self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks)
-
-    @staticmethod
-    def _two_calls(hidden_bytes: int, spread: tuple[int, int]) -> int:
-        length = _core.ep_dispatch_len(
-            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, tokens_at_once(), spread
-        )
-        return 2 * align(length, 128)
+from uccl.ep._base import BaseBuffer
+from uccl.ep._checks import Hook, check, refuse_unknown
+from uccl.ep._config import MAX_TOP_K, Config
+from uccl.ep._events import EventHandle, EventOverlap
+from uccl.ep._formats import GROUP, Format
+from uccl.ep._handles import LowLatencyHandle, NormalHandle
+from uccl.ep._ranks import Ranks
+from uccl.ep._row_layout import RowLayout
+from uccl.ep._tensors import align, align_all
 
 
-def tokens_at_once() -> int:
-    """Tokens of each rank that size hints have room for: the environment's number, or 2048."""
-    return _core.ep_settings().tokens_at_once
-
-
-class NormalHandle(tuple):
-    """A dispatch's handle for :meth:`Buffer.combine`: DeepEP's tuple, and the engine's handle."""
-
-    native: Any
-    num_tokens: int
-
-
-class LowLatencyHandle(tuple):
-    """``(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts)``, and the
-    engine's handle."""
-
-    native: Any
-    owner: Any
-    to_combine: torch.Tensor | None
-    """Memory that the caller got for its rows: a combine with ``zero_copy`` sends it."""
-
-
-class Buffer(Joined):
+class Buffer(BaseBuffer):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making a buffer is collective; dropping it is not. All ranks are on the CPU, or all are on GPUs.
@@ -166,12 +88,15 @@ class Buffer(Joined):
     ) -> None:
         refuse_unknown("Buffer", unknown)
         ranks = Ranks(group, comm, store, rank, num_ranks)
-        # Both modes share one group, and so the path between its ranks.
-        by_host = not allow_nvlink_for_low_latency_mode
-        made = Made(
-            num_nvl_bytes + num_rdma_bytes, timeout, timeout, bool(enable_shrink), by_host=by_host
+        params = BufferParams(
+            num_nvl_bytes + num_rdma_bytes,
+            timeout,
+            timeout,
+            bool(enable_shrink),
+            # Both modes share one group, and so the path between its ranks.
+            via_host=not allow_nvlink_for_low_latency_mode,
         )
-        super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
+        super().__init__(ranks, params, device)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -179,34 +104,47 @@ class Buffer(Joined):
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
-        """Sets the most SMs of a call in normal mode without a ``config``: an even number above 0.
-        The CPU has none."""
+        """Sets the most SMs of a call in normal mode without a ``config``. The CPU has none.
+
+        Args:
+            new_num_sms: An even number above 0.
+
+        Raises:
+            ValueError: For any other number.
+        """
         if new_num_sms <= 0 or new_num_sms % 2:
             raise ValueError(f"num_sms is even and more than 0, not {new_num_sms}")
         cls.num_sms = new_num_sms
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Returns whether FP8 is there; it always is."""
+        """Returns whether FP8 is there: always True."""
         return True
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Returns an event behind the current stream's work up to now."""
+        """Makes an event behind the current stream's work up to now.
+
+        Returns:
+            The event; on the CPU one that is over.
+        """
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Returns the bytes of low latency mode: two dispatches and two combines at a time, of any
-        top-k.
+        """Computes the size of a buffer for low latency mode: two dispatches and two combines at a
+        time, of any top-k.
 
         Args:
             num_max_dispatch_tokens_per_rank: The most tokens of any rank.
             hidden: Values of a row.
             num_ranks: Ranks of the group.
             num_experts: Experts of all ranks.
+
+        Returns:
+            Bytes, a multiple of 128.
         """
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
@@ -217,12 +155,14 @@ class Buffer(Joined):
 
     @classmethod
     def get_dispatch_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for dispatch; all are the same here."""
+        """Returns a configuration for dispatch: the same for any ``num_ranks``, with the class's
+        number of SMs."""
         return Config(cls.num_sms)
 
     @classmethod
     def get_combine_config(cls, num_ranks: int) -> Config:
-        """Returns a configuration for combine; all are the same here."""
+        """Returns a configuration for combine: the same for any ``num_ranks``, with the class's
+        number of SMs."""
         return Config(cls.num_sms)
 
     def get_local_buffer_tensor(
@@ -232,13 +172,16 @@ class Buffer(Joined):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
-        """Returns a view of this rank's own memory, which the next call overwrites.
+        """Makes a view of this rank's own memory, which the next call overwrites.
 
         Args:
             dtype: The view's dtype.
             size: Its shape; one dimension, up to the end, if it is None.
             offset: Bytes before it.
             use_rdma_buffer: Whether ``offset`` counts from the end of ``num_nvl_bytes``.
+
+        Returns:
+            The view.
 
         Raises:
             ValueError: If the memory ends before the view does.
@@ -271,18 +214,17 @@ class Buffer(Joined):
             Tokens by rank, ``[R]`` i32; None, for tokens by node; tokens by expert, ``[E]`` i32;
             whether each token goes to each rank, ``[n, R]`` bool; and an event, empty without
             ``async_finish``.
+
+        Raises:
+            RuntimeError: If the buffer has been destroyed.
+            ValueError: For choices with a wrong shape, dtype or device, or, on the CPU, of an
+                expert that does not exist.
         """
-        self._begin(topk_idx)
+        backend = self._begin(topk_idx)
         self._wait_for(previous_event)
-        if self._normal is not None:
-            counted = self._normal.layout(topk_idx, num_experts)
-            event = self._done(async_finish, topk_idx)
-            return counted[0], None, counted[1], counted[2], event
-        routing = routing_of(topk_idx, num_experts, self.group_size)
-        goes = where_to(routing, self.group_size)
-        per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
-        per_expert = torch.tensor(routing.per_expert(), dtype=torch.int32)
-        return per_rank, None, per_expert, goes, self._done(async_finish, topk_idx)
+        per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
+        event = self._done(async_finish, topk_idx)
+        return per_rank, None, per_expert, token_in_rank, event
 
     def dispatch(
         self,
@@ -356,161 +298,52 @@ class Buffer(Joined):
                 devices.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        self._begin(rows)
+        backend = self._begin(rows)
         self._wait_for(previous_event)
+        if zero_copy and handle is None and not num_worst_tokens:
+            raise ValueError(
+                "zero_copy needs num_worst_tokens: the host does not count rows that are a view"
+            )
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
-        if handle is None and topk_idx is not None and num_tokens_per_expert is None:
-            raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
-        if (
-            handle is None
-            and topk_idx is None
-            and (is_token_in_rank is None or num_tokens_per_expert is None)
-        ):
+        routing = self._routing(backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
+        dtype = None if topk_idx is None else topk_idx.dtype
+        max_blocks = self._max_blocks(config)
+        options = dispatch_options(num_worst_tokens, dtype, bool(zero_copy), max_blocks)
+        received, state, counts = backend.dispatch((rows, scales), topk_weights, routing, options)
+        recv_x = received.returned()
+        event = self._done(async_finish, rows, recv_x)
+        if handle is not None:
+            return recv_x, None, None, None, None, event
+        made = NormalHandle(state.normal_tables(is_token_in_rank))
+        made.state, made.num_tokens = state, state.num_tokens
+        aligned = align_all(counts, expert_alignment)
+        return recv_x, received.choices, received.weights, aligned, made, event
+
+    def _routing(
+        self,
+        backend: Backend,
+        handle: NormalHandle | None,
+        topk_idx: torch.Tensor | None,
+        token_in_rank: torch.Tensor | None,
+        per_expert: torch.Tensor | None,
+    ) -> Any:
+        """The routing of tokens by a handle, by their choices, or by their ranks."""
+        if handle is not None:
+            return backend.by_handle(handle.state)
+        if topk_idx is not None:
+            if per_expert is None:
+                raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
+            return backend.by_choices(topk_idx, per_expert.numel(), token_in_rank)
+        if token_in_rank is None or per_expert is None:
             raise ValueError(
                 "without topk_idx, is_token_in_rank and num_tokens_per_expert are needed"
             )
-        if zero_copy and handle is None and not num_worst_tokens:
-            raise ValueError(
-                "zero_copy needs num_worst_tokens: rows that stay in the buffer are not counted on the host"
-            )
-        if self._normal is not None:
-            routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
-            sizes = (expert_alignment, num_worst_tokens, self._blocks(config))
-            returned = self._dispatch_on_gpu(
-                self._normal, (rows, scales), topk_weights, routed, sizes, zero_copy
-            )
-            return *returned, self._done(async_finish, rows, returned[0])
-        check("x", rows, (None, None))
-        if handle is not None:
-            handle.native.check_is_last()
-            routing = handle.native.routing
-        elif topk_idx is not None:
-            routing = routing_of(topk_idx, num_tokens_per_expert.numel(), self.group_size)
-        else:
-            routing = self._routing_by_rank(rows.shape[0], is_token_in_rank, num_tokens_per_expert)
-        if routing.tokens != rows.shape[0]:
-            raise ValueError(f"x has {rows.shape[0]} tokens, and {routing.tokens} are routed")
-        if topk_weights is not None:
-            check("topk_weights", topk_weights, (routing.tokens, routing.top_k), torch.float32)
-        native = _core.EpDispatch(
-            self.runtime,
-            routing,
-            rows=address(rows),
-            stride=rows.shape[1] * rows.element_size(),
-            kind="bytes",
-            len=rows.shape[1] * rows.element_size(),
-            scales=scales_in(scales, rows.shape[0]),
-            weights=address(topk_weights),
-            room=self._room(),
-            relays=True,
-        )
-        with native:
-            counts, per_expert = native.counts()
-            arrived, top_k = sum(counts), routing.top_k
-            have = num_worst_tokens or arrived
-            recv = self._memory.empty((have, rows.shape[1]), rows.dtype)
-            recv_scales = (
-                None
-                if scales is None
-                else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
-            )
-            idx = weights = None
-            if handle is None and topk_idx is not None:
-                idx = torch.empty((have, top_k), dtype=topk_idx.dtype)
-                idx[arrived:] = -1
-            if handle is None and topk_weights is not None:
-                weights = torch.empty((have, top_k), dtype=torch.float32)
-            words = 0 if recv_scales is None else recv_scales[0:1].numel()
-            got = native.receive(
-                len=have,
-                rows=address(recv),
-                stride=recv.shape[1] * recv.element_size(),
-                scales=None if recv_scales is None else (address(recv_scales), words, 0, 1),
-                choices=address(idx),
-                is_64=idx is not None and idx.dtype == torch.int64,
-                weights=address(weights),
-                zeroes_foreign=True,
-            )
-        recv_x = recv if recv_scales is None else (recv, recv_scales)
-        event = self._done(async_finish, rows, recv)
-        if handle is not None:
-            return recv_x, None, None, None, None, event
-        per_expert = [] if num_worst_tokens else align_all(per_expert, expert_alignment)
-        return recv_x, idx, weights, per_expert, self._normal_handle(got, is_token_in_rank), event
+        return backend.by_ranks(token_in_rank, per_expert)
 
-    def _blocks(self, config: Config | None) -> int:
+    def _max_blocks(self, config: Config | None) -> int:
         """The most blocks of a launch on a GPU."""
         return self.num_sms if config is None else config.num_sms
-
-    def _room(self) -> int:
-        """Bytes of a call in normal mode: two are in flight at a time."""
-        return self.runtime.pool_len // 2 // 64 * 64
-
-    def _dispatch_on_gpu(
-        self,
-        mode: NormalMode,
-        x: tuple[torch.Tensor, torch.Tensor | None],
-        weights: torch.Tensor | None,
-        by: tuple[
-            NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
-        ],
-        sizes: tuple[int, int, int],
-        zero_copy: bool,
-    ) -> tuple[
-        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None
-    ]:
-        """Dispatches on a GPU.
-
-        ``by`` are a handle, choices, the ranks of tokens, and counts by expert; ``sizes`` are the
-        alignment of counts, the rows if the host counts nothing, and the most blocks of a launch.
-        """
-        (handle, idx, goes, per_expert), (alignment, worst, blocks) = by, sizes
-        if handle is not None:
-            routed = mode.again(rows_of(handle))
-        elif idx is not None:
-            routed = mode.by_choices(idx, per_expert.numel(), goes)
-        else:
-            routed = mode.by_ranks(goes, per_expert)
-        placed = None
-        if routed.again is not None:
-            placed = Placed(routed.again.layout.tokens)
-        elif worst:
-            placed = Placed(worst)
-        wanted = Wanted(
-            placed,
-            choices=None if idx is None else idx.dtype,
-            zeroes_foreign=True,
-            # Without choices, nothing marks the rows that have no token.
-            may_stay=bool(zero_copy) and routed.top_k > 0,
-            blocks=blocks,
-        )
-        got, native, counts = mode.dispatch(x, weights, routed, wanted)
-        recv_x = got.rows if got.scales is None else (got.rows, got.scales)
-        if handle is not None:
-            return recv_x, None, None, None, None
-        channels = mode.channels
-        told = native.prefixes(), channels, channels, native.source_tokens()
-        made = NormalHandle((*told, channels if goes is None else goes, channels))
-        made.native, made.num_tokens = native, routed.tokens
-        return recv_x, got.choices, got.weights, align_all(counts, alignment), made
-
-    def _routing_by_rank(self, tokens: int, goes: torch.Tensor, per_expert: torch.Tensor) -> Any:
-        check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)
-        return _core.EpRouting.by_rank(
-            goes=address(goes), tokens=tokens, per_expert=per_expert.tolist(), ranks=self.group_size
-        )
-
-    def _normal_handle(self, native: Any, goes: torch.Tensor | None) -> NormalHandle:
-        routing, ranks, counts = native.routing, self.group_size, native.counts()
-        prefix = torch.zeros((ranks, ranks), dtype=torch.int32)
-        prefix[:, self.rank] = torch.tensor(counts, dtype=torch.int32).cumsum(0)
-        tokens = source_metadata(native, sum(counts), 0, routing.top_k)[:, 0].contiguous()
-        goes = where_to(routing, ranks) if goes is None else goes
-        channels = prefix.new_empty((ranks, 0))
-        handle = NormalHandle((prefix, channels, channels, tokens, goes, goes.int() - 1))
-        handle.native, handle.num_tokens = native, routing.tokens
-        return handle
 
     def combine(
         self,
@@ -547,39 +380,14 @@ class Buffer(Joined):
                 the host waits for counts.
             ValueError: For tensors with wrong shapes, dtypes or devices.
         """
+        backend = self._there()
         self._wait_for(previous_event)
-        if isinstance(handle.native, Rows):
-            self._check_is_there()
-            if self._normal is None:
-                raise RuntimeError("the handle is of a buffer on a GPU, and this one is on the CPU")
-            out, out_weights = self._normal.combine(
-                x, handle.native, topk_weights, bias, "rank", blocks=self._blocks(config)
-            )
-            return out, out_weights, self._done(async_finish, x, out)
-        routing = handle.native.routing
-        arrived = sum(handle.native.counts())
-        check("x", x, (None, None), torch.bfloat16)
-        if x.shape[0] < arrived:
-            raise ValueError(f"x has {x.shape[0]} rows, and {arrived} tokens arrived")
-        out, out_weights = combined_tensors(self._memory, routing, x.shape[1], topk_weights)
-        if topk_weights is not None:
-            check("topk_weights", topk_weights, (x.shape[0], routing.top_k), torch.float32)
-        combine = _core.EpCombine(
-            handle.native,
-            rows=address(x),
-            len=x.shape[0],
-            stride=2 * x.shape[1],
-            hidden=x.shape[1],
-            sends="row",
-            weights=weights_address(topk_weights),
-            stays=True,
-            relays="rank",
-        )
-        combine.finish(
-            rows=address(out),
-            sums="rank",
-            bias=biases(bias, out),
-            weights=address(out_weights),
+        out, out_weights = backend.combine(
+            x,
+            handle.state,
+            topk_weights,
+            bias,
+            combine_options("rank", "row", True, self._max_blocks(config)),
         )
         return out, out_weights, self._done(async_finish, x, out)
 
@@ -639,9 +447,10 @@ class Buffer(Joined):
             The rows, or a pair of rows and scales; ``count`` ``[E/R]`` i32; a handle; an event; and
             the hook, or None. Rows are ``[E/R, R*T, H]`` bf16 or E4M3. FP8's scales are ``[E/R,
             R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` i32 with ``use_ue8m0``; those of one group
-            of channels are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two values in the
-            lower half of a byte. Its scales are in tiles of 128 rows by 4 scales: scale ``s`` of
-            row ``r`` of expert ``e`` is ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
+            of channels are contiguous. NVFP4's rows are ``[R*T, H/2, E/R]`` u8, the first of two
+            values in the lower half of a byte. Its scales are in tiles of 128 rows by 4 scales:
+            scale ``s`` of row ``r`` of expert ``e`` is
+            ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``.
 
         Raises:
             NotImplementedError: For an unknown keyword that is neither None nor False.
@@ -652,71 +461,36 @@ class Buffer(Joined):
                 devices.
         """
         refuse_unknown("low_latency_dispatch", unknown)
-        self._begin(x)
+        backend = self._begin(x)
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
+        row_format = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16, device=self.device)
-        (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank
+        hidden, max_tokens = x.shape[1], num_max_dispatch_tokens_per_rank
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
-        if self._low_latency is not None:
-            stats = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
-            call = self._low_latency.dispatch(x, topk_idx, (most, num_experts), form, stats)
-            handle = self._low_latency_handle((*call.told, most, hidden, num_experts))
-
-            def arrive() -> None:
-                handle.native = call.receive()
-
-            if return_recv_hook:
-                call.begin()
-            else:
-                arrive()
-            event = self._done(async_finish, x, call.returned)
-            return call.returned, call.count, handle, event, arrive if return_recv_hook else None
-        routing = routing_of(topk_idx, num_experts, self.group_size)
-        if routing.tokens != tokens:
-            raise ValueError(f"x has {tokens} tokens, and topk_idx {routing.tokens}")
-        local, rows = num_experts // self.group_size, self.group_size * most
-        arriving = form.arriving(self._memory, self.runtime, (local, rows, hidden))
-        count = torch.empty(local, dtype=torch.int32)
-        src_info = torch.empty((local, rows), dtype=torch.int32)
-        layout_range = torch.empty((local, self.group_size), dtype=torch.int64)
-        handle = self._low_latency_handle((src_info, layout_range, most, hidden, num_experts))
-        native = _core.EpDispatch(
-            self.runtime,
-            routing,
-            rows=address(x),
-            stride=2 * hidden,
-            kind=form.kind,
-            len=2 * hidden if form.kind == "bytes" else hidden,
-            global_scale=form.global_scale_on(CPU)[0],
-            slots=most,
-            stays=not return_recv_hook,
+        options = LowLatencyDispatchOptions(
+            max_tokens,
+            num_experts,
+            row_format,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            bool(return_recv_hook),
         )
+        call = backend.low_latency_dispatch(x, topk_idx, options)
+        handle = LowLatencyHandle((*call.tables, max_tokens, hidden, num_experts))
+        handle.owner = self
 
         def receive() -> None:
-            with native:
-                _, per_expert = native.counts()
-                if dispatch_wait_recv_cost_stats is not None:
-                    dispatch_wait_recv_cost_stats.add_(torch.tensor(native.waited()))
-                handle.native = native.receive(
-                    len=local * rows,
-                    rows=address(arriving.values),
-                    stride=arriving.values.stride(1) * arriving.values.element_size(),
-                    **arriving.scales,
-                    starts=[expert * rows for expert in range(local)],
-                )
-            count.copy_(torch.tensor(per_expert, dtype=torch.int32))
-            if cumulative_local_expert_recv_stats is not None:
-                cumulative_local_expert_recv_stats.add_(count)
-            handle.native.fill_low_latency(src_info.data_ptr(), layout_range.data_ptr(), rows)
+            handle.state = call.receive()
 
-        if not return_recv_hook:
+        if return_recv_hook:
+            call.begin()
+        else:
             receive()
-        event = self._done(async_finish, x, arriving.values)
-        return arriving.returned, count, handle, event, receive if return_recv_hook else None
+        event = self._done(async_finish, x, call.returned)
+        return call.returned, call.count, handle, event, receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -762,7 +536,7 @@ class Buffer(Joined):
             combine_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
                 receive waited for its rows are added; or None. On GPUs that reach each other, with
                 few tokens, it is the wait until the rank began to send.
-            overlap: Sending rows as their experts finish; it is refused.
+            overlap: SendArgs rows as their experts finish; it is refused.
             packed_recv_count, comp_signal, block_m, threshold, num_sms, src_signals,
                 src_signal_expect_value: Only for ``overlap``.
 
@@ -782,88 +556,47 @@ class Buffer(Joined):
         if overlap:
             unknown["overlap"] = overlap
         refuse_unknown("low_latency_combine", unknown)
+        backend = self._there()
         self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
             raise ValueError("zero_copy and use_logfmt exclude each other")
-        self._check_is_there()
-        if handle.native is None:
+        if handle.state is None:
             raise RuntimeError("the dispatch's hook has not been called")
         self._check_owner(handle)
-        _, _, most, hidden, num_experts = handle
-        local, rows = num_experts // self.group_size, self.group_size * most
-        check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
+        check("x", x, self._combine_shape(handle), torch.bfloat16, device=self.device)
         if zero_copy and handle.to_combine is not None:
             # As in DeepEP, the memory that the caller got is sent, even if `x` is another tensor.
             x, handle.to_combine = handle.to_combine, None
-        if self._low_latency is not None:
-            to = out, combine_wait_recv_cost_stats
-            back = self._low_latency.combine(
-                x, (topk_idx, topk_weights), handle.native, to, bool(use_logfmt)
-            )
-            if return_recv_hook:
-                back.begin()
-            else:
-                back.finish()
-            event = self._done(async_finish, x, back.out)
-
-            def end(x: torch.Tensor = x) -> None:
-                back.finish()
-
-            return back.out, event, end if return_recv_hook else None
-        if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
-            raise ValueError(
-                "with zero_copy, x is what get_next_low_latency_combine_buffer returned"
-            )
-        routing = handle.native.routing
-        shape = (routing.tokens, routing.top_k)
-        check("topk_idx", topk_idx, shape, torch.int64, torch.int32)
-        check("topk_weights", topk_weights, shape, torch.float32)
-        if out is None:
-            out = self._memory.empty((routing.tokens, hidden), torch.bfloat16)
-        check("out", out, (routing.tokens, hidden), torch.bfloat16)
-        combine = _core.EpCombine(
-            handle.native,
-            rows=address(x),
-            len=local * rows,
-            stride=2 * hidden,
-            hidden=hidden,
-            sends="each",
-            is_packed=bool(use_logfmt),
-            stays=bool(zero_copy) or not return_recv_hook,
-            leaves=bool(return_recv_hook),
+        options = low_latency_combine_options(
+            bool(use_logfmt), bool(zero_copy), bool(return_recv_hook)
         )
+        choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
+        call = backend.low_latency_combine(x, choices, handle.state, results, options)
+        if return_recv_hook:
+            call.begin()
+        else:
+            call.finish()
+        event = self._done(async_finish, x, call.out)
 
-        def receive(x: torch.Tensor = x) -> None:
-            waited = combine.finish(
-                rows=address(out),
-                sums="weighted",
-                choice_weights=address(topk_weights),
-                experts=address(topk_idx),
-                is_64=topk_idx.dtype == torch.int64,
-            )
-            if combine_wait_recv_cost_stats is not None:
-                combine_wait_recv_cost_stats.add_(torch.tensor(waited))
+        # The rows live until the hook has been called.
+        def finish(x: torch.Tensor = x) -> None:
+            call.finish()
 
-        if not return_recv_hook:
-            receive()
-        return out, self._done(async_finish, x, out), receive if return_recv_hook else None
+        return call.out, event, finish if return_recv_hook else None
 
-    def _low_latency_handle(
-        self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]
-    ) -> LowLatencyHandle:
-        handle = LowLatencyHandle(told)
-        handle.native, handle.owner, handle.to_combine = None, self, None
-        return handle
+    def _combine_shape(self, handle: LowLatencyHandle) -> tuple[int, int, int]:
+        """The shape of the experts' rows for a combine."""
+        _, _, max_tokens, hidden, num_experts = handle
+        return num_experts // self.group_size, self.group_size * max_tokens, hidden
 
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
         if stats is not None:
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """Returns new memory for the experts' rows, which a combine with ``zero_copy`` does not
-        copy.
+        """Allocates memory for the experts' rows, which a combine with ``zero_copy`` does not copy.
 
         The handle's next combine with ``zero_copy`` sends this memory, even if its ``x`` is another
         tensor. Each call needs a new one.
@@ -872,64 +605,50 @@ class Buffer(Joined):
             handle: The dispatch's handle.
 
         Returns:
-            ``[E/R, R*T, H]`` bf16.
+            ``[E/R, R*T, H]`` bf16, not initialised.
+
+        Raises:
+            RuntimeError: If the buffer has been destroyed.
         """
-        _, _, most, hidden, num_experts = handle
-        shape = (num_experts // self.group_size, self.group_size * most, hidden)
-        if self._gpu is not None:
-            made = self._gpu.empty(shape, torch.bfloat16)
-        else:
-            made = self._memory.shared(self.runtime, shape, torch.bfloat16)
-        handle.to_combine = made
-        return made
+        rows = self._there().combine_input(self._combine_shape(handle))
+        handle.to_combine = rows
+        return rows
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
         """Waits for all ranks that take part, with the timeout of a call.
 
-        There is nothing to clean: data of earlier calls is recognised by its call number. The
-        arguments are not used.
+        There is nothing to clean: data of earlier calls is recognised by its call number.
+
+        Args:
+            num_max_dispatch_tokens_per_rank, hidden, num_experts: Not used.
+
+        Raises:
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises failures of peers.
         """
-        self._barrier()
+        self._there().barrier()
 
     #: DeepEP's names for these methods.
-    low_latency_update_mask_buffer = Joined.update_mask_buffer
-    low_latency_query_mask_buffer = Joined.query_mask_buffer
-    low_latency_clean_mask_buffer = Joined.clean_mask_buffer
+    low_latency_update_mask_buffer = BaseBuffer.update_mask_buffer
+    low_latency_query_mask_buffer = BaseBuffer.query_mask_buffer
+    low_latency_clean_mask_buffer = BaseBuffer.clean_mask_buffer
 
 
-def rows_of(handle: NormalHandle) -> Rows:
-    """The rows of a dispatch on a GPU."""
-    if not isinstance(handle.native, Rows):
-        raise RuntimeError("the handle is of a buffer on the CPU")
-    return handle.native
-
-
-def where_to(routing: Any, ranks: int) -> torch.Tensor:
-    """``[n, R]`` bool: whether each token goes to each rank."""
-    goes = torch.empty((routing.tokens, ranks), dtype=torch.bool)
-    routing.fill_goes(address(goes))
-    return goes
-
-
-def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:
-    """``[m, K + 2]`` i32 for the received tokens: ``rank * most + token``, ``rank * K + last
-    choice`` of this rank's experts, and for each choice its row where rows are by expert, or -1."""
-    table = torch.empty((arrived, 2 + top_k), dtype=torch.int32)
-    if arrived:
-        native.fill_source_metadata(table.data_ptr(), most)
-    return table
-
-
-def combined_tensors(
-    memory: Memory, routing: Any, hidden: int, weights: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tensors for the sums of a rank's tokens, and of their weights if there are any."""
-    out = memory.empty((routing.tokens, hidden), torch.bfloat16)
-    if weights is None:
-        return out, None
-    return out, torch.empty((routing.tokens, routing.top_k), dtype=torch.float32)
+@lru_cache(maxsize=64)
+def dispatch_options(
+    num_worst_tokens: int, choice_dtype: torch.dtype | None, zero_copy: bool, max_blocks: int
+) -> DispatchOptions:
+    """The backend's options for a dispatch."""
+    return DispatchOptions(
+        RowLayout(num_worst_tokens) if num_worst_tokens else None,
+        choice_dtype=choice_dtype,
+        zero_foreign_weights=True,
+        zero_copy=zero_copy,
+        max_blocks=max_blocks,
+        uses_relays=True,
+    )
 
 
 def initialize_uccl(
@@ -945,7 +664,14 @@ def initialize_uccl(
     **unknown: Any,
 ) -> tuple[list[Any], None]:
     """Does nothing: UCCL's programs call it before they make a :class:`Buffer`, which needs no
-    help."""
+    preparation.
+
+    Returns:
+        An empty list of proxies, and None for their workers, for :func:`destroy_uccl`.
+
+    Raises:
+        NotImplementedError: For an unknown keyword that is neither None nor False.
+    """
     refuse_unknown("initialize_uccl", unknown)
     return [], None
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from uccl import _core
-from uccl.ep._group import DEVICE, Ranks
+from uccl.ep._ranks import DEVICE, Ranks
 
 
-class Place(NamedTuple):
+class DeviceChoice(NamedTuple):
     """A buffer's device."""
 
     gpu: torch.device | None
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 ON_CPU, ON_GPU, OPEN, NOWHERE = b"the CPU", b"a GPU", b"open", b"nowhere: "
 
 
-def place_of(ranks: Ranks, device: Any, prefers_gpu: bool) -> Place:
+def choose_device(ranks: Ranks, device: Any, prefers_gpu: bool) -> DeviceChoice:
     """Chooses the devices of all ranks' buffers. Collective, where ranks have a group.
 
     The caller's ``device`` decides, or else the environment. Otherwise it is the current GPU, if
@@ -38,36 +38,36 @@ def place_of(ranks: Ranks, device: Any, prefers_gpu: bool) -> Place:
         is_open = asked is None and ranks.has_peers() and torch.cuda.is_available()
         if is_open and (prefers_gpu or has_nccl(ranks.group) or torch.cuda.is_initialized()):
             asked, is_open = "cuda", False
-        mine = None if asked is None else found_on(asked)
+        mine = None if asked is None else device_of(asked)
     except (RuntimeError, ValueError) as why:
         ranks.exchange(NOWHERE + str(why).encode())
         raise
-    told = OPEN if is_open else ON_CPU if mine is None else ON_GPU
-    everyone = {rank: one for rank, one in enumerate(ranks.exchange(told)) if one is not None}
-    check_alike(everyone)
+    answer = OPEN if is_open else ON_CPU if mine is None else ON_GPU
+    answers = {rank: one for rank, one in enumerate(ranks.exchange(answer)) if one is not None}
+    check_all_alike(answers)
     if not is_open:
-        return Place(mine)
-    if ON_GPU in everyone.values():
-        return Place(found_on("cuda"))
-    return Place(None, may_move=ON_CPU not in everyone.values())
+        return DeviceChoice(mine)
+    if ON_GPU in answers.values():
+        return DeviceChoice(device_of("cuda"))
+    return DeviceChoice(None, may_move=ON_CPU not in answers.values())
 
 
-def check_alike(told: dict[int, bytes]) -> None:
+def check_all_alike(answers: dict[int, bytes]) -> None:
     """Raises, on all ranks, if some are on GPUs and others are not."""
-    for rank, one in told.items():
+    for rank, one in answers.items():
         if one.startswith(NOWHERE):
             raise RuntimeError(f"rank {rank} made no buffer: {one[len(NOWHERE) :].decode()}")
     on_cpu, on_gpu = (
-        [rank for rank, one in told.items() if one == where] for where in (ON_CPU, ON_GPU)
+        [rank for rank, one in answers.items() if one == where] for where in (ON_CPU, ON_GPU)
     )
     if on_cpu and on_gpu:
         raise ValueError(
-            f"buffers of ranks {on_gpu} are on GPUs, and those of ranks {on_cpu} on the CPU: give all of them a device= of the same kind, or set "
-            f"{DEVICE} to cuda or cpu on all ranks"
+            f"buffers of ranks {on_gpu} are on GPUs, and those of ranks {on_cpu} on the CPU: give "
+            f"all of them a device= of the same kind, or set {DEVICE} to cuda or cpu on all ranks"
         )
 
 
-def found_on(asked: Any) -> torch.device | None:
+def device_of(asked: Any) -> torch.device | None:
     """The GPU that is asked for, or None for the CPU."""
     found = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
     if found.type == "cpu":
@@ -83,7 +83,9 @@ def has_nccl(group: Any) -> bool:
     """Whether a torch group reaches GPUs by NCCL, perhaps beside another backend for the CPU. The
     test also works for groups that torch's world does not know (vLLM's stateless ones); gloo, which
     takes tensors of GPUs, does not count."""
-    if not isinstance(group, getattr(torch.distributed, "ProcessGroup", ())):
+    if not torch.distributed.is_available() or not isinstance(
+        group, torch.distributed.ProcessGroup
+    ):
         return False
     try:
         return str(group._get_backend(torch.device("cuda")).name()) == "nccl"

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import math
 import weakref
-from itertools import accumulate
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from uccl import _core
-from uccl.ep._buffer import combined_tensors, source_metadata
-from uccl.ep._device import place_of
-from uccl.ep._elastic_handle import EPHandle
+from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState, combine_options
+from uccl.ep._base import BaseBuffer
+from uccl.ep._checks import NotHere, check, refuse_unknown
+from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
 from uccl.ep._events import EventHandle, EventOverlap
-from uccl.ep._gpu_elastic import Asked, again, first
-from uccl.ep._gpu_routed import Rows, rows_of_choices
-from uccl.ep._group import (
-    NotHere,
-    Ranks,
-    address,
-    align,
-    biases,
-    check,
-    node_of_environment,
-    refuse_unknown,
-    routing_of,
-    scales_for,
-    scales_in,
-    weights_address,
-)
-from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined, Made
+from uccl.ep._handles import EPHandle
+from uccl.ep._ranks import Ranks, node_of_environment
+from uccl.ep._row_layout import RowLayout, max_expert_rows
+from uccl.ep._tensors import align, align_all
 
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, if the caller gives no number: an H200's.
@@ -39,7 +27,33 @@ NVLINK_GBS = 430.0
 ALONE = 64
 
 
-class ElasticBuffer(Joined):
+class ElasticOptions(NamedTuple):
+    """The options of a dispatch of the second interface: the caller's, or those of a handle."""
+
+    num_experts: int
+    num_ranks: int
+    max_tokens: int
+    """The most tokens of any rank."""
+    alignment: int
+    num_sms: int
+    uses_relays: bool
+    """Whether tokens for another node cross once, to a relay there."""
+    do_cpu_sync: bool
+    is_counted: bool
+    """Whether there are exactly as many rows as arrive."""
+    do_expand: bool
+    do_zero_padding: bool
+    is_col_major: bool
+    """Whether the scales of one channel are contiguous."""
+    zero_copy: bool
+    """Whether received rows may be a view of the communication buffer."""
+
+    def row_alignment(self) -> int | None:
+        """The alignment of each expert's rows; None for rows by token."""
+        return self.alignment if self.do_expand else None
+
+
+class ElasticBuffer(BaseBuffer):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making a buffer is collective; dropping it is not. ``comm``, ``store``, ``rank``, ``num_ranks``
@@ -117,13 +131,13 @@ class ElasticBuffer(Joined):
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         # Callers write 0 and 1 too.
         self.allow_hybrid_mode = bool(allow_hybrid_mode)
-        made = Made(
+        params = BufferParams(
             num_bytes,
             num_cpu_timeout_secs,
             num_gpu_timeout_secs,
             count_timeout=num_cpu_timeout_secs,
         )
-        super().__init__(ranks, made, place_of(ranks, device, self.prefers_gpu))
+        super().__init__(ranks, params, device)
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_allocated_qps = num_allocated_qps
@@ -158,8 +172,8 @@ class ElasticBuffer(Joined):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Returns the bytes for a dispatch and a combine, one after the other, with relays if the
-        group has several nodes.
+        """Computes the size of a buffer for a dispatch and a combine, one after the other, with
+        relays if the group has several nodes.
 
         Collective in hybrid mode, the first time for a group: see :func:`get_logical_domain_size`.
 
@@ -171,6 +185,9 @@ class ElasticBuffer(Joined):
             use_fp8_dispatch: Whether dispatched rows are FP8 with scales; else they are bf16.
             allow_hybrid_mode: As in the buffer.
             allow_multiple_reduction: As in the buffer.
+
+        Returns:
+            Bytes, a multiple of 2 MiB.
         """
         spread = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
@@ -188,27 +205,44 @@ class ElasticBuffer(Joined):
     ) -> None:
         """Waits for all ranks that take part, with the timeout of a call.
 
-        On a GPU the current stream waits; with ``with_cpu_sync`` the host waits too, and raises the
-        failure of an earlier call. The other arguments are not used.
+        Args:
+            with_cpu_sync: Whether the host waits, and raises the failure of an earlier call.
+                Otherwise the current stream waits on a GPU.
+            use_comm_stream, sequential: Not used.
+
+        Raises:
+            RuntimeError: If a peer is lost, or makes another call.
+            TimeoutError: If peers are late. On GPUs the next call raises it, without
+                ``with_cpu_sync``.
         """
-        self._barrier()
-        if with_cpu_sync and self._gpu is not None:
-            self._gpu.current_stream().synchronize()
-            self.check()
+        backend = self._there()
+        backend.barrier()
+        if with_cpu_sync:
+            backend.synchronize()
+            backend.check()
 
     @staticmethod
     def capture() -> EventHandle:
-        """Returns an event behind the current stream's work up to now."""
+        """Makes an event behind the current stream's work up to now.
+
+        Returns:
+            The event; on the CPU one that is over.
+        """
         return EventHandle()
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """Returns the number of nodes, and of ranks on each."""
-        self._check_is_there()
-        nodes, ranks = self._native.nodes
+        """Returns the number of nodes, and of ranks on each.
+
+        It is one node unless all nodes have as many ranks, one behind the other.
+        """
+        nodes, ranks = self._there().native.nodes
         return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Returns the number of nodes, and of ranks on each, as dispatch sees them."""
+        """Returns the number of nodes, and of ranks on each, as dispatch sees them.
+
+        It is one node without ``allow_hybrid_mode``.
+        """
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(
@@ -221,11 +255,8 @@ class ElasticBuffer(Joined):
         sm_read_gbs: float = 200.0,
         sm_write_gbs: float = 50.0,
     ) -> int:
-        """Returns the SMs of a GPU that would keep its links busy, from the bytes that each token
+        """Estimates the SMs of a GPU that would keep its links busy, from the bytes that each token
         reads, writes and sends.
-
-        At least 64 with ``prefer_overlap_with_compute=False``, and at most those of the buffer's
-        GPU.
 
         Args:
             num_experts: Experts of all ranks.
@@ -235,11 +266,15 @@ class ElasticBuffer(Joined):
             nvlink_gbs: GB/s of the GPU's links; 0: an H200's.
             sm_read_gbs: GB/s that an SM reads.
             sm_write_gbs: GB/s that an SM writes.
+
+        Returns:
+            An even number of SMs: at least 64 with ``prefer_overlap_with_compute=False``, and at
+            most those of the buffer's GPU.
         """
         ranks, gbs = self.num_ranks, nvlink_gbs or NVLINK_GBS
         most = sms_of(self.device)
         if ranks == 1:
-            # No data goes over a link: all SMs copy.
+            # No data crosses a link: all SMs copy.
             return most or 4
         missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(
             num_experts, num_topk
@@ -253,12 +288,23 @@ class ElasticBuffer(Joined):
         return min(sms, most) if most else sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Returns the queue pairs that DeepEP would use for so many SMs."""
+        """Returns the number of queue pairs that DeepEP would use for ``num_sms`` SMs. It has no
+        effect here."""
         return min(num_sms, 9)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
-        """Returns a view of this rank's own memory, from byte ``offset`` to its end. The next call
-        overwrites it."""
+        """Makes a view of this rank's own memory, which the next call overwrites.
+
+        Args:
+            dtype: The view's dtype.
+            offset: Bytes before it.
+
+        Returns:
+            A view of one dimension, up to the end of the memory.
+
+        Raises:
+            ValueError: If ``offset`` is behind the end.
+        """
         return self._pool_tensor(dtype, offset, None)
 
     def dispatch(
@@ -334,154 +380,103 @@ class ElasticBuffer(Joined):
                 devices.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        self._begin(rows)
+        backend = self._begin(rows)
         self._wait_for(previous_event)
         self._wait_for(previous_event_before_epilogue)
         check("x", rows, (None, None), device=self.device)
-        tokens, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
+        row_bytes = rows.shape[1] * rows.element_size()
         if row_bytes % 32:
             raise ValueError(f"rows of x are a multiple of 32 bytes, not {row_bytes}")
-        if handle is not None:
-            if topk_idx is not None or cumulative_local_expert_recv_stats is not None:
+        if scales is not None and scales.dim() == 1:
+            scales = scales.unsqueeze(1)
+        stats = cumulative_local_expert_recv_stats
+        if handle is None:
+            if topk_idx is None or num_experts is None:
+                raise ValueError("topk_idx and num_experts are needed, or a handle")
+            choices = topk_idx.clone() if do_handle_copy else topk_idx
+        else:
+            if topk_idx is not None or stats is not None:
                 raise ValueError(
                     "with a handle, topk_idx and cumulative_local_expert_recv_stats are None"
                 )
             self._check_owner(handle)
-            num_experts, do_expand = handle.num_experts, handle.do_expand
+            choices, num_experts, do_expand = handle.topk_idx, handle.num_experts, handle.do_expand
             expert_alignment = handle.expert_alignment
             num_max_tokens_per_rank = handle.num_max_tokens_per_rank
-            do_cpu_sync = False if do_cpu_sync is None else do_cpu_sync
-        else:
-            if topk_idx is None or num_experts is None:
-                raise ValueError("topk_idx and num_experts are needed, or a handle")
-            do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
-        most = (
-            self.num_max_tokens_per_rank
-            if num_max_tokens_per_rank is None
-            else num_max_tokens_per_rank
+        if num_max_tokens_per_rank is None:
+            num_max_tokens_per_rank = self.num_max_tokens_per_rank
+        do_cpu_sync = handle is None if do_cpu_sync is None else bool(do_cpu_sync)
+        options = ElasticOptions(
+            num_experts,
+            self.num_ranks,
+            num_max_tokens_per_rank,
+            expert_alignment or 1,
+            num_sms,
+            self.allow_hybrid_mode,
+            do_cpu_sync,
+            # The host counts rows anew that it has counted for the handle.
+            do_cpu_sync or bool(handle and handle.num_recv_tokens_per_expert_list),
+            bool(do_expand),
+            bool(do_zero_padding),
+            bool(use_tma_aligned_col_major_sf),
+            bool(zero_copy),
         )
-        if zero_copy and (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf):
-            raise ValueError(
-                "zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay as they arrive"
-            )
-        if self._normal is not None:
-            asked = Asked(
-                num_experts,
-                most,
-                expert_alignment or 1,
-                num_sms,
-                bool(do_cpu_sync),
-                bool(do_expand),
-                bool(do_zero_padding),
-                bool(use_tma_aligned_col_major_sf),
-                bool(zero_copy),
-            )
-            if handle is not None:
-                got, made = again(self._normal, (rows, scales), topk_weights, asked, handle), handle
-            else:
-                chosen = topk_idx.clone() if do_handle_copy else topk_idx
-                got, made = first(self._normal, (rows, scales), topk_weights, asked, chosen)
-                made.owner = self
-                if cumulative_local_expert_recv_stats is not None:
-                    cumulative_local_expert_recv_stats.add_(
-                        made.num_unaligned_recv_tokens_per_expert
-                    )
-            recv_x = got.rows if got.scales is None else (got.rows, got.scales)
-            event = self._done(async_with_compute_stream, rows, got.rows)
-            return recv_x, got.choices, got.weights, made, event
-        if handle is not None:
-            handle.native.check_is_last()
-            routing, topk_idx = handle.native.routing, handle.topk_idx
+        if handle is None:
+            routing = backend.by_choices(choices, num_experts)
         else:
-            routing = routing_of(topk_idx, num_experts, self.num_ranks)
-            topk_idx = topk_idx.clone() if do_handle_copy else topk_idx
-        if routing.tokens != tokens:
-            raise ValueError(f"x has {tokens} tokens, and {routing.tokens} are routed")
-        alignment, local, top_k = expert_alignment or 1, routing.local_experts, routing.top_k
-        if topk_weights is not None:
-            check("topk_weights", topk_weights, (tokens, top_k), torch.float32)
-        native = _core.EpDispatch(
-            self.runtime,
+            routing = backend.by_handle(handle.state)
+        received, state, counts = backend.dispatch(
+            (rows, scales),
+            topk_weights,
             routing,
-            rows=address(rows),
-            stride=row_bytes,
-            kind="bytes",
-            len=row_bytes,
-            scales=scales_in(scales, tokens),
-            weights=address(topk_weights),
-            slots=most,
-            relays=self.allow_hybrid_mode,
-            stays=True,
+            dispatch_options(options, choices.dtype, choices.shape[1]),
         )
-        with native:
-            counts, per_expert = native.counts()
-            arrived = sum(counts)
-            aligned = [align(count, alignment) for count in per_expert]
-            *starts, behind = accumulate(aligned, initial=0)
-            exact = handle is not None and handle.num_recv_tokens_per_expert_list
-            if do_cpu_sync or exact:
-                have, expanded = arrived, behind
-            else:
-                have = self.num_ranks * most
-                expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
-            out_rows = expanded if do_expand else have
-            recv = self._memory.empty((out_rows, rows.shape[1]), rows.dtype)
-            recv_scales = scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
-            idx = weights = None
-            if not do_expand:
-                idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
-                idx[arrived:] = -1
-            if topk_weights is not None:
-                weights = torch.empty(
-                    (out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32
-                )
-            got = native.receive(
-                len=out_rows,
-                rows=address(recv),
-                stride=row_bytes,
-                scales=None
-                if recv_scales is None
-                else (address(recv_scales), recv_scales.stride(0), 0, recv_scales.stride(1)),
-                choices=address(idx),
-                is_64=idx is not None and idx.dtype == torch.int64,
-                weights=address(weights),
-                starts=starts if do_expand else None,
+        if handle is None:
+            handle = self._new_handle(options, choices, state, counts, received.choices)
+            if stats is not None:
+                stats.add_(handle.num_unaligned_recv_tokens_per_expert)
+        recv_x = received.returned()
+        event = self._done(async_with_compute_stream, rows, recv_x)
+        return recv_x, received.choices, received.weights, handle, event
+
+    def _new_handle(
+        self,
+        options: ElasticOptions,
+        topk_idx: torch.Tensor,
+        state: NormalHandleState,
+        counts: list[int],
+        received: torch.Tensor | None,
+    ) -> EPHandle:
+        """DeepEP's handle of a dispatch. ``received`` are the received choices of rows by token."""
+        alignment = options.alignment
+        aligned = align_all(counts, alignment)
+        expanded = sum(aligned)
+        if not options.do_cpu_sync:
+            expanded = max_expert_rows(
+                options.num_ranks * options.max_tokens,
+                topk_idx.shape[1],
+                options.num_experts // options.num_ranks,
+                alignment,
             )
-        if do_expand and do_zero_padding:
-            for start, count, size in zip(starts, per_expert, aligned):
-                gap = slice(start + count, start + size)
-                for tensor in (recv, recv_scales, weights):
-                    if tensor is not None:
-                        tensor[gap] = 0
-        unaligned = torch.tensor(per_expert, dtype=torch.int32)
-        if cumulative_local_expert_recv_stats is not None:
-            cumulative_local_expert_recv_stats.add_(unaligned)
-        recv_x = recv if recv_scales is None else (recv, recv_scales)
-        event = self._done(async_with_compute_stream, rows, recv)
-        if handle is not None:
-            return recv_x, idx, weights, handle, event
-        made = EPHandle(
-            do_expand=do_expand,
-            num_experts=num_experts,
+        return EPHandle(
+            do_expand=options.do_expand,
+            num_experts=options.num_experts,
             expert_alignment=alignment,
-            num_max_tokens_per_rank=most,
-            num_sms=num_sms,
+            num_max_tokens_per_rank=options.max_tokens,
+            num_sms=options.num_sms,
             topk_idx=topk_idx,
-            num_recv_tokens=have,
+            num_recv_tokens=state.num_recv_tokens,
             num_expanded_tokens=expanded,
-            num_recv_tokens_per_expert_list=aligned if do_cpu_sync else [],
-            psum_num_recv_tokens_per_scaleup_rank=torch.tensor(counts, dtype=torch.int32)
-            .view(-1, self.num_scaleup_ranks)
-            .sum(0)
-            .cumsum(0)
-            .to(torch.int32),
-            num_unaligned_recv_tokens_per_expert=unaligned,
-            tell_ends=lambda: ends_of(starts, per_expert if do_expand else aligned),
-            tell_sources=lambda: sources_of(got, arrived, most, top_k, idx),
-            native=got,
+            num_recv_tokens_per_expert_list=aligned,
+            psum_num_recv_tokens_per_scaleup_rank=state.rank_ends(self.num_scaleup_ranks),
+            num_unaligned_recv_tokens_per_expert=state.per_expert(),
+            make_expert_ends=state.expert_ends
+            if options.do_expand
+            else lambda: aligned_sums(state.per_expert(), alignment),
+            make_source_metadata=lambda: state.source_metadata(received),
+            state=state,
             owner=self,
         )
-        return recv_x, idx, weights, made, event
 
     def combine(
         self,
@@ -527,38 +522,23 @@ class ElasticBuffer(Joined):
             ValueError: For tensors with wrong shapes, dtypes or devices; or for weights of expanded
                 rows without ``allow_multiple_reduction``.
         """
+        backend = self._there()
         self._wait_for(previous_event)
         self._wait_for(previous_event_before_epilogue)
         self._check_owner(handle)
-        sends = ("sum" if self.allow_multiple_reduction else "each") if handle.do_expand else "row"
+        sends = "row"
+        if handle.do_expand:
+            sends = "sum" if self.allow_multiple_reduction else "each"
         if sends == "each" and topk_weights is not None:
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
-        if isinstance(handle.native, Rows):
-            blocks = num_sms or handle.num_sms
-            out, out_weights = self._normal.combine(
-                x, handle.native, topk_weights, bias, "choice", sends, blocks
-            )
-            return out, out_weights, self._done(async_with_compute_stream, x, out)
-        routing = handle.native.routing
-        check("x", x, (None, None), torch.bfloat16)
-        rows, hidden = x.shape
-        if topk_weights is not None:
-            shape = (rows,) if handle.do_expand else (rows, routing.top_k)
-            check("topk_weights", topk_weights, shape, torch.float32)
-        out, out_weights = combined_tensors(self._memory, routing, hidden, topk_weights)
-        combine = _core.EpCombine(
-            handle.native,
-            rows=address(x),
-            len=rows,
-            stride=2 * hidden,
-            hidden=hidden,
-            sends=sends,
-            weights=weights_address(topk_weights),
-            stays=True,
-            relays="choice" if self.allow_multiple_reduction else None,
-        )
-        combine.finish(
-            rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights)
+        out, out_weights = backend.combine(
+            x,
+            handle.state,
+            topk_weights,
+            bias,
+            combine_options(
+                "choice", sends, self.allow_multiple_reduction, num_sms or handle.num_sms
+            ),
         )
         return out, out_weights, self._done(async_with_compute_stream, x, out)
 
@@ -567,24 +547,50 @@ class ElasticBuffer(Joined):
             raise NotHere(f"ElasticBuffer.{name} is experimental in DeepEP, and not here")
         if name == "runtime":
             # The property has raised AttributeError, and Python tries this method next.
-            raise self._not_on_gpus()
+            return self._there().runtime
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def ends_of(starts: list[int], counts: list[int]) -> torch.Tensor:
-    """``[E/R]`` i32: the end of each expert's rows."""
-    return torch.tensor([start + count for start, count in zip(starts, counts)], dtype=torch.int32)
+@lru_cache(maxsize=64)
+def dispatch_options(
+    options: ElasticOptions, choice_dtype: torch.dtype, top_k: int
+) -> DispatchOptions:
+    """The backend's options for a dispatch. Raises for options that exclude each other."""
+    check_options(options)
+    row_layout, alignment, ranks = None, options.row_alignment(), options.num_ranks
+    if not options.is_counted:
+        tokens, local_experts = ranks * options.max_tokens, options.num_experts // ranks
+        row_layout = RowLayout.upper_bound(tokens, alignment, top_k, local_experts)
+    return DispatchOptions(
+        row_layout,
+        alignment,
+        None if options.do_expand else choice_dtype,
+        zero_gaps=options.do_zero_padding,
+        is_col_major=options.is_col_major,
+        zero_copy=options.zero_copy,
+        max_tokens=options.max_tokens,
+        max_blocks=options.num_sms,
+        needs_counts=options.do_cpu_sync,
+        uses_relays=options.uses_relays,
+    )
 
 
-def sources_of(
-    native: Any, arrived: int, most: int, top_k: int, choices: torch.Tensor | None
-) -> torch.Tensor:
-    """The sources of received tokens, and the rows of their choices. Where rows are by token,
-    ``choices`` give the latter."""
-    table = source_metadata(native, arrived, most, top_k)
-    if choices is not None:
-        table[:, 2:] = rows_of_choices(choices[:arrived])
-    return table
+def check_options(options: ElasticOptions) -> None:
+    """Raises for options that exclude each other."""
+    if options.alignment < 1:
+        raise ValueError(f"expert_alignment is at least 1, not {options.alignment}")
+    if options.zero_copy and (options.do_cpu_sync or options.do_expand or options.is_col_major):
+        raise ValueError(
+            "zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay "
+            "as they arrive"
+        )
+
+
+def aligned_sums(counts: torch.Tensor, alignment: int) -> torch.Tensor:
+    """Inclusive sums of the aligned counts."""
+    if alignment > 1:
+        counts = (counts + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
+    return counts.cumsum(0, dtype=torch.int32)
 
 
 def sms_of(device: torch.device) -> int:
@@ -616,22 +622,33 @@ KNOWN_NODES: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDi
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Returns the number of nodes of a group, and of ranks on each.
+    """Finds the nodes of a group. Collective the first time, as ranks exchange their hosts.
 
-    It is one node unless all nodes have as many ranks, one behind the other, and for a group that
-    is no ``torch.distributed.ProcessGroup``. Collective the first time, as ranks exchange their
-    hosts.
+    Args:
+        group: The ranks' ``torch.distributed.ProcessGroup``. Any other group has one node.
+
+    Returns:
+        The number of nodes, and of ranks on each. It is one node unless all nodes have as many
+        ranks, one behind the other.
     """
     if group.size() == 1 or not isinstance(group, torch.distributed.ProcessGroup):
         return 1, group.size()
     known = KNOWN_NODES.get(group)
     if known is None:
-        known = _core.ep_nodes(Ranks(group).exchange(_core.ep_node(node_of_environment())))
+        nodes = Ranks(group).exchange(_core.ep_node(node_of_environment()))
+        known = _core.ep_nodes([node for node in nodes if node is not None])
         KNOWN_NODES[group] = known
     return known
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Returns the number of nodes of a group, and of ranks on each, as dispatch sees them.
-    Collective the first time, in hybrid mode."""
+    """Finds the nodes of a group, as dispatch sees them. Collective the first time, in hybrid mode.
+
+    Args:
+        group: The ranks' ``torch.distributed.ProcessGroup``.
+        allow_hybrid_mode: As in the buffer.
+
+    Returns:
+        The number of nodes, and of ranks on each; one node without hybrid mode.
+    """
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

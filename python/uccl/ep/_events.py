@@ -12,8 +12,11 @@ import torch
 
 
 class EventHandle:
-    """An event behind the work that a stream has been given. Without ``stream``: the current stream
-    of the current GPU."""
+    """An event behind the work that a stream has been given.
+
+    Args:
+        stream: The stream; None: the current stream of the current GPU.
+    """
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.event: torch.cuda.Event | None = None
@@ -23,13 +26,22 @@ class EventHandle:
             self.event.record(stream or torch.cuda.current_stream())
 
     def current_stream_wait(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Makes ``stream``, or the current stream of the current GPU, wait for that work."""
+        """Makes a stream wait for that work.
+
+        Args:
+            stream: The stream; None: the current stream of the current GPU.
+        """
         if self.event is not None:
             self.event.wait(stream or torch.cuda.current_stream())
 
 
 class EventOverlap:
-    """An event, or none, and objects that live as long as the work before it."""
+    """An event, or none, and objects that live as long as the work before it.
+
+    Args:
+        event: The event; None, if the call was not asynchronous.
+        extra_tensors: The objects that are dropped when the event has been waited for.
+    """
 
     def __init__(
         self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None
@@ -59,12 +71,19 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
-        """Registers ``hook`` to be called by the next wait."""
+        """Registers a function for the next wait.
+
+        Args:
+            hook: The function, which the next wait calls once.
+        """
         self._hooks.append(hook)
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """Returns itself, for ``with event(release_handle=True):``. The end of this block waits,
-        and drops the event."""
+        """Returns itself, for ``with event(release_handle=True):``. The end of this block waits.
+
+        Args:
+            release_handle: Whether the end of the block drops the event too.
+        """
         self._is_released_at_exit = release_handle
         return self
 

@@ -17,9 +17,9 @@ ABSENT = b"-"
 class Meeting:
     """Ranks that exchange bytes over a ``torch.distributed.Store``, turn by turn.
 
-    All of them have the same list of ranks. Each *asks* with a fresh random number, and the first rank answers
-    each of them with the name of this meeting. So keys left by earlier meetings, or by a process
-    that has died, are never taken for an answer.
+    All of them have the same list of ranks. Each *asks* with a fresh random number, and the first
+    rank answers each of them with the name of this meeting. So keys left by earlier meetings, or by
+    a process that has died, are never taken for an answer.
     """
 
     def __init__(self, store: Any, me: int, ranks: list[int], size: int, timeout: float) -> None:
@@ -35,14 +35,14 @@ class Meeting:
             self._name = self._begin(deadline)
         self._turn += 1
         self._store.set(self._key(self._turn, self._me), mine)
-        told = self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
-        given: list[bytes | None] = [None] * self._size
+        values = self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
+        everyone: list[bytes | None] = [None] * self._size
         for rank in self._ranks:
-            given[rank] = told[rank]
+            everyone[rank] = values[rank]
         # A rank that writes in this turn has read all bytes of the turn before.
         if self._turn > 1:
             self._store.delete_key(self._key(self._turn - 1, self._me))
-        return given
+        return everyone
 
     def clear(self) -> None:
         """Removes the remaining keys, once all ranks have begun another meeting or are gone."""
@@ -96,6 +96,6 @@ class Meeting:
                 )
                 named = ", ".join(map(str, absent))
                 raise TimeoutError(
-                    f"join on rank {self._me} is not over after {self._timeout} s: of ranks {self._ranks}, {named} "
-                    f"{'is' if len(absent) == 1 else 'are'} missing"
+                    f"join on rank {self._me} is not over after {self._timeout} s: of ranks "
+                    f"{self._ranks}, {named} {'is' if len(absent) == 1 else 'are'} missing"
                 )

@@ -20,7 +20,7 @@ from .routing import (
 
 
 @dataclass
-class Arrived:
+class Received:
     """The tokens that one rank receives, in order of rank and number."""
 
     tokens: list[Token]
@@ -49,7 +49,7 @@ class Arrived:
 
 def dispatch(
     choices: list[torch.Tensor], shape: Shape, rank: int, most: int, alignment: int
-) -> Arrived:
+) -> Received:
     """The tokens that a rank receives. ``choices``: ``[n, K]`` of each rank; ``most``: T."""
     tokens = tokens_of_rank(choices, shape, rank)
     local = [
@@ -78,7 +78,7 @@ def dispatch(
     per_scaleup_rank = [
         sum(number <= last for number in local_numbers) for last in range(shape.node_ranks)
     ]
-    return Arrived(tokens, local, counts, aligned, per_scaleup_rank, expanded, metadata)
+    return Received(tokens, local, counts, aligned, per_scaleup_rank, expanded, metadata)
 
 
 def worst_expanded_rows(shape: Shape, most: int, top_k: int, alignment: int) -> int:

@@ -12,7 +12,7 @@ from .routing import Shape, Token, tokens_of_expert
 
 
 @dataclass
-class Arrived:
+class Received:
     """The rows that one expert of a rank receives, in order of rank and token."""
 
     tokens: list[Token]
@@ -51,7 +51,7 @@ def quantised(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor
 
 def dispatch(
     xs: list[torch.Tensor], choices: list[torch.Tensor], shape: Shape, rank: int, form: Format
-) -> list[Arrived]:
+) -> list[Received]:
     """The rows that each expert of a rank receives. ``xs``: ``[n, H]`` bf16 of each rank;
     ``choices``: ``[n, K]``."""
     sent = [quantised(x, form) for x in xs]
@@ -62,7 +62,7 @@ def dispatch(
         scales = None
         if form.has_scales:
             scales = stacked([sent[source][1][token] for source, token in tokens], sent[0][1])
-        received.append(Arrived(tokens, stacked(rows, sent[0][0]), scales))
+        received.append(Received(tokens, stacked(rows, sent[0][0]), scales))
     return received
 
 

@@ -33,7 +33,7 @@ def layout(choices: torch.Tensor, shape: Shape) -> Layout:
 
 
 @dataclass
-class Arrived:
+class Received:
     """The rows that one rank receives, in order of rank and token."""
 
     tokens: list[Token]
@@ -53,7 +53,7 @@ def dispatch(
     shape: Shape,
     rank: int,
     alignment: int,
-) -> Arrived:
+) -> Received:
     """The rows that a rank receives; each belongs to one of ``tokens``. ``choices`` and
     ``weights``: ``[n, K]`` of each rank."""
     tokens = tokens_of_rank(choices, shape, rank)
@@ -71,7 +71,7 @@ def dispatch(
         sources = [source for source, _ in tokens_of_rank(choices, shape, target)]
         for source in range(shape.ranks):
             prefix[source][target] = sum(other <= source for other in sources)
-    return Arrived(tokens, local, sent, [align(count, alignment) for count in counts], prefix)
+    return Received(tokens, local, sent, [align(count, alignment) for count in counts], prefix)
 
 
 def combine(

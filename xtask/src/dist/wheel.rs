@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use super::{
-    Made,
+    PartOutcome,
     cross::{GLIBC, Target},
     emulated::Emulated,
     environment::Environment,
@@ -28,16 +28,16 @@ const PLUGIN: &str = "uccl/nixl/libplugin_UCCL.so";
 const EXAMPLE: &str = "python/README.md";
 
 /// Makes a wheel, and uses it if that is possible.
-pub(super) fn make(target: &Target) -> Result<Made> {
+pub(super) fn make(target: &Target) -> Result<PartOutcome> {
     let with = match Environment::provide()? {
         Ok(with) => with,
-        Err(reason) => return Ok(Made::lacking(reason)),
+        Err(reason) => return Ok(PartOutcome::lacking(reason)),
     };
     if let Some(reason) = target.lacking() {
-        return Ok(Made::lacking(reason));
+        return Ok(PartOutcome::lacking(reason));
     }
     let wheel = build(target, &with)?;
-    let mut made = Made::from(needs(&wheel, target, &with)?);
+    let mut made = PartOutcome::from(needs(&wheel, target, &with)?);
     if target.is_here() {
         made.found.push(try_here(&wheel)?);
         return Ok(made);
@@ -50,10 +50,10 @@ pub(super) fn make(target: &Target) -> Result<Made> {
 }
 
 /// Makes the source distribution, and a wheel from it, as pip does where no wheel fits.
-pub(super) fn sdist() -> Result<Made> {
+pub(super) fn sdist() -> Result<PartOutcome> {
     let with = match Environment::provide()? {
         Ok(with) => with,
-        Err(reason) => return Ok(Made::lacking(reason)),
+        Err(reason) => return Ok(PartOutcome::lacking(reason)),
     };
     let here = tree::scratch().join("dist-sdist");
     empty(&here)?;

@@ -11,11 +11,11 @@ use super::list::Mutant;
 use crate::{shell::Program, tree};
 
 /// The copy. It and its builds are kept for the next run.
-pub(super) struct Copy {
+pub(super) struct TreeCopy {
     folder: PathBuf,
 }
 
-impl Copy {
+impl TreeCopy {
     /// Copies the working tree as it is now. Unchanged files are not written, so that little is
     /// built again.
     pub(super) fn make() -> Result<Self> {
@@ -43,11 +43,11 @@ impl Copy {
     }
 
     /// Breaks a guard in the copy until the returned value is dropped.
-    pub(super) fn with(&self, mutant: &Mutant) -> Result<Broken<'_>> {
+    pub(super) fn with(&self, mutant: &Mutant) -> Result<BrokenGuard<'_>> {
         // Reads the copy's file: the tree may have changed since.
         let sound = fs::read_to_string(self.folder.join(&mutant.file))?;
         let broken = mutant.apply(&sound).map_err(|e| anyhow!(e))?;
-        let restored = Broken { copy: self, file: mutant.file.clone(), sound };
+        let restored = BrokenGuard { copy: self, file: mutant.file.clone(), sound };
         self.write(&mutant.file, broken.as_bytes())?;
         Ok(restored)
     }
@@ -70,13 +70,13 @@ impl Copy {
 }
 
 /// A broken guard. Its drop restores the file.
-pub(super) struct Broken<'a> {
-    copy: &'a Copy,
+pub(super) struct BrokenGuard<'a> {
+    copy: &'a TreeCopy,
     file: String,
     sound: String,
 }
 
-impl Drop for Broken<'_> {
+impl Drop for BrokenGuard<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.copy.write(&self.file, self.sound.as_bytes()) {
             eprintln!("{} stays broken in the copy: {e:#}", self.file);

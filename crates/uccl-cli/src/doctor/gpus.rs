@@ -2,7 +2,7 @@
 
 use uccl_device::{
     GpuVendor, NearNic, NicKind, NicState, Place, Topology,
-    cuda::{Failure, GpuLink, Unusable},
+    cuda::{DriverError, Failure, GpuLink},
 };
 
 use super::{Finding, Level};
@@ -48,15 +48,15 @@ fn driver(topology: &Topology, gpus: &Gpus) -> Finding {
     let broken =
         |seen: String, remedy: String| Finding::new(ABOUT, level, seen).cost(UNUSED).remedy(remedy);
     match (&gpus.unusable, gpus.version) {
-        (Some(Unusable::NoLibrary(_) | Unusable::Unwanted(_)), _) if level == Level::Note => {
+        (Some(DriverError::NoLibrary(_) | DriverError::Unwanted(_)), _) if level == Level::Note => {
             Finding::new(ABOUT, Level::Note, format!("{CUDA} is not there; no GPU needs it"))
         }
-        (Some(Unusable::NoLibrary(why)), _) => broken(
+        (Some(DriverError::NoLibrary(why)), _) => broken(
             format!("there are GPUs, but no driver ({why})"),
             format!("install the NVIDIA driver; {IN_CONTAINER}"),
         ),
-        (Some(why @ Unusable::Incomplete { .. }), _) => broken(why.to_string(), UPDATE.into()),
-        (Some(Unusable::Refused { failure, version, .. }), _) => {
+        (Some(why @ DriverError::Incomplete { .. }), _) => broken(why.to_string(), UPDATE.into()),
+        (Some(DriverError::Refused { failure, version, .. }), _) => {
             broken(format!("the driver does not start: {failure}"), cure(failure, *version))
         }
         (Some(why), _) => broken(why.to_string(), "see nvidia-smi and dmesg".into()),
@@ -124,7 +124,7 @@ fn visible(topology: &Topology, gpus: &Gpus) -> Option<Finding> {
     // A driver that cannot run at all does not check the list.
     let ran = match &gpus.unusable {
         None => true,
-        Some(Unusable::Refused { failure, .. }) => failure.code == 100,
+        Some(DriverError::Refused { failure, .. }) => failure.code == 100,
         Some(_) => false,
     };
     if !ran || all == 0 && gpus.visible.is_empty() {
@@ -307,11 +307,11 @@ mod tests {
         let old = Gpus { version: Some((11, 8)), ..two(GpuLink::Nvlink) };
         assert_eq!(finding(&machine, &old, "CUDA").remedy, UPDATE);
         let incomplete =
-            Unusable::Incomplete { library: CUDA.into(), reason: "it has no cuX".into() };
+            DriverError::Incomplete { library: CUDA.into(), reason: "it has no cuX".into() };
         let older = Gpus { unusable: Some(incomplete), ..Gpus::default() };
         assert_eq!(finding(&machine, &older, "CUDA").remedy, UPDATE);
         let mut refusing = refusing(999);
-        if let Some(Unusable::Refused { version, .. }) = &mut refusing.unusable {
+        if let Some(DriverError::Refused { version, .. }) = &mut refusing.unusable {
             *version = 11080;
         }
         assert!(finding(&machine, &refusing, "CUDA").remedy.contains(UPDATE));

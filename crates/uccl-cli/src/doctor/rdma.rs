@@ -23,7 +23,8 @@ pub(super) struct Facts {
     pub(super) locked_bytes: Option<u64>,
     pub(super) has_verbs: bool,
     pub(super) has_fabric: bool,
-    /// Files of the libraries that know one kind of device each: `libmlx5.so.1`, `librxe-rdmav34.so`.
+    /// Files of the libraries that know one kind of device each: `libmlx5.so.1`,
+    /// `librxe-rdmav34.so`.
     pub(super) providers: Vec<String>,
     /// Whether a program may open devices: the first of /dev/infiniband/uverbs*, or the kernel's
     /// error.
@@ -222,7 +223,8 @@ fn verbs(devices: &[RdmaDevice], facts: &Facts) -> Finding {
     }
 }
 
-/// The name of the library that knows a device, without `lib`, by the device's driver or its own usual name.
+/// The name of the library that knows a device, without `lib`, by the device's driver or its own
+/// usual name.
 fn provider_of(device: &RdmaDevice) -> Option<&'static str> {
     const BY_NAME: [(&str, &str); 13] = [
         ("bnxt", "bnxt_re"),

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use tempfile::TempDir;
 
 use super::*;
-use crate::probe::Reached;
+use crate::probe::ProbeResult;
 
 /// A machine of files, on which everything that can be tried works.
 fn facts(files: &[(&str, &str)]) -> Facts {
@@ -17,7 +17,7 @@ fn facts(files: &[(&str, &str)]) -> Facts {
     }
     Facts {
         topology: Topology::read(root.path()).expect("a topology"),
-        probes: Probes { process_memory: Ok(Reached::default()), shared_memory: Ok(()) },
+        probes: Probes { process_memory: Ok(ProbeResult::default()), shared_memory: Ok(()) },
         loopback: Ok(Cubic::Works),
         any_interface: Ok(()),
         open_files: None,
@@ -54,7 +54,7 @@ fn what_slows_down_has_a_cost_and_a_remedy() {
         ("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN"),
     ]);
     facts.probes.process_memory =
-        Ok(Reached { read: Some("EPERM".into()), write: Some("EPERM".into()), own: None });
+        Ok(ProbeResult { read: Some("EPERM".into()), write: Some("EPERM".into()), own: None });
     facts.loopback = Ok(Cubic::Forbidden);
     facts.open_files = Some(256);
     facts.rdma.locked_bytes = Some(8 << 20);

@@ -30,8 +30,8 @@ impl GpuPaths {
         ]
     }
 
-    /// They follow from the host memory's: a GPU copies where the CPU would, and elsewhere its memory is
-    /// staged through the host's.
+    /// They follow from the host memory's: a GPU copies where the CPU would, and elsewhere its
+    /// memory is staged through the host's.
     pub(super) fn of(topology: &Topology, gpus: &Gpus, host: &Paths) -> Option<Self> {
         if topology.gpus.is_empty() && gpus.visible.is_empty() {
             return None;
@@ -144,7 +144,7 @@ mod tests {
     use crate::{
         gpus::examples::{Machine, no_library, two},
         paths::{Facts, Probes},
-        probe::Reached,
+        probe::ProbeResult,
         rdma::examples::none,
     };
 
@@ -159,7 +159,10 @@ mod tests {
 
     fn probes(refused: Option<&str>) -> Probes {
         let read = refused.map(str::to_owned);
-        Probes { process_memory: Ok(Reached { read, ..Reached::default() }), shared_memory: Ok(()) }
+        Probes {
+            process_memory: Ok(ProbeResult { read, ..ProbeResult::default() }),
+            shared_memory: Ok(()),
+        }
     }
 
     fn names(paths: &GpuPaths) -> [Option<&'static str>; 4] {

@@ -13,7 +13,7 @@ use std::{
 use libloading::Library;
 
 use super::{
-    error::{Failure, GpuError, Unusable},
+    error::{DriverError, Failure, GpuError},
     raw::{self, *},
 };
 
@@ -236,7 +236,7 @@ impl Driver {
     ///
     /// # Errors
     /// The reason why no driver can be used.
-    pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, Unusable> {
+    pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, DriverError> {
         let mut reasons = Vec::new();
         for name in libraries {
             // SAFETY: the vendor's driver; its initialisers may run in any process.
@@ -244,11 +244,11 @@ impl Driver {
                 Ok(library) => {
                     let library_name = || (*name).to_owned();
                     let driver = Self::find_all(library, vendor).map_err(|reason| {
-                        Unusable::Incomplete { library: library_name(), reason }
+                        DriverError::Incomplete { library: library_name(), reason }
                     })?;
                     driver.initialise().map_err(|failure| {
                         let version = driver.version();
-                        Unusable::Refused { library: library_name(), failure, version }
+                        DriverError::Refused { library: library_name(), failure, version }
                     })?;
                     return Ok(driver);
                 }
@@ -263,7 +263,7 @@ impl Driver {
             }
         }
         let first = reasons.into_iter().next();
-        Err(Unusable::NoLibrary(first.unwrap_or_else(|| "no library was named".to_owned())))
+        Err(DriverError::NoLibrary(first.unwrap_or_else(|| "no library was named".to_owned())))
     }
 
     fn initialise(&self) -> Result<(), Failure> {

@@ -33,7 +33,7 @@ impl Failure {
 /// Why no GPU can be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unusable {
+pub enum DriverError {
     /// The driver's library does not exist or cannot be loaded. The text is the loader's message.
     #[error("{0}")]
     NoLibrary(String),

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::{
     device::Device,
     driver::{Driver, Vendor},
-    error::{GpuError, Unusable},
+    error::{DriverError, GpuError},
     presence,
     uuid::GpuUuid,
 };
@@ -17,18 +17,18 @@ static GPUS: OnceLock<Gpus> = OnceLock::new();
 /// The GPUs that this process sees, in the driver's order.
 #[derive(Debug)]
 pub struct Gpus {
-    found: Result<Found, Refusal>,
+    found: Result<DriverDevices, Refusal>,
 }
 
 /// Why no GPU can be used, also as text.
 #[derive(Debug)]
 struct Refusal {
-    why: Unusable,
+    why: DriverError,
     words: String,
 }
 
-impl From<Unusable> for Refusal {
-    fn from(why: Unusable) -> Self {
+impl From<DriverError> for Refusal {
+    fn from(why: DriverError) -> Self {
         Self { words: why.to_string(), why }
     }
 }
@@ -40,7 +40,7 @@ impl Refusal {
 }
 
 #[derive(Debug)]
-struct Found {
+struct DriverDevices {
     driver: &'static Driver,
     devices: Vec<Device>,
 }
@@ -63,15 +63,15 @@ impl Gpus {
 
     /// A value without GPUs, for the given reason.
     pub fn none(reason: impl Into<String>) -> Self {
-        Self { found: Err(Unusable::Unwanted(reason.into()).into()) }
+        Self { found: Err(DriverError::Unwanted(reason.into()).into()) }
     }
 
     fn look(libraries: &[&str]) -> Self {
         let found = Driver::load(Vendor::Cuda, libraries).and_then(|driver| {
             // Devices and their contexts refer to the driver for as long as the process runs.
             let driver: &'static Driver = Box::leak(Box::new(driver));
-            let devices = Device::all(driver).map_err(Unusable::Unanswered)?;
-            Ok(Found { driver, devices })
+            let devices = Device::all(driver).map_err(DriverError::Unanswered)?;
+            Ok(DriverDevices { driver, devices })
         });
         Self { found: found.map_err(Refusal::from) }
     }
@@ -91,7 +91,7 @@ impl Gpus {
     }
 
     /// Why the driver cannot be used; `None` if it can, even if it sees no GPU.
-    pub fn unusable(&self) -> Option<&Unusable> {
+    pub fn unusable(&self) -> Option<&DriverError> {
         self.found.as_ref().err().map(|refusal| &refusal.why)
     }
 

@@ -246,15 +246,15 @@ impl Drop for PinnedBuffer {
 pub struct HostRegistration {
     context: &'static Context,
     address: u64,
-    memory: Option<Kept>,
+    memory: Option<MemoryOwner>,
 }
 
 /// The owner of locked memory, which keeps it mapped.
-struct Kept(Box<dyn Send + Sync>);
+struct MemoryOwner(Box<dyn Send + Sync>);
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for MemoryOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Kept(..)")
+        f.write_str("MemoryOwner(..)")
     }
 }
 
@@ -279,7 +279,7 @@ impl HostRegistration {
         // SAFETY: the caller's promise.
         let code = unsafe { (context.driver().host_register)(start, len_bytes, flags) };
         context.check(code, format_args!("locking {len_bytes} bytes at {address:#x}"))?;
-        Ok(Self { context, address, memory: Some(Kept(Box::new(memory))) })
+        Ok(Self { context, address, memory: Some(MemoryOwner(Box::new(memory))) })
     }
 }
 

@@ -41,7 +41,7 @@ mod vmm;
 pub use copy::{BatchArrays, BatchCopy, Direction};
 pub use device::{Capability, Context, Current, Device};
 pub use dmabuf::DmaBuf;
-pub use error::{Failure, GpuError, Unusable};
+pub use error::{DriverError, Failure, GpuError};
 pub use event::Event;
 pub use facts::VisibleGpu;
 pub use flush::{expect_writes_to, flush_writes, flush_writes_of};

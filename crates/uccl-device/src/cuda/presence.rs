@@ -22,7 +22,7 @@ const ONLY_IF_LOADED: i32 = 4;
 
 type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
 
-static DRIVER: Awaited<GetCurrent> = Awaited::new();
+static DRIVER: LazySymbol<GetCurrent> = LazySymbol::new();
 
 /// Whether any code of this process has loaded CUDA's driver and initialised it. This function does neither.
 pub(super) fn cuda_is_in_use() -> bool {
@@ -47,13 +47,13 @@ fn find_get_current(library: &str) -> Option<GetCurrent> {
 /// A symbol of a library that other code may load. After a vain search, it is not searched for
 /// again until another library has been loaded: the loader would search all its paths for a library
 /// that it does not know.
-struct Awaited<T> {
+struct LazySymbol<T> {
     found: OnceLock<T>,
     /// The value of [`loads`] at the last vain search; 0 if there was none.
     absent_at: AtomicU64,
 }
 
-impl<T: Copy> Awaited<T> {
+impl<T: Copy> LazySymbol<T> {
     const fn new() -> Self {
         Self { found: OnceLock::new(), absent_at: AtomicU64::new(0) }
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_looked_for_again_after_a_load_and_no_sooner() {
-        let (awaited, searches) = (Awaited::new(), Cell::new(0));
+        let (awaited, searches) = (LazySymbol::new(), Cell::new(0));
         let search = |loads, found: Option<u8>| {
             let find = || {
                 searches.set(searches.get() + 1);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn where_loads_are_not_counted_every_look_is_a_search() {
-        let awaited = Awaited::new();
+        let awaited = LazySymbol::new();
         assert_eq!(awaited.get(0, || None::<u8>), None);
         assert_eq!(awaited.get(0, || Some(3)), Some(3));
     }

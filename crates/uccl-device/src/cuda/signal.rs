@@ -92,21 +92,21 @@ impl Signal {
 #[derive(Debug)]
 pub struct Passing {
     event: Event,
-    _known: Known,
+    _known: ReaperHold,
 }
 
 /// A wait that the reaper knows of.
 #[derive(Debug)]
-struct Known;
+struct ReaperHold;
 
-impl Known {
+impl ReaperHold {
     fn new() -> Self {
         reaper::hold_begins();
         Self
     }
 }
 
-impl Drop for Known {
+impl Drop for ReaperHold {
     fn drop(&mut self) {
         reaper::hold_ends();
     }
@@ -119,7 +119,7 @@ impl Passing {
     /// Those of [`Stream::wait_for_word`]: then the stream does not wait.
     pub fn of(stream: &Stream, address: u64, at_least: u64) -> Result<Self, GpuError> {
         let event = Event::new(stream.context())?;
-        let known = Known::new();
+        let known = ReaperHold::new();
         stream.wait_for_word(address, at_least)?;
         if let Err(e) = event.record(stream) {
             // Nothing will show the end of the wait.

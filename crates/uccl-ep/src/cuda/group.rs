@@ -9,26 +9,30 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_device::cuda::{Context, DeviceBuffer, Gpus, Priority, Stream};
-use uccl_local::cma::Process;
+use uccl_device::{
+    Process,
+    cuda::{Context, DeviceBuffer, Gpus, Priority, Stream},
+};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
-    hosted::Hosted,
+    host_windows::HostWindows,
     kernels::{Kernel, Kernels},
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
+    mailbox::CountsMailbox,
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, TAGGED_WORDS},
     status::{Reports, TOO_MANY},
-    told::ToldMemory,
     watch::Watch,
     window::{Window, words_len},
 };
 use crate::{
-    error::{Error, Phase, Result},
     far::ProxyStats,
-    header::Header,
-    joining::{Exchange, agree, all_joined, judged_by_all},
-    nodes::{Node, Nodes},
-    view::{self, control_len},
+    shared::{
+        error::{Error, Phase, Result},
+        header::Header,
+        join::{Exchange, agree, agree_on_outcome, all_joined},
+        nodes::{Node, Nodes},
+        view::{self, control_len},
+    },
 };
 
 /// How a rank takes part in a group.
@@ -51,7 +55,8 @@ pub struct Config {
     /// The blocks of all ranks on a GPU have to fit on it at the same time, because they wait for
     /// each other.
     pub blocks: u32,
-    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait until they can.
+    /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait
+    /// until they can.
     pub is_alone: bool,
     /// The path between ranks.
     pub reach: Reach,
@@ -67,7 +72,7 @@ pub struct Config {
 pub const RESERVED: u32 = 3;
 
 /// The path between the ranks of a group. All ranks have the same value, but if some have
-/// [`ByHost`](Self::ByHost), those with [`Any`](Self::Any) use the host too.
+/// [`ViaHost`](Self::ViaHost), those with [`Any`](Self::Any) use the host too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
     /// Direct access if all ranks are on one node and each reaches all windows; else the host.
@@ -77,7 +82,7 @@ pub enum Reach {
     Direct,
     /// Windows are in locked host memory. Ranks of a node store to each other's; data for another
     /// node is carried by a proxy, a thread of the sender.
-    ByHost,
+    ViaHost,
 }
 
 /// One rank's end of a group. Dropping it tells the other ranks nothing.
@@ -93,7 +98,7 @@ pub struct Group {
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Arc<Reports>,
-    told: Mutex<ToldMemory>,
+    mailbox: Mutex<CountsMailbox>,
     /// The most blocks of a launch: fewer than asked for where a stream has fewer multiprocessors.
     blocks: AtomicU32,
     /// The group's parameters for all kernels.
@@ -104,14 +109,14 @@ pub struct Group {
 enum Windows {
     /// In GPU memory; with the thread that watches the processes of other ranks, if there are any.
     Direct(Window, Option<Watch>),
-    ByHost(Box<Hosted>),
+    ViaHost(Box<HostWindows>),
 }
 
 impl Windows {
     fn pool_len(&self) -> usize {
         match self {
             Self::Direct(window, _) => window.pool_len(),
-            Self::ByHost(hosted) => hosted.pool_len(),
+            Self::ViaHost(host_windows) => host_windows.pool_len(),
         }
     }
 }
@@ -124,7 +129,7 @@ impl Group {
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         let is_direct = match config.reach {
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
-            Reach::Any | Reach::ByHost => may_be_direct(&config, exchange)?,
+            Reach::Any | Reach::ViaHost => may_be_direct(&config, exchange)?,
         };
         // All ranks learn whether that succeeds, so all continue in the same way.
         let unreached = match is_direct {
@@ -134,40 +139,41 @@ impl Group {
             },
             false => None,
         };
-        let group = Self::join_by_host(&config, exchange)?;
+        let group = Self::join_via_host(&config, exchange)?;
         Ok(Arc::new(Self { unreached, ..group }))
     }
 
     /// All ranks know of the inner error.
     fn join_directly(config: &Config, exchange: &mut Exchange<'_>) -> Result<Result<Self>> {
         let Config { rank, ranks, pool, .. } = *config;
-        let prepared = Parts::new(config).and_then(|parts| {
-            let has_marks = !config.masks_late;
-            let window = Window::new(parts.context, (rank, ranks), pool, has_marks)?;
+        let prepared = Resources::new(config).and_then(|resources| {
+            let has_flags = !config.masks_late;
+            let window = Window::new(resources.context, (rank, ranks), pool, has_flags)?;
             let card = window.card(ranks)?;
-            Ok((parts, window, card))
+            Ok((resources, window, card))
         });
         // A rank that failed sends no card, so that the others do not wait for it in vain.
         let card =
             prepared.as_ref().map_or_else(|_| Vec::new(), |(.., card)| card.encode().to_vec());
         let cards = exchange(card)?;
-        let joined = prepared.and_then(|(parts, mut window, _)| {
+        let joined = prepared.and_then(|(resources, mut window, _)| {
             let processes = open_all(config, &mut window, &cards)?;
-            let watch = Watch::of_processes(processes, &parts.reports)?;
-            Ok(parts.into_group(config, Windows::Direct(window, watch)))
+            let watch = Watch::of_processes(processes, &resources.reports)?;
+            Ok(resources.into_group(config, Windows::Direct(window, watch)))
         });
-        judged_by_all(rank, joined, exchange)
+        agree_on_outcome(rank, joined, exchange)
     }
 
-    fn join_by_host(config: &Config, exchange: &mut Exchange<'_>) -> Result<Self> {
-        let parts = all_joined(config.rank, Parts::new(config), exchange)?;
+    fn join_via_host(config: &Config, exchange: &mut Exchange<'_>) -> Result<Self> {
+        let resources = all_joined(config.rank, Resources::new(config), exchange)?;
         let Config { rank, ranks, pool, timeout, masks_late, node, .. } = *config;
         let network = config.network.clone();
         let host = crate::Config { rank, ranks, pool, timeout, masks_late, node, network };
         let group = crate::Group::join_for_device(host, exchange)?;
-        let hosted = Hosted::new(group, parts.context, &parts.reports);
-        let joined =
-            hosted.map(|hosted| parts.into_group(config, Windows::ByHost(Box::new(hosted))));
+        let host_windows = HostWindows::new(group, resources.context, &resources.reports);
+        let joined = host_windows.map(|host_windows| {
+            resources.into_group(config, Windows::ViaHost(Box::new(host_windows)))
+        });
         all_joined(rank, joined, exchange)
     }
 
@@ -191,15 +197,15 @@ impl Group {
 
     /// Whether the path between ranks is through the host.
     #[must_use]
-    pub fn is_by_host(&self) -> bool {
-        self.by_host().is_some()
+    pub fn is_via_host(&self) -> bool {
+        self.via_host().is_some()
     }
 
     /// The spread of ranks over nodes, as for [a group of the CPU](crate::Group::nodes); one node
     /// where they reach each other directly.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
-        self.by_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
+        self.via_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
     }
 
     /// The reason why ranks of one node do not reach each other's GPU memory, if [`Reach::Any`] was
@@ -212,27 +218,27 @@ impl Group {
     /// Counts of traffic over the network; `None` if there is none.
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
-        self.by_host()?.network_stats()
+        self.via_host()?.network_stats()
     }
 
     /// Counts of this rank's proxy; `None` if it has none.
     #[must_use]
     pub fn proxy_stats(&self) -> Option<ProxyStats> {
-        self.by_host()?.proxy_stats()
+        self.via_host()?.proxy_stats()
     }
 
-    /// Whether one launch may do a whole call, which in normal mode sends its rows in parts. The
+    /// Whether one launch may do a whole call, which in normal mode sends its rows in chunks. The
     /// blocks of such a launch wait for each other, so all have to see the same ranks, and none may
     /// wait for a proxy.
     #[must_use]
-    pub fn has_whole_calls(&self) -> bool {
-        !self.is_by_host() && !self.config.masks_late
+    pub fn can_fuse(&self) -> bool {
+        !self.is_via_host() && !self.config.masks_late
     }
 
-    fn by_host(&self) -> Option<&crate::Group> {
+    fn via_host(&self) -> Option<&crate::Group> {
         match &self.windows {
             Windows::Direct(..) => None,
-            Windows::ByHost(hosted) => Some(hosted.group()),
+            Windows::ViaHost(host_windows) => Some(host_windows.group()),
         }
     }
 
@@ -243,7 +249,7 @@ impl Group {
     }
 
     /// Fails for rows in this rank's pool, as peers may overwrite them while they are sent.
-    pub(super) fn check_apart(&self, rows: u64) -> Result<()> {
+    pub(super) fn check_outside_pool(&self, rows: u64) -> Result<()> {
         let pool = self.pool_address();
         if !(pool..pool + self.pool_len() as u64).contains(&rows) {
             return Ok(());
@@ -265,7 +271,7 @@ impl Group {
     /// The error of the first call that failed.
     pub fn check(&self) -> Result<()> {
         match self.reports.read() {
-            Some(told) => Err(told.to_error(self.rank(), |peer| self.loss(peer))),
+            Some(report) => Err(report.to_error(self.rank(), |peer| self.loss(peer))),
             None => Ok(()),
         }
     }
@@ -273,7 +279,7 @@ impl Group {
     fn loss(&self, peer: usize) -> Option<String> {
         match &self.windows {
             Windows::Direct(_, watch) => watch.as_ref()?.loss(peer),
-            Windows::ByHost(hosted) => hosted.loss(peer),
+            Windows::ViaHost(host_windows) => host_windows.loss(peer),
         }
     }
 
@@ -290,11 +296,11 @@ impl Group {
     ///
     /// # Safety
     /// The stream is of the group's context.
-    pub unsafe fn tell_too_many(&self, stream: &Stream) -> Result<()> {
-        if let Some(group) = self.by_host() {
+    pub unsafe fn announce_too_many(&self, stream: &Stream) -> Result<()> {
+        if let Some(group) = self.via_host() {
             // After the earlier calls, as on the stream.
             stream.synchronize()?;
-            group.tell_fault(TOO_MANY);
+            group.report_fault(TOO_MANY);
             return Ok(());
         }
         let at = (size_of::<u64>() * view::fault_at(self.rank())) as u64;
@@ -310,10 +316,10 @@ impl Group {
 
     /// The parameters of a call that takes so many bytes of the pool. Kernels number and place it
     /// themselves, in the memory at `placed`, so a graph can repeat it.
-    pub(super) fn call<const AGREED: usize, const TOLD: usize>(
+    pub(super) fn call<const AGREED: usize, const VALUES: usize>(
         &self,
         len: usize,
-        header: &Header<AGREED, TOLD>,
+        header: &Header<AGREED, VALUES>,
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
@@ -332,13 +338,13 @@ impl Group {
             )));
         }
         Ok(CallParams {
-            placed,
+            placement: placed,
             len: len as u64,
-            sent: 0,
+            dispatch_placement: 0,
             header: header.to_words(),
             agreed: 1 + AGREED as u32,
             phase: if header.phase == Phase::Combine { 2 } else { 1 },
-            stays: 0,
+            zero_copy: 0,
             zero: 0,
         })
     }
@@ -351,7 +357,8 @@ impl Group {
     /// The driver refuses.
     ///
     /// # Safety
-    /// The stream is of the group's context. `status` is memory for as many integers, until this work has ended.
+    /// The stream is of the group's context. `status` is memory for as many integers, until this
+    /// work has ended.
     pub unsafe fn mask(
         &self,
         (left_out, let_in): (u64, u64),
@@ -366,8 +373,8 @@ impl Group {
     }
 
     /// Memory for the report of one dispatch at a time.
-    pub(super) fn told(&self) -> MutexGuard<'_, ToldMemory> {
-        self.told.lock()
+    pub(super) fn mailbox(&self) -> MutexGuard<'_, CountsMailbox> {
+        self.mailbox.lock()
     }
 
     pub(super) fn kernels(&self) -> &Kernels {
@@ -405,16 +412,16 @@ impl Group {
 }
 
 /// A rank's resources before it meets the others.
-struct Parts {
+struct Resources {
     context: &'static Context,
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Arc<Reports>,
-    told: ToldMemory,
+    mailbox: CountsMailbox,
     blocks: u32,
 }
 
-impl Parts {
+impl Resources {
     fn new(config: &Config) -> Result<Self> {
         let Config { rank, ranks, device, blocks, .. } = *config;
         if rank >= ranks || ranks > MAX_RANKS {
@@ -431,14 +438,14 @@ impl Parts {
         let all = context.device().multiprocessors().max(1);
         let blocks = if blocks == 0 { all - RESERVED.min(all / 2) } else { blocks };
         let reports = Arc::new(Reports::new(context)?);
-        Ok(Self { context, kernels, own, reports, told: ToldMemory::new(context)?, blocks })
+        Ok(Self { context, kernels, own, reports, mailbox: CountsMailbox::new(context)?, blocks })
     }
 
     fn into_group(self, config: &Config, windows: Windows) -> Group {
-        let Self { context, kernels, own, reports, told, blocks } = self;
+        let Self { context, kernels, own, reports, mailbox, blocks } = self;
         let config = Config { blocks, ..config.clone() };
         let params = params(&config, &windows, (&own, &reports));
-        let (told, blocks) = (Mutex::new(told), AtomicU32::new(blocks));
+        let (mailbox, blocks) = (Mutex::new(mailbox), AtomicU32::new(blocks));
         Group {
             blocks,
             config,
@@ -448,7 +455,7 @@ impl Parts {
             kernels,
             own,
             reports,
-            told,
+            mailbox,
             params,
         }
     }
@@ -463,7 +470,7 @@ fn params(
     let Config { rank, ranks, timeout, masks_late, .. } = *config;
     let mut params = GroupParams {
         windows: [0; MAX_RANKS],
-        home: 0,
+        staging: 0,
         far: 0,
         mirrors: 0,
         ring: 0,
@@ -472,26 +479,26 @@ fn params(
         timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
         pool_at: control_len(ranks) as u64,
         pool: windows.pool_len() as u64,
-        marks_at: 0,
-        notes_at: 0,
+        flags_at: 0,
+        tagged_at: 0,
         rank: rank as u32,
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
         ring_slots: 0,
-        by_host: u32::from(matches!(windows, Windows::ByHost(_))),
+        via_host: u32::from(matches!(windows, Windows::ViaHost(_))),
         zero: 0,
     };
     match windows {
         Windows::Direct(window, _) => {
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
-            params.home = params.windows[rank];
-            if window.marks_len() > 0 {
-                params.notes_at = params.pool_at;
-                params.marks_at = params.notes_at + words_len(ranks, NOTES) as u64;
-                params.pool_at += window.marks_len() as u64;
+            params.staging = params.windows[rank];
+            if window.flags_len() > 0 {
+                params.tagged_at = params.pool_at;
+                params.flags_at = params.tagged_at + words_len(ranks, TAGGED_WORDS) as u64;
+                params.pool_at += window.flags_len() as u64;
             }
         }
-        Windows::ByHost(hosted) => hosted.put_into(&mut params),
+        Windows::ViaHost(host_windows) => host_windows.put_into(&mut params),
     }
     params
 }
@@ -501,7 +508,7 @@ fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
     // A rank without a known node takes part in the exchange, and fails later, so that the others
     // do not wait for it in vain.
     let node = match config.reach {
-        Reach::ByHost => Vec::new(),
+        Reach::ViaHost => Vec::new(),
         _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
     };
     let nodes = exchange(node.clone())?;
@@ -529,7 +536,7 @@ fn open_all(
             (
                 "as bytes of marks, which are none where late ranks are left out,",
                 u64::from(card.marks),
-                window.marks_len() as u64,
+                window.flags_len() as u64,
             ),
             ("as bytes of the pool", card.pool, window.pool_len() as u64),
         ];

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
 use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
-use crate::error::{Error, Result};
+use crate::shared::error::{Error, Result};
 
 /// A kernel, and the number of threads in its blocks.
 #[derive(Clone, Copy)]
@@ -62,9 +62,9 @@ pub(super) struct Kernels {
     pub(super) layout: Kernel,
     pub(super) send: Kernel,
     pub(super) receive: Kernel,
-    pub(super) give_back: Kernel,
+    pub(super) combine_send: Kernel,
     pub(super) sum: Kernel,
-    pub(super) give_back_packed: Kernel,
+    pub(super) combine_send_packed: Kernel,
     pub(super) sum_packed: Kernel,
     pub(super) dispatch: Kernel,
     pub(super) combine: Kernel,
@@ -102,17 +102,17 @@ impl Kernels {
             |threads: u32, name: &CStr| Ok(Kernel { function: module.function(name)?, threads });
         Ok(Self {
             layout: kernel(LAYOUT_THREADS, c"uccl_ep_layout")?,
-            send: kernel(THREADS, c"uccl_ep_send")?,
-            receive: kernel(THREADS, c"uccl_ep_receive")?,
-            give_back: kernel(THREADS, c"uccl_ep_return")?,
-            sum: kernel(THREADS, c"uccl_ep_sum")?,
-            give_back_packed: kernel(PACKING_THREADS, c"uccl_ep_return_packed")?,
-            sum_packed: kernel(UNPACKING_THREADS, c"uccl_ep_sum_packed")?,
-            dispatch: kernel(THREADS, c"uccl_ep_dispatch")?,
-            combine: kernel(THREADS, c"uccl_ep_combine")?,
+            send: kernel(THREADS, c"uccl_ep_low_latency_send")?,
+            receive: kernel(THREADS, c"uccl_ep_low_latency_receive")?,
+            combine_send: kernel(THREADS, c"uccl_ep_low_latency_return")?,
+            sum: kernel(THREADS, c"uccl_ep_low_latency_sum")?,
+            combine_send_packed: kernel(PACKING_THREADS, c"uccl_ep_low_latency_return_packed")?,
+            sum_packed: kernel(UNPACKING_THREADS, c"uccl_ep_low_latency_sum_packed")?,
+            dispatch: kernel(THREADS, c"uccl_ep_low_latency_dispatch")?,
+            combine: kernel(THREADS, c"uccl_ep_low_latency_combine")?,
             mask: kernel(MAX_RANKS as u32, c"uccl_ep_mask")?,
             normal_send: kernel(THREADS, c"uccl_ep_normal_send")?,
-            count: kernel(THREADS, c"uccl_ep_count")?,
+            count: kernel(THREADS, c"uccl_ep_normal_count")?,
             normal_receive: kernel(THREADS, c"uccl_ep_normal_receive")?,
             normal_return: kernel(THREADS, c"uccl_ep_normal_return")?,
             normal_sum: kernel(THREADS, c"uccl_ep_normal_sum")?,
@@ -132,17 +132,17 @@ mod tests {
 
     const KERNELS: [(&str, usize); 17] = [
         ("layout", size_of::<Layout>()),
-        ("send", size_of::<Send>()),
-        ("receive", size_of::<Receive>()),
-        ("return", size_of::<Return>()),
-        ("sum", size_of::<Sum>()),
-        ("return_packed", size_of::<Return>()),
-        ("sum_packed", size_of::<Sum>()),
-        ("dispatch", size_of::<WholeDispatch>()),
-        ("combine", size_of::<WholeCombine>()),
+        ("low_latency_send", size_of::<Send>()),
+        ("low_latency_receive", size_of::<Receive>()),
+        ("low_latency_return", size_of::<Return>()),
+        ("low_latency_sum", size_of::<Sum>()),
+        ("low_latency_return_packed", size_of::<Return>()),
+        ("low_latency_sum_packed", size_of::<Sum>()),
+        ("low_latency_dispatch", size_of::<WholeDispatch>()),
+        ("low_latency_combine", size_of::<WholeCombine>()),
         ("mask", size_of::<Mask>()),
         ("normal_send", size_of::<NormalSend>()),
-        ("count", size_of::<Count>()),
+        ("normal_count", size_of::<Count>()),
         ("normal_receive", size_of::<NormalReceive>()),
         ("normal_return", size_of::<NormalReturn>()),
         ("normal_sum", size_of::<NormalSum>()),

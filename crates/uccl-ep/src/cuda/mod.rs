@@ -1,33 +1,35 @@
-//! Dispatch and combine between ranks with GPUs: small batches in low latency mode here, and
-//! [`normal`] mode.
+//! Dispatch and combine between ranks with GPUs: small batches in [`low_latency`] mode, larger ones
+//! in [`normal`] mode.
 //!
-//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep*.cuh`) do all
+//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep`) do all
 //! work. They also number and place calls, so that a CUDA graph can repeat them. The calls of a
 //! rank have to begin in the same order on its GPU as those of the others on theirs. They follow
 //! the protocol of the CPU's calls, with the same words in the windows, and their results have the
 //! same bits. The host waits only when it asks for counts.
+//!
+//! ```text
+//!   low_latency   normal      launches of calls: dispatch, combine
+//!            \     /
+//!             group           a rank's end: its window or the host's, its kernels, its reports
+//! ```
 
-mod combine;
-mod dispatch;
+mod call;
+mod cpp;
 mod group;
-mod hosted;
+mod host_windows;
 mod kernels;
+pub mod low_latency;
+mod mailbox;
 mod memory;
 pub mod normal;
 mod params;
 mod routing;
 mod status;
-mod told;
 mod watch;
 mod window;
 
 pub use self::{
-    combine::Combine,
-    dispatch::{Dispatch, Handle},
     group::{Config, Group, RESERVED, Reach},
-    memory::{
-        COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
-        records_len, scratch_len,
-    },
-    params::{MAX_RANKS, MAX_TOKENS, layout_assertions},
+    memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
+    params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
 };

@@ -5,10 +5,10 @@ use std::time::Duration;
 use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
 use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
-use crate::{
+use crate::shared::{
     error::{Error, Phase},
     header::KINDS,
-    protocol::{Awaited, Mark},
+    protocol::{Mark, MissingMark},
 };
 
 /// Words of host memory that a rank's kernels write to when a call fails.
@@ -74,7 +74,7 @@ impl Status {
         let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
         let (expected, seen) = (self.expected[peer], self.seen[peer]);
         match self.state {
-            state::OVERDUE if self.what == PUSH => {
+            state::OVERDUE if self.detail == PUSH => {
                 let waited = Duration::from_nanos(self.waited_ns);
                 let why = format!(
                     "cannot be told: this rank's proxy has taken {seen} of {expected} commands, and no more in {waited:?}"
@@ -87,10 +87,10 @@ impl Status {
             }
             state::OVERDUE => {
                 let is_late = |rank: &usize| self.late >> rank & 1 == 1;
-                let what = if self.what == ROOM { "room" } else { "data" };
-                let awaited = |peer| Awaited {
+                let what = if self.detail == ROOM { "room" } else { "data" };
+                let awaited = |peer| MissingMark {
                     peer,
-                    about: peer,
+                    owner: peer,
                     what,
                     expected: Mark::of_word(self.expected[peer]),
                     seen: Mark::of_word(self.seen[peer]),
@@ -119,7 +119,7 @@ impl Status {
             state::POISONED => Error::Interrupted,
             state::DISAGREE => {
                 let names = if is_combine { COMBINE_AGREED } else { DISPATCH_AGREED };
-                let what = match self.what.checked_sub(1) {
+                let what = match self.detail.checked_sub(1) {
                     None => KINDS,
                     Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
                 };
@@ -140,7 +140,7 @@ impl Status {
 mod tests {
     use super::*;
 
-    fn told(state: u32) -> Status {
+    fn report(state: u32) -> Status {
         let (mut expected, mut seen) = ([0; MAX_RANKS], [0; MAX_RANKS]);
         expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
         (expected[3], seen[3]) = (9, 8);
@@ -148,17 +148,28 @@ mod tests {
         // The third agreed word, or ROOM.
         let what = if state == state::DISAGREE { 3 } else { 1 };
         let (poison, call, waited_ns, lost) = (0, 9, 5, 0);
-        Status { poison, state, phase: 1, what, call, late, waited_ns, lost, expected, seen }
+        Status {
+            poison,
+            state,
+            phase: 1,
+            detail: what,
+            call,
+            late,
+            waited_ns,
+            lost,
+            expected,
+            seen,
+        }
     }
 
     #[test]
     fn what_kernels_tell_are_the_errors_of_the_cpu() {
         let why = |rank: usize| (rank == 3).then(|| "has ended".to_owned());
-        let said = |state| told(state).to_error(1, why).to_string();
+        let said = |state| report(state).to_error(1, why).to_string();
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
         assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
-        let mut too_many = told(state::GAVE_UP);
+        let mut too_many = report(state::GAVE_UP);
         too_many.seen[3] = TOO_MANY;
         let too_many = too_many.to_error(1, |_| None).to_string();
         assert!(
@@ -171,9 +182,9 @@ mod tests {
         assert_eq!(said(state::POISONED), "interrupted");
         assert_eq!(said(state::LOST), "dispatch on rank 1: rank 3 has ended");
         let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());
-        let both = told(state::GAVE_UP).to_error(1, other).to_string();
+        let both = report(state::GAVE_UP).to_error(1, other).to_string();
         assert_eq!(both, "dispatch on rank 1: rank 5 has ended; rank 3 gave up on call 8");
-        let stuck = Status { what: PUSH, late: 0b1000, ..told(state::OVERDUE) };
+        let stuck = Status { detail: PUSH, late: 0b1000, ..report(state::OVERDUE) };
         let stuck = stuck.to_error(1, |_| None).to_string();
         assert!(
             stuck.contains("rank 3 cannot be told: this rank's proxy has taken 8 of 9 commands")

@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use uccl_local::cma::Process;
+use uccl_device::Process;
 
 use super::status::Reports;
-use crate::error::{Error, Result};
+use crate::shared::error::{Error, Result};
 
 /// The time between two checks.
 const WATCHING: Duration = Duration::from_millis(2);
@@ -36,10 +36,10 @@ impl Watch {
     ) -> Result<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let losses: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| OnceLock::new()).collect());
-        let (over, told) = (Arc::clone(&is_over), Arc::clone(&losses));
+        let (over, known) = (Arc::clone(&is_over), Arc::clone(&losses));
         let watch = move || {
             while !over.load(Ordering::Acquire) {
-                look(&told, &reports, &loss);
+                report_losses(&known, &reports, &loss);
                 thread::park_timeout(WATCHING);
             }
         };
@@ -71,10 +71,14 @@ impl Watch {
 }
 
 /// Tells kernels of the peers that are gone.
-fn look(losses: &[OnceLock<String>], reports: &Reports, loss: &impl Fn(usize) -> Option<String>) {
-    for (rank, told) in losses.iter().enumerate().filter(|(_, told)| told.get().is_none()) {
+fn report_losses(
+    losses: &[OnceLock<String>],
+    reports: &Reports,
+    loss: &impl Fn(usize) -> Option<String>,
+) {
+    for (rank, known) in losses.iter().enumerate().filter(|(_, known)| known.get().is_none()) {
         if let Some(why) = loss(rank) {
-            told.get_or_init(|| why);
+            known.get_or_init(|| why);
             reports.set_lost(rank);
         }
     }

@@ -1,10 +1,10 @@
 //! A rank's window in a GPU's memory, and this GPU's access to those of its peers.
 //!
-//! Its layout is that of a window of the CPU, words for each rank and then the pool, but notes and
-//! marks of parts may be between them. Peers in this process use its address; peers in other
-//! processes of the host open it by a handle. A window that its rank has dropped lives as long as a
-//! peer in this process holds it, and the driver keeps it for processes that have opened it: late
-//! stores hit no other memory.
+//! Its layout is that of a window of the CPU, words for each rank and then the pool, but tagged
+//! words and the ready flags of chunks may be between them. Peers in this process use its address;
+//! peers in other processes of the host open it by a handle. A window that its rank has dropped
+//! lives as long as a peer in this process holds it, and the driver keeps it for processes that
+//! have opened it: late stores hit no other memory.
 
 use std::{
     collections::HashMap,
@@ -14,23 +14,22 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_device::{
-    HostIdentity,
+    HostIdentity, Process,
     cuda::{
         Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
         PinnedBuffer, Priority, Stream,
     },
 };
-use uccl_local::cma::Process;
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
-    params::{NOTES, PARTS},
+    params::{CHUNKS, TAGGED_WORDS},
     watch::{self, own_start},
 };
-use crate::{
+use crate::shared::{
     error::{Error, Result},
     nodes::host_of,
-    placing::SLOTS,
+    places::SLOTS,
     view::{self, PAGE, control_len},
 };
 
@@ -49,16 +48,16 @@ pub(super) const fn words_len(ranks: usize, words: usize) -> usize {
 }
 
 /// A window that this GPU reaches.
-enum Reached {
-    Own(Arc<DeviceBuffer>),
-    Opened(Arc<Mapping>),
+enum PeerWindow {
+    Local(Arc<DeviceBuffer>),
+    Imported(Arc<Mapping>),
 }
 
-impl Reached {
+impl PeerWindow {
     fn address(&self) -> u64 {
         match self {
-            Self::Own(memory) => memory.address(),
-            Self::Opened(mapping) => mapping.address(),
+            Self::Local(memory) => memory.address(),
+            Self::Imported(mapping) => mapping.address(),
         }
     }
 }
@@ -68,32 +67,32 @@ pub(super) struct Window {
     memory: Arc<DeviceBuffer>,
     context: &'static Context,
     me: usize,
-    marks: usize,
+    flags: usize,
     pool: usize,
     nonce: u64,
-    peers: Vec<Reached>,
+    peers: Vec<PeerWindow>,
 }
 
 impl Window {
-    /// A window with a pool of so many bytes, and with notes and marks of parts if `has_marks`.
+    /// A window with a pool of so many bytes, and with tagged words and ready flags if `has_flags`.
     pub(super) fn new(
         context: &'static Context,
         (me, ranks): (usize, usize),
         pool: usize,
-        has_marks: bool,
+        has_flags: bool,
     ) -> Result<Self> {
         let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
         let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
-        let marks = if has_marks { words_len(ranks, NOTES + PARTS) } else { 0 };
-        let words = control_len(ranks) + marks;
+        let flags = if has_flags { words_len(ranks, TAGGED_WORDS + CHUNKS) } else { 0 };
+        let words = control_len(ranks) + flags;
         let len = words.checked_add(pool).ok_or_else(invalid)?;
         let memory = Arc::new(DeviceBuffer::new(context, len)?);
         let nonce = random()?;
         let stream = Stream::new(context, Priority::Normal)?;
-        let mut told = PinnedBuffer::new(context, 8)?;
+        let mut staged = PinnedBuffer::new(context, 8)?;
         // SAFETY: no other code uses the memory yet.
-        unsafe { told.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
-        let (to, from) = (memory.address() + NONCE_AT, told.address());
+        unsafe { staged.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
+        let (to, from) = (memory.address() + NONCE_AT, staged.address());
         // SAFETY: no other code uses the window yet, and both live until the stream has been waited
         // for.
         unsafe {
@@ -104,12 +103,12 @@ impl Window {
         let mut known = WINDOWS.lock();
         known.retain(|_, window| window.strong_count() > 0);
         known.insert(nonce, Arc::downgrade(&memory));
-        Ok(Self { memory, context, me, marks, pool, nonce, peers: Vec::new() })
+        Ok(Self { memory, context, me, flags, pool, nonce, peers: Vec::new() })
     }
 
-    /// Bytes of the notes, and of the marks behind them, before the pool.
-    pub(super) fn marks_len(&self) -> usize {
-        self.marks
+    /// Bytes of the tagged words, and of the ready flags behind them, before the pool.
+    pub(super) fn flags_len(&self) -> usize {
+        self.flags
     }
 
     /// Bytes of the pool.
@@ -127,7 +126,7 @@ impl Window {
         Ok(EpGpuCard {
             rank: self.me as u32,
             ranks: ranks as u32,
-            marks: self.marks as u32,
+            marks: self.flags as u32,
             pool: self.pool as u64,
             nonce: self.nonce,
             process: process()?,
@@ -141,19 +140,19 @@ impl Window {
     /// Opens a peer's window. Called for ranks 0, 1, and so on, in order. Returns the peer's
     /// process, if it is another one that can be watched.
     pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<Option<Process>> {
-        let reached = match card.rank as usize == self.me {
-            true => Reached::Own(Arc::clone(&self.memory)),
+        let window = match card.rank as usize == self.me {
+            true => PeerWindow::Local(Arc::clone(&self.memory)),
             false => self.reach(card)?,
         };
-        let watched = match &reached {
-            Reached::Own(_) => None,
-            Reached::Opened(_) => watch::process(card.pid, card.started),
+        let watched = match &window {
+            PeerWindow::Local(_) => None,
+            PeerWindow::Imported(_) => watch::process(card.pid, card.started),
         };
-        self.peers.push(reached);
+        self.peers.push(window);
         Ok(watched)
     }
 
-    fn reach(&self, card: &EpGpuCard) -> Result<Reached> {
+    fn reach(&self, card: &EpGpuCard) -> Result<PeerWindow> {
         let what = || format!("opening the window of rank {}", card.rank);
         let os = |source| Error::Os { what: what(), source };
         if card.host != host_of(&HostIdentity::of_this_process())? {
@@ -164,13 +163,13 @@ impl Window {
             let memory = WINDOWS.lock().get(&card.nonce).and_then(Weak::upgrade);
             let memory = memory.ok_or_else(|| os(io::Error::other("it is gone")))?;
             self.context.enable_peer(memory.context())?;
-            return Ok(Reached::Own(memory));
+            return Ok(PeerWindow::Local(memory));
         }
         let handle = IpcHandle(card.handle);
         let mapping = IMPORTER.open(self.context, PeerId(card.process), handle)?;
         let is_it = self.read_word(mapping.address() + NONCE_AT)? == card.nonce;
         is_it
-            .then_some(Reached::Opened(mapping))
+            .then_some(PeerWindow::Imported(mapping))
             .ok_or_else(|| os(io::Error::other("it is another process's memory")))
     }
 
@@ -187,7 +186,7 @@ impl Window {
 
     /// This GPU's addresses of the ranks' windows.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
-        self.peers.iter().map(Reached::address)
+        self.peers.iter().map(PeerWindow::address)
     }
 }
 

@@ -10,7 +10,8 @@
 //! | 1 | 31 to 62 | target, in units | mark, from bit 0 |
 //! | 1 | 0 to 30 | length, in units | |
 //!
-//! The lap is the ring's (see [`fifo`](super::fifo)). Units have [`UNIT`] bytes, so offsets reach 128 GiB and lengths 64 GiB.
+//! The lap is the ring's (see [`fifo`](super::fifo)). Units have [`UNIT`] bytes, so offsets reach
+//! 128 GiB and lengths 64 GiB.
 
 /// Bytes of a unit of offsets and lengths.
 pub(crate) const UNIT: usize = 32;

@@ -5,8 +5,8 @@
 //! pair of which one half has landed is not seen. The slots begin zeroed, so the first lap writes
 //! ones.
 //!
-//! A producer claims a slot only where the ring has room, and so never waits with a claim that the proxy would have to wait
-//! for.
+//! A producer claims a slot only where the ring has room, and so never waits with a claim that the
+//! proxy would have to wait for.
 
 use std::{
     io,
@@ -120,16 +120,16 @@ const FULL_NAP: Duration = Duration::from_micros(20);
 pub(super) struct Popper<S> {
     fifo: Fifo<S>,
     tail: u64,
-    told: u64,
+    published: u64,
 }
 
 /// The proxy publishes its tail this often in a lap, and whenever the ring is empty.
-const TOLD_OF: u64 = 8;
+const PUBLISHED_PER_LAP: u64 = 8;
 
 impl<S: Storage> Popper<S> {
     /// A ring has one popper, and nothing has been popped from it yet.
     pub(super) fn new(fifo: Fifo<S>) -> Self {
-        Self { fifo, tail: 0, told: 0 }
+        Self { fifo, tail: 0, published: 0 }
     }
 
     /// The next command, with the ring's bits in it; `None` unless both halves have landed.
@@ -137,20 +137,20 @@ impl<S: Storage> Popper<S> {
         let lap = lap(self.tail, self.fifo.slots);
         let halves = self.fifo.slot(self.tail).map(|half| half.load(Ordering::Acquire));
         if halves.iter().any(|half| half & LAP != lap) {
-            self.tell();
+            self.publish();
             return None;
         }
         self.tail += 1;
-        if self.tail.is_multiple_of((self.fifo.slots / TOLD_OF).max(1)) {
-            self.tell();
+        if self.tail.is_multiple_of((self.fifo.slots / PUBLISHED_PER_LAP).max(1)) {
+            self.publish();
         }
         Some(halves)
     }
 
     /// Publishes the number of popped commands to producers.
-    fn tell(&mut self) {
-        if self.told != self.tail {
-            self.told = self.tail;
+    fn publish(&mut self) {
+        if self.published != self.tail {
+            self.published = self.tail;
             self.fifo.word(TAIL).store(self.tail, Ordering::Release);
         }
     }
@@ -158,12 +158,12 @@ impl<S: Storage> Popper<S> {
 
 /// A ring in memory of its own; a device may map its pages too.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct RingMemory {
     words: segment::Words,
     memory: Arc<Mapping>,
 }
 
-impl Storage for Shared {
+impl Storage for RingMemory {
     type Word = AtomicU64;
 
     fn words(&self) -> &[AtomicU64] {
@@ -171,14 +171,14 @@ impl Storage for Shared {
     }
 }
 
-impl Fifo<Shared> {
+impl Fifo<RingMemory> {
     pub(super) fn in_memory(slots: u64) -> io::Result<Self> {
         // A device's driver locks whole pages.
         const PAGE: usize = 4096;
         let words = words_of(slots);
         let segment = Segment::create("uccl-ep-fifo", (8 * words).next_multiple_of(PAGE))?;
         let memory = Arc::clone(&segment);
-        Ok(Self::new(Shared { words: segment::Words::new(&memory, 0, words)?, memory }, slots))
+        Ok(Self::new(RingMemory { words: segment::Words::new(&memory, 0, words)?, memory }, slots))
     }
 
     /// All of the ring, for a device that pushes to it.
@@ -191,7 +191,7 @@ impl Fifo<Shared> {
 mod tests {
     use super::*;
 
-    fn ring(slots: u64) -> (Fifo<Shared>, Popper<Shared>) {
+    fn ring(slots: u64) -> (Fifo<RingMemory>, Popper<RingMemory>) {
         let fifo = Fifo::in_memory(slots).unwrap();
         (fifo.clone(), Popper::new(fifo))
     }
@@ -268,9 +268,9 @@ mod loom_tests {
     use super::*;
 
     #[derive(Clone)]
-    struct Watched(loom::sync::Arc<Vec<AtomicU64>>);
+    struct LoomMemory(loom::sync::Arc<Vec<AtomicU64>>);
 
-    impl Storage for Watched {
+    impl Storage for LoomMemory {
         type Word = AtomicU64;
 
         fn words(&self) -> &[AtomicU64] {
@@ -278,13 +278,13 @@ mod loom_tests {
         }
     }
 
-    fn ring(slots: u64) -> Fifo<Watched> {
+    fn ring(slots: u64) -> Fifo<LoomMemory> {
         let words = (0..words_of(slots)).map(|_| AtomicU64::new(0)).collect();
-        Fifo::new(Watched(loom::sync::Arc::new(words)), slots)
+        Fifo::new(LoomMemory(loom::sync::Arc::new(words)), slots)
     }
 
     /// Pops `count` commands, and checks that both halves of each are equal.
-    fn popped(fifo: Fifo<Watched>, count: usize) -> Vec<u64> {
+    fn popped(fifo: Fifo<LoomMemory>, count: usize) -> Vec<u64> {
         let mut popper = Popper::new(fifo);
         let mut all = Vec::new();
         while all.len() < count {

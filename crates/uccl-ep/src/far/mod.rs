@@ -4,10 +4,10 @@
 //! [`fifo`]; the [`proxy`] sends all pieces up to a signal as one write with that signal.
 
 pub(crate) mod command;
+mod counters;
 pub(crate) mod fifo;
 mod outbox;
 mod proxy;
-mod tally;
 
 use std::{
     mem,
@@ -21,24 +21,24 @@ use uccl_fabric::shm::{Mapping, Segment};
 use uccl_p2p::{ConnId, Endpoint, Uninterrupted};
 use uccl_wire::ep_card::EpEndpoint;
 
-pub use self::tally::ProxyStats;
+pub use self::counters::ProxyStats;
 use self::{
     command::{Command, UNIT},
-    fifo::{Fifo, Popper, Shared},
+    fifo::{Fifo, Popper, RingMemory},
     outbox::Outbox,
-    proxy::{Desk, NAP, Peer, Proxy},
+    proxy::{NAP, Peer, Proxy, ProxyShared},
 };
-use crate::{
+use crate::shared::{
     error::{Error, Result},
-    joining::MakeEndpoint,
+    join::MakeEndpoint,
 };
 
 /// Commands that a rank's producers may be ahead of its proxy.
 const SLOTS: u64 = 2048;
 /// The most bytes that are under way to one peer from a ring.
-const OUTBOX: usize = 4 << 20;
+const OUTBOX_LEN: usize = 4 << 20;
 /// Bytes of mirrors that are gathered without a signal before they are sent.
-const MIRRORED: usize = 1 << 20;
+const MIRROR_BATCH: usize = 1 << 20;
 /// The sleep of a proxy that producers wake.
 const SLEEP: Duration = Duration::from_millis(20);
 /// The time that a group's drop waits for its peers to have all data sent to them.
@@ -48,7 +48,7 @@ const NO_PROXY: &str = "cannot be written to: this rank's proxy has ended";
 
 /// The memory in which data for far peers is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SendFrom {
+pub(crate) enum Staging {
     /// In a ring for each peer, which calls of the CPU fill, piece by piece.
     Rings,
     /// In a mirror of each peer's window, which a device fills as it would fill the window. It
@@ -57,39 +57,39 @@ pub(crate) enum SendFrom {
 }
 
 /// A rank's endpoint, before it is connected.
-pub(crate) struct Listening {
+pub(crate) struct Listener {
     endpoint: Endpoint,
     window: Arc<Mapping>,
     card: EpEndpoint,
     timeout: Duration,
-    send_from: SendFrom,
+    staging: Staging,
 }
 
-impl Listening {
+impl Listener {
     /// Registers the window, so that peers can write to it.
     pub(crate) fn new(
         network: Option<uccl_p2p::Config>,
         make: &mut MakeEndpoint<'_>,
         window: &Arc<Mapping>,
-        (timeout, send_from): (Duration, SendFrom),
+        (timeout, staging): (Duration, Staging),
     ) -> Result<Self> {
         let network = network.map_or_else(uccl_p2p::Config::from_env, Ok);
-        let network = network.map_err(failed("reading the network's settings"))?;
+        let network = network.map_err(network_error("reading the network's settings"))?;
         // A caller that waits in a call gives up first, and can tell its peers so.
         let patience = 2 * timeout;
         let network = uccl_p2p::Config { timeout: patience, transfer_timeout: patience, ..network };
-        let endpoint = make(network).map_err(failed("making an endpoint"))?;
+        let endpoint = make(network).map_err(network_error("making an endpoint"))?;
         let (at, len) = (window.as_ptr().addr(), window.len());
         // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
         let mr = unsafe { endpoint.register(at, len) };
         let advert = mr.and_then(|mr| endpoint.advertise(mr, at, len));
-        let window_advert = advert.map_err(failed("registering the window"))?;
+        let window_advert = advert.map_err(network_error("registering the window"))?;
         let card = EpEndpoint {
             addr: endpoint.addr(),
             instance: endpoint.instance(),
             window: window_advert,
         };
-        Ok(Self { endpoint, window: Arc::clone(window), card, timeout, send_from })
+        Ok(Self { endpoint, window: Arc::clone(window), card, timeout, staging })
     }
 
     /// The addresses that peers need to write to the window.
@@ -103,7 +103,7 @@ impl Listening {
         self,
         me: usize,
         cards: &[Option<EpEndpoint>],
-    ) -> Result<Far, (usize, String)> {
+    ) -> Result<FarPeers, (usize, String)> {
         let deadline = Instant::now() + self.timeout;
         let mut conns = vec![None; cards.len()];
         for (rank, card) in cards.iter().enumerate().skip(me + 1) {
@@ -129,33 +129,35 @@ impl Listening {
             }
         }
         let failed = |e: Error| (me, e.to_string());
-        Far::start(self, cards, conns).map_err(failed)
+        FarPeers::start(self, cards, conns).map_err(failed)
     }
 }
 
-/// This rank's way to peers on other nodes.
-pub(crate) struct Far {
+/// This rank's connections to its peers on other nodes, and the proxy that writes to them.
+pub(crate) struct FarPeers {
     endpoint: Endpoint,
     conns: Vec<Option<ConnId>>,
-    desk: Arc<Desk>,
-    fifo: Fifo<Shared>,
+    shared: Arc<ProxyShared>,
+    fifo: Fifo<RingMemory>,
     outbox: Arc<Mapping>,
     window: Arc<Mapping>,
     proxy: Option<JoinHandle<()>>,
     timeout: Duration,
 }
 
-impl Far {
+impl FarPeers {
     fn start(
-        listening: Listening,
+        listener: Listener,
         cards: &[Option<EpEndpoint>],
         conns: Vec<Option<ConnId>>,
     ) -> Result<Self> {
-        let Listening { endpoint, window, timeout, send_from, .. } = listening;
+        let Listener { endpoint, window, timeout, staging, .. } = listener;
         // Windows are pages, and so multiples of a command's unit.
-        let (len, most, sleep) = match send_from {
-            SendFrom::Rings => (OUTBOX.min(window.len()), OUTBOX.min(window.len()) / 4, SLEEP),
-            SendFrom::Mirrors => (window.len(), MIRRORED, NAP),
+        let (len, most, sleep) = match staging {
+            Staging::Rings => {
+                (OUTBOX_LEN.min(window.len()), OUTBOX_LEN.min(window.len()) / 4, SLEEP)
+            }
+            Staging::Mirrors => (window.len(), MIRROR_BATCH, NAP),
         };
         let far = cards.iter().flatten().count();
         let os = |what| move |source| Error::Os { what, source };
@@ -164,23 +166,23 @@ impl Far {
         let outbox = Arc::clone(&memory);
         // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
         let mr = unsafe { endpoint.register(outbox.as_ptr().addr(), outbox.len()) };
-        let mr = mr.map_err(failed("registering the outbox"))?;
+        let mr = mr.map_err(network_error("registering the outbox"))?;
         let mut bases = (0..far).map(|at| at * len);
         let outbox_of = |card: &Option<EpEndpoint>| {
             let base = card.as_ref().and_then(|_| bases.next())?;
-            Some(match send_from {
-                SendFrom::Rings => Outbox::new(base, len),
-                SendFrom::Mirrors => Outbox::mirror(base, len),
+            Some(match staging {
+                Staging::Rings => Outbox::new(base, len),
+                Staging::Mirrors => Outbox::mirror(base, len),
             })
         };
-        let desk = Arc::new(Desk::new(cards.iter().map(outbox_of).collect()));
+        let shared = Arc::new(ProxyShared::new(cards.iter().map(outbox_of).collect()));
         let fifo = Fifo::in_memory(SLOTS).map_err(os("making a ring of commands".to_owned()))?;
         let peer = |(card, conn): (&Option<EpEndpoint>, &Option<ConnId>)| {
             Some(Peer::new((*conn)?, card.as_ref()?.window))
         };
         let proxy = Proxy {
             endpoint: endpoint.clone(),
-            desk: Arc::clone(&desk),
+            shared: Arc::clone(&shared),
             popper: Popper::new(fifo.clone()),
             source: (mr, outbox.as_ptr().addr()),
             peers: cards.iter().zip(&conns).map(peer).collect(),
@@ -193,19 +195,19 @@ impl Far {
             .spawn(move || proxy.run())
             .map_err(os("starting a thread".to_owned()))?;
         let proxy = Some(proxy);
-        Ok(Self { endpoint, conns, desk, fifo, outbox, window, proxy, timeout })
+        Ok(Self { endpoint, conns, shared, fifo, outbox, window, proxy, timeout })
     }
 
     /// Begins to write to a peer's window. `None` if nothing can be written there any more.
-    pub(crate) fn letter(&self, to: usize) -> Option<Letter<'_>> {
-        let outbox = self.desk.outboxes.get(to)?.as_ref()?;
+    pub(crate) fn begin_write(&self, to: usize) -> Option<RemoteWrite<'_>> {
+        let outbox = self.shared.outboxes.get(to)?.as_ref()?;
         let deadline = Instant::now() + self.timeout;
         let head = outbox.lock(deadline);
         if head.is_none() {
             outbox.fail(|| "did not take what was sent to it in time".to_owned());
         }
-        let (head, pending, scrap) = (head?, None, Vec::new());
-        Some(Letter { far: self, outbox, to, head, deadline, pending, scrap })
+        let (head, pending, discarded) = (head?, None, Vec::new());
+        Some(RemoteWrite { far: self, outbox, to, head, deadline, pending, discarded })
     }
 
     /// Sets a word of a peer's window after all data that was written there before.
@@ -220,7 +222,7 @@ impl Far {
 
     fn push(&self, command: Command, deadline: Instant) {
         let (Command::Write { peer, .. } | Command::Signal { peer, .. }) = command;
-        let Some(outbox) = &self.desk.outboxes[usize::from(peer)] else { return };
+        let Some(outbox) = &self.shared.outboxes[usize::from(peer)] else { return };
         let Some(halves) = command.to_halves() else {
             return outbox.fail(|| format!("cannot be reached by {command:?}"));
         };
@@ -234,13 +236,13 @@ impl Far {
 
     fn wake(&self) {
         if let Some(proxy) = &self.proxy {
-            self.desk.wake(proxy.thread());
+            self.shared.wake(proxy.thread());
         }
     }
 
     /// The reason for which a peer cannot be written to, or is not heard any more.
     pub(crate) fn failure(&self, peer: usize) -> Option<String> {
-        let outbox = self.desk.outboxes.get(peer)?.as_ref()?;
+        let outbox = self.shared.outboxes.get(peer)?.as_ref()?;
         let conn = self.conns[peer]?;
         // The end of this rank's proxy is no peer's fault.
         if !self.has_proxy() {
@@ -264,19 +266,19 @@ impl Far {
         &self.outbox
     }
 
-    /// The offset in it at which a far peer's part begins.
-    pub(crate) fn part_of(&self, peer: usize) -> Option<usize> {
-        Some(self.desk.outboxes.get(peer)?.as_ref()?.base())
+    /// The offset of a far peer's part in the memory that is sent from.
+    pub(crate) fn staging_offset(&self, peer: usize) -> Option<usize> {
+        Some(self.shared.outboxes.get(peer)?.as_ref()?.base())
     }
 
     /// Sends nothing more to these peers. In their last call they may still wait for earlier data:
-    /// so this [waits](Self::quiet) until they have it.
+    /// so this [waits](Self::flush) until they have it.
     pub(crate) fn give_up(&self, peers: &[usize]) {
-        let outboxes = peers.iter().filter_map(|peer| self.desk.outboxes.get(*peer)?.as_ref());
+        let outboxes = peers.iter().filter_map(|peer| self.shared.outboxes.get(*peer)?.as_ref());
         if outboxes.clone().all(|outbox| outbox.failure().is_some()) {
             return;
         }
-        self.quiet();
+        self.flush();
         outboxes.for_each(|outbox| outbox.fail(|| "has left the group".to_owned()));
     }
 
@@ -287,25 +289,26 @@ impl Far {
 
     /// The proxy's counters.
     pub(crate) fn proxy_stats(&self) -> ProxyStats {
-        self.desk.tally.read()
+        self.shared.counters.read()
     }
 
     /// Waits until all peers have the data that was sent to them, for `LINGER` at most.
-    fn quiet(&self) {
-        let (question, deadline) = (self.desk.ask(), Instant::now() + LINGER.min(self.timeout));
-        self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
+    fn flush(&self) {
+        let (flush, deadline) =
+            (self.shared.request_flush(), Instant::now() + LINGER.min(self.timeout));
+        self.shared.outboxes.iter().flatten().for_each(Outbox::request_send);
         self.wake();
-        while self.has_proxy() && !self.desk.has_answered(question) && Instant::now() < deadline {
+        while self.has_proxy() && !self.shared.is_flushed(flush) && Instant::now() < deadline {
             thread::sleep(NAP);
         }
     }
 }
 
-impl Drop for Far {
+impl Drop for FarPeers {
     fn drop(&mut self) {
         // A peer may still wait for the last word.
-        self.quiet();
-        self.desk.is_closed.store(true, Ordering::Release);
+        self.flush();
+        self.shared.is_closed.store(true, Ordering::Release);
         self.wake();
         let ended = self.proxy.take().map(JoinHandle::join);
         if self.endpoint.close().is_err() || matches!(ended, Some(Err(_))) {
@@ -316,8 +319,8 @@ impl Drop for Far {
 }
 
 /// Pieces for one peer's window, while they are put together.
-pub(crate) struct Letter<'a> {
-    far: &'a Far,
+pub(crate) struct RemoteWrite<'a> {
+    far: &'a FarPeers,
     outbox: &'a Outbox,
     to: usize,
     head: MutexGuard<'a, u64>,
@@ -325,26 +328,27 @@ pub(crate) struct Letter<'a> {
     /// The piece that is being filled.
     pending: Option<Command>,
     /// Room for pieces that are not sent.
-    scrap: Vec<u64>,
+    discarded: Vec<u64>,
 }
 
-impl Letter<'_> {
+impl RemoteWrite<'_> {
     /// Memory for `len` bytes that will be `target` bytes from the start of the window. The piece
     /// before it is complete.
-    pub(crate) fn at(&mut self, target: usize, len: usize) -> *mut u8 {
+    pub(crate) fn memory_at(&mut self, target: usize, len: usize) -> *mut u8 {
         self.push();
         let (peer, len) = (self.to as u16, len.next_multiple_of(UNIT));
         let Some(source) = self.room(len) else {
             // Nothing is sent to a peer that has failed: its pieces are thrown away.
-            self.scrap.resize(len / 8, 0);
-            return self.scrap.as_mut_ptr().cast();
+            self.discarded.resize(len / 8, 0);
+            return self.discarded.as_mut_ptr().cast();
         };
         self.pending = Some(Command::Write { peer, source, target, len });
         // SAFETY: inside the mapping, of which the ring is a part.
         unsafe { self.far.outbox.as_ptr().add(source) }
     }
 
-    /// Waits for room. `None`: the peer has failed, or does so now, as it has taken nothing for too long.
+    /// Waits for room. `None`: the peer has failed, or does so now, as it has taken nothing for too
+    /// long.
     fn room(&mut self, len: usize) -> Option<usize> {
         let outbox = self.outbox;
         if !outbox.holds(len) {
@@ -354,7 +358,7 @@ impl Letter<'_> {
             if let Some(source) = outbox.room(&mut self.head, len) {
                 return Some(source);
             }
-            outbox.hurry();
+            outbox.request_send();
             self.far.wake();
             if !self.far.has_proxy() {
                 outbox.fail(|| NO_PROXY.to_owned());
@@ -373,13 +377,13 @@ impl Letter<'_> {
     }
 }
 
-impl Drop for Letter<'_> {
+impl Drop for RemoteWrite<'_> {
     fn drop(&mut self) {
         self.push();
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(uccl_p2p::Error) -> Error {
+fn network_error(what: &'static str) -> impl Fn(uccl_p2p::Error) -> Error {
     move |source| Error::Network { what, source }
 }
 
@@ -390,8 +394,8 @@ mod tests {
     use super::*;
     use crate::{
         Config, Group,
-        dispatch::{Dispatch, Payload, Room, Tokens},
-        routing::{Choices, Routing},
+        host::dispatch::{Dispatch, DispatchInput, Payload, Room},
+        shared::routing::{Choices, Routing},
     };
 
     /// More than a group that is dropped waits for its peers.
@@ -413,7 +417,7 @@ mod tests {
             let bind = Some([127, 0, 0, 1].into());
             let network = Some(uccl_p2p::Config { bind, num_cpus: 1, ..Default::default() });
             let (node, masks_late) = (Some(rank as u64), false);
-            let (ranks, pool, timeout) = (2, 8 * OUTBOX, TIMEOUT);
+            let (ranks, pool, timeout) = (2, 8 * OUTBOX_LEN, TIMEOUT);
             let config = Config { rank, ranks, pool, timeout, masks_late, node, network };
             Group::join(config, &mut exchange).unwrap()
         };
@@ -427,7 +431,7 @@ mod tests {
     fn without_proxy() -> [Arc<Group>; 2] {
         let [own, peer] = pair();
         let far = own.window().far().unwrap();
-        far.desk.is_closed.store(true, Ordering::Release);
+        far.shared.is_closed.store(true, Ordering::Release);
         let deadline = Instant::now() + TIMEOUT;
         while far.has_proxy() {
             assert!(Instant::now() < deadline, "the proxy does not end");
@@ -441,13 +445,13 @@ mod tests {
         let (rows, experts) = (vec![0u8; count * ROW], vec![1; count]);
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 2, ranks: 2 };
         let (routing, len) = (Arc::new(Routing::new(choices).unwrap()), ROW);
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: len,
             payload: Payload::Bytes(len),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         // SAFETY: the rows live until the dispatch is over.
         let begun =
@@ -458,7 +462,7 @@ mod tests {
     #[test]
     fn calls_of_a_rank_whose_proxy_has_ended_say_so_before_their_time_is_over() {
         // The first number of rows fits an outbox, the second waits for room there.
-        for count in [1, 2 * OUTBOX / ROW] {
+        for count in [1, 2 * OUTBOX_LEN / ROW] {
             let [own, _peer] = without_proxy();
             let began = Instant::now();
             let why = fails(&own, count).to_string();

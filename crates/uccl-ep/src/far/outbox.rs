@@ -11,8 +11,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// One peer's part of the memory to send from. Positions count bytes since the beginning; a piece does not go past the end of
-/// the ring, but begins again at its start.
+/// One peer's part of the memory to send from. Positions count bytes since the beginning; a piece
+/// does not go past the end of the ring, but begins again at its start.
 pub(super) struct Outbox {
     /// The offset of the ring in the memory to send from.
     base: usize,
@@ -26,7 +26,7 @@ pub(super) struct Outbox {
     /// The position up to which the peer has the data.
     tail: AtomicU64,
     /// A producer waits: all pushed pieces should be sent, though no signal follows them yet.
-    is_awaited: AtomicBool,
+    is_send_requested: AtomicBool,
     /// The reason for which nothing can be sent to the peer any more.
     failure: OnceLock<String>,
 }
@@ -39,7 +39,7 @@ impl Outbox {
             is_mirror: false,
             head: Mutex::default(),
             tail: AtomicU64::new(0),
-            is_awaited: AtomicBool::new(false),
+            is_send_requested: AtomicBool::new(false),
             failure: OnceLock::new(),
         }
     }
@@ -73,7 +73,8 @@ impl Outbox {
         len <= self.len
     }
 
-    /// Room for a piece: where it begins in the memory to send from. `None` if the peer has not taken enough yet.
+    /// Room for a piece: where it begins in the memory to send from. `None` if the peer has not
+    /// taken enough yet.
     pub(super) fn room(&self, head: &mut u64, len: usize) -> Option<usize> {
         let start = place(*head, len, self.len);
         let end = start + len as u64;
@@ -86,13 +87,14 @@ impl Outbox {
     }
 
     /// Asks for all that was pushed to be sent.
-    pub(super) fn hurry(&self) {
-        self.is_awaited.store(true, Ordering::Relaxed);
+    pub(super) fn request_send(&self) {
+        self.is_send_requested.store(true, Ordering::Relaxed);
     }
 
     /// Whether a producer waits; clears the flag.
-    pub(super) fn was_hurried(&self) -> bool {
-        self.is_awaited.load(Ordering::Relaxed) && self.is_awaited.swap(false, Ordering::Relaxed)
+    pub(super) fn take_send_request(&self) -> bool {
+        self.is_send_requested.load(Ordering::Relaxed)
+            && self.is_send_requested.swap(false, Ordering::Relaxed)
     }
 
     /// The position behind a piece, given the one behind the piece before it.
@@ -106,7 +108,7 @@ impl Outbox {
     }
 
     /// Records that the peer has all data before a position.
-    pub(super) fn taken(&self, position: u64) {
+    pub(super) fn set_taken(&self, position: u64) {
         self.tail.store(position, Ordering::Release);
     }
 }
@@ -129,13 +131,13 @@ mod tests {
         // 32 bytes are left before the end: a longer piece begins at the start, and waits.
         assert_eq!(outbox.room(&mut head, 64), None);
         let first = outbox.end_of(0, 1000, 96);
-        outbox.taken(first);
+        outbox.set_taken(first);
         assert_eq!((first, outbox.room(&mut head, 64)), (96, Some(1000)));
         let second = outbox.end_of(first, 1000, 64);
         assert_eq!((second, *head), (192, 192));
         // The ring reclaims a skipped range with the next piece.
         assert_eq!(outbox.room(&mut head, 64), None);
-        outbox.taken(second);
+        outbox.set_taken(second);
         assert_eq!(outbox.room(&mut head, 128), Some(1000));
         assert_eq!(outbox.end_of(second, 1000, 128), 384);
     }

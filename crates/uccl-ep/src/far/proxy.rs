@@ -18,39 +18,47 @@ use uccl_p2p::{
 
 use super::{
     command::Command,
+    counters::Counters,
     fifo::{Popper, Storage},
     outbox::Outbox,
-    tally::Tally,
 };
 
 /// State that producers and the proxy share.
-pub(super) struct Desk {
+pub(super) struct ProxyShared {
     /// By rank; none for near ranks.
     pub(super) outboxes: Vec<Option<Outbox>>,
     /// The number of flushes requested: each asks that the peers have all that was pushed before.
-    asked: AtomicU64,
+    flushes_requested: AtomicU64,
     /// The number of flushes completed: the peers have all, or have failed.
-    answered: AtomicU64,
+    flushes_completed: AtomicU64,
     pub(super) is_closed: AtomicBool,
-    pub(super) tally: Tally,
+    pub(super) counters: Counters,
     is_asleep: AtomicBool,
 }
 
-impl Desk {
+impl ProxyShared {
     pub(super) fn new(outboxes: Vec<Option<Outbox>>) -> Self {
         let (count, flag) = (|| AtomicU64::new(0), || AtomicBool::new(false));
-        let (asked, answered, tally) = (count(), count(), Tally::default());
-        Self { outboxes, asked, answered, is_closed: flag(), tally, is_asleep: flag() }
+        let (flushes_requested, flushes_completed, counters) =
+            (count(), count(), Counters::default());
+        Self {
+            outboxes,
+            flushes_requested,
+            flushes_completed,
+            is_closed: flag(),
+            counters,
+            is_asleep: flag(),
+        }
     }
 
     /// Requests a flush, after which the peers have all that was pushed before; returns its number.
-    pub(super) fn ask(&self) -> u64 {
-        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    pub(super) fn request_flush(&self) -> u64 {
+        self.flushes_requested.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// Whether a flush is complete: the peers have all that was pushed before it, or have failed.
-    pub(super) fn has_answered(&self, question: u64) -> bool {
-        self.answered.load(Ordering::Acquire) >= question
+    pub(super) fn is_flushed(&self, flush: u64) -> bool {
+        self.flushes_completed.load(Ordering::Acquire) >= flush
     }
 
     /// Wakes the proxy, if it sleeps, after something was pushed.
@@ -74,10 +82,10 @@ pub(super) struct Peer {
     /// The outbox's position behind all gathered pieces.
     position: u64,
     /// Posted writes, in order.
-    under_way: VecDeque<UnderWay>,
+    posted: VecDeque<PostedWrite>,
 }
 
-struct UnderWay {
+struct PostedWrite {
     transfer: TransferId,
     has_data: bool,
     /// The word that its signal sets.
@@ -85,7 +93,7 @@ struct UnderWay {
     position: u64,
 }
 
-impl UnderWay {
+impl PostedWrite {
     /// Whether a signal for `word` that overtook it would do harm.
     fn comes_before(&self, word: u32) -> bool {
         // The writes of two calls may be mixed, and long ones are sent in parts. A word that is set
@@ -96,18 +104,19 @@ impl UnderWay {
 }
 
 impl Peer {
-    /// A signal that is there after all data that was posted before it, and after earlier signals for its word.
+    /// A signal that is there after all data that was posted before it, and after earlier signals
+    /// for its word.
     fn signal(&self, word: u32, mark: u64) -> Signal {
         Signal {
             advert: self.advert(8 * word as usize, 8),
             change: Change::Set(mark),
-            strong: self.under_way.iter().any(|write| write.comes_before(word)),
+            strong: self.posted.iter().any(|write| write.comes_before(word)),
         }
     }
 
     pub(super) fn new(conn: ConnId, window: Advert) -> Self {
-        let (iovs, adverts, under_way) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { conn, window, iovs, adverts, bytes: 0, position: 0, under_way }
+        let (iovs, adverts, posted) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { conn, window, iovs, adverts, bytes: 0, position: 0, posted }
     }
 
     fn advert(&self, at: usize, len: usize) -> Advert {
@@ -117,7 +126,7 @@ impl Peer {
 
 pub(super) struct Proxy<S> {
     pub(super) endpoint: Endpoint,
-    pub(super) desk: Arc<Desk>,
+    pub(super) shared: Arc<ProxyShared>,
     pub(super) popper: Popper<S>,
     /// The memory to send from: its region and its address.
     pub(super) source: (MrId, usize),
@@ -127,7 +136,7 @@ pub(super) struct Proxy<S> {
     pub(super) timeout: Duration,
     /// Bytes that are gathered without a signal before they are sent.
     pub(super) most: usize,
-    /// The sleep while there is nothing to do, unless the proxy is [woken](Desk::wake).
+    /// The sleep while there is nothing to do, unless the proxy is [woken](ProxyShared::wake).
     pub(super) sleep: Duration,
 }
 
@@ -142,26 +151,26 @@ pub(super) const NAP: Duration = Duration::from_micros(50);
 const AWAKE: Duration = Duration::from_millis(1);
 
 impl<S: Storage> Proxy<S> {
-    /// Carries out commands until the desk is closed.
+    /// Carries out commands until the group is dropped.
     pub(super) fn run(mut self) {
         let (mut idle, mut before) = (0, Instant::now());
         let mut worked = before;
-        while !self.desk.is_closed.load(Ordering::Acquire) {
-            let asked = self.desk.asked.load(Ordering::Acquire);
+        while !self.shared.is_closed.load(Ordering::Acquire) {
+            let requested = self.shared.flushes_requested.load(Ordering::Acquire);
             let (began, was_busy) = (Instant::now(), self.is_busy());
-            let has_worked = self.take_commands() | self.look_at_peers();
+            let has_worked = self.take_commands() | self.poll_peers();
             let now = Instant::now();
             if was_busy {
-                self.desk.tally.add_under_way(now - before);
+                self.shared.counters.add_under_way(now - before);
             }
             before = now;
             if has_worked {
-                self.desk.tally.add_working(now - began);
+                self.shared.counters.add_working(now - began);
                 (idle, worked) = (0, now);
                 continue;
             }
-            if self.is_quiet() {
-                self.desk.answered.store(asked, Ordering::Release);
+            if self.is_drained() {
+                self.shared.flushes_completed.store(requested, Ordering::Release);
             }
             self.rest(&mut idle, now - worked);
         }
@@ -170,7 +179,7 @@ impl<S: Storage> Proxy<S> {
     fn take_commands(&mut self) -> bool {
         for taken in 0..BATCH {
             let Some(halves) = self.popper.pop() else { return taken > 0 };
-            self.desk.tally.count_command();
+            self.shared.counters.count_command();
             self.carry_out(Command::of_halves(halves));
         }
         true
@@ -198,13 +207,13 @@ impl<S: Storage> Proxy<S> {
     /// A far peer that has not failed.
     fn peer(&mut self, rank: u16) -> Option<(&mut Peer, &Outbox)> {
         let peer = self.peers.get_mut(usize::from(rank))?.as_mut()?;
-        let outbox = self.desk.outboxes[usize::from(rank)].as_ref()?;
+        let outbox = self.shared.outboxes[usize::from(rank)].as_ref()?;
         outbox.failure().is_none().then_some((peer, outbox))
     }
 
     /// Posts the gathered pieces for a peer, with the signal that follows them.
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
-        let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
+        let Some(Some(outbox)) = self.shared.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
         let word = signal.map(|(word, _)| word);
         let signal = signal.map(|(word, mark)| peer.signal(word, mark));
@@ -214,8 +223,8 @@ impl<S: Storage> Proxy<S> {
             match self.endpoint.post(&request) {
                 Ok(transfer) => {
                     let (has_data, position) = (!peer.iovs.is_empty(), peer.position);
-                    peer.under_way.push_back(UnderWay { transfer, has_data, word, position });
-                    self.desk.tally.count_write();
+                    peer.posted.push_back(PostedWrite { transfer, has_data, word, position });
+                    self.shared.counters.count_write();
                 }
                 Err(e) => outbox.fail(|| format!("cannot be written to: {e}")),
             }
@@ -227,25 +236,26 @@ impl<S: Storage> Proxy<S> {
 
     /// Posts pieces that a producer waits for, and polls the writes under way. Returns whether any
     /// has ended.
-    fn look_at_peers(&mut self) -> bool {
+    fn poll_peers(&mut self) -> bool {
         let mut has_ended = false;
         for rank in 0..self.peers.len() {
-            let Some(outbox) = &self.desk.outboxes[rank] else { continue };
-            if outbox.was_hurried() && self.peers[rank].as_ref().is_some_and(|peer| peer.bytes > 0)
+            let Some(outbox) = &self.shared.outboxes[rank] else { continue };
+            if outbox.take_send_request()
+                && self.peers[rank].as_ref().is_some_and(|peer| peer.bytes > 0)
             {
                 self.post(rank, None);
             }
             let Some(peer) = &mut self.peers[rank] else { continue };
-            let Some(outbox) = &self.desk.outboxes[rank] else { continue };
-            while let Some(write) = peer.under_way.front() {
+            let Some(outbox) = &self.shared.outboxes[rank] else { continue };
+            while let Some(write) = peer.posted.front() {
                 match self.endpoint.poll(write.transfer) {
                     Ok(Status::Pending) => break,
-                    Ok(Status::Done(_)) => outbox.taken(write.position),
+                    Ok(Status::Done(_)) => outbox.set_taken(write.position),
                     Ok(Status::Failed(e)) | Err(e) => {
                         outbox.fail(|| format!("cannot be written to: {e}"))
                     }
                 }
-                peer.under_way.pop_front();
+                peer.posted.pop_front();
                 has_ended = true;
             }
         }
@@ -254,12 +264,12 @@ impl<S: Storage> Proxy<S> {
 
     /// Whether writes are under way.
     fn is_busy(&self) -> bool {
-        self.peers.iter().flatten().any(|peer| !peer.under_way.is_empty())
+        self.peers.iter().flatten().any(|peer| !peer.posted.is_empty())
     }
 
     /// Whether nothing is gathered or under way.
-    fn is_quiet(&self) -> bool {
-        self.peers.iter().flatten().all(|peer| peer.under_way.is_empty() && peer.bytes == 0)
+    fn is_drained(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.posted.is_empty() && peer.bytes == 0)
     }
 
     /// Whether the proxy gets no wake-ups, and has worked not long ago.
@@ -274,13 +284,13 @@ impl<S: Storage> Proxy<S> {
             thread::yield_now();
             return;
         }
-        self.desk.is_asleep.store(true, Ordering::Relaxed);
+        self.shared.is_asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // A producer that has not seen the flag has pushed before.
-        if !self.take_commands() && !self.desk.is_closed.load(Ordering::Acquire) {
+        if !self.take_commands() && !self.shared.is_closed.load(Ordering::Acquire) {
             thread::park_timeout(if self.is_busy() { NAP } else { self.sleep });
         }
-        self.desk.is_asleep.store(false, Ordering::Relaxed);
+        self.shared.is_asleep.store(false, Ordering::Relaxed);
     }
 }
 
@@ -300,14 +310,14 @@ mod tests {
     use uccl_p2p::Uninterrupted;
 
     use super::{
-        super::fifo::{Fifo, Shared},
+        super::fifo::{Fifo, RingMemory},
         *,
     };
 
     /// A ring that panics in the proxy's thread.
-    struct Broken([AtomicU64; 64]);
+    struct PanickingRing([AtomicU64; 64]);
 
-    impl Storage for Broken {
+    impl Storage for PanickingRing {
         type Word = AtomicU64;
 
         fn words(&self) -> &[AtomicU64] {
@@ -353,20 +363,20 @@ mod tests {
         let memory = vec![0; 64];
         let both = connected();
         let (mut far, transfer) = far_peer(&both, &memory);
-        let under_way =
-            |has_data, word| UnderWay { transfer, has_data, word: Some(word), position: 0 };
+        let posted =
+            |has_data, word| PostedWrite { transfer, has_data, word: Some(word), position: 0 };
         assert!(!far.signal(0, 2).strong, "nothing was posted before");
-        far.under_way.push_back(under_way(false, 1));
+        far.posted.push_back(posted(false, 1));
         assert!(!far.signal(0, 2).strong, "marks are of different words");
         assert!(far.signal(1, 2).strong, "a mark that came later would be lost");
-        far.under_way.push_back(under_way(true, 2));
-        far.under_way.push_back(under_way(false, 3));
+        far.posted.push_back(posted(true, 2));
+        far.posted.push_back(posted(false, 3));
         assert!(far.signal(0, 2).strong, "data may take another lane");
         drop(both);
     }
 
     #[test]
-    fn nothing_is_quiet_while_data_is_gathered_or_under_way() {
+    fn a_proxy_is_not_drained_while_data_is_gathered_or_under_way() {
         let memory = vec![0; 64];
         let both = connected();
         let (far, transfer) = far_peer(&both, &memory);
@@ -374,7 +384,7 @@ mod tests {
         let mr = unsafe { both[0].0.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
         let mut proxy = Proxy {
             endpoint: both[0].0.clone(),
-            desk: Arc::new(Desk::new(Vec::new())),
+            shared: Arc::new(ProxyShared::new(Vec::new())),
             popper: Popper::new(Fifo::in_memory(64).unwrap()),
             source: (mr, memory.as_ptr().addr()),
             peers: vec![None, Some(far)],
@@ -383,28 +393,28 @@ mod tests {
             sleep: NAP,
         };
         let far = |proxy: &mut Proxy<_>| proxy.peers[1].take().unwrap();
-        assert!(proxy.is_quiet() && !proxy.is_busy());
+        assert!(proxy.is_drained() && !proxy.is_busy());
         let mut peer = far(&mut proxy);
         peer.bytes = 8;
         proxy.peers[1] = Some(peer);
-        assert!(!proxy.is_quiet() && !proxy.is_busy(), "gathered, and not sent");
+        assert!(!proxy.is_drained() && !proxy.is_busy(), "gathered, and not sent");
         let mut peer = far(&mut proxy);
         peer.bytes = 0;
-        let write = UnderWay { transfer, has_data: true, word: None, position: 0 };
-        peer.under_way.push_back(write);
+        let write = PostedWrite { transfer, has_data: true, word: None, position: 0 };
+        peer.posted.push_back(write);
         proxy.peers[1] = Some(peer);
-        assert!(!proxy.is_quiet() && proxy.is_busy(), "sent, and not there");
+        assert!(!proxy.is_drained() && proxy.is_busy(), "sent, and not there");
         drop(both);
     }
 
     /// A proxy with one far peer, of rank 1.
-    fn proxy_of(own: &Endpoint, far: Peer, memory: &[u8]) -> Proxy<Shared> {
+    fn proxy_of(own: &Endpoint, far: Peer, memory: &[u8]) -> Proxy<RingMemory> {
         // SAFETY: callers keep the memory longer than the endpoint.
         let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
         let outboxes = vec![None, Some(Outbox::new(0, memory.len()))];
         Proxy {
             endpoint: own.clone(),
-            desk: Arc::new(Desk::new(outboxes)),
+            shared: Arc::new(ProxyShared::new(outboxes)),
             popper: Popper::new(Fifo::in_memory(64).unwrap()),
             source: (mr, memory.as_ptr().addr()),
             peers: vec![None, Some(far)],
@@ -414,7 +424,7 @@ mod tests {
         }
     }
 
-    /// What it was to bring is not taken to be there.
+    /// Its data does not count as there.
     #[test]
     fn a_write_that_fails_is_told_and_the_last_one() {
         let memory = vec![0; 64];
@@ -424,8 +434,8 @@ mod tests {
         // The peer refuses it.
         far.window.key ^= 1;
         let mut proxy = proxy_of(&both[0].0, far, &memory);
-        let desk = Arc::clone(&proxy.desk);
-        let outbox = desk.outboxes[1].as_ref().unwrap();
+        let shared = Arc::clone(&proxy.shared);
+        let outbox = shared.outboxes[1].as_ref().unwrap();
         let write = Command::Write { peer: 1, source: 0, target: 8, len: 8 };
         let signal = Command::Signal { peer: 1, word: 0, mark: 2 };
         proxy.carry_out(write);
@@ -433,16 +443,16 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(20);
         while proxy.is_busy() {
             assert!(Instant::now() < deadline, "it does not end");
-            proxy.look_at_peers();
+            proxy.poll_peers();
         }
         assert!(outbox.failure().is_some(), "nobody is told");
         let mut head = 64;
         assert!(outbox.room(&mut head, 64).is_none(), "it is taken to be there");
-        let sent = desk.tally.read().writes;
+        let sent = shared.counters.read().writes;
         proxy.peers[1].as_mut().unwrap().window.key = key;
         proxy.carry_out(write);
         proxy.carry_out(signal);
-        assert!(desk.tally.read().writes == sent && !proxy.is_busy(), "it is written to");
+        assert!(shared.counters.read().writes == sent && !proxy.is_busy(), "it is written to");
         drop(both);
     }
 
@@ -452,10 +462,10 @@ mod tests {
         let memory = vec![0u8; 64];
         // SAFETY: the memory outlives the endpoint.
         let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
-        let broken = Broken(std::array::from_fn(|_| AtomicU64::new(0)));
+        let broken = PanickingRing(std::array::from_fn(|_| AtomicU64::new(0)));
         let proxy = Proxy {
             endpoint: own.clone(),
-            desk: Arc::new(Desk::new(Vec::new())),
+            shared: Arc::new(ProxyShared::new(Vec::new())),
             popper: Popper::new(Fifo::new(broken, 1)),
             source: (mr, memory.as_ptr().addr()),
             peers: Vec::new(),

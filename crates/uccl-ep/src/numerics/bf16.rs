@@ -9,7 +9,8 @@ pub fn to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest bf16, ties to even. All NaNs become the same: processors give a NaN that they make different bits.
+/// The nearest bf16, ties to even. All NaNs become the same: processors give a NaN that they make
+/// different bits.
 #[inline(always)]
 #[must_use]
 pub fn from_f32(value: f32) -> u16 {

@@ -1,4 +1,5 @@
-//! FP4 E2M1 (of OCP's microscaling formats): a sign, two bits of exponent, one of mantissa; 6 at most, no infinity, no NaN.
+//! FP4 E2M1 (of OCP's microscaling formats): a sign, two bits of exponent, one of mantissa; 6 at
+//! most, no infinity, no NaN.
 
 const MAX: f32 = 6.0;
 const MAX_BITS: u32 = 7;

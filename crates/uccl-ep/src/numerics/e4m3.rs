@@ -1,5 +1,5 @@
-//! FP8 E4M3 (the `fn` variant of OCP's 8-bit format): four bits of exponent, three of mantissa, no infinities, one NaN
-//! of each sign, 448 at most.
+//! FP8 E4M3 (the `fn` variant of OCP's 8-bit format): four bits of exponent, three of mantissa, no
+//! infinities, one NaN of each sign, 448 at most.
 
 /// The largest value.
 pub const MAX: f32 = 448.0;
@@ -40,7 +40,8 @@ pub fn from_small_f32(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let exponent = magnitude.max(SMALLEST_NORMAL.to_bits()) & EXPONENT;
-    // 2^20 times the value's power of two: one unit in its last place is the step between E4M3s there.
+    // 2^20 times the value's power of two: one unit in its last place is the step between E4M3s
+    // there.
     let magic = exponent.wrapping_add(20 << 23);
     let steps = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits().wrapping_sub(magic);
     // Eight steps lead from one power of two to the next; the first counts from zero.

@@ -10,7 +10,7 @@
 //! millionth of a step), the larger.
 //!
 //! Every operation is one that IEEE 754 defines, and none is a library's function, so that kernels
-//! make the same bits (`kernels/ep_logfmt.cuh`).
+//! make the same bits (`kernels/ep/low_latency/logfmt.cuh`).
 
 use multiversion::multiversion;
 
@@ -41,7 +41,8 @@ pub fn max_len(hidden: usize) -> usize {
     hidden / GROUP * (BOUNDS + PLAIN)
 }
 
-/// Bits of a logarithm behind the point. With the eight before it, f64 has room for all: sums and differences are exact.
+/// Bits of a logarithm behind the point. With the eight before it, f64 has room for all: sums and
+/// differences are exact.
 const FRACTION: u32 = 44;
 /// Significands of a bf16.
 const SIGNIFICANDS: usize = 128;
@@ -313,7 +314,8 @@ mod tests {
         let (len, back) = through(&values);
         assert_eq!(len, 4 * BOUNDS + 3 * PACKED + PLAIN);
         for (value, back) in values.iter().zip(&back) {
-            // Half a step: the group reaches over 2^32 at most, in 510 steps, and a bf16 has eight bits.
+            // Half a step: the group reaches over 2^32 at most, in 510 steps, and a bf16 has eight
+            // bits.
             let bound = value.abs() * (32.0f32 / 510.0 / 2.0).exp2() * 1.01 + 1e-9;
             assert!(
                 back.abs() <= bound && (value.abs() < 1e-6 || value.signum() == back.signum()),

@@ -1,4 +1,5 @@
-//! Rows of bf16 to NVFP4: E2M1, with one E4M3 scale for each group of 16 channels, and one f32 for all of a tensor.
+//! Rows of bf16 to NVFP4: E2M1, with one E4M3 scale for each group of 16 channels, and one f32 for
+//! all of a tensor.
 
 use multiversion::multiversion;
 

@@ -5,7 +5,7 @@
 use multiversion::multiversion;
 
 use super::bf16;
-use crate::streaming;
+use crate::shared::streaming;
 
 /// Elements that are summed at a time: their sums stay in registers.
 const BLOCK: usize = 64;
@@ -18,7 +18,7 @@ const AHEAD: usize = 16 * BLOCK;
 /// A row is shorter than `out`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
-    in_blocks(rows, out, &Plain);
+    in_blocks(rows, out, &PlainTerms);
 }
 
 /// `out = nearest_of_24_bits(weights[0] * rows[0] + ...) + nearest_of_24_bits(...) + ...`, where
@@ -29,10 +29,11 @@ pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
 /// A row is shorter than `out`, or there are more rows than weights.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn weighted(rows: &[&[u16]], weights: &[(f32, bool)], out: &mut [u16]) {
-    in_blocks(rows, out, &Weighted(weights));
+    in_blocks(rows, out, &WeightedTerms(weights));
 }
 
-/// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut off.
+/// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut
+/// off.
 #[inline(always)]
 fn nearest_of_24_bits(value: f32) -> f32 {
     /// Half of the last of these bits, of a number from 1 to 2.
@@ -59,18 +60,18 @@ trait Terms {
     }
 }
 
-struct Plain;
+struct PlainTerms;
 
-impl Terms for Plain {
+impl Terms for PlainTerms {
     #[inline(always)]
     fn add(&self, part: f32, _: usize, value: f32) -> f32 {
         part + value
     }
 }
 
-struct Weighted<'a>(&'a [(f32, bool)]);
+struct WeightedTerms<'a>(&'a [(f32, bool)]);
 
-impl Terms for Weighted<'_> {
+impl Terms for WeightedTerms<'_> {
     #[inline(always)]
     fn add(&self, part: f32, row: usize, value: f32) -> f32 {
         value.mul_add(self.0[row].0, part)
@@ -149,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_weighted_term_is_rounded_once() {
-        // Of the product's bits, the first that f32 has no room for decides about the last of the bf16.
+        // Of the product's bits, the first that f32 has no room for decides about the last of the
+        // bf16.
         let (weight, value) = (1.0 + f32::EPSILON, 1.0 + 1.0 / 128.0);
         let terms = [row(1.0), row(value)];
         let mut out = row(0.0);

@@ -41,9 +41,9 @@ fn faults(random: &mut Rng) -> RailFaults {
 }
 
 /// Sets a flag when a case is over, however it ends.
-struct Over<'a>(&'a AtomicBool);
+struct EndFlag<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for EndFlag<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -96,7 +96,7 @@ fn rails_that_reorder_delay_split_and_are_pulled_lose_nothing() {
         let is_over = AtomicBool::new(false);
         let pulled = thread::scope(|scope| {
             let puller = scope.spawn(|| pull_and_plug(&rails, random, &network, &is_over));
-            let over = Over(&is_over);
+            let over = EndFlag(&is_over);
             world_by(count, join, |group| multiples_of(&group, seed..seed + 1));
             drop(over);
             puller.join().unwrap()

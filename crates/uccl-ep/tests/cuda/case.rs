@@ -8,16 +8,16 @@ use std::{
 
 use uccl_ep::{
     Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
-    cuda,
-    dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
-    numerics::{bf16, logfmt, quantise::Scales},
+    combine::{Combine, CombineInput, CombineOutput, CombineRows, SumOrder},
+    cuda::{self, low_latency},
+    dispatch::{Dispatch, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesOut},
+    numerics::{bf16, logfmt, quantise::ScaleFormat},
     record::{Record, Row},
     routing::{Choices, Routing},
 };
 
 use super::{
-    Gpu, Masks, Ranks, Reference, Way,
+    Gpu, Masks, Ranks, Reference, Route,
     masks::{Step, mask_on_gpu, steps_of},
     world,
 };
@@ -30,7 +30,7 @@ pub(crate) struct Case {
     pub(crate) local_experts: usize,
     pub(crate) top_k: usize,
     pub(crate) hidden: usize,
-    pub(crate) kind: Kind,
+    pub(crate) format: Format,
     /// Whether rows go back as LogFMT-10.
     pub(crate) is_packed: bool,
     /// Tokens of a rank at most.
@@ -43,17 +43,17 @@ pub(crate) struct Case {
     /// The time for which the last rank leaves returned rows where they are, before it sums them.
     pub(crate) late: Duration,
     /// A rank that is left out, if any.
-    pub(crate) lost: Option<(usize, Lost)>,
+    pub(crate) lost: Option<(usize, Loss)>,
     /// Ranks that are left out for a while, in steps that replace `rounds`.
     pub(crate) masks: Option<Masks>,
-    pub(crate) way: Way,
+    pub(crate) route: Route,
 }
 
 /// How rows are quantised on their way.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum Format {
     Bf16,
-    Fp8(Scales),
+    Fp8(ScaleFormat),
     /// With this global scale, which is in the GPU's memory if the seed is odd.
     Nvfp4(f32),
 }
@@ -69,7 +69,7 @@ pub(super) struct Inputs {
 
 /// A rank's results of one round.
 #[derive(PartialEq)]
-pub(super) struct Got {
+pub(super) struct CallResults {
     pub(super) rows: Vec<u8>,
     scales: Vec<u32>,
     count: Vec<u32>,
@@ -83,7 +83,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// How a rank is lost.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Lost {
+pub(crate) enum Loss {
     /// The others leave it out when it is late.
     Late,
     /// The others leave it out before the calls.
@@ -134,33 +134,33 @@ impl Case {
     }
 
     fn row_len(&self) -> usize {
-        match self.kind {
-            Kind::Bf16 => 2 * self.hidden,
-            Kind::Fp8(_) => self.hidden,
-            Kind::Nvfp4(_) => self.hidden / 2,
+        match self.format {
+            Format::Bf16 => 2 * self.hidden,
+            Format::Fp8(_) => self.hidden,
+            Format::Nvfp4(_) => self.hidden / 2,
         }
     }
 
     fn payload(&self) -> Payload {
-        match self.kind {
-            Kind::Bf16 => Payload::Bytes(2 * self.hidden),
-            Kind::Fp8(how) => Payload::Quantised(self.hidden, how),
-            Kind::Nvfp4(global_scale) => Payload::Nvfp4(self.hidden, global_scale),
+        match self.format {
+            Format::Bf16 => Payload::Bytes(2 * self.hidden),
+            Format::Fp8(how) => Payload::Quantised(self.hidden, how),
+            Format::Nvfp4(global_scale) => Payload::Nvfp4(self.hidden, global_scale),
         }
     }
 
     /// Words of a row's scales.
     fn words(&self) -> usize {
-        match self.kind {
-            Kind::Bf16 => 0,
-            Kind::Fp8(how) => how.words(self.hidden),
-            Kind::Nvfp4(_) => self.hidden / 64,
+        match self.format {
+            Format::Bf16 => 0,
+            Format::Fp8(how) => how.words(self.hidden),
+            Format::Nvfp4(_) => self.hidden / 64,
         }
     }
 
     /// Rows of tiles that an expert's scales have, if they are in tiles.
     fn tile_rows(&self) -> Option<usize> {
-        matches!(self.kind, Kind::Nvfp4(_)).then(|| self.expert_rows().div_ceil(128))
+        matches!(self.format, Format::Nvfp4(_)).then(|| self.expert_rows().div_ceil(128))
     }
 
     /// Words of all scales that may arrive.
@@ -245,7 +245,7 @@ impl Case {
         Inputs { rows, experts, weights, made }
     }
 
-    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
         let reference = Reference {
             me,
             ranks: self.ranks,
@@ -259,7 +259,7 @@ impl Case {
         reference.run(ranks, rounds, |group, inputs, step| self.round_on_cpu(group, inputs, step))
     }
 
-    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> CallResults {
         let (rows, local, words) = (self.expert_rows(), self.local_experts, self.words());
         let choices = Choices {
             experts: &inputs.experts,
@@ -268,16 +268,16 @@ impl Case {
             ranks: self.ranks,
         };
         let routing = Arc::new(Routing::new(choices).expect("choices"));
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: inputs.rows.as_ptr().cast(),
             stride: 2 * self.hidden,
             payload: self.payload(),
             scales: None,
             weights: None,
-            stays: true,
+            is_stable: true,
         };
         let mut got = self.untouched(inputs);
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: local * rows,
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
@@ -294,7 +294,7 @@ impl Case {
             weights: None,
             zeroes_foreign_weights: false,
         };
-        let layout = Layout::Experts((0..local).map(|expert| expert * rows).collect());
+        let layout = RowLayout::ByExpert((0..local).map(|expert| expert * rows).collect());
         let room = Room::Tokens(self.slots);
         // SAFETY: the vectors live until the calls are over, and are as long as the arguments
         // state.
@@ -319,20 +319,20 @@ impl Case {
             if !step.has_combine {
                 return got;
             }
-            let results = Results {
+            let results = CombineInput {
                 rows: inputs.made.as_ptr().cast(),
                 len: local * rows,
                 stride: 2 * self.hidden,
                 hidden: self.hidden,
-                sends: Sends::EachExpert,
+                sends: CombineRows::EachExpert,
                 weights: None,
                 is_packed: self.is_packed,
                 relays: None,
-                stays: true,
+                is_stable: true,
             };
-            let sums = Combined {
+            let sums = CombineOutput {
                 rows: got.sums.as_mut_ptr(),
-                sums: Sums::Weighted(inputs.weights.as_ptr()),
+                sums: SumOrder::Weighted(inputs.weights.as_ptr()),
                 bias: [None; 2],
                 weights: None,
             };
@@ -342,10 +342,10 @@ impl Case {
         got
     }
 
-    fn untouched(&self, inputs: &Inputs) -> Got {
+    fn untouched(&self, inputs: &Inputs) -> CallResults {
         let rows = self.local_experts * self.expert_rows();
         let word = u32::from_ne_bytes([UNTOUCHED; 4]);
-        Got {
+        CallResults {
             rows: vec![UNTOUCHED; rows * self.row_len()],
             scales: vec![word; self.scales_len()],
             count: vec![word; self.local_experts],
@@ -363,7 +363,7 @@ impl Case {
 
     /// Ranks of one node, one of which does not describe its window.
     pub(crate) fn says_why_it_goes_by_the_host(self) {
-        let told = world(self.ranks, |ranks, me| {
+        let errors = world(self.ranks, |ranks, me| {
             let (mut exchange, mut exchanged) = (ranks.exchange(me), 0);
             let mut spoils = |mine: Vec<u8>| {
                 exchanged += 1;
@@ -372,15 +372,15 @@ impl Case {
             };
             let config = self.config(me, Duration::from_secs(20));
             let group = cuda::Group::join(config, &mut spoils).expect("it joins");
-            assert!(group.is_by_host(), "rank {me}");
+            assert!(group.is_via_host(), "rank {me}");
             group.unreached().map(str::to_owned)
         });
-        let is_named = told[0].as_ref().is_some_and(|why| why.contains("rank 1"));
-        assert!(is_named && told.iter().all(Option::is_some), "{told:?}");
+        let is_named = errors[0].as_ref().is_some_and(|why| why.contains("rank 1"));
+        assert!(is_named && errors.iter().all(Option::is_some), "{errors:?}");
     }
 
     fn config(&self, me: usize, timeout: Duration) -> cuda::Config {
-        self.way.of(cuda::Config {
+        self.route.of(cuda::Config {
             rank: me,
             ranks: self.ranks,
             pool: self.pool(),
@@ -402,7 +402,7 @@ impl Case {
             let inputs = self.inputs_of(me, 0, self.slots);
             let group = self.join(ranks, me, Duration::from_secs(20));
             let gpu = Gpu::new();
-            let round = OnGpu::new(&self, &gpu, &inputs);
+            let round = GpuCalls::new(&self, &gpu, &inputs);
             let run = |rounds: u32| {
                 ranks.meet();
                 let began = Instant::now();
@@ -430,12 +430,12 @@ impl Case {
         timeout: Duration,
         as_seen_by: impl Fn(usize) -> Option<Self> + Sync,
     ) -> Vec<String> {
-        self.told(timeout, |me| as_seen_by(me).map(|case| (case, case.inputs(me, 0))))
+        self.errors(timeout, |me| as_seen_by(me).map(|case| (case, case.inputs(me, 0))))
     }
 
     /// Each rank's error of a dispatch of its inputs, with its view of the case; empty if it has
     /// none.
-    fn told(
+    fn errors(
         self,
         timeout: Duration,
         of_rank: impl Fn(usize) -> Option<(Self, Inputs)> + Sync,
@@ -444,38 +444,38 @@ impl Case {
             let group = self.join(ranks, me, timeout);
             let gpu = Gpu::new();
             let given = of_rank(me);
-            let on_gpu = given.as_ref().map(|(case, inputs)| OnGpu::new(case, &gpu, inputs));
+            let on_gpu = given.as_ref().map(|(case, inputs)| GpuCalls::new(case, &gpu, inputs));
             ranks.meet();
             if let Some(((case, _), on_gpu)) = given.as_ref().zip(on_gpu) {
                 // The other rank's fault may be known before all is enqueued.
                 let _ = on_gpu.enqueue_dispatch(case, &group, &gpu);
             }
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
-            let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
+            let errors = group.check().err().map(|e| e.to_string()).unwrap_or_default();
             ranks.meet();
-            told
+            errors
         })
     }
 
     /// The first rank names one that does not come. Returns each rank's error.
     pub(crate) fn names_who_does_not_come(self) -> Vec<String> {
-        let told = self.fails(Duration::from_millis(500), |me| (me == 0).then_some(self));
-        assert_second_is_late(&told);
-        told
+        let errors = self.fails(Duration::from_millis(500), |me| (me == 0).then_some(self));
+        assert_second_is_late(&errors);
+        errors
     }
 
     /// A choice that is no expert is named, and the other rank does not wait for its tokens for
     /// long.
     pub(crate) fn names_a_wrong_choice(self) {
-        let told = self.told(Duration::from_secs(50), |me| {
+        let errors = self.errors(Duration::from_secs(50), |me| {
             let mut inputs = self.inputs_of(me, 0, self.slots);
             if me == 1 {
                 inputs.experts[1] = self.num_experts() as i32;
             }
             Some((self, inputs))
         });
-        assert!(told[1].contains("choice 1 of token 0 is no expert"), "{told:?}");
-        assert!(told[0].contains("rank 1"), "{told:?}");
+        assert!(errors[1].contains("choice 1 of token 0 is no expert"), "{errors:?}");
+        assert!(errors[0].contains("rank 1"), "{errors:?}");
     }
 
     /// Choices of the rank with the fewest, in the first round.
@@ -491,7 +491,7 @@ impl Case {
             let group = self.join(ranks, me, Duration::from_secs(60));
             let gpu = Gpu::new();
             let inputs = self.inputs(me, 0);
-            let on_gpu = OnGpu::new(&self, &gpu, &inputs);
+            let on_gpu = GpuCalls::new(&self, &gpu, &inputs);
             ranks.meet();
             if me + 1 == self.ranks {
                 drop(group);
@@ -504,21 +504,22 @@ impl Case {
             let began = Instant::now();
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
             assert!(began.elapsed() < Duration::from_secs(30), "after {:?}", began.elapsed());
-            let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
+            let errors = group.check().err().map(|e| e.to_string()).unwrap_or_default();
             ranks.meet();
-            told
+            errors
         })
     }
 
-    fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
         let timeout = if self.lost.is_some() { SOON } else { Duration::from_secs(20) };
         let group = self.join(ranks, me, timeout);
         let gpu = Gpu::new();
-        if let Some((lost, Lost::Masked)) = self.lost {
+        if let Some((lost, Loss::Masked)) = self.lost {
             // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
         }
-        let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
+        let rounds: Vec<_> =
+            inputs.iter().map(|inputs| GpuCalls::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // All rounds are enqueued before any is waited for.
         for (round, step) in rounds.iter().zip(self.steps()) {
@@ -554,7 +555,7 @@ impl Case {
 }
 
 /// A round's memory on the GPU.
-pub(crate) struct OnGpu<'a> {
+pub(crate) struct GpuCalls<'a> {
     inputs: &'a Inputs,
     tokens: u64,
     experts: u64,
@@ -566,15 +567,15 @@ pub(crate) struct OnGpu<'a> {
     scales: u64,
     global_scale: u64,
     count: u64,
-    table: cuda::Table,
+    tables: low_latency::RowTables,
     sums: u64,
 }
 
-impl<'a> OnGpu<'a> {
+impl<'a> GpuCalls<'a> {
     pub(super) fn new(case: &Case, gpu: &Gpu, inputs: &'a Inputs) -> Self {
         let blank = case.untouched(inputs);
         let scratch = cuda::scratch_len(&case.choices(inputs, 0), case.ranks);
-        let records = cuda::records_len(case.slots, case.ranks, case.top_k);
+        let records = low_latency::records_len(case.slots, case.ranks, case.top_k);
         Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
@@ -585,12 +586,12 @@ impl<'a> OnGpu<'a> {
             combine_scratch: gpu.upload(&[0xeeu8; cuda::COMBINE_SCRATCH_LEN]),
             rows: gpu.upload(&blank.rows),
             scales: gpu.upload(&blank.scales),
-            global_scale: match case.kind {
-                Kind::Nvfp4(global_scale) if case.seed % 2 == 1 => gpu.upload(&[global_scale]),
+            global_scale: match case.format {
+                Format::Nvfp4(global_scale) if case.seed % 2 == 1 => gpu.upload(&[global_scale]),
                 _ => 0,
             },
             count: gpu.upload(&blank.count),
-            table: cuda::Table {
+            tables: low_latency::RowTables {
                 src_info: gpu.upload(&blank.src_info),
                 records: gpu.upload(&vec![0xeeu8; records]),
                 layout_range: gpu.upload(&blank.layout_range),
@@ -604,10 +605,10 @@ impl<'a> OnGpu<'a> {
         case: &Case,
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
-    ) -> Result<Arc<cuda::Handle>> {
+    ) -> Result<Arc<low_latency::Handle>> {
         let (rows, words) = (case.expert_rows(), case.words());
         let choices = case.choices(self.inputs, self.experts);
-        let tokens = cuda::Tokens {
+        let tokens = low_latency::DispatchInput {
             rows: self.tokens,
             stride: 2 * case.hidden,
             payload: match (case.payload(), self.global_scale) {
@@ -616,12 +617,12 @@ impl<'a> OnGpu<'a> {
             },
             global_scale: self.global_scale,
         };
-        let outputs = cuda::Outputs {
+        let outputs = low_latency::DispatchOutput {
             rows: self.rows,
             stride: case.row_len(),
             scales: (words > 0).then(|| match case.tile_rows() {
-                Some(tile_rows) => cuda::ScalesOut::Tiled { words: self.scales, tile_rows },
-                None => cuda::ScalesOut::Strided {
+                Some(tile_rows) => low_latency::ScalesOut::Tiled { words: self.scales, tile_rows },
+                None => low_latency::ScalesOut::Strided {
                     words: self.scales,
                     row_stride: 1,
                     expert_stride: (words - 1) * rows,
@@ -631,14 +632,15 @@ impl<'a> OnGpu<'a> {
             count: self.count,
             stats: 0,
             waits: 0,
-            table: self.table,
+            tables: self.tables,
         };
         let (scratch, stream) = (self.scratch, &gpu.stream);
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut dispatch = cuda::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
-            if case.has_parts(group) {
+            let mut dispatch =
+                low_latency::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
+            if case.has_chunks(group) {
                 dispatch.begin(stream)?;
             }
             dispatch.receive(&outputs, stream).map(Arc::new)
@@ -653,17 +655,17 @@ impl<'a> OnGpu<'a> {
     pub(super) fn enqueue_combine(
         &self,
         case: &Case,
-        (group, handle): (&cuda::Group, &Arc<cuda::Handle>),
+        (group, handle): (&cuda::Group, &Arc<low_latency::Handle>),
         gpu: &Gpu,
     ) -> Result<()> {
-        let results = cuda::Results {
+        let results = low_latency::CombineInput {
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
-            records: self.table.records,
+            records: self.tables.records,
             is_packed: case.is_packed,
         };
-        let sums = cuda::Combined {
+        let sums = low_latency::CombineOutput {
             rows: self.sums,
             weights: self.weights,
             experts: self.experts,
@@ -673,8 +675,8 @@ impl<'a> OnGpu<'a> {
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut combine = cuda::Combine::new(handle, &results, self.combine_scratch)?;
-            if case.has_parts(group) {
+            let mut combine = low_latency::Combine::new(handle, &results, self.combine_scratch)?;
+            if case.has_chunks(group) {
                 combine.begin(stream)?;
             }
             if group.rank() + 1 == group.ranks() {
@@ -686,17 +688,17 @@ impl<'a> OnGpu<'a> {
 
     /// Where the table of records is.
     pub(super) fn records(&self) -> u64 {
-        self.table.records
+        self.tables.records
     }
 
-    pub(super) fn got(&self, case: &Case, gpu: &Gpu) -> Got {
+    pub(super) fn got(&self, case: &Case, gpu: &Gpu) -> CallResults {
         let rows = case.local_experts * case.expert_rows();
-        Got {
+        CallResults {
             rows: gpu.download(self.rows, rows * case.row_len()),
             scales: gpu.download(self.scales, case.scales_len()),
             count: gpu.download(self.count, case.local_experts),
-            src_info: gpu.download(self.table.src_info, rows),
-            layout_range: gpu.download(self.table.layout_range, case.num_experts()),
+            src_info: gpu.download(self.tables.src_info, rows),
+            layout_range: gpu.download(self.tables.layout_range, case.num_experts()),
             sums: gpu.download(self.sums, self.inputs.rows.len()),
         }
     }
@@ -704,7 +706,7 @@ impl<'a> OnGpu<'a> {
 
 impl Case {
     /// Whether a rank's calls are two launches each. Every other rank's are one.
-    fn has_parts(&self, group: &cuda::Group) -> bool {
+    fn has_chunks(&self, group: &cuda::Group) -> bool {
         !self.late.is_zero() || (self.seed + group.rank() as u64).is_multiple_of(2)
     }
 
@@ -782,8 +784,8 @@ pub(super) fn assert_same<T: PartialEq + std::fmt::Debug>(
 }
 
 /// The first rank's error names the second, which has not come to the first dispatch.
-pub(super) fn assert_second_is_late(told: &[String]) {
+pub(super) fn assert_second_is_late(errors: &[String]) {
     let late = "rank 1: data of call 1 round 0 expected, nothing seen";
-    assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
-    assert!(told[0].contains(late), "{told:?}");
+    assert!(errors[0].starts_with("dispatch on rank 0 is not over"), "{errors:?}");
+    assert!(errors[0].contains(late), "{errors:?}");
 }

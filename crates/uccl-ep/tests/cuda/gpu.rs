@@ -16,7 +16,8 @@ pub(crate) fn has_gpu() -> bool {
     why.is_none()
 }
 
-/// A stream, and memory that is kept until this is dropped: freeing waits for kernels, and they may wait for other ranks.
+/// A stream, and memory that is kept until this is dropped: freeing waits for kernels, and they may
+/// wait for other ranks.
 pub(crate) struct Gpu {
     pub(crate) context: &'static Context,
     pub(crate) stream: Stream,

@@ -3,21 +3,21 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 mod case;
-mod few;
 mod gpu;
 mod masks;
 mod normal;
 mod ranks;
 mod reference;
-mod way;
+mod route;
+mod small_batches;
 mod window;
 
 pub(crate) use self::{
-    case::{Case, Kind, Lost},
+    case::{Case, Format, Loss},
     gpu::has_gpu,
     masks::Masks,
     normal::Normal,
-    way::Way,
+    route::Route,
 };
 use self::{
     gpu::Gpu,

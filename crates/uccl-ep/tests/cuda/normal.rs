@@ -1,22 +1,22 @@
 //! Normal mode: one rank's inputs, and the results of the two devices.
 
 mod faults;
-mod marks;
 mod on_cpu;
 mod on_gpu;
-mod staying;
+mod ready_flags;
+mod zero_copy;
 
 use std::time::{Duration, Instant};
 
 use uccl_ep::{
-    combine::{Order, Sends},
+    combine::{CombineRows, Order},
     numerics::bf16,
     record::{Record, Row},
 };
 
-use self::on_gpu::OnGpu;
+use self::on_gpu::GpuCalls;
 use super::{
-    Gpu, Lost, Masks, Way,
+    Gpu, Loss, Masks, Route,
     case::{assert_same, choices},
     masks::{Step, steps_of},
     world,
@@ -54,13 +54,13 @@ pub(crate) struct Normal {
     /// The number of rows before the host has the counts, where it waits for them; none: it waits
     /// for counts first.
     pub(crate) guess: Option<usize>,
-    /// Whether rows stay where they arrive. Then there are rows for all that may come.
-    pub(crate) stays: bool,
+    /// Whether received rows are a view of the window. Then there are rows for all that may come.
+    pub(crate) zero_copy: bool,
     /// Whether tokens are sent once more to the same ranks, with the handle, or the layout.
-    pub(crate) is_again: bool,
+    pub(crate) is_cached: bool,
     /// Whether dispatches take an earlier layout after its choices and counts were overwritten. Of
     /// choices only.
-    pub(crate) is_laid_out: bool,
+    pub(crate) has_layout: bool,
     /// The alignment of an expert's rows, if rows are by expert.
     pub(crate) by_expert: Option<usize>,
     /// Whether the row of each expert is sent back, and not their sum.
@@ -68,17 +68,17 @@ pub(crate) struct Normal {
     /// Whether the rows between experts' rows become 0.
     pub(crate) zeroes_gaps: bool,
     /// A rank that is left out, if any.
-    pub(crate) lost: Option<(usize, Lost)>,
+    pub(crate) lost: Option<(usize, Loss)>,
     /// Ranks that are left out for a while, in steps that replace `rounds`.
     pub(crate) masks: Option<Masks>,
     /// The fault of the last rank on the GPU.
-    pub(crate) wrong: Option<Wrong>,
-    pub(crate) way: Way,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) route: Route,
 }
 
 /// Faults of a rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wrong {
+pub(crate) enum Fault {
     /// The outputs have this many rows.
     FewRows(usize),
     /// The tables have room for this many tokens, where rows are by expert.
@@ -105,7 +105,7 @@ pub(crate) enum Wrong {
 struct Inputs {
     tokens: usize,
     rows: Vec<u8>,
-    again: Vec<u8>,
+    cached: Vec<u8>,
     scales: Vec<u32>,
     experts: Vec<i32>,
     goes: Vec<bool>,
@@ -118,8 +118,9 @@ struct Inputs {
 }
 
 /// A rank's results of one round.
-struct Got {
-    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices only.
+struct CallResults {
+    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices
+    /// only.
     layout: (Vec<u32>, Vec<u32>, Vec<u8>),
     from: Vec<u32>,
     per_expert: Vec<u32>,
@@ -131,7 +132,7 @@ struct Got {
     /// By expert only.
     ends: Vec<u32>,
     metadata: Vec<i32>,
-    again: Vec<u8>,
+    cached: Vec<u8>,
     sums: Vec<u16>,
     summed_weights: Vec<f32>,
 }
@@ -170,16 +171,16 @@ impl Normal {
             order: if top_k > 0 && random.bool() { Order::ByChoice } else { Order::ByRank },
             is_worst: random.bool(),
             guess: random.bool().then(|| random.usize(..=4 * self.slots)),
-            is_again: random.bool(),
+            is_cached: random.bool(),
             by_expert: (top_k > 0 && random.bool()).then(|| random.usize(1..=5)),
             zeroes_gaps: random.bool(),
             ..self
         };
         drawn.is_each =
             drawn.by_expert.is_some() && drawn.order == Order::ByChoice && random.bool();
-        drawn.is_laid_out = drawn.top_k > 0 && random.bool();
+        drawn.has_layout = drawn.top_k > 0 && random.bool();
         let can_stay = drawn.is_worst && drawn.by_expert.is_none() && drawn.lost.is_none();
-        drawn.stays = can_stay && matches!(drawn.way, Way::Found) && random.bool();
+        drawn.zero_copy = can_stay && matches!(drawn.route, Route::Direct) && random.bool();
         drawn.guess = drawn.guess.map(|rows| rows.min(drawn.most_rows()));
         drawn
     }
@@ -199,7 +200,7 @@ impl Normal {
     }
 
     /// Asserts that a rank's results of a round are the same on both devices.
-    fn compare(&self, (me, round): (usize, usize), found: &Got, expected: &Got) {
+    fn compare(&self, (me, round): (usize, usize), found: &CallResults, expected: &CallResults) {
         let at = format!("{self:?}, rank {me}, round {round}");
         let bits =
             |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
@@ -216,7 +217,7 @@ impl Normal {
         assert_same(&at, "scales", &found.scales, &expected.scales);
         assert_same(&at, "choices", &found.choices, &expected.choices);
         assert_same(&at, "weights", &bits(&found.weights), &bits(&expected.weights));
-        assert_same(&at, "rows of the second time", &found.again, &expected.again);
+        assert_same(&at, "rows of the second time", &found.cached, &expected.cached);
         assert_same(&at, "sums", &found.sums, &expected.sums);
         let (one, other) = (&found.summed_weights, &expected.summed_weights);
         assert_same(&at, "summed weights", &bits(one), &bits(other));
@@ -228,7 +229,7 @@ impl Normal {
             let inputs = self.inputs(me, 0);
             let group = self.join(ranks, me, LIMIT);
             let gpu = Gpu::new();
-            let round = OnGpu::new(&self, &gpu, &inputs);
+            let round = GpuCalls::new(&self, &gpu, &inputs);
             let run = |rounds: u32| {
                 ranks.meet();
                 let began = Instant::now();
@@ -254,7 +255,7 @@ impl Normal {
             let inputs = self.inputs(me, 0);
             let group = self.join(ranks, me, LIMIT);
             let gpu = Gpu::new();
-            let round = OnGpu::new(&self, &gpu, &inputs);
+            let round = GpuCalls::new(&self, &gpu, &inputs);
             ranks.meet();
             let began = Instant::now();
             for _ in 0..rounds {
@@ -279,15 +280,15 @@ impl Normal {
             let case = as_seen_by(me);
             let inputs = case.map(|case| case.inputs(me, 0));
             let on_gpu = case.zip(inputs.as_ref());
-            let on_gpu = on_gpu.map(|(case, inputs)| (case, OnGpu::new(&case, &gpu, inputs)));
+            let on_gpu = on_gpu.map(|(case, inputs)| (case, GpuCalls::new(&case, &gpu, inputs)));
             ranks.meet();
-            let told = on_gpu.as_ref().and_then(|(case, on_gpu)| {
+            let errors = on_gpu.as_ref().and_then(|(case, on_gpu)| {
                 on_gpu.enqueue(case, &group, &gpu).err().map(|e| e.to_string())
             });
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
             let later = group.check().err().map(|e| e.to_string());
             ranks.meet();
-            [told, later].into_iter().flatten().collect::<Vec<_>>().join(" / ")
+            [errors, later].into_iter().flatten().collect::<Vec<_>>().join(" / ")
         })
     }
 
@@ -306,7 +307,7 @@ impl Normal {
 
     fn timeout(&self) -> Duration {
         match self.lost {
-            Some((_, Lost::Late)) => SOON,
+            Some((_, Loss::Late)) => SOON,
             _ => LIMIT,
         }
     }
@@ -356,11 +357,11 @@ impl Normal {
     }
 
     /// The rows that are sent back.
-    fn sends(&self) -> Sends {
+    fn sends(&self) -> CombineRows {
         match self.by_expert {
-            None => Sends::Row,
-            Some(_) if self.is_each => Sends::EachExpert,
-            Some(_) => Sends::SumOfExperts,
+            None => CombineRows::Row,
+            Some(_) if self.is_each => CombineRows::EachExpert,
+            Some(_) => CombineRows::SumOfExperts,
         }
     }
 
@@ -384,7 +385,7 @@ impl Normal {
             (top_k, false) => top_k.min(self.ranks),
         };
         let combine = Row { values: 2 * self.hidden, weights: self.num_returned_weights(), slots };
-        let spare = if self.stays { self.ranks * record.stride() } else { 0 };
+        let spare = if self.zero_copy { self.ranks * record.stride() } else { 0 };
         self.places * (dispatch + spare).max(combine.place(self.slots))
     }
 
@@ -393,18 +394,18 @@ impl Normal {
         let mut random = fastrand::Rng::with_seed(seed);
         let tokens = match random.u8(..5) {
             // A rank with a fault has tokens to show it with.
-            0 if self.wrong.is_none() => 0,
+            0 if self.fault.is_none() => 0,
             _ => random.usize(1..=self.slots),
         };
         let tokens = if self.is_full { self.slots } else { tokens };
         let mut experts = choices(&mut random, tokens, self.num_experts(), self.top_k);
-        if let Some(Wrong::Choice(expert)) = self.wrong.filter(|_| me + 1 == self.ranks) {
+        if let Some(Fault::Choice(expert)) = self.fault.filter(|_| me + 1 == self.ranks) {
             experts[..2].copy_from_slice(&[expert, expert + 1]);
         }
         let goes = (0..tokens * self.ranks).map(|_| random.bool()).collect();
         let per_expert = (0..self.num_experts()).map(|_| random.u32(..9)).collect();
         let mut bytes = |len: usize| -> Vec<u8> { (0..len).map(|_| random.u8(..)).collect() };
-        let [rows, again] = [(); 2].map(|()| bytes(tokens * self.row_len()));
+        let [rows, cached] = [(); 2].map(|()| bytes(tokens * self.row_len()));
         let scales = (0..tokens * self.scales).map(|_| random.u32(..)).collect();
         let mut weights = |count: usize| -> Vec<f32> { (0..count).map(|_| random.f32()).collect() };
         let sent = weights(tokens * self.num_weights());
@@ -425,7 +426,7 @@ impl Normal {
         Inputs {
             tokens,
             rows,
-            again,
+            cached,
             scales,
             experts,
             goes,
@@ -437,12 +438,12 @@ impl Normal {
         }
     }
 
-    fn untouched(&self, inputs: &Inputs) -> Got {
+    fn untouched(&self, inputs: &Inputs) -> CallResults {
         let (rows, word) = (self.most_rows(), u32::from_ne_bytes([UNTOUCHED; 4]));
-        let again = if self.is_again { rows * self.row_len() } else { 0 };
+        let cached = if self.is_cached { rows * self.row_len() } else { 0 };
         let (ranks, experts) =
             if self.top_k == 0 { (0, 0) } else { (self.ranks, self.num_experts()) };
-        Got {
+        CallResults {
             layout: (
                 vec![word; ranks],
                 vec![word; experts],
@@ -464,7 +465,7 @@ impl Normal {
                     0
                 }
             ],
-            again: vec![UNTOUCHED; again],
+            cached: vec![UNTOUCHED; cached],
             sums: vec![0x5a5a; inputs.tokens * self.hidden],
             summed_weights: vec![f32::from_bits(word); inputs.tokens * self.num_returned_weights()],
         }

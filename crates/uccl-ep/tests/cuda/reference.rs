@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use uccl_ep::{Config, Group};
 
 use super::{
-    Lost, Masks, Ranks,
+    Loss, Masks, Ranks,
     masks::{Step, mask_on_cpu},
 };
 
@@ -15,19 +15,19 @@ pub(super) struct Reference {
     pub(super) pool: usize,
     pub(super) timeout: Duration,
     pub(super) masks_late: bool,
-    pub(super) lost: Option<(usize, Lost)>,
+    pub(super) lost: Option<(usize, Loss)>,
     pub(super) masks: Option<Masks>,
 }
 
 impl Reference {
     /// Joins, masks the ranks that are left out from the beginning and in each step, and makes the
     /// rounds.
-    pub(super) fn run<'a, Inputs: 'a, Got>(
+    pub(super) fn run<'a, Inputs: 'a, CallResults>(
         self,
         ranks: &Ranks,
         rounds: impl Iterator<Item = (&'a Inputs, Step)>,
-        mut round: impl FnMut(&Arc<Group>, &Inputs, Step) -> Got,
-    ) -> Vec<Got> {
+        mut round: impl FnMut(&Arc<Group>, &Inputs, Step) -> CallResults,
+    ) -> Vec<CallResults> {
         let config = Config {
             rank: self.me,
             ranks: self.ranks,
@@ -38,7 +38,7 @@ impl Reference {
             network: None,
         };
         let group = Group::join(config, &mut ranks.exchange(self.me)).expect("it joins");
-        if let Some((lost, Lost::Masked)) = self.lost
+        if let Some((lost, Loss::Masked)) = self.lost
             && lost != self.me
         {
             group.mask(lost, true).expect("another rank");

@@ -1,18 +1,18 @@
 //! Counts from a peer, and numbers of rows from a caller, are checked before use.
 
-use uccl_ep::numerics::quantise::Scales;
+use uccl_ep::numerics::quantise::ScaleFormat;
 
 use super::*;
 
 /// Tokens of each rank: two for each of the four experts of two ranks.
 const TOKENS: usize = 8;
 
-fn own_of(rank: usize) -> Own {
+fn own_of(rank: usize) -> RankTokens {
     let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
     let rows = (0..TOKENS).flat_map(|token| vec![(100 * rank + token + 1) as u16; HIDDEN]);
     let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 2 };
     let routing = Arc::new(Routing::new(choices).unwrap());
-    Own { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
+    RankTokens { rows: rows.collect(), weights: vec![1.0; TOKENS], experts, routing }
 }
 
 /// How areas of dispatches are divided here.
@@ -24,11 +24,12 @@ fn areas() -> Areas {
     }
 }
 
-/// What a dispatch leaves in memory for some rows, with more behind it, after `garble` had the words of the last rank's area of this
-/// rank's window: before they are counted where all tokens have room, else when the first round of them has been.
+/// The memory for some rows, and more behind it, after a dispatch during which `garble` has changed
+/// the words of the last rank's area in this rank's window. It changes them before they are counted
+/// where all tokens have room, else after the first round was.
 fn received(
     room: Room,
-    layout: &Layout,
+    layout: &RowLayout,
     rows: usize,
     garble: impl Fn(&mut [u32]) + Sync,
 ) -> Vec<Vec<u16>> {
@@ -48,15 +49,15 @@ fn received(
             }
         };
         all.wait();
-        // SAFETY: the call is the first, so its place begins the pool; all of the round has been sent, the next one is sent when
-        // this one has been taken, and the area begins with words.
+        // SAFETY: the call is the first, so its place begins the pool; all of the round has been
+        // sent, the next one is sent when this one has been taken, and the area begins with words.
         garble(unsafe {
             let area = group.pool().add(areas().area_at(slots, 1));
             std::slice::from_raw_parts_mut(area.cast(), 3)
         });
         dispatch.counts(&mut never).unwrap();
         let mut out = vec![0; (rows + 8) * HIDDEN];
-        let outputs = Outputs {
+        let outputs = DispatchOutput {
             len: rows,
             rows: out.as_mut_ptr().cast(),
             stride: 2 * HIDDEN,
@@ -80,7 +81,7 @@ fn of_expert(expert: usize) -> impl Iterator<Item = u16> {
 
 #[test]
 fn no_more_rows_are_taken_than_a_rank_told_of() {
-    let seen = received(Room::Tokens(16), &Layout::Rows, TOKENS, |words| words[0] = 16);
+    let seen = received(Room::Tokens(16), &RowLayout::ByToken, TOKENS, |words| words[0] = 16);
     all_arrived(&seen);
 }
 
@@ -92,23 +93,23 @@ fn all_arrived(seen: &[Vec<u16>]) {
             tokens.map(move |token| (100 * from + token + 1) as u16)
         };
         assert_eq!(rows[..TOKENS], of(0).chain(of(1)).collect::<Vec<_>>());
-        assert_eq!(rows[TOKENS..], [0; 8], "rows behind those that were told of");
+        assert_eq!(rows[TOKENS..], [0; 8], "rows behind those that were counted");
     }
 }
 
-/// What is behind it is a round of another rank's, or no round at all.
+/// Behind an area lies a round of another rank, or no round at all.
 #[test]
 fn no_more_of_a_round_is_taken_than_its_area_has() {
     // Two of the four tokens that each rank has for the other.
     let len = areas().place(2);
     assert_eq!(areas().slots_in(len), 2);
-    all_arrived(&received(Room::Bytes(len), &Layout::Rows, TOKENS, |words| words[0] = 16));
+    all_arrived(&received(Room::Bytes(len), &RowLayout::ByToken, TOKENS, |words| words[0] = 16));
 }
 
 #[test]
 fn no_row_goes_behind_those_that_there_is_memory_for() {
-    // The last rank has rows for the second expert, of which it tells nothing.
-    let layout = Layout::Experts(vec![0, 4]);
+    // The last rank has rows for the second expert, and counts none.
+    let layout = RowLayout::ByExpert(vec![0, 4]);
     let seen = received(Room::Tokens(16), &layout, 6, |words| words[2] = 0);
     for (rank, rows) in seen.iter().enumerate() {
         let expected = of_expert(2 * rank).chain(of_expert(2 * rank + 1).take(2));
@@ -117,8 +118,9 @@ fn no_row_goes_behind_those_that_there_is_memory_for() {
     }
 }
 
-/// What a rank finds when the last one has told of so many tokens for it, and of so many of all, with room for [`SLOTS`].
-fn counted(over: u64, tokens: u64) -> Vec<Result<Counts>> {
+/// The counts that a rank finds when the last one announces so many tokens for it, and so many in
+/// all, with room for [`SLOTS`].
+fn counted(over: u64, tokens: u64) -> Vec<Result<ReceiveCounts>> {
     let all = Barrier::new(2);
     world(Ranks::near(2), |group| {
         let own = own_of(group.rank());
@@ -132,13 +134,14 @@ fn counted(over: u64, tokens: u64) -> Vec<Result<Counts>> {
         // Behind its words a stream has headers of 64 bytes, which end with the numbers of tokens:
         // for this rank, and all. This is the header that the last rank has written for the first
         // call.
-        // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank does.
+        // SAFETY: headers lie before the pool; all has been sent, and nobody reads before this rank
+        // does.
         unsafe {
             let window = group.pool().sub(control_len(2)).cast::<u64>();
-            let told = window.add((11 + 3 + 1) * 8 + 6);
-            assert_eq!(std::slice::from_raw_parts(told, 2), [TOKENS as u64 / 2, TOKENS as u64]);
-            told.write(over);
-            told.add(1).write(tokens);
+            let counts = window.add((11 + 3 + 1) * 8 + 6);
+            assert_eq!(std::slice::from_raw_parts(counts, 2), [TOKENS as u64 / 2, TOKENS as u64]);
+            counts.write(over);
+            counts.add(1).write(tokens);
         }
         let counts = dispatch.counts(&mut never).cloned();
         all.wait();
@@ -162,16 +165,17 @@ fn fewer_rows_than_the_handle_tells_of_are_refused() {
         let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 1 };
         let routing = Arc::new(Routing::new(choices).unwrap());
-        let own = Own { routing, ..own_of(0) };
+        let own = RankTokens { routing, ..own_of(0) };
         for (by_experts, sends, needs) in [
-            (None, Sends::Row, TOKENS),
+            (None, CombineRows::Row, TOKENS),
             // The last of the four experts has its two rows at 30 and 31.
-            (Some(10), Sends::EachExpert, 32),
-            (Some(10), Sends::SumOfExperts, 32),
+            (Some(10), CombineRows::EachExpert, 32),
+            (Some(10), CombineRows::SumOfExperts, 32),
         ] {
             let arrived = dispatched(&group, &own, Room::Tokens(TOKENS), by_experts).unwrap();
             let begin = |len: usize| {
-                let results = Results { len, sends, ..results_in(arrived.rows.as_ptr(), &arrived) };
+                let results =
+                    CombineInput { len, sends, ..results_in(arrived.rows.as_ptr(), &arrived) };
                 // SAFETY: the rows live until the combine is over.
                 unsafe { Combine::begin(&arrived.handle, results, &mut never) }
             };
@@ -205,12 +209,12 @@ fn rows_that_could_not_be_read_as_numbers_are_refused() {
         let experts: Vec<i32> = (0..TOKENS as i32).map(|token| token % 4).collect();
         let choices = Choices { experts: &experts, top_k: 1, num_experts: 4, ranks: 1 };
         let routing = Arc::new(Routing::new(choices).unwrap());
-        let own = Own { routing, ..own_of(0) };
+        let own = RankTokens { routing, ..own_of(0) };
         let room = Room::Tokens(TOKENS);
         for (by, stride) in [(1, 2 * HIDDEN), (0, 2 * HIDDEN + 1)] {
-            let payload = Payload::Quantised(HIDDEN, Scales::Exact);
+            let payload = Payload::Quantised(HIDDEN, ScaleFormat::Exact);
             let rows = own.tokens().rows.wrapping_add(by);
-            let tokens = Tokens { rows, stride, payload, ..own.tokens() };
+            let tokens = DispatchInput { rows, stride, payload, ..own.tokens() };
             // SAFETY: nothing is read, as it is refused.
             let begun = unsafe {
                 Dispatch::begin(&group, Arc::clone(&own.routing), tokens, room, &mut never)
@@ -218,16 +222,17 @@ fn rows_that_could_not_be_read_as_numbers_are_refused() {
             is_refused(begun, "rows to quantise are aligned to 2 bytes");
         }
         let arrived = dispatched(&group, &own, room, None).unwrap();
-        let sound = Results { sends: Sends::Row, ..results_in(arrived.rows.as_ptr(), &arrived) };
-        let refused = |results: Results, why: &str| {
+        let sound =
+            CombineInput { sends: CombineRows::Row, ..results_in(arrived.rows.as_ptr(), &arrived) };
+        let refused = |results: CombineInput, why: &str| {
             // SAFETY: nothing is read, as it is refused.
             is_refused(unsafe { Combine::begin(&arrived.handle, results, &mut never) }, why);
         };
         let why = "rows of bf16 are aligned to 2 bytes";
-        refused(Results { rows: sound.rows.wrapping_add(1), ..sound }, why);
-        refused(Results { stride: 2 * HIDDEN + 1, ..sound }, why);
-        let packed = Results { is_packed: true, ..sound };
-        refused(Results { hidden: HIDDEN - 2, ..packed }, "rows to pack have a multiple of");
+        refused(CombineInput { rows: sound.rows.wrapping_add(1), ..sound }, why);
+        refused(CombineInput { stride: 2 * HIDDEN + 1, ..sound }, why);
+        let packed = CombineInput { is_packed: true, ..sound };
+        refused(CombineInput { hidden: HIDDEN - 2, ..packed }, "rows to pack have a multiple of");
     });
 }
 
@@ -248,7 +253,7 @@ fn a_routing_for_other_ranks_is_refused() {
     });
 }
 
-/// A relay has what others send: one that is left out would take it along.
+/// A relay holds tokens of others: if it is left out, they are lost.
 #[test]
 fn nobody_relays_while_a_rank_is_left_out() {
     world(Ranks::apart(4, 2, Transport::Tcp), |group| {
@@ -271,27 +276,29 @@ fn nobody_relays_while_a_rank_is_left_out() {
     });
 }
 
-/// They lie beside the rows that a rank's own tokens have in its place, which are not copied there where rows stay.
+/// They lie beside the rows that a rank's own tokens have in its place, which are not copied there
+/// where rows stay.
 #[test]
 fn weights_come_back_from_rows_that_stay() {
-    for (sends, by_experts) in [(Sends::Row, None), (Sends::EachExpert, Some(10))] {
+    for (sends, by_experts) in [(CombineRows::Row, None), (CombineRows::EachExpert, Some(10))] {
         world(Ranks::near(2), |group| {
             let own = own_of(group.rank());
             let arrived = dispatched(&group, &own, Room::Tokens(TOKENS), by_experts).unwrap();
             // The row of a token has a weight of its own.
             let weights: Vec<f32> =
                 arrived.rows.iter().step_by(HIDDEN).map(|v| f32::from(*v)).collect();
-            let results = Results {
+            let results = CombineInput {
                 sends,
                 weights: Some(weights.as_ptr()),
                 ..results_in(arrived.rows.as_ptr(), &arrived)
             };
-            assert!(results.stays);
+            assert!(results.is_stable);
             // SAFETY: rows and weights live until the combine is over.
             let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
-            let sums = if sends == Sends::Row { Sums::ByRank } else { Sums::ByChoice };
+            let sums =
+                if sends == CombineRows::Row { SumOrder::ByRank } else { SumOrder::ByChoice };
             let (mut rows, mut back) = (vec![0; own.rows.len()], vec![f32::NAN; TOKENS]);
-            let combined = Combined {
+            let combined = CombineOutput {
                 rows: rows.as_mut_ptr(),
                 sums,
                 bias: [None; 2],

@@ -2,7 +2,7 @@
 
 use std::sync::Condvar;
 
-use uccl_ep::dispatch::Choices as ChoicesOut;
+use uccl_ep::dispatch::ChoicesOut;
 
 use super::*;
 
@@ -11,20 +11,30 @@ use super::*;
 struct Shape {
     room: Room,
     by_experts: Option<usize>,
-    how: How,
+    options: CombineOptions,
 }
 
 impl Shape {
     /// The shape of low latency mode.
     fn low_latency(ranks: usize) -> Self {
-        let how = How { sends: Sends::EachExpert, sums: Sums::ByChoice, relays: None, stays: true };
-        Self { room: Room::Tokens(TOKENS), by_experts: Some(TOKENS * ranks), how }
+        let options = CombineOptions {
+            sends: CombineRows::EachExpert,
+            sums: SumOrder::ByChoice,
+            relays: None,
+            is_stable: true,
+        };
+        Self { room: Room::Tokens(TOKENS), by_experts: Some(TOKENS * ranks), options }
     }
 
     /// The shape of normal mode, in several rounds.
     fn normal(ranks: usize) -> Self {
-        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays: None, stays: true };
-        Self { room: Room::Bytes(ranks * 2048), by_experts: None, how }
+        let options = CombineOptions {
+            sends: CombineRows::Row,
+            sums: SumOrder::ByRank,
+            relays: None,
+            is_stable: true,
+        };
+        Self { room: Room::Bytes(ranks * 2048), by_experts: None, options }
     }
 }
 
@@ -55,15 +65,15 @@ impl Meeting {
 }
 
 /// The sums of a rank's tokens where experts change nothing, and only some ranks are there.
-fn expected(own: &Own, how: How, is_there: &[bool]) -> Vec<u16> {
+fn expected(own: &RankTokens, options: CombineOptions, is_there: &[bool]) -> Vec<u16> {
     let routing = &own.routing;
-    let times_of = |token: usize| match how.sends {
-        Sends::EachExpert => {
+    let times_of = |token: usize| match options.sends {
+        CombineRows::EachExpert => {
             let owners = routing.choices(token).iter().filter_map(|k| routing.owner(*k));
             owners.filter(|(rank, _)| is_there[*rank]).count()
         }
         _ => {
-            let goes = |rank: &usize| routing.to(*rank).contains(&(token as u32));
+            let goes = |rank: &usize| routing.tokens_to(*rank).contains(&(token as u32));
             (0..is_there.len()).filter(|rank| is_there[*rank]).filter(goes).count()
         }
     };
@@ -79,7 +89,7 @@ struct Caller<'a> {
     is_there: Vec<bool>,
     seed: u64,
     /// A dispatch without its combine, and by rank whether it was sent there.
-    open: Option<(Own, Arrived, Vec<bool>)>,
+    open: Option<(RankTokens, Received, Vec<bool>)>,
 }
 
 impl<'a> Caller<'a> {
@@ -100,7 +110,7 @@ impl<'a> Caller<'a> {
     fn dispatch(&mut self) {
         self.seed += 1;
         let (me, ranks) = (self.group.rank(), self.group.ranks());
-        let own = Own::new(self.seed, me, ranks, 3, TOKENS).relayed(self.group);
+        let own = RankTokens::new(self.seed, me, ranks, 3, TOKENS).relayed(self.group);
         let Shape { room, by_experts, .. } = self.shape;
         let arrived = dispatched(self.group, &own, room, by_experts).unwrap();
         self.open = Some((own, arrived, self.is_there.clone()));
@@ -109,17 +119,17 @@ impl<'a> Caller<'a> {
     /// Combines; `between` is done when rows have been sent and are not yet summed.
     fn combine(&mut self, between: impl FnOnce(&mut Self)) {
         let (own, arrived, sent_to) = self.open.take().unwrap();
-        let how = self.shape.how;
+        let options = self.shape.options;
         let both = sent_to.iter().zip(&self.is_there).map(|(sent, is)| *sent && *is);
-        let expected = expected(&own, how, &both.collect::<Vec<_>>());
-        let combine = begin(&arrived, how).unwrap();
+        let expected = expected(&own, options, &both.collect::<Vec<_>>());
+        let combine = begin(&arrived, options).unwrap();
         between(self);
-        let out = finish(combine, &own, how).unwrap();
+        let out = finish(combine, &own, options).unwrap();
         let wrong = (0..own.routing.tokens())
             .find(|token| out[token * HIDDEN..][..HIDDEN] != expected[token * HIDDEN..][..HIDDEN]);
         assert!(
             wrong.is_none(),
-            "rank {} of {}, pair {}, token {wrong:?}, sent to {sent_to:?}, {:?} there, {how:?}",
+            "rank {} of {}, pair {}, token {wrong:?}, sent to {sent_to:?}, {:?} there, {options:?}",
             self.group.rank(),
             self.group.ranks(),
             self.seed,
@@ -259,7 +269,7 @@ fn a_rank_does_not_leave_itself_out() {
         assert_eq!(why, format!("rank {me} is this one, and a rank does not leave itself out"));
         group.mask(me, false).unwrap();
         // Calls without an end: the ninth needs the words of the first.
-        let own = Own::new(1, me, 2, 2, TOKENS);
+        let own = RankTokens::new(1, me, 2, 2, TOKENS);
         let begin = || {
             // SAFETY: the vectors live until the dispatches are over.
             unsafe {
@@ -308,7 +318,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
             let choices = Choices { experts: &experts, top_k: 2, num_experts: 4, ranks: 2 };
             let routing = Arc::new(Routing::new(choices).unwrap());
             let rows = vec![7u16; EACH * HIDDEN];
-            let own = Own { rows, weights: vec![3.0; 2 * EACH], experts, routing };
+            let own = RankTokens { rows, weights: vec![3.0; 2 * EACH], experts, routing };
             // SAFETY: the vectors live until the dispatch is over.
             let begun = unsafe {
                 let (routing, room) = (Arc::clone(&own.routing), Room::Bytes(2 * 2048));
@@ -316,7 +326,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
             };
             let mut dispatch = begun.unwrap();
             let counts = dispatch.counts(&mut never).unwrap();
-            assert_eq!(counts.from, [EACH as u32; 2]);
+            assert_eq!(counts.per_rank, [EACH as u32; 2]);
             if group.rank() == 1 {
                 // It sends no more than its first round.
                 all.wait();
@@ -326,7 +336,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
             let weights_of_row = if by_experts { 1 } else { 2 };
             let mut weights = vec![9.0; 2 * EACH * weights_of_row];
             let mut chosen = vec![9i32; 4 * EACH];
-            let outputs = Outputs {
+            let outputs = DispatchOutput {
                 len: 2 * EACH,
                 rows: out.as_mut_ptr().cast(),
                 stride: 2 * HIDDEN,
@@ -336,8 +346,8 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
                 zeroes_foreign_weights: true,
             };
             let layout = match by_experts {
-                true => Layout::Experts(vec![0, 2 * EACH]),
-                false => Layout::Rows,
+                true => RowLayout::ByExpert(vec![0, 2 * EACH]),
+                false => RowLayout::ByToken,
             };
             // SAFETY: the vectors have as many rows.
             let handle = unsafe { dispatch.receive(outputs, &layout, &mut never) }.unwrap();

@@ -2,20 +2,23 @@
 //! the bytes of a GPU where a link reaches host memory only.
 
 mod copier;
+mod cuda;
 mod engine;
 mod glance;
 mod pinned;
 mod put;
 mod share;
 mod staging;
+mod words;
 
-pub(crate) use self::put::change_word;
+pub(crate) use self::words::begin_change;
 pub use self::{
-    copier::{CopyBy, StandIn},
+    copier::{CopyBackend, CopyBy, CopyQueue},
     engine::{Engine, Mark, Route},
     glance::WordReader,
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,
     staging::{Ended, PATIENCE, Staging},
+    words::{WordChange, advance_words, prepare_words},
 };

@@ -1,10 +1,9 @@
-//! Short writes into GPU memory, and changes of signal words there.
+//! Short writes into GPU memory.
 
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, Stream, classify};
-use uccl_wire::signal::Change;
 
 /// One stream for each GPU that was written to, with a lock of its own.
 static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(Mutex::default);
@@ -32,36 +31,6 @@ pub unsafe fn put(address: usize, bytes: &[u8]) -> Result<(), GpuError> {
         let from = bytes.as_ptr() as u64;
         // SAFETY: the caller's promise; the bytes are borrowed until the copy has been waited for.
         unsafe { stream.copy(address as u64, from, bytes.len(), Direction::HostToDevice)? };
-        stream.synchronize()
-    })
-}
-
-/// Changes a word in a GPU's memory, and waits for it. Concurrent calls take turns, so no change is
-/// lost.
-///
-/// # Errors
-/// The driver's error.
-///
-/// # Safety
-/// The eight bytes must be this GPU's memory, and changed by nobody else during the call.
-pub(crate) unsafe fn change_word(
-    device: u32,
-    address: usize,
-    change: Change,
-) -> Result<(), GpuError> {
-    let address = address as u64;
-    with_stream(device, |stream| {
-        let mut word = 0_u64;
-        let here = &raw mut word as u64;
-        if let Change::Add(_) = change {
-            // SAFETY: the caller's promise; `word` is not touched before the copy has been waited
-            // for.
-            unsafe { stream.copy(here, address, size_of_val(&word), Direction::DeviceToHost)? };
-            stream.synchronize()?;
-        }
-        word = change.of(word);
-        // SAFETY: as above.
-        unsafe { stream.copy(address, here, size_of_val(&word), Direction::HostToDevice)? };
         stream.synchronize()
     })
 }

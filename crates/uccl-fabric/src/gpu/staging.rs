@@ -164,7 +164,11 @@ impl<T> Staging<T> {
     /// As for [`Self::settle`]. Then no step is dropped.
     pub fn clear(&mut self, patience: Duration) -> Result<(), GpuError> {
         self.settle(patience)?;
-        self.line.clear();
+        for (step, _) in self.line.drain(..) {
+            if let Step::Copy(copying) = step {
+                self.copier.release(copying);
+            }
+        }
         Ok(())
     }
 
@@ -188,7 +192,7 @@ impl<T> Drop for Staging<T> {
             // A GPU finishes the copies that it was given. So the chunks are leaked, and with the
             // copier the memory that the GPU reads its orders from.
             mem::forget(mem::take(&mut self.line));
-            mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::Gpus)));
+            mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::default())));
         }
     }
 }

@@ -3,10 +3,24 @@
 use super::{Lane, LaneError, Operation, Posted};
 use crate::signal::Word;
 
+/// How far the handling of a message is.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Handling {
+    /// It has ended.
+    Ended,
+    /// A GPU has work for it. The lane hands over nothing more until
+    /// [`MessageSink::go_on`] says that it has ended.
+    UnderWay,
+}
+
 /// Receives the messages of a lane, in order. The rules of [`Completion`](super::Completion) hold.
 pub trait MessageSink {
     /// Handles one message. An error says why the message is invalid; it kills the lane.
-    fn message(&self, bytes: &[u8]) -> Result<(), String>;
+    fn message(&self, bytes: &[u8]) -> Result<Handling, String>;
+
+    /// Looks at the message that is under way.
+    fn go_on(&self) -> Handling;
 
     /// Called when a signal that came with a write has changed a word of ours.
     fn signalled(&self);

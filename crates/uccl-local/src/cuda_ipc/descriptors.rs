@@ -25,9 +25,9 @@ fn most() -> usize {
 
 /// Descriptors that came with an offer, kept until they are no longer needed.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Vec<OwnedFd>);
+pub(super) struct PendingDescriptors(Vec<OwnedFd>);
 
-impl Waiting {
+impl PendingDescriptors {
     /// Keeps descriptors.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PendingDescriptors {
     fn drop(&mut self) {
         WAITING.fetch_sub(self.0.len(), Relaxed);
     }
@@ -64,11 +64,11 @@ mod tests {
             let fd = |_| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             (0..count).map(fd).collect::<Vec<_>>()
         };
-        let some = Waiting::of_at_most(fds(3), 5).unwrap();
-        let too_many = Waiting::of_at_most(fds(3), 5).unwrap_err();
+        let some = PendingDescriptors::of_at_most(fds(3), 5).unwrap();
+        let too_many = PendingDescriptors::of_at_most(fds(3), 5).unwrap_err();
         assert_eq!(too_many.kind(), io::ErrorKind::QuotaExceeded);
         drop(some);
-        assert_eq!(Waiting::of_at_most(fds(5), 5).unwrap().as_slice().len(), 5);
+        assert_eq!(PendingDescriptors::of_at_most(fds(5), 5).unwrap().as_slice().len(), 5);
         assert!(most() >= 16);
     }
 }

@@ -15,7 +15,7 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::opened::Place;
+use super::offered::Place;
 use crate::shm::{Direct, OwnedHazard};
 
 /// The most distinct regions in one flight, beside that of a signal's word: each takes a hazard
@@ -27,19 +27,19 @@ pub(super) type Hazards = SmallVec<[OwnedHazard; 1]>;
 
 /// Copies that were enqueued together. If it is dropped before they have ended, its contents are
 /// leaked, because a GPU still uses them.
-pub(super) struct Flight(Option<Enqueued>);
+pub(super) struct Flight(Option<EnqueuedCopies>);
 
-struct Enqueued {
+struct EnqueuedCopies {
     mark: Mark,
     engine: Arc<Mutex<Engine>>,
     /// The error that kept a part from being enqueued. The mark shows the end of the enqueued part.
     failed: Option<OpError>,
-    _held: Held,
+    _hold: MemoryHold,
 }
 
 /// Keeps the peer's memory in place during the copy: the hazards are for its owner, the places for
 /// our driver.
-struct Held {
+struct MemoryHold {
     _places: SmallVec<[Place; 1]>,
     _word: SmallVec<[Place; 1]>,
     _hazards: Hazards,
@@ -114,9 +114,9 @@ impl Way<'_> {
         copying.pieces = pieces;
         drop(copying);
         let ((places, word), mark, failed) = enqueued?;
-        let held = Held { _places: places, _word: word, _hazards: hazards };
+        let hold = MemoryHold { _places: places, _word: word, _hazards: hazards };
         let engine = Arc::clone(engine);
-        Ok(Flight(Some(Enqueued { mark, engine, failed, _held: held })))
+        Ok(Flight(Some(EnqueuedCopies { mark, engine, failed, _hold: hold })))
     }
 }
 
@@ -153,7 +153,7 @@ impl Flight {
 
     /// Releases the hazards, the places and the mark of an ended flight.
     pub(super) fn land(mut self) {
-        let Some(Enqueued { mark, engine, .. }) = self.0.take() else { return };
+        let Some(EnqueuedCopies { mark, engine, .. }) = self.0.take() else { return };
         // No wait: a thread that is enqueuing may be in the driver for long, and a mark costs
         // little.
         if let Some(mut engine) = engine.try_lock() {

@@ -24,9 +24,9 @@ use uccl_fabric::{
 };
 
 use super::{
+    copy_end::CopyEnd,
     flight::{Flight, MAX_SLOTS, Way, claim},
     ledger::Ledger,
-    other::Other,
     queue::{Pieces, Plan, Queue},
     turns::Turns,
 };
@@ -34,9 +34,9 @@ use crate::shm::Direct;
 
 /// Copies by GPUs that are under way, or wait.
 pub struct GpuJobs {
-    gpus: Mutex<OfGpus>,
+    gpus: Mutex<GpuList>,
     /// Short operations that were enqueued at once.
-    flights: Mutex<Vec<Short>>,
+    flights: Mutex<Vec<ShortCopy>>,
     /// Short operations for which no hazard words were free. They wait for nothing else.
     late: Arc<Queue>,
     late_turns: Turns,
@@ -45,14 +45,14 @@ pub struct GpuJobs {
 }
 
 #[derive(Default)]
-struct OfGpus {
-    list: SmallVec<[Arc<OneGpu>; 1]>,
+struct GpuList {
+    list: SmallVec<[Arc<LaneGpu>; 1]>,
     /// No more GPUs are added.
     closed: bool,
 }
 
 /// The lane's engines and its queue for one GPU.
-struct OneGpu {
+struct LaneGpu {
     context: &'static Context,
     /// For short operations: a stream where they do not wait for slices of long ones.
     short: Arc<Mutex<Engine>>,
@@ -65,7 +65,7 @@ struct OneGpu {
 }
 
 /// An operation that was enqueued at once.
-struct Short {
+struct ShortCopy {
     name: OpName,
     flight: Flight,
     bytes: u64,
@@ -73,7 +73,7 @@ struct Short {
 }
 
 /// The pieces of an operation that are posted.
-pub(crate) struct Posting<'a> {
+pub(crate) struct PostRequest<'a> {
     pub(crate) kind: OpKind,
     /// The kind of our memory.
     pub(crate) memory: MemoryKind,
@@ -89,7 +89,7 @@ pub(crate) struct Posting<'a> {
     pub(crate) done: &'a Arc<dyn Completion>,
 }
 
-impl Posting<'_> {
+impl PostRequest<'_> {
     /// The posted pieces as a separate operation.
     pub(crate) fn operation(&self) -> Operation {
         let Self { kind, memory, pieces, range, done, .. } = self;
@@ -130,9 +130,9 @@ impl GpuJobs {
     pub(crate) unsafe fn post(
         &self,
         direct: &Arc<Direct>,
-        posting: &Posting<'_>,
+        posting: &PostRequest<'_>,
     ) -> Result<OpName, OpError> {
-        let Posting { kind, memory, pieces, ref range, in_slices, word, done } = *posting;
+        let PostRequest { kind, memory, pieces, ref range, in_slices, word, done } = *posting;
         let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
         let bytes = local.len_bytes();
         // Counted before other threads can see anything of the operation.
@@ -140,7 +140,7 @@ impl GpuJobs {
         let context = context_of(direct, memory, remote)?;
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
-        let passes_slices = gpu.turns.is_flying();
+        let passes_slices = gpu.turns.has_slices();
         let way =
             Way { direct, kind, memory, context, passes_slices, word, blocks: 0, behind: None };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
@@ -152,7 +152,7 @@ impl GpuJobs {
             // SAFETY: the caller's promise.
             let flight = unsafe { way.enqueue(pairs, &gpu.short, hazards)? };
             let done = Arc::clone(done);
-            self.flights.lock().push(Short { name, flight, bytes, done });
+            self.flights.lock().push(ShortCopy { name, flight, bytes, done });
             opening.keep();
             return Ok(name);
         }
@@ -196,10 +196,10 @@ impl GpuJobs {
     pub(crate) unsafe fn post_behind(
         &self,
         direct: &Arc<Direct>,
-        posting: &Posting<'_>,
+        posting: &PostRequest<'_>,
         event: &Event,
     ) -> Result<OpName, OpError> {
-        let Posting { kind, memory, pieces, ref range, done, .. } = *posting;
+        let PostRequest { kind, memory, pieces, ref range, done, .. } = *posting;
         let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
         let bytes = local.len_bytes();
         let opening = self.ledger.open(bytes);
@@ -223,7 +223,7 @@ impl GpuJobs {
         let pairs = local.iter().copied().zip(remote.iter().copied());
         // SAFETY: the caller's promise.
         let flight = unsafe { way.enqueue(pairs, &engine, hazards)? };
-        self.flights.lock().push(Short { name, flight, bytes, done: Arc::clone(done) });
+        self.flights.lock().push(ShortCopy { name, flight, bytes, done: Arc::clone(done) });
         opening.keep();
         Ok(name)
     }
@@ -245,7 +245,7 @@ impl GpuJobs {
             let mut engine = short();
             for (turns, queue) in queues {
                 if engine.is_none() {
-                    engine = turns.rush(queue, *name, &self.ledger).ok()?;
+                    engine = turns.enqueue_rest(queue, *name, &self.ledger).ok()?;
                 }
             }
             if let Some(engine) = engine {
@@ -269,7 +269,7 @@ impl GpuJobs {
             .is_some_and(|context| context.has_kernels() && direct.gpu_word(word, context).is_ok())
     }
 
-    fn gpu(&self, context: &'static Context) -> Result<Arc<OneGpu>, OpError> {
+    fn gpu(&self, context: &'static Context) -> Result<Arc<LaneGpu>, OpError> {
         let ordinal = context.device().ordinal();
         let mut gpus = self.gpus.lock();
         if gpus.closed {
@@ -283,7 +283,7 @@ impl GpuJobs {
             |priority| Engine::new(context, priority).map(|engine| Arc::new(Mutex::new(engine)));
         let (short, long) = (engine(Priority::High)?, engine(Priority::Normal)?);
         let turns = Turns::of(ordinal);
-        let gpu = Arc::new(OneGpu {
+        let gpu = Arc::new(LaneGpu {
             context,
             short,
             long,
@@ -295,7 +295,7 @@ impl GpuJobs {
         Ok(gpu)
     }
 
-    fn gpus(&self) -> SmallVec<[Arc<OneGpu>; 1]> {
+    fn gpus(&self) -> SmallVec<[Arc<LaneGpu>; 1]> {
         self.gpus.lock().list.clone()
     }
 
@@ -315,14 +315,14 @@ impl GpuJobs {
     /// Finds the flights that have ended, releases their resources, and enqueues more copies within
     /// the limits. Calls no completions.
     pub(crate) fn drive(&self) {
-        self.harvest();
+        self.take_ended();
         if self.ledger.queued() > 0 {
             self.late_turns.drive();
             self.gpus().iter().for_each(|gpu| gpu.turns.drive());
         }
     }
 
-    fn harvest(&self) {
+    fn take_ended(&self) {
         let mut flights = self.flights.lock();
         let mut results: SmallVec<[OpResult; 4]> = SmallVec::new();
         let ended = flights.extract_if(.., |short| {
@@ -331,9 +331,9 @@ impl GpuJobs {
             results.extend(result);
             has_ended
         });
-        let ended: SmallVec<[Short; 4]> = ended.collect();
+        let ended: SmallVec<[ShortCopy; 4]> = ended.collect();
         drop(flights);
-        for (Short { flight, bytes, done, .. }, result) in ended.into_iter().zip(results) {
+        for (ShortCopy { flight, bytes, done, .. }, result) in ended.into_iter().zip(results) {
             flight.land();
             self.ledger.moved(bytes);
             self.ledger.landed(done, result);
@@ -382,7 +382,7 @@ impl GpuJobs {
     }
 }
 
-impl OneGpu {
+impl LaneGpu {
     /// The engine of operations that wait for an event.
     fn behind(&self) -> Result<Arc<Mutex<Engine>>, OpError> {
         let mut behind = self.behind.lock();
@@ -449,11 +449,11 @@ fn context_of(
 }
 
 /// The other end of a copy by a GPU of ours. The first piece stands for all that a vector reaches.
-fn other_of(direct: &Direct, context: &Context, remote: &[RemoteSpan]) -> Other {
+fn other_of(direct: &Direct, context: &Context, remote: &[RemoteSpan]) -> CopyEnd {
     let there = remote.first().and_then(|span| direct.gpu_of(span));
     let there = there.map(|there| there.uuid().0);
     let own = context.device().uuid().0;
-    there.filter(|there| *there != own).map_or(Other::Near, Other::Gpu)
+    there.filter(|there| *there != own).map_or(CopyEnd::Near, CopyEnd::Gpu)
 }
 
 #[cfg(test)]

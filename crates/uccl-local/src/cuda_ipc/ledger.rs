@@ -22,7 +22,7 @@ pub(super) struct Ledger {
 }
 
 /// An operation that is being posted. It is counted before other threads can see it.
-pub(super) struct Opening<'a> {
+pub(super) struct OperationGuard<'a> {
     ledger: &'a Ledger,
     bytes: u64,
     kept: bool,
@@ -30,11 +30,11 @@ pub(super) struct Opening<'a> {
 
 impl Ledger {
     /// Counts an operation and its bytes. The drop of the result takes that back, unless it was
-    /// [kept](Opening::keep).
-    pub(super) fn open(&self, bytes: u64) -> Opening<'_> {
+    /// [kept](OperationGuard::keep).
+    pub(super) fn open(&self, bytes: u64) -> OperationGuard<'_> {
         self.open.fetch_add(1, SeqCst);
         self.bytes.fetch_add(bytes, Relaxed);
-        Opening { ledger: self, bytes, kept: false }
+        OperationGuard { ledger: self, bytes, kept: false }
     }
 
     /// Whether some completion has not been called yet.
@@ -48,7 +48,7 @@ impl Ledger {
     }
 
     /// A queued operation has ended.
-    pub(super) fn unqueue(&self) {
+    pub(super) fn count_dequeued(&self) {
         self.queued.fetch_sub(1, SeqCst);
     }
 
@@ -86,14 +86,14 @@ impl Ledger {
     }
 }
 
-impl Opening<'_> {
+impl OperationGuard<'_> {
     /// Keeps the count: the operation is under way, or queued.
     pub(super) fn keep(mut self) {
         self.kept = true;
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for OperationGuard<'_> {
     fn drop(&mut self) {
         if !self.kept {
             self.ledger.moved(self.bytes);

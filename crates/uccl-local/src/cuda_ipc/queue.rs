@@ -16,9 +16,9 @@ use uccl_fabric::{
 };
 
 use super::{
+    copy_end::CopyEnd,
     flight::{Flight, Hazards, Way, claim},
     ledger::Ledger,
-    other::Other,
 };
 use crate::shm::Direct;
 
@@ -41,7 +41,7 @@ pub(crate) struct Pieces {
 pub(super) struct Plan {
     pub(super) name: OpName,
     /// The GPU at the other end.
-    pub(super) other: Other,
+    pub(super) other: CopyEnd,
     pub(super) kind: OpKind,
     /// The kind of our memory.
     pub(super) memory: MemoryKind,
@@ -57,7 +57,7 @@ pub(super) struct Plan {
 }
 
 /// An operation that is enqueued slice by slice.
-pub(super) struct Sliced {
+pub(super) struct SlicedOperation {
     plan: Plan,
     state: Mutex<State>,
 }
@@ -79,7 +79,7 @@ struct State {
 /// A part of an operation that was given out. Call [`enqueue`](Self::enqueue), which also reports a
 /// failure.
 pub(super) struct Slice {
-    of: Arc<Sliced>,
+    of: Arc<SlicedOperation>,
     cut: Stretch,
     bytes: u64,
     hazards: Hazards,
@@ -88,9 +88,9 @@ pub(super) struct Slice {
 }
 
 /// A slice that a GPU has.
-pub(super) struct Flying {
+pub(super) struct SliceFlight {
     flight: Flight,
-    of: Arc<Sliced>,
+    of: Arc<SlicedOperation>,
     pub(super) bytes: u64,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Queue(Mutex<List>);
 
 #[derive(Default)]
 struct List {
-    waiting: VecDeque<Arc<Sliced>>,
+    waiting: VecDeque<Arc<SlicedOperation>>,
     /// No more are accepted.
     closed: bool,
 }
@@ -123,7 +123,7 @@ impl Queue {
         if list.closed {
             return Err(OpError::LaneDown);
         }
-        list.waiting.push_back(Arc::new(Sliced::new(plan, done)));
+        list.waiting.push_back(Arc::new(SlicedOperation::new(plan, done)));
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Queue {
     }
 
     /// The GPU at the other end of the next slice; `None` if nothing waits.
-    pub(super) fn front(&self) -> Option<Other> {
+    pub(super) fn front(&self) -> Option<CopyEnd> {
         self.0.lock().waiting.front().map(|first| first.plan.other)
     }
 
@@ -196,7 +196,7 @@ impl Plan {
     }
 }
 
-impl Sliced {
+impl SlicedOperation {
     fn new(plan: Plan, done: Arc<dyn Completion>) -> Self {
         let pieces = plan.pieces();
         let state = State {
@@ -268,7 +268,7 @@ impl Sliced {
         let result = state.error.take().map_or(Ok(()), Err);
         drop(state);
         self.plan.ledger.landed(done, result);
-        self.plan.ledger.unqueue();
+        self.plan.ledger.count_dequeued();
     }
 }
 
@@ -279,7 +279,7 @@ impl Slice {
 
     /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed
     /// slice no other slice of its operation is given out.
-    pub(super) fn enqueue(self, blocks: u32) -> Option<Flying> {
+    pub(super) fn enqueue(self, blocks: u32) -> Option<SliceFlight> {
         let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
         let way =
@@ -291,7 +291,7 @@ impl Slice {
                 if let Some(e) = flight.failed() {
                     of.close(e.clone());
                 }
-                Some(Flying { flight, of, bytes })
+                Some(SliceFlight { flight, of, bytes })
             }
             Err(e) => {
                 of.ended(bytes, Err(e));
@@ -301,7 +301,7 @@ impl Slice {
     }
 }
 
-impl Flying {
+impl SliceFlight {
     /// The result; `None` while it is under way.
     pub(super) fn result(&self) -> Option<OpResult> {
         self.flight.ended()
@@ -320,7 +320,7 @@ impl Flying {
     }
 
     /// The GPU at the other end.
-    pub(super) fn other(&self) -> Other {
+    pub(super) fn other(&self) -> CopyEnd {
         self.of.plan.other
     }
 

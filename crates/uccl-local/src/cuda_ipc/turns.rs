@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 use uccl_fabric::{gpu::Engine, lane::OpName};
 
 use super::{
+    copy_end::CopyEnd,
     ledger::Ledger,
-    other::Other,
-    queue::{Flying, Next, Queue, Slice},
+    queue::{Next, Queue, Slice, SliceFlight},
 };
 
 /// The turns of each GPU, by its ordinal.
@@ -22,15 +22,15 @@ static GPUS: LazyLock<Mutex<HashMap<u32, Arc<Turns>>>> = LazyLock::new(Mutex::de
 /// that makes progress on one lane does so for all, so that no lane waits for another's threads.
 #[derive(Default)]
 pub(super) struct Turns {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingLanes>,
     /// No limits: everything may be enqueued.
     unlimited: bool,
     /// Locked by the thread that enqueues.
-    flying: Mutex<Vec<Flying>>,
+    flights: Mutex<Vec<SliceFlight>>,
 }
 
 /// No hazard words are free for the rest of an operation.
-pub(super) struct NotNow;
+pub(super) struct NoHazardWords;
 
 /// The most bytes that may be enqueued, and the blocks of the kernel that copy them.
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ const ALL_BLOCKS: u32 = 72;
 
 /// Lanes that have something to enqueue, the one that has waited longest first.
 #[derive(Default)]
-struct Waiting {
+struct WaitingLanes {
     lanes: VecDeque<Arc<Queue>>,
     /// Whether the GPU has something to do.
     is_busy: bool,
@@ -86,9 +86,9 @@ impl Turns {
     }
 
     /// Whether the GPU has slices, as far as is known.
-    pub(super) fn is_flying(&self) -> bool {
+    pub(super) fn has_slices(&self) -> bool {
         // A thread that has it locked enqueues more.
-        self.flying.try_lock().is_none_or(|flying| !flying.is_empty())
+        self.flights.try_lock().is_none_or(|flights| !flights.is_empty())
     }
 
     /// Adds a lane that has something to enqueue.
@@ -103,68 +103,68 @@ impl Turns {
     /// Enqueues all that is left of an operation, out of turn, and returns the engine that has
     /// enqueued it. `Ok(None)`: the operation is not here, and no slice of it is under way. `Err`:
     /// not all can be enqueued now.
-    pub(super) fn rush(
+    pub(super) fn enqueue_rest(
         &self,
         lane: &Queue,
         name: OpName,
         ledger: &Arc<Ledger>,
-    ) -> Result<Option<Arc<Mutex<Engine>>>, NotNow> {
-        let mut flying = self.flying.lock();
+    ) -> Result<Option<Arc<Mutex<Engine>>>, NoHazardWords> {
+        let mut flights = self.flights.lock();
         while let Some(next) = lane.next_of(name) {
             match next {
-                Next::Slice(slice) => flying.extend(slice.enqueue(0)),
-                Next::Later => return Err(NotNow),
+                Next::Slice(slice) => flights.extend(slice.enqueue(0)),
+                Next::Later => return Err(NoHazardWords),
                 Next::Nothing => break,
             }
         }
-        Ok(flying.iter().find_map(|slice| slice.engine_of(name, ledger)))
+        Ok(flights.iter().find_map(|slice| slice.engine_of(name, ledger)))
     }
 
     /// Ends the slices that the GPU has copied, and enqueues more within the limits. Does nothing
     /// while another thread does this: that thread may be in the driver for long.
     pub(super) fn drive(&self) {
-        let Some(mut flying) = self.flying.try_lock() else { return };
+        let Some(mut flights) = self.flights.try_lock() else { return };
         let mut at = 0;
-        while at < flying.len() {
-            match flying[at].result() {
+        while at < flights.len() {
+            match flights[at].result() {
                 // The order does not matter: each search goes through the whole list.
-                Some(result) => flying.swap_remove(at).land(result),
+                Some(result) => flights.swap_remove(at).land(result),
                 None => at += 1,
             }
         }
         loop {
-            let Some((slice, blocks)) = self.waiting.lock().next(&flying, self.unlimited) else {
+            let Some((slice, blocks)) = self.waiting.lock().next(&flights, self.unlimited) else {
                 return;
             };
             if let Some(slice) = slice.enqueue(blocks) {
-                flying.push(slice);
+                flights.push(slice);
             }
         }
     }
 }
 
-impl Waiting {
+impl WaitingLanes {
     /// The next slice within the limits, of the lane that has waited longest, and how many blocks
     /// of the kernel copy it.
-    fn next(&mut self, flying: &[Flying], unlimited: bool) -> Option<(Slice, u32)> {
+    fn next(&mut self, flights: &[SliceFlight], unlimited: bool) -> Option<(Slice, u32)> {
         let mut late: SmallVec<[*const Queue; 4]> = SmallVec::new();
         loop {
-            let fronts: SmallVec<[Option<Other>; 8]> =
+            let fronts: SmallVec<[Option<CopyEnd>; 8]> =
                 self.lanes.iter().map(|lane| lane.front()).collect();
             if let Some(gone) = fronts.iter().position(Option::is_none) {
                 self.lanes.remove(gone);
                 continue;
             }
             if fronts.is_empty() {
-                self.is_busy &= !flying.is_empty();
+                self.is_busy &= !flights.is_empty();
                 return None;
             }
-            let limits = if unlimited { Limits::NONE } else { self.limits(flying, &fronts) };
+            let limits = if unlimited { Limits::NONE } else { self.limits(flights, &fronts) };
             let enqueued = |other| -> u64 {
-                let of = flying.iter().filter(|slice| slice.other() == other);
+                let of = flights.iter().filter(|slice| slice.other() == other);
                 of.map(|slice| slice.bytes).sum()
             };
-            let may = |(at, front): (usize, &Option<Other>)| {
+            let may = |(at, front): (usize, &Option<CopyEnd>)| {
                 let lane = Arc::as_ptr(&self.lanes[at]);
                 let other = front.filter(|_| !late.contains(&lane))?;
                 let fits = enqueued(other).saturating_add(limits.slice) <= limits.other;
@@ -176,7 +176,7 @@ impl Waiting {
                 Next::Slice(slice) => {
                     self.alone += slice.bytes();
                     self.lanes.push_back(lane);
-                    let blocks = if other == Other::Near { 0 } else { limits.blocks };
+                    let blocks = if other == CopyEnd::Near { 0 } else { limits.blocks };
                     return Some((slice, blocks));
                 }
                 Next::Later => {
@@ -196,11 +196,11 @@ impl Waiting {
         }
     }
 
-    fn limits(&mut self, flying: &[Flying], fronts: &[Option<Other>]) -> Limits {
+    fn limits(&mut self, flights: &[SliceFlight], fronts: &[Option<CopyEnd>]) -> Limits {
         let waiting = fronts.iter().copied().flatten();
-        let mut others: SmallVec<[Other; 16]> =
-            waiting.chain(flying.iter().map(Flying::other)).collect();
-        others.retain(|other| *other != Other::Near);
+        let mut others: SmallVec<[CopyEnd; 16]> =
+            waiting.chain(flights.iter().map(SliceFlight::other)).collect();
+        others.retain(|other| *other != CopyEnd::Near);
         others.sort_unstable();
         others.dedup();
         if others.len() > 1 {

@@ -65,20 +65,20 @@ pub(crate) fn clear<W: Word>(claimed: &[W], announced: &[W], at: usize, held: u6
 
 /// The accesses under way at some moment. Wait for their end with [`ended`].
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InUse(Vec<(usize, u64)>);
+pub(crate) struct AccessSnapshot(Vec<(usize, u64)>);
 
 /// The accesses under way now.
-pub(crate) fn in_use<W: Word>(claimed: &[W]) -> InUse {
+pub(crate) fn in_use<W: Word>(claimed: &[W]) -> AccessSnapshot {
     W::fence(Ordering::SeqCst);
     let busy = |(at, word): (usize, &W)| {
         let held = word.load(Ordering::SeqCst);
         (held & SLOT_MASK != 0).then_some((at, held))
     };
-    InUse(claimed.iter().enumerate().filter_map(busy).collect())
+    AccessSnapshot(claimed.iter().enumerate().filter_map(busy).collect())
 }
 
 /// Whether all of `uses` have ended; forgets those that have.
-pub(crate) fn ended<W: Word>(claimed: &[W], uses: &mut InUse) -> bool {
+pub(crate) fn ended<W: Word>(claimed: &[W], uses: &mut AccessSnapshot) -> bool {
     let holds = |at: usize, held| {
         claimed.get(at).is_some_and(|word: &W| word.load(Ordering::Acquire) == held)
     };
@@ -102,12 +102,12 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> 
 /// Words in this process's own memory. Each thread's first word is on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Claimed([AtomicU64; HAZARD_WORDS]);
+struct ClaimWords([AtomicU64; HAZARD_WORDS]);
 
 /// The accesses of this process to the memory of one peer.
 #[derive(Debug)]
 pub struct Accesses {
-    claimed: Claimed,
+    claimed: ClaimWords,
     announced: Hazards,
 }
 
@@ -115,7 +115,7 @@ impl Accesses {
     /// No accesses yet. `announced` are the words that the peer reads.
     #[must_use]
     pub fn new(announced: Hazards) -> Self {
-        Self { claimed: Claimed(std::array::from_fn(|_| AtomicU64::new(0))), announced }
+        Self { claimed: ClaimWords(std::array::from_fn(|_| AtomicU64::new(0))), announced }
     }
 
     /// Claims a word for `slot`, if one is free, and tells the peer. Read the region's version
@@ -146,12 +146,12 @@ impl Accesses {
     }
 
     /// The accesses under way now.
-    pub(crate) fn in_use(&self) -> InUse {
+    pub(crate) fn in_use(&self) -> AccessSnapshot {
         in_use(&self.claimed.0)
     }
 
     /// Whether all of `uses` have ended; forgets those that have.
-    pub(crate) fn ended(&self, uses: &mut InUse) -> bool {
+    pub(crate) fn ended(&self, uses: &mut AccessSnapshot) -> bool {
         ended(&self.claimed.0, uses)
     }
 

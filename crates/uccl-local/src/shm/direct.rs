@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use uccl_device::Process;
 use uccl_fabric::guarded::{self, Unmapped};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pieces::Stretch;
@@ -19,7 +20,7 @@ use super::hazard::Hazards;
 use super::mappings::PeerMappings;
 use super::memo::Memo;
 use super::published::{Checked, PeerCheck, PeerTable};
-use crate::cma::{CmaError, Process};
+use crate::cma::{CmaError, PeerMemory};
 
 /// How the peer's memory can be reached from here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,7 +92,7 @@ pub const BATCH: usize = 16;
 
 /// A region of the peer's, and where it is mapped here.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct PeerRegion {
     addr: u64,
     len: u64,
     rights: Rights,
@@ -99,7 +100,7 @@ struct Found {
     base: *mut u8,
 }
 
-impl Found {
+impl PeerRegion {
     /// The address in our mapping at which an access starts: null when the region is not mapped.
     #[inline(always)]
     fn admit(&self, span: &RemoteSpan, needed: impl Into<Rights>) -> Result<*mut u8, AccessError> {
@@ -118,7 +119,8 @@ impl Found {
 pub struct Direct {
     pub(super) table: PeerTable,
     pub(super) accesses: Arc<Accesses>,
-    process: Option<Process>,
+    /// The peer's memory through the kernel, if that can be reached.
+    memory: Option<PeerMemory>,
     pub(super) mappings: PeerMappings,
     /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here,
     /// or 0.
@@ -134,7 +136,7 @@ impl Direct {
         Self {
             table,
             accesses: Arc::new(Accesses::new(hazards)),
-            process,
+            memory: process.map(PeerMemory::of),
             mappings: PeerMappings::new(),
             memo: Memo::default(),
             closed: AtomicBool::new(false),
@@ -213,7 +215,7 @@ impl Direct {
                 Reach::None
             }
             Ok(found) if !found.base.is_null() => Reach::Mapped,
-            Ok(_) if self.process.is_some() => Reach::Cma,
+            Ok(_) if self.memory.is_some() => Reach::Cma,
             Err(DirectError::Device) => Reach::Gpu,
             _ => Reach::None,
         }
@@ -222,7 +224,7 @@ impl Direct {
     /// Finds the region of a range, in the memo if nothing has changed. The caller must have
     /// claimed a hazard before.
     #[inline(always)]
-    fn find(&self, remote: &RemoteSpan) -> Result<Found, DirectError> {
+    fn find(&self, remote: &RemoteSpan) -> Result<PeerRegion, DirectError> {
         let version = self.table.version(remote.slot).ok_or(DirectError::Unreachable)?;
         let epoch = self.mappings.epoch();
         if let Some([key, slot, seen, mapped, addr, len, rights, base]) = self.memo.get(remote.slot)
@@ -230,14 +232,14 @@ impl Direct {
             let same = key == remote.key && slot == u64::from(remote.slot) + 1;
             if same && seen == version && mapped == epoch && version & 1 == 1 {
                 let rights = Rights::from_bits(rights);
-                return Ok(Found { addr, len, rights, base: base as *mut u8 });
+                return Ok(PeerRegion { addr, len, rights, base: base as *mut u8 });
             }
         }
         self.find_anew(remote, epoch)
     }
 
     #[cold]
-    fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<Found, DirectError> {
+    fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<PeerRegion, DirectError> {
         let checked = self.table.find(remote)?;
         if checked.device {
             // The CPU cannot copy it. Copies by GPUs look the memory up elsewhere.
@@ -251,7 +253,7 @@ impl Direct {
         let slot = u64::from(remote.slot) + 1;
         self.memo
             .put(remote.slot, &[remote.key, slot, version, epoch, addr, len, bits, base as u64]);
-        Ok(Found { addr, len, rights, base })
+        Ok(PeerRegion { addr, len, rights, base })
     }
 
     /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other
@@ -291,9 +293,9 @@ impl Direct {
         let _access = self.access(remote.slot)?;
         let there = self.find(remote)?.admit(remote, access)?;
         if there.is_null() {
-            let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
+            let memory = self.memory.as_ref().ok_or(DirectError::Unreachable)?;
             // SAFETY: the caller's promise.
-            return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
+            return Ok(unsafe { memory.copy(access, &[*local], &[(remote.addr, remote.len)])? });
         }
         // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the
         // access is counted.
@@ -362,16 +364,15 @@ impl Direct {
         if here != there {
             return Err(DirectError::Length { local: here, remote: there });
         }
-        let mut held = Held::new(&self.accesses);
+        let mut held = BatchHazards::new(&self.accesses);
         let mut first = held.claim(remote)?;
         if first < remote.len() {
             // Regions beyond the first batch of hazards are checked in advance too.
             self.check_all(access, &remote[first..])?;
         }
         let mut rest = remote;
-        let process = self.process.as_ref();
-        let mut walk =
-            Walk { local, rest: Stretch::all(local), access, process, queue: Vec::new() };
+        let memory = self.memory.as_ref();
+        let mut walk = Walk { local, rest: Stretch::all(local), access, memory, queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
             self.admits()?;
@@ -394,7 +395,7 @@ impl Direct {
     fn check_all(&self, access: Access, remote: &[RemoteSpan]) -> Result<(), DirectError> {
         for span in remote {
             let there = self.find(span)?.admit(span, access)?;
-            if there.is_null() && self.process.is_none() {
+            if there.is_null() && self.memory.is_none() {
                 return Err(DirectError::Unreachable);
             }
         }
@@ -403,14 +404,14 @@ impl Direct {
 }
 
 /// The hazards of one batch.
-struct Held<'a> {
+struct BatchHazards<'a> {
     accesses: &'a Accesses,
     slots: [u32; BATCH],
     guards: [Option<HazardGuard<'a>>; BATCH],
     count: usize,
 }
 
-impl<'a> Held<'a> {
+impl<'a> BatchHazards<'a> {
     fn new(accesses: &'a Accesses) -> Self {
         Self { accesses, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
     }
@@ -457,7 +458,7 @@ struct Walk<'a> {
     /// The part of it that is not done.
     rest: Stretch,
     access: Access,
-    process: Option<&'a Process>,
+    memory: Option<&'a PeerMemory>,
     /// Pieces that will go through the kernel in one call.
     queue: Vec<(Span, (u64, u64))>,
 }
@@ -497,10 +498,10 @@ impl Walk<'_> {
         if self.queue.is_empty() {
             return Ok(());
         }
-        let process = self.process.ok_or(DirectError::Unreachable)?;
+        let memory = self.memory.ok_or(DirectError::Unreachable)?;
         let (local, remote): (Vec<_>, Vec<_>) = self.queue.drain(..).unzip();
         // SAFETY: the caller's promise.
-        unsafe { process.copy(self.access, &local, &remote)? };
+        unsafe { memory.copy(self.access, &local, &remote)? };
         Ok(())
     }
 }
@@ -535,23 +536,23 @@ mod tests {
     use uccl_fabric::shm::Segment;
 
     /// An owner and an initiator, both in this process.
-    struct Both {
+    struct BothSides {
         table: RegionTable,
         owner: Hazards,
         direct: Direct,
     }
 
-    fn both(process: bool) -> Both {
+    fn both(process: bool) -> BothSides {
         let table = RegionTable::new().unwrap();
         let connection = Segment::create("test", 4096).unwrap();
         let owner = Hazards::new(&connection, 0).unwrap();
         let peer = PeerTable::map(table.published_fd().try_clone_to_owned().unwrap()).unwrap();
         let process = process.then(|| Process::open(std::process::id() as i32).unwrap());
         let direct = Direct::new(peer, owner.clone(), process);
-        Both { table, owner, direct }
+        BothSides { table, owner, direct }
     }
 
-    impl Both {
+    impl BothSides {
         fn share(&self, buf: &SharedBuf) {
             let fd = buf.fd().try_clone_to_owned().unwrap();
             self.direct.insert_mapping(buf.id(), fd, buf.span().len).unwrap();

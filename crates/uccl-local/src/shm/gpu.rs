@@ -15,7 +15,7 @@ use super::{
     direct::Direct,
     published::{Checked, PeerCheck},
 };
-use crate::cuda_ipc::{Keep, OpenedGpu, Place};
+use crate::cuda_ipc::{OfferedMemory, Place, PlaceOwner};
 
 /// How a GPU of ours reaches ranges of the peer's memory.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Direct {
     ///
     /// # Errors
     /// As for [`PeerMappings::insert_gpu`](super::PeerMappings::insert_gpu).
-    pub(crate) fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
+    pub(crate) fn insert_gpu(&self, id: u32, memory: OfferedMemory) -> io::Result<()> {
         self.mappings.insert_gpu(id, memory)
     }
 
@@ -42,7 +42,7 @@ impl Direct {
     }
 
     /// The GPU memory that contains a range, if that is GPU memory and was offered.
-    pub(crate) fn gpu_of(&self, remote: &RemoteSpan) -> Option<Arc<OpenedGpu>> {
+    pub(crate) fn gpu_of(&self, remote: &RemoteSpan) -> Option<Arc<OfferedMemory>> {
         let checked = self.table.find(remote).ok()?;
         checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
     }
@@ -144,7 +144,7 @@ impl Direct {
             if !locked.holds(backing.offset, checked.len) {
                 return Err(OpError::Remote(Status::OutOfBounds));
             }
-            (Place { address: locked.address(), keep: Keep::Locked(locked) }, backing.offset)
+            (Place { address: locked.address(), keep: PlaceOwner::Locked(locked) }, backing.offset)
         };
         if !first && found.device != checked.device {
             return Err(OpError::HostOnly("one vector reaches both GPU and host memory"));

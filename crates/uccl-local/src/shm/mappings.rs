@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use uccl_device::cuda::Context;
 
-use super::accesses::{Accesses, InUse};
+use super::accesses::{AccessSnapshot, Accesses};
 use super::segment::{MapMode, Mapping};
-use crate::cuda_ipc::{LockedHost, OpenedGpu};
+use crate::cuda_ipc::{LockedHost, OfferedMemory};
 
 /// The most offers kept from one peer: each may cost a mapping, of which a process has some ten
 /// thousand.
@@ -22,16 +22,16 @@ const MAX_MAPPED: usize = 1 << 42;
 
 /// A segment that is locked for GPUs; `None` for one that cannot be locked. Locking a large one
 /// takes seconds: only threads that want that segment wait for it.
-type Locked = OnceLock<Option<Arc<LockedHost>>>;
+type LockedSegment = OnceLock<Option<Arc<LockedHost>>>;
 
 #[derive(Debug, Default)]
 struct Maps {
     by_id: HashMap<u32, Arc<Mapping>>,
     /// Segments that are locked for GPUs, or just being locked.
-    locked: HashMap<u32, Arc<Locked>>,
-    gpus: HashMap<u32, Arc<OpenedGpu>>,
+    locked: HashMap<u32, Arc<LockedSegment>>,
+    gpus: HashMap<u32, Arc<OfferedMemory>>,
     /// Removed, but perhaps still in use by the accesses that were under way then.
-    retired: Vec<(Arc<Mapping>, InUse)>,
+    retired: Vec<(Arc<Mapping>, AccessSnapshot)>,
     /// No offer is accepted any more.
     closed: bool,
 }
@@ -68,7 +68,7 @@ impl PeerMappings {
         accesses: &Accesses,
     ) -> io::Result<()> {
         let mut maps = self.maps.lock();
-        maps.reap(accesses);
+        maps.drop_unused(accesses);
         maps.admit()?;
         if maps.by_id.contains_key(&id) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -85,7 +85,7 @@ impl PeerMappings {
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] when the id is taken, [`io::ErrorKind::QuotaExceeded`] when
     /// the peer has offered too much.
-    pub fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
+    pub fn insert_gpu(&self, id: u32, memory: OfferedMemory) -> io::Result<()> {
         let mut maps = self.maps.lock();
         maps.admit()?;
         if maps.gpus.contains_key(&id) {
@@ -97,7 +97,7 @@ impl PeerMappings {
 
     /// The GPU memory that the peer calls `id`.
     #[must_use]
-    pub fn gpu(&self, id: u32) -> Option<Arc<OpenedGpu>> {
+    pub fn gpu(&self, id: u32) -> Option<Arc<OfferedMemory>> {
         self.maps.lock().gpus.get(&id).cloned()
     }
 
@@ -133,13 +133,13 @@ impl PeerMappings {
             return true;
         }
         let Some(mapping) = maps.by_id.remove(&id) else {
-            maps.reap(accesses);
+            maps.drop_unused(accesses);
             return false;
         };
         // Accesses that begin after this see the new epoch; the others are in `in_use`.
         self.epoch.fetch_add(1, Ordering::SeqCst);
         maps.retired.push((mapping, accesses.in_use()));
-        maps.reap(accesses);
+        maps.drop_unused(accesses);
         true
     }
 
@@ -179,7 +179,7 @@ impl PeerMappings {
 }
 
 impl Maps {
-    fn reap(&mut self, accesses: &Accesses) {
+    fn drop_unused(&mut self, accesses: &Accesses) {
         self.retired.retain_mut(|(_, uses)| !accesses.ended(uses));
     }
 

@@ -279,16 +279,16 @@ impl<S: Storage> Consumer<S> {
 
 /// A ring in a shared segment.
 #[derive(Clone, Debug)]
-struct Shared {
+struct SharedRing {
     words: Words,
     bytes: *mut u8,
     capacity: usize,
 }
 
 // SAFETY: `bytes` points into the segment that `words` keeps mapped, for any thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedRing {}
 
-impl Storage for Shared {
+impl Storage for SharedRing {
     type Word = AtomicU64;
 
     #[inline(always)]
@@ -317,7 +317,7 @@ impl Storage for Shared {
 /// A ring in a shared segment. This process becomes one side of it.
 #[derive(Debug)]
 pub struct ByteRing {
-    shared: Shared,
+    shared: SharedRing,
 }
 
 impl ByteRing {
@@ -341,7 +341,7 @@ impl ByteRing {
         }
         let words = Words::new(segment, offset, HEADER_WORDS)?;
         let bytes = segment.as_ptr().wrapping_add(offset + HEADER_BYTES);
-        Ok(Self { shared: Shared { words, bytes, capacity } })
+        Ok(Self { shared: SharedRing { words, bytes, capacity } })
     }
 
     /// Becomes its producer. There must be only one, here and at the peer together, and the ring
@@ -365,7 +365,7 @@ impl ByteRing {
 /// [`io::ErrorKind::InvalidData`].
 #[derive(Debug)]
 pub struct RingTx {
-    core: Producer<Shared>,
+    core: Producer<SharedRing>,
 }
 
 impl RingTx {
@@ -412,7 +412,7 @@ impl PipeTx for RingTx {
 /// [`io::ErrorKind::InvalidData`].
 #[derive(Debug)]
 pub struct RingRx {
-    core: Consumer<Shared>,
+    core: Consumer<SharedRing>,
 }
 
 impl RingRx {

@@ -10,16 +10,15 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::smallvec;
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, Process};
 use uccl_fabric::{
-    lane::{Completion, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
+    lane::{Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
     mem::{RemoteSpan, Span},
     region::RegionTable,
 };
 use uccl_local as local;
 use uccl_local::{
     LocalLane, Setup,
-    cma::Process,
     fdpass::{FdSocket, Message},
 };
 
@@ -30,8 +29,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Anything;
 
 impl MessageSink for Anything {
-    fn message(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
+    fn message(&self, _: &[u8]) -> Result<Handling, String> {
+        Ok(Handling::Ended)
+    }
+
+    fn go_on(&self) -> Handling {
+        Handling::Ended
     }
 
     fn signalled(&self) {}

@@ -198,7 +198,7 @@ fn a_slow_way_is_told_once_and_shown() {
 }
 
 fn by_gpus() -> [CopyBy; 2] {
-    [CopyBy::Gpus, CopyBy::Gpus]
+    [CopyBy::default(), CopyBy::default()]
 }
 
 fn one_region(side: &Side) -> (Memory, MrId) {

@@ -104,7 +104,7 @@ pub(super) struct ByRails<'a> {
 
 impl<'a> ByRails<'a> {
     pub(super) fn new(faults: &'a [RailFaults]) -> Self {
-        Self { faults, timeout: FAR, copy_by: [CopyBy::Gpus, CopyBy::Gpus] }
+        Self { faults, timeout: FAR, copy_by: [CopyBy::default(), CopyBy::default()] }
     }
 
     /// Joins two endpoints by a lane over a chaos pipe and by rails with these faults, two ends
@@ -193,7 +193,7 @@ fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
     let core = ep.core();
     let is_railed = ends.is_some();
     let Ends { rails, copy_by } =
-        ends.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::Gpus });
+        ends.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::default() });
     let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
     let devices =
         Devices { rails: Arc::new(Rails::new(devices).copying_by(copy_by)), ..Devices::default() };
@@ -226,7 +226,7 @@ fn lane(
     let options = StreamOptions {
         regions: Arc::clone(&ep.core().mrs.table),
         checksum,
-        copy_by: CopyBy::Gpus,
+        copy_by: CopyBy::default(),
     };
     ChaosLane::new(StreamLane::new(pipe, tx, rx, options), seed, faults)
 }

@@ -13,7 +13,8 @@ use std::{
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
-use uccl_fabric::lane::{Lane, LaneError, MessageLane, MessageSink, Moves, OpName};
+use uccl_fabric::gpu::WordChange;
+use uccl_fabric::lane::{Handling, Lane, LaneError, MessageLane, MessageSink, Moves, OpName};
 use uccl_proto::assembler::fragments;
 
 use super::{
@@ -84,6 +85,8 @@ pub(crate) struct Connection {
     pub(crate) deferred: Deferred<Self>,
     /// Contexts in which a write has failed.
     pub(super) failed_contexts: Mutex<BTreeSet<u32>>,
+    /// The peer's signal that a GPU applies. Messages behind it wait.
+    pub(super) word_change: Mutex<Option<(u64, WordChange)>>,
     lost: Mutex<Option<Error>>,
     /// The connection has failed or was closed; its lanes may still touch memory.
     failed: AtomicBool,
@@ -158,6 +161,7 @@ impl Connection {
             attached: Mutex::default(),
             deferred: Deferred::default(),
             failed_contexts: Mutex::default(),
+            word_change: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -277,6 +281,8 @@ impl Connection {
         drop(orphans);
         self.accepting.lock().take();
         self.lanes.iter().for_each(|lane| lane.kill());
+        // A change that has not begun is not made.
+        self.word_change.lock().take();
         let closed = self.talk.lock().session.close();
         let asks = closed.asks.into_iter().flat_map(Ask::lent);
         let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
@@ -623,8 +629,12 @@ impl Carrier for Connection {
 struct Sink<'a>(&'a Arc<Connection>);
 
 impl MessageSink for Sink<'_> {
-    fn message(&self, bytes: &[u8]) -> Result<(), String> {
+    fn message(&self, bytes: &[u8]) -> Result<Handling, String> {
         self.0.hear(bytes)
+    }
+
+    fn go_on(&self) -> Handling {
+        self.0.go_on_with_signal()
     }
 
     fn signalled(&self) {

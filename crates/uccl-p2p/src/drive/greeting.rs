@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use uccl_device::HostIdentity;
-use uccl_local::cma::{self, Process};
+use uccl_device::{HostIdentity, Process};
+use uccl_local::cma;
 use uccl_rma::Role;
 use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, Psk};
 

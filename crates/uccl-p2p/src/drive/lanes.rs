@@ -69,6 +69,6 @@ fn stream<P: Pipe>(
     agreed: &Agreed,
 ) -> Arc<dyn MessageLane> {
     let (regions, checksum) = (Arc::clone(&core.mrs.table), agreed.checksum);
-    let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };
+    let options = StreamOptions { regions, checksum, copy_by: CopyBy::default() };
     Arc::new(StreamLane::new(pipe, tx, rx, options))
 }

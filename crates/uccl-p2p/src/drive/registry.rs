@@ -7,7 +7,9 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_fabric::{alloc::Shareable, lane::HostLane, mem::Span, rail::RailError};
+use uccl_fabric::{
+    alloc::Shareable, gpu::prepare_words, lane::HostLane, mem::Span, rail::RailError,
+};
 
 use super::{
     connection::{Connection, Core},
@@ -125,6 +127,10 @@ impl Core {
         let offer = |memory: &Shareable| self.for_each_host(|lane| lane.offer(memory));
         let lease = self.mrs.insert(span, offer)?;
         let mr = lease.mr();
+        if let Some(gpu) = mr.kind.device_only() {
+            // An error shows when a signal uses it.
+            let _ = prepare_words(gpu);
+        }
         if let Some(Devices { rails, .. }) = self.rails.get() {
             // If the region is ended meanwhile: the lease keeps its slot from being reused, and the
             // region is taken from the devices again.

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_fabric::rail::RailError;
+use uccl_fabric::{gpu::advance_words, rail::RailError};
 
 use super::{
     aftermath::IN_THE_MIDDLE,
@@ -217,6 +217,7 @@ impl Core {
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }
+        advance_words();
         if self.mrs.table.is_in_use(slot) {
             return Some(Toucher::busy_gpu());
         }

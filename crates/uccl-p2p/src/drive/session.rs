@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use uccl_fabric::lane::Handling;
 use uccl_proto::Event;
 use uccl_wire::message::Message;
 
@@ -31,14 +32,15 @@ impl Connection {
     }
 
     /// Handles bytes that came in on the first lane. An error says how the peer broke the protocol.
-    pub(super) fn hear(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn hear(self: &Arc<Self>, bytes: &[u8]) -> Result<Handling, String> {
         let whole = {
             let mut talk = self.talk.lock();
             talk.session.assemble(bytes).map_err(|e| e.to_string())?
         };
-        let Some(whole) = whole else { return Ok(()) };
+        let Some(whole) = whole else { return Ok(Handling::Ended) };
         let message = Message::decode(&whole).map_err(|e| e.to_string())?;
         let event = self.tell(|session, out| session.hear(message, out));
+        let mut handling = Handling::Ended;
         match event.map_err(|e| e.to_string())? {
             Event::Nothing => {}
             Event::Received { receive, seq, lens, data } => {
@@ -51,7 +53,7 @@ impl Connection {
             Event::EndReceive(transfer) | Event::EndCopy(transfer) => self.end_for_peer(&transfer),
             Event::SendEnded { send, verdict } => self.send_ended(send, verdict),
             Event::NotifEnded { notif, is_delivered } => self.notif_ended(notif, is_delivered),
-            Event::Signal { id, word, change } => self.take_signal(id, word, change),
+            Event::Signal { id, word, change } => handling = self.take_signal(id, word, change),
             Event::SignalEnded { signal, status } => self.signal_ended(&signal, status),
             Event::Notified => self.resume_notifs(),
             Event::AskEnded { ask, answer } => self.ask_ended(ask, answer),
@@ -59,7 +61,7 @@ impl Connection {
             Event::LaneDown { lane, orphans } => self.peer_lost_lane(lane, orphans),
             Event::Note { lane, note } => self.on_link(lane, note)?,
         }
-        self.check_unread()
+        self.check_unread().map(|()| handling)
     }
 
     /// Fails for a peer that does not read: nearly every message gets an answer, and the answers

@@ -9,7 +9,7 @@
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
 use uccl_fabric::{
-    lane::{OpError, OpResult},
+    lane::{Handling, OpError, OpResult},
     mem::RemoteSpan,
     signal::{self, Word},
 };
@@ -92,15 +92,36 @@ impl Connection {
         transfer.op_ended();
     }
 
-    /// Changes a word of ours for the peer, and answers.
-    pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
+    /// Changes a word of ours for the peer, and answers once it has changed.
+    pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) -> Handling {
         let Place { addr, key, slot } = place;
         let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
         let apply = || signal::apply(&self.core.mrs.table, &Word { span, change });
         // A reader that sees the word must also see the earlier writes of devices.
         let visible = self.show_gpus();
-        let changed = visible.map_err(|_| Status::Fault).and_then(|()| apply());
-        let status = changed.err().unwrap_or(Status::Ok);
+        match visible.map_err(|_| Status::Fault).and_then(|()| apply()) {
+            Ok(Some(under_way)) => {
+                *self.word_change.lock() = Some((id, under_way));
+                return Handling::UnderWay;
+            }
+            Ok(None) => self.answer_signal(id, Status::Ok),
+            Err(refused) => self.answer_signal(id, refused),
+        }
+        Handling::Ended
+    }
+
+    /// Looks at the peer's signal that a GPU applies, and answers once it has.
+    pub(super) fn go_on_with_signal(&self) -> Handling {
+        let mut under_way = self.word_change.lock();
+        let Some((id, change)) = &*under_way else { return Handling::Ended };
+        let (id, Some(changed)) = (*id, change.ended()) else { return Handling::UnderWay };
+        *under_way = None;
+        drop(under_way);
+        self.answer_signal(id, changed.map_or(Status::Fault, |()| Status::Ok));
+        Handling::Ended
+    }
+
+    fn answer_signal(&self, id: u64, status: Status) {
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));
     }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use uccl_ep::{Block, Group, let_go};
+use uccl_ep::{Block, Group, release_block};
 
-use super::{PyGroup, apart::Apart, exception};
+use super::{PyGroup, detached_drop::DetachedDrop, exception};
 
 /// Memory that peers read in place. It lives as long as this object, and as peers may read it.
 #[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
 pub(crate) struct PyBlock {
     block: Arc<Block>,
-    group: Apart<Arc<Group>>,
+    group: DetachedDrop<Arc<Group>>,
 }
 
 impl Drop for PyBlock {
@@ -19,7 +19,7 @@ impl Drop for PyBlock {
         let (group, block) = (Arc::clone(&self.group), Arc::clone(&self.block));
         // This may free another block, the last one of its group, and the group's end may wait for
         // peers.
-        Python::attach(|py| py.detach(|| let_go(group, block)));
+        Python::attach(|py| py.detach(|| release_block(group, block)));
     }
 }
 
@@ -28,7 +28,7 @@ impl PyBlock {
     /// Makes a block of `len` bytes.
     #[new]
     fn new(group: &PyGroup, len: usize) -> PyResult<Self> {
-        let group = Apart::new(Arc::clone(&group.group));
+        let group = DetachedDrop::new(Arc::clone(&group.group));
         let block = group.block(len).map_err(|e| exception(&e))?;
         Ok(Self { block, group })
     }

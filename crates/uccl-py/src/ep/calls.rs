@@ -6,22 +6,25 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use uccl_ep::{
     Result,
-    combine::{Chosen, Combine, Combined, Order, Results, Sends, Sums},
-    dispatch::{Choices, Dispatch, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
-    numerics::quantise::Scales,
+    combine::{Combine, CombineChoices, CombineInput, CombineOutput, CombineRows, Order, SumOrder},
+    dispatch::{
+        ChoicesOut, Dispatch, DispatchInput, DispatchOutput, Payload, Room, RowLayout, ScalesIn,
+        ScalesOut,
+    },
+    numerics::quantise::ScaleFormat,
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception, over};
+use super::{PyGroup, PyHandle, PyRouting, call_over, detached_drop::DetachedDrop, exception};
 use crate::interrupt::listening;
 
-/// Memory with addresses from Python, which keeps the tensors until the call has ended.
-struct Given<T>(T);
+/// Arguments with addresses of tensors, which Python keeps until the call has ended.
+struct TensorRefs<T>(T);
 
 // SAFETY: tensors belong to no thread.
-unsafe impl<T> Send for Given<T> {}
+unsafe impl<T> Send for TensorRefs<T> {}
 
-impl<T> Given<T> {
+impl<T> TensorRefs<T> {
     fn into_inner(self) -> T {
         self.0
     }
@@ -41,14 +44,14 @@ fn address<T>(at: usize) -> Option<*mut T> {
 }
 
 /// `(address, words of a token, token stride, word stride)`.
-type ScalesGiven = (usize, usize, usize, usize);
+type ScalesTuple = (usize, usize, usize, usize);
 
 pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
         "bytes" => Payload::Bytes(len),
-        "exact" => Payload::Quantised(len, Scales::Exact),
-        "power" => Payload::Quantised(len, Scales::PowerOfTwo),
-        "exponent" => Payload::Quantised(len, Scales::Exponent),
+        "exact" => Payload::Quantised(len, ScaleFormat::Exact),
+        "power" => Payload::Quantised(len, ScaleFormat::PowerOfTwo),
+        "exponent" => Payload::Quantised(len, ScaleFormat::Exponent),
         "nvfp4" => Payload::Nvfp4(len, global_scale),
         other => return Err(PyValueError::new_err(format!("no payload {other:?}"))),
     })
@@ -58,7 +61,7 @@ pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Pay
 /// it, unless it has ended.
 #[pyclass(name = "EpDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatch {
-    dispatch: Apart<Mutex<Option<Dispatch>>>,
+    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
 }
 
 #[pymethods]
@@ -78,7 +81,7 @@ impl PyDispatch {
         kind: &str,
         len: usize,
         global_scale: f32,
-        scales: Option<ScalesGiven>,
+        scales: Option<ScalesTuple>,
         weights: usize,
         slots: Option<usize>,
         room: usize,
@@ -92,17 +95,17 @@ impl PyDispatch {
             word_stride,
         });
         let weights = address(weights).map(<*mut f32>::cast_const);
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows as *const u8,
             stride,
             payload: payload(kind, len, global_scale)?,
             scales,
             weights,
-            stays,
+            is_stable: stays,
         };
         let room = slots.map_or(Room::Bytes(room), Room::Tokens);
         let (group, routing, tokens) =
-            (Arc::clone(&group.group), Arc::clone(&routing.routing), Given(tokens));
+            (Arc::clone(&group.group), Arc::clone(&routing.routing), TensorRefs(tokens));
         let dispatch = engine(py, move |interrupted| {
             let tokens = tokens.into_inner();
             let routing = match group.relays() {
@@ -115,7 +118,7 @@ impl PyDispatch {
             // has ended.
             unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
         })?;
-        Ok(Self { dispatch: Apart::new(Mutex::new(Some(dispatch))) })
+        Ok(Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))) })
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -133,16 +136,16 @@ impl PyDispatch {
     fn counts(&self, py: Python<'_>) -> PyResult<(Vec<u32>, Vec<u32>)> {
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_mut().ok_or_else(over)?;
+            let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             let counts = dispatch.counts(interrupted)?;
-            Ok((counts.from.clone(), counts.of_experts()))
+            Ok((counts.per_rank.clone(), counts.of_experts()))
         })
     }
 
     /// By rank, the nanoseconds that `counts` waited for it.
     fn waited(&self) -> PyResult<Vec<u64>> {
         let dispatch = self.dispatch.lock();
-        let waited = dispatch.as_ref().ok_or_else(|| exception(&over()))?.waited();
+        let waited = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.waited();
         Ok(waited.into_iter().map(nanoseconds).collect())
     }
 
@@ -156,7 +159,7 @@ impl PyDispatch {
         len: usize,
         rows: usize,
         stride: usize,
-        scales: Option<ScalesGiven>,
+        scales: Option<ScalesTuple>,
         tiles: Option<(usize, usize)>,
         choices: usize,
         is_64: bool,
@@ -172,10 +175,10 @@ impl PyDispatch {
             |(words, tile_rows)| ScalesOut::Tiled { words: words as *mut u32, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
         let choices = match is_64 {
-            true => address(choices).map(Choices::I64),
-            false => address(choices).map(Choices::I32),
+            true => address(choices).map(ChoicesOut::I64),
+            false => address(choices).map(ChoicesOut::I32),
         };
-        let outputs = Given(Outputs {
+        let outputs = TensorRefs(DispatchOutput {
             len,
             rows: rows as *mut u8,
             stride,
@@ -184,14 +187,14 @@ impl PyDispatch {
             weights: address(weights),
             zeroes_foreign_weights: zeroes_foreign,
         });
-        let layout = starts.map_or(Layout::Rows, Layout::Experts);
+        let layout = starts.map_or(RowLayout::ByToken, RowLayout::ByExpert);
         let handle = engine(py, move |interrupted| {
             let outputs = outputs.into_inner();
-            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            let dispatch = self.dispatch.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet.
             unsafe { dispatch.receive(outputs, &layout, interrupted) }
         })?;
-        Ok(PyHandle { handle: Apart::new(Arc::new(handle)) })
+        Ok(PyHandle { handle: DetachedDrop::new(Arc::new(handle)) })
     }
 }
 
@@ -202,7 +205,7 @@ fn nanoseconds(time: Duration) -> u64 {
 /// A combine in flight.
 #[pyclass(name = "EpCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCombine {
-    combine: Apart<Mutex<Option<Combine>>>,
+    combine: DetachedDrop<Mutex<Option<Combine>>>,
 }
 
 #[pymethods]
@@ -228,9 +231,9 @@ impl PyCombine {
         relays: Option<&str>,
     ) -> PyResult<Self> {
         let sends = match sends {
-            "row" => Sends::Row,
-            "each" => Sends::EachExpert,
-            "sum" => Sends::SumOfExperts,
+            "row" => CombineRows::Row,
+            "each" => CombineRows::EachExpert,
+            "sum" => CombineRows::SumOfExperts,
             other => return Err(PyValueError::new_err(format!("nothing is sent as {other:?}"))),
         };
         let relays = match relays {
@@ -243,20 +246,29 @@ impl PyCombine {
         };
         let weights = address(weights).map(<*mut f32>::cast_const);
         let rows = rows as *const u8;
-        let results =
-            Given(Results { rows, len, stride, hidden, sends, weights, is_packed, relays, stays });
+        let input = TensorRefs(CombineInput {
+            rows,
+            len,
+            stride,
+            hidden,
+            sends,
+            weights,
+            is_packed,
+            relays,
+            is_stable: stays,
+        });
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
-            let results = results.into_inner();
+            let input = input.into_inner();
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has
             // ended.
-            let mut combine = unsafe { Combine::begin(&handle, results, interrupted) }?;
+            let mut combine = unsafe { Combine::begin(&handle, input, interrupted) }?;
             if leaves {
                 combine.leave_rows();
             }
             Ok(combine)
         })?;
-        Ok(Self { combine: Apart::new(Mutex::new(Some(combine))) })
+        Ok(Self { combine: DetachedDrop::new(Mutex::new(Some(combine))) })
     }
 
     /// Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of choices.
@@ -276,22 +288,26 @@ impl PyCombine {
         is_64: bool,
     ) -> PyResult<Vec<u64>> {
         let sums = match sums {
-            "rank" => Sums::ByRank,
-            "choice" => Sums::ByChoice,
-            "weighted" => Sums::Weighted(choice_weights as *const f32),
+            "rank" => SumOrder::ByRank,
+            "choice" => SumOrder::ByChoice,
+            "weighted" => SumOrder::Weighted(choice_weights as *const f32),
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
-        let combined =
-            Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
+        let combined = TensorRefs(CombineOutput {
+            rows: rows as *mut u16,
+            sums,
+            bias,
+            weights: address(weights),
+        });
         let chosen = match is_64 {
-            true => address::<i64>(experts).map(|at| Chosen::I64(at)),
-            false => address::<i32>(experts).map(|at| Chosen::I32(at)),
+            true => address::<i64>(experts).map(|at| CombineChoices::I64(at)),
+            false => address::<i32>(experts).map(|at| CombineChoices::I32(at)),
         };
-        let chosen = Given(chosen);
+        let chosen = TensorRefs(chosen);
         let waited = engine(py, move |interrupted| {
             let (combined, chosen) = (combined.into_inner(), chosen.into_inner());
-            let mut combine = self.combine.lock().take().ok_or_else(over)?;
+            let mut combine = self.combine.lock().take().ok_or_else(call_over)?;
             if let Some(chosen) = chosen {
                 // SAFETY: `uccl.ep` passes a tensor with a number for each choice, and keeps it
                 // until the combine has ended.

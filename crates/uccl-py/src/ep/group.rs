@@ -8,12 +8,12 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{apart::Apart, calls::engine, exception, timeout_of, with_exchange};
+use super::{calls::engine, detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyGroup {
-    pub(super) group: Apart<Arc<Group>>,
+    pub(super) group: DetachedDrop<Arc<Group>>,
 }
 
 #[pymethods]
@@ -36,13 +36,13 @@ impl PyGroup {
         let timeout = timeout_of(timeout)?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
-        Ok(Self { group: Apart::new(group) })
+        Ok(Self { group: DetachedDrop::new(group) })
     }
 
     /// The group with the ranks that are present now: those that take part in `exchange`.
     fn regroup(&self, py: Python<'_>, exchange: Py<PyAny>) -> PyResult<Self> {
         let group = with_exchange(py, &exchange, |exchange| self.group.regroup(exchange))?;
-        Ok(Self { group: Apart::new(group) })
+        Ok(Self { group: DetachedDrop::new(group) })
     }
 
     /// Waits until every rank that takes part has called this too.
@@ -183,7 +183,7 @@ impl PyRouting {
 
     /// By rank, the number of tokens that are sent to it.
     fn per_rank(&self) -> Vec<usize> {
-        (0..self.routing.ranks()).map(|rank| self.routing.to(rank).len()).collect()
+        (0..self.routing.ranks()).map(|rank| self.routing.tokens_to(rank).len()).collect()
     }
 
     /// By expert, the number of tokens that chose it.
@@ -206,7 +206,7 @@ impl PyRouting {
                     out.write_bytes(0, routing.tokens() * ranks);
                 }
                 for rank in 0..ranks {
-                    for token in routing.to(rank) {
+                    for token in routing.tokens_to(rank) {
                         out.add(*token as usize * ranks + rank).write(1);
                     }
                 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::{Phase, dispatch::Handle};
 
-use super::{PyRouting, apart::Apart, exception};
+use super::{PyRouting, detached_drop::DetachedDrop, exception};
 
 /// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyHandle {
-    pub(super) handle: Apart<Arc<Handle>>,
+    pub(super) handle: DetachedDrop<Arc<Handle>>,
 }
 
 #[pymethods]
@@ -61,14 +61,15 @@ impl PyHandle {
             let (out, width) = (out as *mut i32, handle.width());
             let top_k = handle.routing.top_k() as i32;
             for (at, entry) in handle.table.chunks_exact(width).enumerate() {
-                let (token, rank, master) = (entry[0], entry[1], i32::from(handle.masters[at]));
+                let (token, rank, last_choice) =
+                    (entry[0], entry[1], i32::from(handle.last_choices[at]));
                 // SAFETY: `uccl.ep` passes a tensor with as many integers as the table has.
                 unsafe {
                     let row = out.add(at * width);
                     row.copy_from_nonoverlapping(entry.as_ptr(), width);
                     // A token that was counted and did not arrive has no place.
                     row.write(if rank < 0 { -1 } else { rank * most + token });
-                    row.add(1).write(if rank < 0 { -1 } else { rank * top_k + master });
+                    row.add(1).write(if rank < 0 { -1 } else { rank * top_k + last_choice });
                 }
             }
         });
@@ -81,6 +82,6 @@ impl PyHandle {
 
     /// By rank, the number of tokens received from it.
     fn counts(&self) -> Vec<u32> {
-        self.handle.counts.from.clone()
+        self.handle.counts.per_rank.clone()
     }
 }

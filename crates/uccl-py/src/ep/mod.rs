@@ -1,10 +1,10 @@
 //! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` passes its tensors
 //! as these.
 
-mod apart;
 mod block;
 mod calls;
 mod cuda;
+mod detached_drop;
 mod group;
 mod handle;
 
@@ -26,9 +26,9 @@ pub(crate) use self::{
     block::PyBlock,
     calls::{PyCombine, PyDispatch},
     cuda::{
-        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, PyLaidOut, PyNormalCombine,
-        PyNormalDispatch, PyNormalHandle, PyNormalKind, PyParts, cuda_combine_scratch_len,
-        cuda_layout, cuda_records_len, cuda_room_for, cuda_scratch_len,
+        PyCudaGroup, PyDispatchLayout, PyDispatchShape, PyLowLatencyCombine, PyLowLatencyDispatch,
+        PyLowLatencyHandle, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyWorkspaceLayout,
+        cuda_combine_scratch_len, cuda_layout, cuda_records_len, cuda_room_for, cuda_scratch_len,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,
@@ -46,7 +46,7 @@ fn exception(error: &Error) -> PyErr {
 }
 
 /// The error of a call that has ended before.
-fn over() -> Error {
+fn call_over() -> Error {
     Error::Invalid("this call is over; a hook is called once".into())
 }
 

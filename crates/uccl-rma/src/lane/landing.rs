@@ -118,7 +118,7 @@ mod tests {
     use uccl_chaos::{GpuFaults, RailFaults, RailNetwork};
     use uccl_fabric::{
         gpu::CopyBy,
-        lane::{Lane, MessageSink, RailLane},
+        lane::{Handling, Lane, MessageSink, RailLane},
         mem::Span,
         rail::Rail,
         region::{Region, RegionTable},
@@ -127,8 +127,12 @@ mod tests {
     struct Nobody;
 
     impl MessageSink for Nobody {
-        fn message(&self, _: &[u8]) -> Result<(), String> {
-            Ok(())
+        fn message(&self, _: &[u8]) -> Result<Handling, String> {
+            Ok(Handling::Ended)
+        }
+
+        fn go_on(&self) -> Handling {
+            Handling::Ended
         }
 
         fn signalled(&self) {}

@@ -11,12 +11,12 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use super::Event;
-use crate::{end::EndArgs, word::Word};
+use crate::{control::ControlMessage, end::EndArgs};
 
 pub(super) struct Child {
     process: process::Child,
     /// Lines for a thread that writes them, so that the driver never waits for a stopped child.
-    words: Sender<String>,
+    messages: Sender<String>,
     pub(super) incarnation: u32,
 }
 
@@ -32,7 +32,7 @@ impl Child {
             .args(["end", "--link", link.get_name()])
             .args(["--number", &end.number.to_string()])
             .args(["--incarnation", &end.incarnation.to_string()])
-            .args(["--hands", &end.hands.to_string()])
+            .args(["--workers", &end.workers.to_string()])
             .args(["--seed", &end.seed.to_string()])
             .args([format!("--without={}", end.without.join(","))])
             .stdin(Stdio::piped())
@@ -40,24 +40,24 @@ impl Child {
             .spawn()?;
         let mut input = process.stdin.take().context("its input")?;
         let output = BufReader::new(process.stdout.take().context("its output")?);
-        let (words, lines) = mpsc::channel::<String>();
+        let (messages, lines) = mpsc::channel::<String>();
         thread::spawn(move || {
             // Lines that a dead process has not read are lost.
             lines.into_iter().try_for_each(|line| writeln!(input, "{line}"))
         });
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                if let Some(word) = Word::parse(&line) {
-                    let _ = events.send(Event::Said(number, incarnation, word));
+                if let Some(message) = ControlMessage::parse(&line) {
+                    let _ = events.send(Event::Said(number, incarnation, message));
                 }
             }
             let _ = events.send(Event::Gone(number, incarnation));
         });
-        Ok(Self { process, words, incarnation })
+        Ok(Self { process, messages, incarnation })
     }
 
-    pub(super) fn say(&self, word: &Word) {
-        let _ = self.words.send(word.line());
+    pub(super) fn say(&self, message: &ControlMessage) {
+        let _ = self.messages.send(message.line());
     }
 
     pub(super) fn signal(&mut self, signal: i32) {

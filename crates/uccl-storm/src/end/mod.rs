@@ -1,9 +1,9 @@
 //! An end: one of the two processes.
 
 mod fork;
-mod hand;
-mod keeper;
+mod manager;
 mod notifs;
+mod worker;
 mod world;
 
 use std::{
@@ -21,11 +21,11 @@ use clap::Args;
 use parking_lot::{Mutex, RwLock};
 
 use self::{
-    hand::Hand,
-    keeper::Keeper,
-    world::{Counts, Peer, Shared, World},
+    manager::Manager,
+    worker::Worker,
+    world::{Counts, Peer, SharedState, World},
 };
-use crate::{clock, history, link::Link, plot::Ground, watch, word::Word};
+use crate::{buffer::Arena, clock, control::ControlMessage, history, link::Link, watch};
 
 /// Arguments of an end.
 #[derive(Args, Clone, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct EndArgs {
     #[arg(long)]
     pub(crate) incarnation: u32,
     #[arg(long)]
-    pub(crate) hands: usize,
+    pub(crate) workers: usize,
     #[arg(long)]
     pub(crate) seed: u64,
     /// Actions to leave out: `close`, `fork`, `disconnect`.
@@ -53,44 +53,45 @@ impl EndArgs {
     }
 }
 
-/// Runs hands and keeper until the driver sends [`Word::End`].
+/// Runs workers and manager until the driver sends [`ControlMessage::End`].
 pub(crate) fn run(args: &EndArgs) -> Result<()> {
     thread::spawn(|| clock::run(watch::look));
     let mut rng = fastrand::Rng::with_seed(args.seed);
     let world = World::new(args.link, &mut rng)?;
     let unique = u64::from(args.number) << 31 | u64::from(args.incarnation & 0xff) << 23;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedState {
         link: args.link,
         number: args.number,
         world: RwLock::new(world),
         peer: Mutex::new(None),
         ending: AtomicBool::new(false),
-        hands_ended: AtomicU64::new(0),
+        workers_ended: AtomicU64::new(0),
         counts: Counts::default(),
         next_grant: AtomicU64::new(unique << 20),
         next_stamp: AtomicU64::new(unique),
     });
-    let mut doors = Vec::new();
-    let mut hands = Vec::new();
-    for number in 0..args.hands {
-        let (door, words) = mpsc::channel();
-        doors.push(door);
-        let ground = ground(&shared)?;
-        let hand = Hand::new(number, &shared, args, ground, words, rng.u64(..));
-        hands.push(thread::Builder::new().name(format!("hand {number}")).spawn(|| hand.run())?);
+    let mut senders = Vec::new();
+    let mut workers = Vec::new();
+    for number in 0..args.workers {
+        let (sender, messages) = mpsc::channel();
+        senders.push(sender);
+        let arena = arena(&shared)?;
+        let worker = Worker::new(number, &shared, args, arena, messages, rng.u64(..));
+        workers
+            .push(thread::Builder::new().name(format!("worker {number}")).spawn(|| worker.run())?);
     }
-    let keeper = Keeper::new(&shared, args, doors.clone(), rng.u64(..));
-    let keeper = thread::Builder::new().name("keeper".into()).spawn(|| keeper.run())?;
+    let manager = Manager::new(&shared, args, senders.clone(), rng.u64(..));
+    let manager = thread::Builder::new().name("manager".into()).spawn(|| manager.run())?;
     {
         let shared = Arc::clone(&shared);
-        thread::spawn(move || listen(&shared, &doors));
+        thread::spawn(move || listen(&shared, &senders));
     }
-    for hand in hands {
-        join(hand);
+    for worker in workers {
+        join(worker);
     }
-    join(keeper);
+    join(manager);
     let counts = &shared.counts;
-    history::say(&Word::Ended {
+    history::say(&ControlMessage::Ended {
         done: counts.done.load(SeqCst),
         failed: counts.failed.load(SeqCst),
         refused: counts.refused.load(SeqCst),
@@ -107,34 +108,34 @@ fn join(thread: thread::JoinHandle<()>) {
     }
 }
 
-fn ground(shared: &Shared) -> Result<Ground> {
+fn arena(shared: &SharedState) -> Result<Arena> {
     Ok(match shared.link.maps_memory() {
-        true => Ground::shared(shared.world().ep.alloc(hand::GROUND)?),
-        false => Ground::private(hand::GROUND),
+        true => Arena::shared(shared.world().ep.alloc(worker::ARENA_LEN)?),
+        false => Arena::private(worker::ARENA_LEN),
     })
 }
 
-/// Reads the driver's words and passes each to its hand.
-fn listen(shared: &Shared, doors: &[Sender<Word>]) {
+/// Reads the driver's messages and passes each to its worker.
+fn listen(shared: &SharedState, senders: &[Sender<ControlMessage>]) {
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-        match Word::parse(&line) {
-            Some(Word::Up { addr, instance }) => {
+        match ControlMessage::parse(&line) {
+            Some(ControlMessage::Up { addr, instance }) => {
                 history::note(format!("the peer is at {addr}, instance {instance:x}"));
                 *shared.peer.lock() = Some(Peer { addr, instance });
             }
-            Some(Word::End) => shared.ending.store(true, SeqCst),
-            Some(Word::Tell) => {
+            Some(ControlMessage::End) => shared.ending.store(true, SeqCst),
+            Some(ControlMessage::Tell) => {
                 history::tell();
                 std::process::exit(0);
             }
             Some(
-                word @ (Word::Grant { hand, .. }
-                | Word::Return { hand, .. }
-                | Word::Revoked { hand, .. }
-                | Word::Refused { hand, .. }),
+                message @ (ControlMessage::Grant { worker, .. }
+                | ControlMessage::Return { worker, .. }
+                | ControlMessage::Revoked { worker, .. }
+                | ControlMessage::Refused { worker, .. }),
             ) => {
-                // Hands that have ended receive no more words.
-                let _ = doors[hand].send(word);
+                // Workers that have ended receive no more messages.
+                let _ = senders[worker].send(message);
             }
             _ => {}
         }

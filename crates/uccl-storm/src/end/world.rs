@@ -41,14 +41,14 @@ impl World {
     }
 }
 
-/// The other end, from its latest `Word::Up`.
+/// The other end, from its latest `ControlMessage::Up`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) addr: SocketAddr,
     pub(crate) instance: u64,
 }
 
-/// Counts of the moves by their outcome, and of the kept plots.
+/// Counts of the moves by their outcome, and of the kept buffers.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) done: AtomicU64,
@@ -58,21 +58,21 @@ pub(crate) struct Counts {
 }
 
 /// State that the threads of this end share.
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) link: Link,
     /// 0 connects, 1 accepts.
     pub(crate) number: u32,
     pub(crate) world: RwLock<Arc<World>>,
     pub(crate) peer: Mutex<Option<Peer>>,
-    /// The hands begin no more operations.
+    /// The workers begin no more operations.
     pub(crate) ending: AtomicBool,
-    pub(crate) hands_ended: AtomicU64,
+    pub(crate) workers_ended: AtomicU64,
     pub(crate) counts: Counts,
     pub(crate) next_grant: AtomicU64,
     pub(crate) next_stamp: AtomicU64,
 }
 
-impl Shared {
+impl SharedState {
     pub(crate) fn world(&self) -> Arc<World> {
         Arc::clone(&self.world.read())
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, atomic::Ordering::SeqCst};
 use uccl_device::cuda::GpuError;
 use uccl_fabric::{
     gpu::Ended,
-    lane::{LaneError, OpError, OpName},
+    lane::{Handling, LaneError, OpError, OpName},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
@@ -16,7 +16,7 @@ use uccl_fabric::{
 use uccl_wire::frame::{Kind, Status};
 
 use super::{
-    Rx, RxContext,
+    Changing, Rx, RxContext,
     begin::Targets,
     payload::{fill, read_result},
 };
@@ -26,9 +26,9 @@ use crate::{
 };
 
 impl<P: PipeRx> Rx<P> {
-    /// Whether copies by GPUs are under way. Only a look shows their end.
+    /// Whether GPUs copy, or change a word. Only a look shows their end.
     pub(crate) fn is_copying(&self) -> bool {
-        !self.uploader.is_idle()
+        !self.uploader.is_idle() || self.changing.is_some()
     }
 
     /// Whether a copy may be writing our region in this slot.
@@ -36,10 +36,12 @@ impl<P: PipeRx> Rx<P> {
         self.uploader.touches(slot)
     }
 
-    /// Ends operations after their data has landed. True if any data has.
+    /// Ends operations after their data has landed and the words of their signals have changed.
+    /// True if any has ended.
     pub(super) fn land(&mut self, around: &RxContext<'_>) -> bool {
-        let mut any = false;
-        while let Some(Ended { what, result }) = self.uploader.ended() {
+        let mut any = self.end_change(around);
+        while self.changing.is_none() {
+            let Some(Ended { what, result }) = self.uploader.ended() else { break };
             any = true;
             if let Err(e) = result {
                 self.fail_landed(what.purpose, e, around);
@@ -54,6 +56,22 @@ impl<P: PipeRx> Rx<P> {
             }
         }
         any
+    }
+
+    /// Looks at the change of a word that is under way. Returns whether it has ended.
+    fn end_change(&mut self, around: &RxContext<'_>) -> bool {
+        match &self.changing {
+            None => return false,
+            Some(Changing::Message) if around.sink.go_on() == Handling::UnderWay => return false,
+            Some(Changing::Message) => {}
+            Some(Changing::Write { op, change }) => {
+                let Some(changed) = change.ended() else { return false };
+                around.sink.signalled();
+                self.answers.ack(*op, changed.map_or(Status::Fault, |()| Status::Ok));
+            }
+        }
+        self.changing = None;
+        true
     }
 
     /// Data of an operation did not land.

@@ -2,7 +2,7 @@
 
 use uccl_fabric::{
     guarded,
-    lane::{LaneError, OpError, OpResult},
+    lane::{Handling, LaneError, OpError, OpResult},
     mem::{Access, Span},
     pipe::PipeRx,
     signal::{self, Word},
@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
 
-use super::{Incoming, Rx, RxContext, State, unexpected};
+use super::{Changing, Incoming, Rx, RxContext, State, unexpected};
 use crate::{
     ops::{InFlight, ReadTarget},
     remote_of,
@@ -70,7 +70,9 @@ impl<P: PipeRx> Rx<P> {
             self.state = State::Header;
             let Some(trailer) = trailer.first_chunk() else { return Ok(false) };
             let (_, crc_ok) = self.trailer(trailer)?;
-            return deliver(crc_ok, payload, around).map(|()| true);
+            let handling = deliver(crc_ok, payload, around)?;
+            self.handled(handling);
+            return Ok(true);
         }
         if whole {
             return Ok(false);
@@ -151,12 +153,20 @@ impl<P: PipeRx> Rx<P> {
             Kind::Data => self.finish_data(trailer.status, crc_ok, around)?,
             Kind::Message => {
                 let message = std::mem::take(&mut self.message);
-                deliver(crc_ok, &message, around)?;
+                let handling = deliver(crc_ok, &message, around)?;
                 self.message = message;
+                self.handled(handling);
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Notes how far the handling of the latest message is.
+    fn handled(&mut self, handling: Handling) {
+        if handling == Handling::UnderWay {
+            self.changing = Some(Changing::Message);
+        }
     }
 
     /// Ends a write of the peer's: changes the word of its signal, and answers. If the status is
@@ -174,11 +184,21 @@ impl<P: PipeRx> Rx<P> {
         if self.is_cut {
             return;
         }
-        let refused = word.filter(|_| status == Status::Ok).and_then(|word| {
-            let changed = signal::apply(around.regions, &word);
-            changed.map(|()| around.sink.signalled()).err()
-        });
-        self.answers.ack(op, refused.unwrap_or(status));
+        let status = match word.filter(|_| status == Status::Ok) {
+            None => status,
+            Some(word) => match signal::apply(around.regions, &word) {
+                Ok(Some(change)) => {
+                    self.changing = Some(Changing::Write { op, change });
+                    return;
+                }
+                Ok(None) => {
+                    around.sink.signalled();
+                    status
+                }
+                Err(refused) => refused,
+            },
+        };
+        self.answers.ack(op, status);
     }
 
     fn finish_data(
@@ -221,7 +241,7 @@ pub(super) fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
     }
 }
 
-fn deliver(crc_ok: bool, message: &[u8], around: &RxContext<'_>) -> Result<(), LaneError> {
+fn deliver(crc_ok: bool, message: &[u8], around: &RxContext<'_>) -> Result<Handling, LaneError> {
     if !crc_ok {
         return Err(unexpected("a message with a wrong checksum"));
     }

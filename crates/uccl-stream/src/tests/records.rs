@@ -1,7 +1,7 @@
 //! A pipe in records, as the lane above it sees it.
 
 use uccl_fabric::pipe::{PipeRx as _, PipeTx as _};
-use uccl_wire::record::{MAX_CONTENT, for_tests};
+use uccl_wire::record::{MAX_CONTENT, Opener, Sealer};
 
 use super::*;
 use crate::{
@@ -15,7 +15,8 @@ type Half<T> = (SealedPipe<TcpPipe>, T);
 fn halves() -> (Half<SealedTx<TcpTx>>, Half<SealedRx<TcpRx>>) {
     let (a, b) = streams();
     let over = |stream| TcpPipe::new(stream, &TcpOptions::default()).expect("a pipe");
-    let [(sealer, opener), (back, other)] = [1, 2].map(for_tests);
+    let keyed = |key| (Sealer::new(&[key; 32]), Opener::new(&[key; 32]));
+    let [(sealer, opener), (back, other)] = [1, 2].map(keyed);
     let (pipe, tx, _) = SealedPipe::over(over(a), sealer, other);
     let (there, _, rx) = SealedPipe::over(over(b), back, opener);
     ((pipe, tx), (there, rx))

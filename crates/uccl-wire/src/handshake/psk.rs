@@ -105,7 +105,7 @@ impl Session {
 
     /// The keys for the bytes that follow the handshake.
     pub(super) fn keys(&self, role: Role) -> SessionKeys {
-        let stream = |label: &Label| StreamKey::new(&self.0.code([&label[..]]));
+        let stream = |label: &Label| self.0.code([&label[..]]);
         let connectors = stream(b"uccl connector bytes");
         let acceptors = stream(b"uccl acceptor bytes\0");
         let (ours, theirs) = match role {
@@ -115,7 +115,7 @@ impl Session {
         let secret: &Label = b"uccl lane in a host\0";
         let secret = self.0.code([&secret[..]]).first_chunk().copied().unwrap_or_default();
         let secret = u128::from_le_bytes(secret);
-        SessionKeys { sealer: Sealer::new(ours), opener: Opener::new(theirs), secret }
+        SessionKeys { sealer: Sealer::new(&ours), opener: Opener::new(&theirs), secret }
     }
 }
 

@@ -488,7 +488,7 @@ fn a_mirror_is_recognised() {
     for psk in [None, Some(SECRET)] {
         // A stream that is connected to itself.
         let mut c = connector(psk);
-        let (fate, _) = deliver(&mut c.fork(), &c.pending_output(), &[]);
+        let (fate, _) = deliver(&mut connector(psk), &c.pending_output(), &[]);
         assert_eq!(fate, Fate::Failed(HandshakeError::Mirror));
         // A peer that repeats the nonce but plays the other role.
         let prelude = Prelude { nonce: [1; 32], has_psk: psk.is_some(), role: Role::Acceptor };

@@ -145,14 +145,14 @@ struct Slot {
 
 /// The offsets of the parts of a slot's memory.
 #[derive(Clone, Copy)]
-struct Places {
+struct SlotOffsets {
     flag: usize,
     cursors: usize,
     pieces: usize,
     len: usize,
 }
 
-impl Places {
+impl SlotOffsets {
     fn of(config: &LauncherConfig) -> Self {
         let cursors = LINE;
         let warps = config.most_blocks as usize * BLOCK_WARPS as usize;
@@ -179,7 +179,7 @@ impl Launcher {
             true => Arc::new(Kernels::load(context, true)?),
             false => context.kernels()?,
         };
-        let len = Places::of(&config).len * config.slots;
+        let len = SlotOffsets::of(&config).len * config.slots;
         let host = Arc::new(PinnedBuffer::new(context, len)?);
         let device = DeviceBuffer::new(context, len)?;
         let stream = Stream::new(context, Priority::Normal)?;
@@ -294,8 +294,8 @@ impl Launcher {
     }
 
     fn flag_at(&self, slot: usize, ticket: u64) -> Flag {
-        let places = Places::of(&self.config);
-        Flag::new(self.context, &self.host, slot * places.len + places.flag, ticket)
+        let offsets = SlotOffsets::of(&self.config);
+        Flag::new(self.context, &self.host, slot * offsets.len + offsets.flag, ticket)
     }
 
     /// Waits until a launch has ended, by polling without a pause.
@@ -338,13 +338,13 @@ impl Launcher {
     ) -> Result<Launch, GpuError> {
         self.tickets += 1;
         let (slot, ticket) = (self.next, self.tickets);
-        let places = Places::of(&self.config);
+        let offsets = SlotOffsets::of(&self.config);
         let flagged = options.completion == Completion::Flag;
         let flag = flagged.then(|| self.flag_at(slot, ticket));
         let mut head = Head {
             flag: flag.as_ref().map_or(0, Flag::address),
             ticket,
-            counter: self.device_at(slot, places.flag),
+            counter: self.device_at(slot, offsets.flag),
             ..Head::default()
         };
         if let Some(WordChange { address, value, adds }) = options.word {
@@ -415,26 +415,26 @@ impl Launcher {
         (head, on_device): (Head, bool),
         blocks: u32,
     ) -> Result<(), GpuError> {
-        let (slot, places) = (self.next, Places::of(&self.config));
+        let (slot, offsets) = (self.next, SlotOffsets::of(&self.config));
         let most_warps = blocks * BLOCK_WARPS;
-        let cursors = self.host_at(slot, places.cursors) as usize as *mut Cursor;
+        let cursors = self.host_at(slot, offsets.cursors) as usize as *mut Cursor;
         // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes are valid cursors.
         let cursors = unsafe { std::slice::from_raw_parts_mut(cursors, most_warps as usize + 1) };
         let warps = partition(pieces, most_warps, cursors);
-        let table = self.host_at(slot, places.pieces) as usize as *mut Piece;
+        let table = self.host_at(slot, offsets.pieces) as usize as *mut Piece;
         // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch takes.
         unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
         let mut p = CopyTable {
             head: Head { warps, ..head },
-            pieces: self.host_at(slot, places.pieces),
-            cursors: self.host_at(slot, places.cursors),
+            pieces: self.host_at(slot, offsets.pieces),
+            cursors: self.host_at(slot, offsets.cursors),
         };
         if on_device {
-            let (to, from) = (self.device_at(slot, places.cursors), p.cursors);
-            let len = places.pieces - places.cursors + size_of_val(pieces);
+            let (to, from) = (self.device_at(slot, offsets.cursors), p.cursors);
+            let len = offsets.pieces - offsets.cursors + size_of_val(pieces);
             // SAFETY: this slot's memory, which stays as it is until the kernel that follows has ended.
             unsafe { stream.copy(to, from, len, Direction::HostToDevice) }?;
-            p.pieces = self.device_at(slot, places.pieces);
+            p.pieces = self.device_at(slot, offsets.pieces);
             p.cursors = to;
         }
         // SAFETY: the kernel takes this struct; the caller's promise.
@@ -442,11 +442,11 @@ impl Launcher {
     }
 
     fn host_at(&self, slot: usize, place: usize) -> u64 {
-        self.host.address() + (slot * Places::of(&self.config).len + place) as u64
+        self.host.address() + (slot * SlotOffsets::of(&self.config).len + place) as u64
     }
 
     fn device_at(&self, slot: usize, place: usize) -> u64 {
-        self.device.address() + (slot * Places::of(&self.config).len + place) as u64
+        self.device.address() + (slot * SlotOffsets::of(&self.config).len + place) as u64
     }
 }
 

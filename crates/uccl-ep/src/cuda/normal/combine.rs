@@ -5,22 +5,27 @@ use std::{num::NonZero, sync::Arc};
 
 use uccl_device::cuda::Stream;
 
-use super::{Handle, memory::blocks_for};
+use super::{
+    Handle,
+    memory::{Launch, blocks_for},
+};
 use crate::{
-    combine::{Order, Sends, slots_of},
     cuda::{
-        combine::call_of,
+        call::combine_call,
         memory::check_rows,
         params::{NormalReturn, NormalSum, WholeNormalCombine, order},
     },
-    error::{Error, Result},
-    nodes::Nodes,
-    record::Row,
+    host::combine::{CombineRows, Order, slots_of},
+    shared::{
+        error::{Error, Result},
+        nodes::Nodes,
+        record::Row,
+    },
 };
 
 /// Rows of bf16 that go back: those of a dispatch, in their order.
 #[derive(Clone, Copy, Debug)]
-pub struct Results {
+pub struct CombineInput {
     /// The number of rows. Fewer than the dispatch had fail the call.
     pub len: usize,
     /// The first row.
@@ -34,14 +39,14 @@ pub struct Results {
     pub weights: u64,
     /// The rows that are sent: one for each token; or, where rows are by expert, another of the
     /// variants.
-    pub sends: Sends,
+    pub sends: CombineRows,
     /// The most blocks of the call's launches, to leave other multiprocessors of the GPU free.
-    pub most_blocks: Option<NonZero<usize>>,
+    pub max_blocks: Option<NonZero<usize>>,
 }
 
 /// Memory for the sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Combined {
+pub struct CombineOutput {
     /// The first row of bf16; rows are contiguous.
     pub rows: u64,
     /// The order of each sum.
@@ -58,78 +63,79 @@ pub struct Combine {
     handle: Arc<Handle>,
     sent: NormalReturn,
     row: Row,
-    sends: Sends,
-    most_blocks: Option<NonZero<usize>>,
+    sends: CombineRows,
+    max_blocks: Option<NonZero<usize>>,
 }
 
 impl Combine {
-    /// Enqueues the send of rows back to the ranks of their tokens, unless they are sent in parts.
+    /// Enqueues the send of rows back to the ranks of their tokens, unless they are sent in chunks.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the dispatch. `results` describes memory that the GPU may read
-    /// until the combine's work has ended. `scratch` has [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8,
-    /// which only this combine uses until then.
+    /// The stream is of the group's context, and comes after the dispatch. `input` describes memory
+    /// that the GPU may read until the combine's work has ended. `scratch` has
+    /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
+    /// this combine uses until then.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
-        results: &Results,
-        (scratch, stream): (u64, &Stream),
+        input: &CombineInput,
+        Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
-        let Handle { group, routes, slots, told } = &**handle;
+        let Handle { group, routes, slots, rows } = &**handle;
         group.check()?;
-        let (len, top_k) = (2 * results.hidden, routes.top_k as usize);
-        check_rows("rows", results.rows, results.stride, len)?;
-        group.check_apart(results.rows)?;
-        let is_each = results.sends == Sends::EachExpert;
-        if (results.sends == Sends::Row) == told.by_expert.is_some() {
+        let (len, top_k) = (2 * input.hidden, routes.top_k as usize);
+        check_rows("rows", input.rows, input.stride, len)?;
+        group.check_outside_pool(input.rows)?;
+        let is_each = input.sends == CombineRows::EachExpert;
+        if (input.sends == CombineRows::Row) == rows.by_expert.is_some() {
             return Err(Error::invalid("rows go back as they came: by token, or by expert"));
         }
-        if is_each && results.weights != 0 {
+        if is_each && input.weights != 0 {
             return Err(Error::invalid("no weights go back with the rows of each expert"));
         }
         let row = Row {
             values: len,
-            weights: if results.weights == 0 { 0 } else { top_k },
+            weights: if input.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = call_of(group, &row, *slots, false, (scratch, told.placed))?;
+        let call = combine_call(group, &row, *slots, false, (scratch, rows.placed))?;
         let sent = NormalReturn {
             group: group.params,
             call,
-            rows: results.rows,
-            row_stride: results.stride as u64,
-            weights: results.weights,
-            src_info: told.table.src_info,
-            origin: told.table.origin,
-            starts: told.table.starts,
-            ends: told.by_expert.map_or(0, |rows| rows.ends),
-            metadata: told.by_expert.map_or(0, |rows| rows.metadata),
+            rows: input.rows,
+            row_stride: input.stride as u64,
+            weights: input.weights,
+            src_info: rows.tables.src_info,
+            origin: rows.tables.origin,
+            starts: rows.tables.starts,
+            ends: rows.by_expert.map_or(0, |layout| layout.ends),
+            metadata: rows.by_expert.map_or(0, |layout| layout.metadata),
             slot_stride: row.stride() as u64,
             row_len: len as u32,
             weights_at: row.weights_at() as u32,
-            len: u32::try_from(results.len).unwrap_or(u32::MAX),
+            len: u32::try_from(input.len).unwrap_or(u32::MAX),
             slots: *slots as u32,
             token_rows: row.slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             sends_each: u32::from(is_each),
-            spread: told.spread as u32,
+            spread: rows.spread as u32,
             zero: 0,
         };
-        if !group.has_whole_calls() {
-            let blocks = blocks_for(results.len, results.most_blocks);
+        if !group.can_fuse() {
+            let blocks = blocks_for(input.len, input.max_blocks);
             // SAFETY: the kernel takes this struct; the module is never unloaded; the caller
             // guarantees the rest. Windows are open as long as the group lives, and freed when the
             // GPU's work has ended.
             unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
         }
-        let Results { sends, most_blocks, .. } = *results;
-        Ok(Self { handle: Arc::clone(handle), sent, row, sends, most_blocks })
+        let CombineInput { sends, max_blocks, .. } = *input;
+        Ok(Self { handle: Arc::clone(handle), sent, row, sends, max_blocks })
     }
 
-    /// Enqueues the sums, which end the call, and the send of rows that go in parts.
+    /// Enqueues the sums, which end the call, and the send of rows that go in chunks.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -138,8 +144,8 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
     /// `combined` has a row, and weights if there are any, for each of this rank's tokens; no other
     /// code uses them until this work has ended.
-    pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, sent, row, sends, most_blocks } = self;
+    pub unsafe fn finish(self, combined: &CombineOutput, stream: &Stream) -> Result<()> {
+        let Self { handle, sent, row, sends, max_blocks } = self;
         let Handle { group, routes, slots, .. } = &*handle;
         group.check()?;
         check_rows("sums", combined.rows, row.values, row.values)?;
@@ -154,11 +160,11 @@ impl Combine {
                 let why = "tokens that have ranks and no choices are summed by rank";
                 return Err(Error::invalid(why));
             }
-            (Order::ByRank, Sends::EachExpert) => {
+            (Order::ByRank, CombineRows::EachExpert) => {
                 return Err(Error::invalid("rows of each expert are summed by choice"));
             }
             (Order::ByRank, _) => order::BY_RANK,
-            (Order::ByChoice, Sends::EachExpert) => order::EACH_CHOICE,
+            (Order::ByChoice, CombineRows::EachExpert) => order::EACH_CHOICE,
             (Order::ByChoice, _) => order::BY_CHOICE,
         };
         let sum = NormalSum {
@@ -177,12 +183,12 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
-            if group.has_whole_calls() {
-                let blocks = blocks_for(sent.len as usize + tokens + 1, most_blocks);
-                let whole = WholeNormalCombine { give_back: sent, sum };
-                group.launch(stream, (kernels.normal_combine, blocks), &whole)
+            if group.can_fuse() {
+                let blocks = blocks_for(sent.len as usize + tokens + 1, max_blocks);
+                let fused = WholeNormalCombine { send: sent, sum };
+                group.launch(stream, (kernels.normal_combine, blocks), &fused)
             } else {
-                let blocks = blocks_for(tokens, most_blocks);
+                let blocks = blocks_for(tokens, max_blocks);
                 group.launch(stream, (kernels.normal_sum, blocks), &sum)
             }
         }

@@ -4,19 +4,24 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_device::cuda::Stream;
 
-use super::memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for};
+use super::memory::{
+    DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn, ScalesOut,
+    blocks_for,
+};
 use crate::{
     cuda::{
-        dispatch::call_of,
+        call::dispatch_call,
         group::Group,
+        mailbox::CountsMailbox,
         memory::check_rows,
-        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
-        told::ToldMemory,
+        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, phases},
     },
-    error::{Error, Phase, Result},
-    group::Interrupted,
-    patience::Patience,
-    record::Record,
+    host::group::Interrupted,
+    shared::{
+        backoff::Backoff,
+        error::{Error, Phase, Result},
+        record::Record,
+    },
 };
 
 /// A dispatch that was begun.
@@ -25,15 +30,15 @@ pub struct Dispatch {
     pub(super) send: NormalSend,
     pub(super) record: Record,
     pub(super) slots: usize,
-    pub(super) done: Done,
+    pub(super) progress: Progress,
     /// The tables of an earlier dispatch, if tokens go to the same places.
-    pub(super) earlier: Option<Told>,
-    most_blocks: Option<NonZero<usize>>,
+    pub(super) cached: Option<ReceivedRows>,
+    max_blocks: Option<NonZero<usize>>,
 }
 
 /// The work that launches have done for a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum Progress {
     Nothing,
     /// Counts are sent.
     Counts,
@@ -42,18 +47,18 @@ pub(super) enum Done {
 }
 
 /// The result of an attempt to receive.
-pub struct Tried {
+pub struct ReceiveAttempt {
     /// Counts of the tokens that arrive.
-    pub counts: Counts,
+    pub counts: ReceiveCounts,
     /// The dispatch's handle, if there was room for its rows.
     pub handle: Option<Handle>,
 }
 
-/// Tables about rows, and the rows' layout.
+/// The rows that a dispatch received: its tables, and their layout.
 #[derive(Clone, Copy)]
-pub(super) struct Told {
-    pub(super) table: Table,
-    pub(super) by_expert: Option<ByExpert>,
+pub(super) struct ReceivedRows {
+    pub(super) tables: RowTables,
+    pub(super) by_expert: Option<ExpertLayout>,
     /// Rows from a rank's first to the next rank's; 0: without gaps.
     pub(super) spread: usize,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
@@ -65,61 +70,61 @@ pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
-    pub(super) told: Told,
+    pub(super) rows: ReceivedRows,
 }
 
 /// Counts of the tokens that arrive.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Counts {
+pub struct ReceiveCounts {
     /// Tokens that each rank sends to this one.
-    pub from: Vec<u32>,
+    pub per_rank: Vec<u32>,
     /// Tokens, of all ranks, that chose each of this rank's experts.
     pub per_expert: Vec<u32>,
 }
 
-impl Counts {
+impl ReceiveCounts {
     /// Tokens that arrive.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.from.iter().map(|count| *count as usize).sum()
+        self.per_rank.iter().map(|count| *count as usize).sum()
     }
 }
 
 impl Dispatch {
     /// Enqueues the layout of a rank's tokens, unless there is one, and, where rows are not sent in
-    /// parts, the send. No rank has more than `slots`.
+    /// chunks, the send. No rank has more than `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may
-    /// read until the dispatch's work has ended. `scratch` has [`Routed::scratch_len`] bytes,
-    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or handle
-    /// in `routed` is of this group, and the stream comes after its work.
+    /// The stream is of the group's context. `tokens` and `routing` describe memory that the GPU
+    /// may read until the dispatch's work has ended. `scratch` has [`Routing::scratch_len`] bytes,
+    /// aligned to 8, which only this dispatch uses, for the time documented there. A layout or
+    /// handle in `routing` is of this group, and the stream comes after its work.
     pub unsafe fn begin(
         group: &Arc<Group>,
-        tokens: &Tokens,
-        routed: Routed<'_>,
+        tokens: &DispatchInput,
+        routing: Routing<'_>,
         slots: usize,
-        (scratch, stream): (u64, &Stream),
+        Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
         group.check()?;
-        let routes = routed.routes(group.ranks(), scratch)?;
+        let routes = routing.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
-        group.check_apart(tokens.rows)?;
-        let (scales, most_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.most_blocks);
+        group.check_outside_pool(tokens.rows)?;
+        let (scales, max_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.max_blocks);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
-        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
-        let (goes, per_expert) = match &routed {
-            Routed::Ranks(given) => (given.goes, given.per_expert),
-            Routed::Choices(_) | Routed::LaidOut(_) | Routed::Again(_) => (0, 0),
+        let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
+        let (token_in_rank, per_expert) = match &routing {
+            Routing::Ranks(given) => (given.token_in_rank, given.per_expert),
+            Routing::Choices(_) | Routing::Layout(_) | Routing::Cached(_) => (0, 0),
         };
-        let (is_laid_out, earlier) = match &routed {
-            Routed::Choices(_) | Routed::Ranks(_) => (false, None),
-            Routed::LaidOut(_) => (true, None),
-            Routed::Again(handle) => (true, Some(handle.told)),
+        let (is_laid_out, cached) = match &routing {
+            Routing::Choices(_) | Routing::Ranks(_) => (false, None),
+            Routing::Layout(_) => (true, None),
+            Routing::Cached(handle) => (true, Some(handle.rows)),
         };
         let send = NormalSend {
             send: params::Send {
@@ -131,9 +136,9 @@ impl Dispatch {
                 row_stride: tokens.stride as u64,
                 global_scale_at: 0,
                 global_scale: 0.0,
-                how: params::how::COPIED,
-                is_few: 0,
-                in_parts: 0,
+                format: params::format::BYTES,
+                is_small_batch: 0,
+                in_chunks: 0,
             },
             scales: scales.words,
             scales_token: scales.token_stride as u64,
@@ -145,17 +150,17 @@ impl Dispatch {
         // ended.
         unsafe {
             if !is_laid_out {
-                Layout { goes, per_expert, ..Layout::of(group, call, routes) }
+                Layout { token_in_rank, per_expert, ..Layout::of(group, call, routes) }
                     .launch(group, stream)?;
             }
-            if !group.has_whole_calls() {
-                let blocks = blocks_for(rows_of(&send), most_blocks);
+            if !group.can_fuse() {
+                let blocks = blocks_for(rows_of(&send), max_blocks);
                 group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
             }
         }
-        let done = if group.has_whole_calls() { Done::Nothing } else { Done::Rows };
+        let progress = if group.can_fuse() { Progress::Nothing } else { Progress::Rows };
         let group = Arc::clone(group);
-        Ok(Self { group, send, record, slots, done, earlier, most_blocks })
+        Ok(Self { group, send, record, slots, progress, cached, max_blocks })
     }
 
     /// Counts of the tokens that arrive. Waits for the earlier work on the stream, and until every
@@ -171,25 +176,25 @@ impl Dispatch {
         stream: &Stream,
         limit: Duration,
         is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<Counts> {
+    ) -> Result<ReceiveCounts> {
         let group = &self.group;
         group.check()?;
-        let mut told = group.told();
+        let mut mailbox = group.mailbox();
         let count = params::Count {
             send: self.send.send,
-            told: told.address(),
-            ticket: told.next_ticket(),
+            mailbox: mailbox.address(),
+            ticket: mailbox.next_ticket(),
             slots: self.slots as u32,
-            begins: u32::from(self.done == Done::Nothing),
+            begins: u32::from(self.progress == Progress::Nothing),
         };
         // SAFETY: the kernel takes this struct, and the group keeps the report's memory; for the
         // rest, as above.
         unsafe { group.kernels().count.launch(stream, 1, &count)? };
-        if self.done == Done::Nothing {
-            self.done = Done::Counts;
+        if self.progress == Progress::Nothing {
+            self.progress = Progress::Counts;
         }
-        let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
-        Ok(self.counts_of(&told))
+        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        Ok(self.counts_of(&report))
     }
 
     /// Enqueues the whole call, with outputs of a guessed size, and waits for the counts as
@@ -205,26 +210,27 @@ impl Dispatch {
     /// That of both.
     pub unsafe fn try_receive(
         &mut self,
-        outputs: &Outputs,
-        (stream, limit): (&Stream, Duration),
+        outputs: &DispatchOutput,
+        stream: &Stream,
+        limit: Duration,
         is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<Tried> {
-        if self.done != Done::Nothing {
+    ) -> Result<ReceiveAttempt> {
+        if self.progress != Progress::Nothing {
             // SAFETY: the caller guarantees it.
             let counts = unsafe { self.counts(stream, limit, is_interrupted)? };
-            return Ok(Tried { counts, handle: None });
+            return Ok(ReceiveAttempt { counts, handle: None });
         }
         let group = &self.group;
         group.check()?;
-        let (receive, table) = self.receiving(outputs)?;
-        let mut told = group.told();
-        let to = (told.address(), told.next_ticket());
+        let (receive, tables) = self.receive_params(outputs)?;
+        let mut mailbox = group.mailbox();
+        let to = (mailbox.address(), mailbox.next_ticket());
         // SAFETY: the group keeps the report's memory; for the rest, the caller guarantees it.
-        unsafe { self.launch_whole(receive, to, stream)? };
-        self.done = Done::Rows;
-        let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
-        let handle = (told.is_taken != 0).then(|| self.handle(table));
-        Ok(Tried { counts: self.counts_of(&told), handle })
+        unsafe { self.launch_fused(receive, to, stream)? };
+        self.progress = Progress::Rows;
+        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        let handle = (report.is_taken != 0).then(|| self.handle(tables));
+        Ok(ReceiveAttempt { counts: self.counts_of(&report), handle })
     }
 
     /// Enqueues the receive, which ends the call.
@@ -236,37 +242,42 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
     /// `outputs` has as much memory as it says, which only this call uses until its work has ended,
-    /// except its table, which is kept for the handle.
-    pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+    /// except its tables, which are kept for the handle.
+    pub unsafe fn receive(self, outputs: &DispatchOutput, stream: &Stream) -> Result<Handle> {
         let group = &self.group;
         group.check()?;
-        let (receive, told) = self.receiving(outputs)?;
+        let (receive, rows) = self.receive_params(outputs)?;
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
-            if group.has_whole_calls() {
-                self.launch_whole(receive, (0, 0), stream)?;
+            if group.can_fuse() {
+                self.launch_fused(receive, (0, 0), stream)?;
             } else {
-                let blocks = blocks_for(outputs.len, self.most_blocks);
+                let blocks = blocks_for(outputs.len, self.max_blocks);
                 group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
             }
         }
-        Ok(self.handle(told))
+        Ok(self.handle(rows))
     }
 
     /// The parameters of the receive, and the tables about the rows.
-    fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
-        let Self { group, send, slots, earlier, .. } = self;
+    fn receive_params(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, ReceivedRows)> {
+        let Self { group, send, slots, cached, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
-        let spread = if call.stays != 0 { self.spread() } else { 0 };
-        let own = outputs.table.map(|table| Told { table, by_expert, spread, placed: call.placed });
-        let Some(told) = (*earlier).or(own) else {
+        let spread = if call.zero_copy != 0 { self.spread() } else { 0 };
+        let own = outputs.tables.map(|tables| ReceivedRows {
+            tables,
+            by_expert,
+            spread,
+            placed: call.placement,
+        });
+        let Some(rows) = (*cached).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
-        if let Some(by_expert) = &told.by_expert {
+        if let Some(by_expert) = &rows.by_expert {
             by_expert.check(routes.top_k)?;
         }
         let scales = match outputs.scales {
@@ -275,8 +286,8 @@ impl Dispatch {
             None => return Err(Error::invalid("rows come with scales")),
         };
         // The tables of an earlier dispatch are not written again.
-        let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
-        let Told { table, by_expert, spread, .. } = told;
+        let is_new = |address: u64| if cached.is_none() { address } else { 0 };
+        let ReceivedRows { tables, by_expert, spread, .. } = rows;
         let receive = NormalReceive {
             group: group.params,
             call,
@@ -288,59 +299,60 @@ impl Dispatch {
             scales_word: scales.word_stride as u64,
             choices: if by_expert.is_none() { outputs.choices } else { 0 },
             weights: outputs.weights,
-            src_info: is_new(table.src_info),
-            origin: is_new(table.origin),
-            starts: is_new(table.starts),
-            per_expert: is_new(table.per_expert),
-            ends: is_new(by_expert.map_or(0, |rows| rows.ends)),
-            metadata: is_new(by_expert.map_or(0, |rows| rows.metadata)),
+            src_info: is_new(tables.src_info),
+            origin: is_new(tables.origin),
+            starts: is_new(tables.starts),
+            per_expert: is_new(tables.per_expert),
+            ends: is_new(by_expert.map_or(0, |layout| layout.ends)),
+            metadata: is_new(by_expert.map_or(0, |layout| layout.metadata)),
             len,
-            tokens: by_expert.map_or(len, |rows| u32::try_from(rows.tokens).unwrap_or(u32::MAX)),
+            tokens: by_expert
+                .map_or(len, |layout| u32::try_from(layout.tokens).unwrap_or(u32::MAX)),
             slots: *slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             is_64: u32::from(outputs.is_64),
             zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
-            alignment: by_expert.map_or(0, |rows| rows.alignment as u32),
+            alignment: by_expert.map_or(0, |layout| layout.alignment as u32),
             zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
             spread: spread as u32,
         };
-        Ok((receive, told))
+        Ok((receive, rows))
     }
 
-    /// Launches the remaining phases of a dispatch in one kernel. If `told` is not 0, the kernel
+    /// Launches the remaining phases of a dispatch in one kernel. If `mailbox` is not 0, the kernel
     /// writes the counts there for the host, and `ticket` last.
     ///
     /// # Safety
     /// As for [`receive`](Self::receive).
-    unsafe fn launch_whole(
+    unsafe fn launch_fused(
         &self,
         receive: NormalReceive,
-        (told, ticket): (u64, u64),
+        (mailbox, ticket): (u64, u64),
         stream: &Stream,
     ) -> Result<()> {
-        let Self { group, send, done, most_blocks, .. } = self;
-        let blocks = blocks_for(receive.len as usize + rows_of(send), *most_blocks);
-        let does = match done {
-            Done::Nothing => does::WHOLE,
-            Done::Counts => does::BEGUN,
-            Done::Rows => does::TAKEN,
+        let Self { group, send, progress, max_blocks, .. } = self;
+        let blocks = blocks_for(receive.len as usize + rows_of(send), *max_blocks);
+        let phases = match progress {
+            Progress::Nothing => phases::ALL,
+            Progress::Counts => phases::AFTER_COUNTS,
+            Progress::Rows => phases::RECEIVE,
         };
-        let whole = WholeNormalDispatch { send: *send, receive, told, ticket, does, zero: 0 };
+        let fused = WholeNormalDispatch { send: *send, receive, mailbox, ticket, phases, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
-        unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &whole) }
+        unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
     }
 
-    fn handle(&self, told: Told) -> Handle {
+    fn handle(&self, rows: ReceivedRows) -> Handle {
         let routes = self.send.send.routes;
-        Handle { group: Arc::clone(&self.group), routes, slots: self.slots, told }
+        Handle { group: Arc::clone(&self.group), routes, slots: self.slots, rows }
     }
 
-    fn counts_of(&self, told: &params::Told) -> Counts {
+    fn counts_of(&self, report: &params::Told) -> ReceiveCounts {
         let local = self.send.send.routes.local_experts as usize;
-        Counts {
-            from: told.from[..self.group.ranks()].to_vec(),
-            per_expert: told.per_expert[..local].to_vec(),
+        ReceiveCounts {
+            per_rank: report.from[..self.group.ranks()].to_vec(),
+            per_expert: report.per_expert[..local].to_vec(),
         }
     }
 }
@@ -355,17 +367,17 @@ const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word
 /// Waits for a kernel's report to the host.
 fn wait_for(
     group: &Group,
-    told: &ToldMemory,
+    mailbox: &CountsMailbox,
     (stream, limit): (&Stream, Duration),
     is_interrupted: &mut Interrupted<'_>,
 ) -> Result<params::Told> {
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::new();
     loop {
-        if let Some(told) = told.read() {
-            return Ok(told);
+        if let Some(report) = mailbox.read() {
+            return Ok(report);
         }
-        let Some(waited) = patience.due() else {
-            patience.pause();
+        let Some(waited) = backoff.due() else {
+            backoff.pause();
             continue;
         };
         group.check()?;

@@ -2,35 +2,36 @@
 
 use std::sync::Arc;
 
-use uccl_device::cuda::Stream;
-
+use super::Launch;
 use crate::{
     cuda::{
         group::Group,
         memory::Choices,
         params::{self, Routes},
     },
-    error::{Phase, Result},
-    header::Header,
+    shared::{
+        error::{Phase, Result},
+        header::Header,
+    },
 };
 
 /// Memory for the layout of choices.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct LayoutOutput {
     /// i32 by rank: tokens that go there.
     pub per_rank: u64,
     /// i32 by expert: tokens that chose it.
     pub per_expert: u64,
     /// A byte by token and rank: 1 if the token goes there, else 0.
-    pub goes: u64,
+    pub token_in_rank: u64,
 }
 
 /// A computed layout, for any number of dispatches of these tokens.
-pub struct LaidOut {
+pub struct DispatchLayout {
     pub(super) routes: Routes,
 }
 
-impl Layout {
+impl LayoutOutput {
     /// Enqueues the count. It is not a call: no other rank takes part.
     ///
     /// # Errors
@@ -47,15 +48,15 @@ impl Layout {
         &self,
         group: &Arc<Group>,
         choices: &Choices,
-        (scratch, stream): (u64, &Stream),
-    ) -> Result<LaidOut> {
+        Launch { stream, scratch }: Launch<'_>,
+    ) -> Result<DispatchLayout> {
         group.check()?;
         choices.check(group.ranks())?;
-        let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], told: [] };
+        let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], values: [] };
         let routes = choices.routes(group.ranks(), scratch);
         let call = group.call(0, &header, scratch)?;
         let layout = params::Layout {
-            goes_told: self.goes,
+            token_in_rank_out: self.token_in_rank,
             // Not the group's word: a call may compute a layout at the same time, on another
             // stream.
             ended: scratch,
@@ -70,6 +71,6 @@ impl Layout {
             stream.fill(scratch, 0, size_of::<u32>())?;
             layout.launch(group, stream)?;
         }
-        Ok(LaidOut { routes })
+        Ok(DispatchLayout { routes })
     }
 }

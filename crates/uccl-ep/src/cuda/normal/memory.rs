@@ -3,19 +3,32 @@
 
 use std::num::NonZero;
 
-use super::{Handle, LaidOut};
+use uccl_device::cuda::Stream;
+
+use super::{DispatchLayout, Handle};
 use crate::{
     cuda::{
         memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
         params::{MAX_TOKENS, Routes},
     },
-    error::{Error, Result},
-    routing::MAX_EXPERTS,
+    shared::{
+        error::{Error, Result},
+        routing::MAX_EXPERTS,
+    },
 };
+
+/// The stream that a call is enqueued on, and the scratch memory that it uses there.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// A stream of the group's context.
+    pub stream: &'a Stream,
+    /// The address of the scratch memory, aligned to 8.
+    pub scratch: u64,
+}
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens {
+pub struct DispatchInput {
     /// The first row.
     pub rows: u64,
     /// Bytes from one row to the next, a multiple of 16.
@@ -27,7 +40,7 @@ pub struct Tokens {
     /// f32 by token and choice, or 0.
     pub weights: u64,
     /// The most blocks of the call's launches, to leave other multiprocessors of the GPU free.
-    pub most_blocks: Option<NonZero<usize>>,
+    pub max_blocks: Option<NonZero<usize>>,
 }
 
 /// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`, in words.
@@ -45,22 +58,22 @@ pub struct ScalesIn {
 
 /// The routing of tokens.
 #[derive(Clone, Copy)]
-pub enum Routed<'a> {
+pub enum Routing<'a> {
     /// By their experts.
     Choices(Choices),
     /// By their experts, with a layout computed before.
-    LaidOut(&'a LaidOut),
+    Layout(&'a DispatchLayout),
     /// By their ranks.
-    Ranks(Ranks),
+    Ranks(TokenRanks),
     /// To the places of an earlier dispatch, with its choices.
-    Again(&'a Handle),
+    Cached(&'a Handle),
 }
 
 /// The ranks of tokens that have no choices.
 #[derive(Clone, Copy, Debug)]
-pub struct Ranks {
+pub struct TokenRanks {
     /// A byte by token and rank: whether the token goes there.
-    pub goes: u64,
+    pub token_in_rank: u64,
     /// i32 by expert: the token count that its rank gets.
     pub per_expert: u64,
     /// The number of tokens.
@@ -69,22 +82,22 @@ pub struct Ranks {
     pub num_experts: usize,
 }
 
-impl Ranks {
+impl TokenRanks {
     fn as_choices(&self) -> Choices {
         let Self { tokens, num_experts, .. } = *self;
         Choices { experts: 0, is_64: false, tokens, top_k: 0, num_experts }
     }
 }
 
-impl Routed<'_> {
-    /// Bytes of the memory that a dispatch uses: with [`Again`](Self::Again) until it has ended,
+impl Routing<'_> {
+    /// Bytes of the memory that a dispatch uses: with [`Cached`](Self::Cached) until it has ended,
     /// and else until the last call with its handle has ended.
     #[must_use]
     pub fn scratch_len(&self, ranks: usize) -> usize {
         match self {
             Self::Choices(choices) => scratch_len(choices, ranks),
             Self::Ranks(given) => scratch_len(&given.as_choices(), ranks),
-            Self::LaidOut(_) | Self::Again(_) => COMBINE_SCRATCH_LEN,
+            Self::Layout(_) | Self::Cached(_) => COMBINE_SCRATCH_LEN,
         }
     }
 
@@ -97,7 +110,7 @@ impl Routed<'_> {
                 Ok(choices.routes(ranks, scratch))
             }
             Self::Ranks(given) => {
-                let Ranks { tokens, num_experts, .. } = *given;
+                let TokenRanks { tokens, num_experts, .. } = *given;
                 let has_experts = num_experts <= MAX_EXPERTS && num_experts.is_multiple_of(ranks);
                 if tokens > MAX_TOKENS || !has_experts {
                     return Err(Error::invalid(format!(
@@ -107,8 +120,8 @@ impl Routed<'_> {
                 }
                 Ok(given.as_choices().routes(ranks, scratch))
             }
-            Self::LaidOut(laid_out) => Ok(laid_out.routes),
-            Self::Again(handle) => Ok(handle.routes),
+            Self::Layout(layout) => Ok(layout.routes),
+            Self::Cached(handle) => Ok(handle.routes),
         }
     }
 }
@@ -116,7 +129,7 @@ impl Routed<'_> {
 /// Output memory. Tokens of rank 0 come first, in the order of their rank: a row for each, or,
 /// where rows are by expert, one for each token and expert of this rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Outputs {
+pub struct DispatchOutput {
     /// The number of rows. More fail the call.
     pub len: usize,
     /// Payloads: the first row.
@@ -137,11 +150,12 @@ pub struct Outputs {
     /// Whether the rows that alignment leaves between experts become 0, with their scales and
     /// weights.
     pub zeroes_gaps: bool,
-    /// The handle's tables. `None` with [`Routed::Again`], which has those of the earlier dispatch.
-    pub table: Option<Table>,
-    /// The layout of rows by expert. With [`Routed::Again`] the earlier dispatch's layout is used
+    /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier
+    /// dispatch.
+    pub tables: Option<RowTables>,
+    /// The layout of rows by expert. With [`Routing::Cached`] the earlier dispatch's layout is used
     /// instead.
-    pub by_expert: Option<ByExpert>,
+    pub by_expert: Option<ExpertLayout>,
 }
 
 /// The layout of scales: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
@@ -157,7 +171,7 @@ pub struct ScalesOut {
 
 /// A dispatch's tables about its rows, which its combines need.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct RowTables {
     /// i32 by received token: its number at its rank.
     pub src_info: u64,
     /// i32 by received token: `rank * 64`, plus this rank's index among the token's ranks.
@@ -171,7 +185,7 @@ pub struct Table {
 
 /// Rows by expert: expert after expert, in order of rank and token.
 #[derive(Clone, Copy, Debug)]
-pub struct ByExpert {
+pub struct ExpertLayout {
     /// The first row of each expert is a multiple of this.
     pub alignment: usize,
     /// The number of tokens that the tables have room for. More fail the call.
@@ -187,7 +201,7 @@ pub struct ByExpert {
 /// bits.
 const MAX_ALIGNMENT: usize = 1 << 16;
 
-impl ByExpert {
+impl ExpertLayout {
     /// Fails for a layout that kernels cannot take.
     pub(super) fn check(&self, top_k: u32) -> Result<()> {
         if top_k == 0 {

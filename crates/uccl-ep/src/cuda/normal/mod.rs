@@ -2,28 +2,31 @@
 //! comes back.
 //!
 //! It has the protocol of low latency mode, with one round for a call, and other kernels
-//! (`kernels/ep_layout.cuh`, `kernels/ep_parts.cuh`, `kernels/ep_normal_*.cuh`). Received rows are
+//! (`kernels/ep/layout.cuh`, `kernels/ep/chunks.cuh`, `kernels/ep/normal`). Received rows are
 //! in order of rank and token, as on the CPU: one for each token; or, where rows are by expert, one
 //! for each token and expert. The host waits only when it asks for counts.
 //!
-//! Counts are sent at once, and rows go in parts, each with a mark, so that one launch sends some
-//! rows while it takes out, or sums, others. It is enqueued once the whole call is known, by
+//! Counts are sent at once, and rows in chunks, each with a ready flag, so that one launch sends
+//! some rows while it takes out, or sums, others. It is enqueued once the whole call is known, by
 //! [`Dispatch::receive`] and [`Combine::finish`]. Where late ranks are left out, or the ranks' path
-//! is through the host, there are no parts: one launch sends all rows, by [`Dispatch::begin`] and
+//! is through the host, there are no chunks: one launch sends all rows, by [`Dispatch::begin`] and
 //! [`Combine::begin`], and another takes out or sums them.
 
 mod combine;
 mod dispatch;
-mod in_place;
 mod layout;
 mod memory;
-mod room;
+mod shape;
+mod zero_copy;
 
 pub use self::{
-    combine::{Combine, Combined, Results},
-    dispatch::{Counts, Dispatch, Handle, Tried},
-    in_place::InPlace,
-    layout::{LaidOut, Layout},
-    memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
-    room::Sizes,
+    combine::{Combine, CombineInput, CombineOutput},
+    dispatch::{Dispatch, Handle, ReceiveAttempt, ReceiveCounts},
+    layout::{DispatchLayout, LayoutOutput},
+    memory::{
+        DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn,
+        ScalesOut, TokenRanks,
+    },
+    shape::CallShape,
+    zero_copy::ZeroCopyView,
 };

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use uccl_ep::{
     Group,
-    combine::{Combine, Combined, Order, Results, Sums},
-    dispatch::{self, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    combine::{Combine, CombineInput, CombineOutput, Order, SumOrder},
+    dispatch::{self, Dispatch, DispatchInput, DispatchOutput, Handle, Payload, Room, RowLayout},
     routing::{self, Routing},
 };
 
 use super::{
     super::{Ranks, Reference, masks::Step},
-    Got, Inputs, Normal,
+    CallResults, Inputs, Normal,
 };
 
 impl Normal {
-    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
         let reference = Reference {
             me,
             ranks: self.ranks,
@@ -46,10 +46,10 @@ impl Normal {
         &self,
         (group, routing): (&Arc<Group>, &Arc<Routing>),
         inputs: &Inputs,
-        (rows, is_again): (&[u8], bool),
-        outputs: Outputs,
+        (rows, is_cached): (&[u8], bool),
+        outputs: DispatchOutput,
     ) -> Handle {
-        let tokens = Tokens {
+        let tokens = DispatchInput {
             rows: rows.as_ptr(),
             stride: self.row_len(),
             payload: Payload::Bytes(self.row_len()),
@@ -59,8 +59,8 @@ impl Normal {
                 token_stride: self.scales,
                 word_stride: 1,
             }),
-            weights: (self.has_weights && !is_again).then_some(inputs.weights.as_ptr()),
-            stays: true,
+            weights: (self.has_weights && !is_cached).then_some(inputs.weights.as_ptr()),
+            is_stable: true,
         };
         let room = Room::Tokens(self.slots);
         // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
@@ -69,29 +69,29 @@ impl Normal {
             let mut begun = begun.expect("a dispatch");
             let counts = begun.counts(&mut || false).expect("counts");
             let layout = match self.by_expert {
-                None => Layout::Rows,
-                Some(unit) => Layout::Experts(starts(&counts.of_experts(), unit)),
+                None => RowLayout::ByToken,
+                Some(unit) => RowLayout::ByExpert(starts(&counts.of_experts(), unit)),
             };
             begun.receive(outputs, &layout, &mut || false).expect("a dispatch")
         }
     }
 
-    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> Got {
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs, step: Step) -> CallResults {
         let routing = Arc::new(self.routing(inputs));
         let mut got = self.untouched(inputs);
-        if self.top_k > 0 && !self.is_laid_out {
+        if self.top_k > 0 && !self.has_layout {
             let layout = &mut got.layout;
             layout.2.fill(0);
             for rank in 0..self.ranks {
-                layout.0[rank] = routing.to(rank).len() as u32;
+                layout.0[rank] = routing.tokens_to(rank).len() as u32;
                 let its = rank * self.local_experts..(rank + 1) * self.local_experts;
                 layout.1[its].copy_from_slice(routing.per_expert_of(rank));
-                for token in routing.to(rank) {
+                for token in routing.tokens_to(rank) {
                     layout.2[*token as usize * self.ranks + rank] = 1;
                 }
             }
         }
-        let mut outputs = Outputs {
+        let mut outputs = DispatchOutput {
             len: self.most_rows(),
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
@@ -102,7 +102,7 @@ impl Normal {
                 word_stride: 1,
             }),
             choices: match self.by_expert {
-                None => Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
+                None => Some(dispatch::ChoicesOut::I32(got.choices.as_mut_ptr())),
                 Some(_) => None,
             },
             weights: self.has_weights.then_some(got.weights.as_mut_ptr()),
@@ -111,16 +111,16 @@ impl Normal {
         let to = (group, &routing);
         let handle = Arc::new(self.dispatch_on_cpu(to, inputs, (&inputs.rows, false), outputs));
         let arrived = handle.counts.total();
-        got.from.clone_from(&handle.counts.from);
+        got.from.clone_from(&handle.counts.per_rank);
         got.per_expert = handle.counts.of_experts();
         for (row, entry) in handle.table.chunks_exact(handle.width()).enumerate() {
             got.src_info[row] = entry[0];
             if self.by_expert.is_some() {
                 let from = entry[1] * self.top_k as i32;
-                let told = &mut got.metadata[row * handle.width()..][..handle.width()];
-                told.copy_from_slice(entry);
-                told[0] = entry[1] * self.slots as i32 + entry[0];
-                told[1] = from + i32::from(handle.masters[row]);
+                let metadata = &mut got.metadata[row * handle.width()..][..handle.width()];
+                metadata.copy_from_slice(entry);
+                metadata[0] = entry[1] * self.slots as i32 + entry[0];
+                metadata[1] = from + i32::from(handle.last_choices[row]);
             }
         }
         if let Some(unit) = self.by_expert {
@@ -129,19 +129,19 @@ impl Normal {
         if self.is_worst && self.by_expert.is_none() {
             got.choices[arrived * self.top_k..].fill(-1);
         }
-        if self.is_again {
-            outputs.rows = got.again.as_mut_ptr();
+        if self.is_cached {
+            outputs.rows = got.cached.as_mut_ptr();
             (outputs.choices, outputs.weights) = (None, None);
-            self.dispatch_on_cpu(to, inputs, (&inputs.again, true), outputs);
+            self.dispatch_on_cpu(to, inputs, (&inputs.cached, true), outputs);
             if let Some(unit) = self.by_expert.filter(|_| self.zeroes_gaps) {
-                self.zero_gaps(&got.per_expert, unit, (&mut got.again, self.row_len()));
+                self.zero_gaps(&got.per_expert, unit, (&mut got.cached, self.row_len()));
             }
         }
         if !step.has_combine {
             return got;
         }
         let returns_weights = self.num_returned_weights() > 0;
-        let results = Results {
+        let results = CombineInput {
             rows: inputs.made.as_ptr().cast(),
             len: self.most_rows(),
             stride: 2 * self.hidden,
@@ -150,15 +150,15 @@ impl Normal {
             weights: returns_weights.then_some(inputs.made_weights.as_ptr()),
             is_packed: false,
             relays: None,
-            stays: true,
+            is_stable: true,
         };
         let bias = [0, 1].map(|nth| (nth < self.biases).then_some(inputs.biases[nth].as_ptr()));
         let sums = match self.order {
-            Order::ByRank => Sums::ByRank,
-            Order::ByChoice => Sums::ByChoice,
+            Order::ByRank => SumOrder::ByRank,
+            Order::ByChoice => SumOrder::ByChoice,
         };
         let weights = returns_weights.then_some(got.summed_weights.as_mut_ptr());
-        let combined = Combined { rows: got.sums.as_mut_ptr(), sums, bias, weights };
+        let combined = CombineOutput { rows: got.sums.as_mut_ptr(), sums, bias, weights };
         // SAFETY: the vectors live until the call is over, and are as long as the arguments state.
         unsafe {
             let combine = Combine::begin(&handle, results, &mut || false);
@@ -181,7 +181,7 @@ fn starts(per_expert: &[u32], unit: usize) -> Vec<usize> {
 impl Normal {
     /// Fills in the ends of experts' rows, and zeroes the rows between them if the case asks for
     /// that.
-    fn tell_experts(&self, got: &mut Got, unit: usize) {
+    fn tell_experts(&self, got: &mut CallResults, unit: usize) {
         let starts = starts(&got.per_expert, unit);
         let ends = starts.iter().zip(&got.per_expert).map(|(start, count)| *start as u32 + count);
         got.ends = ends.collect();

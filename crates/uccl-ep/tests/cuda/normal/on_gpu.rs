@@ -8,8 +8,8 @@ use uccl_ep::{
 };
 
 use super::{
-    super::{Gpu, Lost, Ranks, masks::mask_on_gpu},
-    Got, Inputs, LIMIT, Normal, UNTOUCHED, Wrong,
+    super::{Gpu, Loss, Ranks, masks::mask_on_gpu},
+    CallResults, Fault, Inputs, LIMIT, Normal, UNTOUCHED,
 };
 
 impl Normal {
@@ -27,17 +27,18 @@ impl Normal {
             node: None,
             network: None,
         };
-        cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
+        cuda::Group::join(self.route.of(config), &mut ranks.exchange(me)).expect("it joins")
     }
 
-    pub(super) fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    pub(super) fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<CallResults> {
         let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
-        if let Some((lost, Lost::Masked)) = self.lost {
+        if let Some((lost, Loss::Masked)) = self.lost {
             // SAFETY: no memory is given: the address is 0.
             unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
         }
-        let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
+        let rounds: Vec<_> =
+            inputs.iter().map(|inputs| GpuCalls::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // Where no host waits for counts, all rounds are enqueued before any is waited for.
         for (round, step) in rounds.iter().zip(self.steps()) {
@@ -57,39 +58,40 @@ impl Normal {
     }
 }
 
-/// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives none then.
-pub(super) struct OnGpu<'a> {
+/// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives
+/// none then.
+pub(super) struct GpuCalls<'a> {
     pub(super) inputs: &'a Inputs,
     tokens: u64,
-    again: u64,
+    cached: u64,
     scales: u64,
     chosen: u64,
-    told: u64,
+    token_counts: u64,
     weights: u64,
     pub(super) made: u64,
     pub(super) made_weights: u64,
     biases: [u64; 2],
     scratch: [u64; 4],
-    layout: normal::Layout,
-    to: normal::Outputs,
-    to_again: normal::Outputs,
-    pub(super) table: normal::Table,
-    by_expert: Option<normal::ByExpert>,
+    layout: normal::LayoutOutput,
+    to: normal::DispatchOutput,
+    to_cached: normal::DispatchOutput,
+    pub(super) tables: normal::RowTables,
+    by_expert: Option<normal::ExpertLayout>,
     sums: u64,
     summed_weights: u64,
 }
 
-impl<'a> OnGpu<'a> {
+impl<'a> GpuCalls<'a> {
     pub(super) fn new(case: &Normal, gpu: &Gpu, inputs: &'a Inputs) -> Self {
         let blank = case.untouched(inputs);
         let given = |address: u64, is_given: bool| if is_given { address } else { 0 };
-        let table = normal::Table {
+        let tables = normal::RowTables {
             src_info: gpu.upload(&case.widened(&blank.src_info)),
             origin: gpu.upload(&case.widened(&blank.src_info)),
             starts: gpu.upload(&vec![0u32; 1 + case.ranks]),
             per_expert: gpu.upload(&blank.per_expert),
         };
-        let by_expert = case.by_expert.map(|alignment| normal::ByExpert {
+        let by_expert = case.by_expert.map(|alignment| normal::ExpertLayout {
             alignment,
             tokens: case.most_tokens(),
             ends: gpu.upload(&blank.ends),
@@ -98,7 +100,7 @@ impl<'a> OnGpu<'a> {
         let scales =
             |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
         let choices = gpu.upload_integers(&case.widened(&blank.choices), case.is_64());
-        let to = normal::Outputs {
+        let to = normal::DispatchOutput {
             len: case.most_rows(),
             rows: gpu.upload(&blank.rows),
             stride: case.row_len(),
@@ -108,63 +110,63 @@ impl<'a> OnGpu<'a> {
             weights: given(gpu.upload(&case.widened(&blank.weights)), case.has_weights),
             zeroes_foreign_weights: case.zeroes_foreign(),
             zeroes_gaps: case.zeroes_gaps,
-            table: Some(table),
+            tables: Some(tables),
             by_expert,
         };
-        let to_again = normal::Outputs {
-            rows: gpu.upload(&blank.again),
+        let to_cached = normal::DispatchOutput {
+            rows: gpu.upload(&blank.cached),
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
             choices: 0,
             weights: 0,
-            table: case.is_laid_out.then_some(table),
-            by_expert: by_expert.filter(|_| case.is_laid_out),
+            tables: case.has_layout.then_some(tables),
+            by_expert: by_expert.filter(|_| case.has_layout),
             ..to
         };
         let returns_weights = case.num_returned_weights() > 0;
         let mut on_gpu = Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
-            again: gpu.upload(&inputs.again),
+            cached: gpu.upload(&inputs.cached),
             scales: gpu.upload(&inputs.scales),
             chosen: match case.top_k {
                 0 => gpu.upload(&inputs.goes),
                 _ => gpu.upload_integers(&inputs.experts, case.is_64()),
             },
-            told: gpu.upload(&inputs.per_expert),
+            token_counts: gpu.upload(&inputs.per_expert),
             weights: given(gpu.upload(&inputs.weights), case.has_weights),
             made: gpu.upload(&case.widened(&inputs.made)),
             made_weights: given(gpu.upload(&case.widened(&inputs.made_weights)), returns_weights),
             biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
             scratch: [0; 4],
-            layout: normal::Layout {
+            layout: normal::LayoutOutput {
                 per_rank: gpu.upload(&blank.layout.0),
                 per_expert: gpu.upload(&blank.layout.1),
-                goes: gpu.upload(&blank.layout.2),
+                token_in_rank: gpu.upload(&blank.layout.2),
             },
             to,
-            to_again,
-            table,
+            to_cached,
+            tables,
             by_expert,
             sums: gpu.upload(&blank.sums),
             summed_weights: given(gpu.upload(&blank.summed_weights), returns_weights),
         };
-        let len = on_gpu.routed(case).scratch_len(case.ranks);
+        let len = on_gpu.routing(case).scratch_len(case.ranks);
         let short = cuda::COMBINE_SCRATCH_LEN;
-        let lens = [if case.is_laid_out { short } else { len }, short, short, len];
+        let lens = [if case.has_layout { short } else { len }, short, short, len];
         on_gpu.scratch = lens.map(|len| gpu.upload(&vec![0xeeu8; len]));
         on_gpu
     }
 
-    pub(super) fn routed(&self, case: &Normal) -> normal::Routed<'static> {
+    pub(super) fn routing(&self, case: &Normal) -> normal::Routing<'static> {
         let (tokens, num_experts) = (self.inputs.tokens, case.num_experts());
         match case.top_k {
-            0 => normal::Routed::Ranks(normal::Ranks {
-                goes: self.chosen,
-                per_expert: self.told,
+            0 => normal::Routing::Ranks(normal::TokenRanks {
+                token_in_rank: self.chosen,
+                per_expert: self.token_counts,
                 tokens,
                 num_experts,
             }),
-            top_k => normal::Routed::Choices(cuda::Choices {
+            top_k => normal::Routing::Choices(cuda::Choices {
                 experts: self.chosen,
                 is_64: case.is_64(),
                 tokens,
@@ -174,8 +176,8 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    fn tokens(&self, case: &Normal, rows: u64, weights: u64) -> normal::Tokens {
-        normal::Tokens {
+    fn tokens(&self, case: &Normal, rows: u64, weights: u64) -> normal::DispatchInput {
+        normal::DispatchInput {
             rows,
             stride: case.row_len(),
             payload: case.row_len(),
@@ -186,7 +188,7 @@ impl<'a> OnGpu<'a> {
                 word_stride: 1,
             }),
             weights,
-            most_blocks: NonZero::new(case.seed as usize % 3),
+            max_blocks: NonZero::new(case.seed as usize % 3),
         }
     }
 
@@ -196,23 +198,28 @@ impl<'a> OnGpu<'a> {
         case: &Normal,
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
-    ) -> Result<Option<normal::LaidOut>> {
-        let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(None) };
+    ) -> Result<Option<normal::DispatchLayout>> {
+        let normal::Routing::Choices(choices) = self.routing(case) else { return Ok(None) };
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
-        unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
+        unsafe { self.layout.count(group, &choices, self.launch(3, gpu)) }.map(Some)
+    }
+
+    /// The GPU's stream, and one of the calls' scratch memories.
+    fn launch<'b>(&self, call: usize, gpu: &'b Gpu) -> normal::Launch<'b> {
+        normal::Launch { stream: &gpu.stream, scratch: self.scratch[call] }
     }
 
     /// Overwrites the choices, and the counts of their layout.
     fn forget_choices(&self, case: &Normal, gpu: &Gpu) {
         let (experts, ranks) = (&self.inputs.experts, case.ranks);
         let chosen = experts.len() * if case.is_64() { 8 } else { 4 };
-        let normal::Layout { per_rank, per_expert, goes } = self.layout;
+        let normal::LayoutOutput { per_rank, per_expert, token_in_rank } = self.layout;
         for (memory, len) in [
             (self.chosen, chosen),
             (per_rank, 4 * ranks),
             (per_expert, 4 * case.num_experts()),
-            (goes, self.inputs.tokens * ranks),
+            (token_in_rank, self.inputs.tokens * ranks),
         ] {
             // SAFETY: each memory has `len` bytes, and the stream is waited for before they are
             // freed.
@@ -225,35 +232,37 @@ impl<'a> OnGpu<'a> {
         &self,
         case: &Normal,
         (group, gpu): (&Arc<cuda::Group>, &Gpu),
-        routed: normal::Routed<'_>,
+        routing: normal::Routing<'_>,
     ) -> Result<Arc<normal::Handle>> {
         let rows = match case.wrong_of(group) {
-            Some(Wrong::TokensInBuffer) => group.pool_address(),
+            Some(Fault::TokensInBuffer) => group.pool_address(),
             _ => self.tokens,
         };
         let tokens = self.tokens(case, rows, self.weights);
-        let to = (self.scratch[0], &gpu.stream);
+        let launch = self.launch(0, gpu);
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            let mut dispatch = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
+            let mut dispatch =
+                normal::Dispatch::begin(group, &tokens, routing, case.slots, launch)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
             if !case.is_worst {
-                let mut is_interrupted = || matches!(wrong, Some(Wrong::Interrupted));
+                let mut is_interrupted = || matches!(wrong, Some(Fault::Interrupted));
                 let counts = match case.guess {
                     None => dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?,
                     Some(len) => {
-                        let mut guess = normal::Outputs { len, ..outputs };
+                        let mut guess = normal::DispatchOutput { len, ..outputs };
                         if let Some(by_expert) = &mut guess.by_expert {
                             by_expert.tokens = by_expert.tokens.min(len / 2);
                         }
-                        let limited = (&gpu.stream, LIMIT);
-                        let tried = dispatch.try_receive(&guess, limited, &mut is_interrupted)?;
-                        if let Some(handle) = tried.handle {
+                        let stream = &gpu.stream;
+                        let attempt =
+                            dispatch.try_receive(&guess, stream, LIMIT, &mut is_interrupted)?;
+                        if let Some(handle) = attempt.handle {
                             return Ok(Arc::new(handle));
                         }
                         self.assert_untouched(case, gpu);
-                        tried.counts
+                        attempt.counts
                     }
                 };
                 outputs.len = case.rows_of(&counts.per_expert, counts.total());
@@ -261,20 +270,21 @@ impl<'a> OnGpu<'a> {
                     by_expert.tokens = counts.total();
                 }
             }
-            if let Some(Wrong::Shrunk) = wrong {
-                // Behind the window's words are the marks of eight calls. The header is of the first call.
+            if let Some(Fault::Shrunk) = wrong {
+                // Behind the window's words are the flags of eight calls. The header is of the
+                // first call.
                 let window = group.pool_address() - 8 * 2048 * 8 - 4096;
                 gpu.write(window + (3 + 1) * 64 + 6 * 8, &[0u64]);
                 outputs.len = 0;
             }
             match (wrong, &mut outputs.by_expert) {
-                (Some(Wrong::FewRows(rows)), _) => outputs.len = rows,
-                (Some(Wrong::FewTokens(tokens)), Some(by_expert)) => by_expert.tokens = tokens,
+                (Some(Fault::FewRows(rows)), _) => outputs.len = rows,
+                (Some(Fault::FewTokens(tokens)), Some(by_expert)) => by_expert.tokens = tokens,
                 _ => {}
             }
-            if case.stays {
+            if case.zero_copy {
                 return self
-                    .receive_in_place(case, (group, gpu), (dispatch, &outputs))
+                    .receive_zero_copy(case, (group, gpu), (dispatch, &outputs))
                     .map(Arc::new);
             }
             dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
@@ -290,17 +300,17 @@ impl<'a> OnGpu<'a> {
     }
 
     /// Fills a table with values that no dispatch writes, if that is the fault.
-    fn spoil(&self, case: &Normal, wrong: Option<Wrong>, gpu: &Gpu) {
+    fn spoil(&self, case: &Normal, fault: Option<Fault>, gpu: &Gpu) {
         let blank = case.untouched(self.inputs);
-        let (table, len) = match (wrong, self.by_expert) {
-            (Some(Wrong::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
-            (Some(Wrong::Spoilt), None) => (self.table.src_info, blank.src_info.len()),
+        let (tables, len) = match (fault, self.by_expert) {
+            (Some(Fault::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
+            (Some(Fault::Spoilt), None) => (self.tables.src_info, blank.src_info.len()),
             // The total, behind the starts, is kept.
-            (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
+            (Some(Fault::SpoiltStarts), _) => (self.tables.starts, case.ranks),
             _ => return,
         };
         // SAFETY: the table has `len` integers, and the stream is waited for before they are freed.
-        unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
+        unsafe { gpu.stream.fill(tables, 0x7f, 4 * len) }.expect("a fill");
     }
 
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
@@ -315,25 +325,27 @@ impl<'a> OnGpu<'a> {
         group: &Arc<cuda::Group>,
         gpu: &Gpu,
     ) -> Result<Arc<normal::Handle>> {
-        let laid_out = self.lay_out(case, group, gpu)?.filter(|_| case.is_laid_out);
-        if laid_out.is_some() {
+        let layout = self.lay_out(case, group, gpu)?.filter(|_| case.has_layout);
+        if layout.is_some() {
             self.forget_choices(case, gpu);
         }
-        let laid_out = laid_out.as_ref().map(normal::Routed::LaidOut);
-        let handle = self.dispatch(case, (group, gpu), laid_out.unwrap_or(self.routed(case)))?;
+        let layout = layout.as_ref().map(normal::Routing::Layout);
+        let handle = self.dispatch(case, (group, gpu), layout.unwrap_or(self.routing(case)))?;
         self.spoil(case, case.wrong_of(group), gpu);
         let stream = &gpu.stream;
-        if case.is_again {
-            let tokens = self.tokens(case, self.again, 0);
-            let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
-            let to = (self.scratch[1], stream);
+        if case.is_cached {
+            let tokens = self.tokens(case, self.cached, 0);
+            let routing = layout.unwrap_or(normal::Routing::Cached(&handle));
+            let launch = self.launch(1, gpu);
             // SAFETY: the memory is as long as the arguments state, and lives until the stream has
             // been waited for.
             unsafe {
-                let again = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
-                match case.stays {
-                    true => self.receive_in_place(case, (group, gpu), (again, &self.to_again))?,
-                    false => again.receive(&self.to_again, stream)?,
+                let cached = normal::Dispatch::begin(group, &tokens, routing, case.slots, launch)?;
+                match case.zero_copy {
+                    true => {
+                        self.receive_zero_copy(case, (group, gpu), (cached, &self.to_cached))?
+                    }
+                    false => cached.receive(&self.to_cached, stream)?,
                 };
             }
         }
@@ -347,22 +359,22 @@ impl<'a> OnGpu<'a> {
         (group, handle): (&cuda::Group, &Arc<normal::Handle>),
         gpu: &Gpu,
     ) -> Result<()> {
-        let results = normal::Results {
+        let results = normal::CombineInput {
             len: match case.wrong_of(group) {
-                Some(Wrong::FewResults(rows)) => rows,
+                Some(Fault::FewResults(rows)) => rows,
                 _ => case.rows_on_gpu(),
             },
             rows: match case.wrong_of(group) {
-                Some(Wrong::ResultsInBuffer) => group.pool_address(),
+                Some(Fault::ResultsInBuffer) => group.pool_address(),
                 _ => self.made,
             },
             stride: 2 * case.hidden,
             hidden: case.hidden,
             weights: self.made_weights,
             sends: case.sends(),
-            most_blocks: NonZero::new(case.seed as usize % 4),
+            max_blocks: NonZero::new(case.seed as usize % 4),
         };
-        let combined = normal::Combined {
+        let combined = normal::CombineOutput {
             rows: self.sums,
             order: case.order,
             bias: self.biases,
@@ -371,16 +383,16 @@ impl<'a> OnGpu<'a> {
         // SAFETY: the memory is as long as the arguments state, and lives until the stream has been
         // waited for.
         unsafe {
-            normal::Combine::begin(handle, &results, (self.scratch[2], &gpu.stream))?
+            normal::Combine::begin(handle, &results, self.launch(2, gpu))?
                 .finish(&combined, &gpu.stream)
         }
     }
 
-    pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
+    pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> CallResults {
         let (rows, tokens) = (case.most_rows(), self.inputs.tokens);
         let blank = case.untouched(self.inputs);
-        let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
-        let again = if case.is_again { rows * case.row_len() } else { 0 };
+        let starts: Vec<u32> = gpu.download(self.tables.starts, 1 + case.ranks);
+        let cached = if case.is_cached { rows * case.row_len() } else { 0 };
         let count = case.widened(&blank.choices).len();
         let choices = match case.is_64() {
             true => {
@@ -393,22 +405,22 @@ impl<'a> OnGpu<'a> {
         let infos = case.widened(&blank.src_info).len();
         let scales = self.to.scales.map_or(0, |scales| scales.words);
         let tables = self.by_expert.map_or((0, 0), |tables| (tables.ends, tables.metadata));
-        Got {
+        CallResults {
             layout: (
                 gpu.download(self.layout.per_rank, blank.layout.0.len()),
                 gpu.download(self.layout.per_expert, blank.layout.1.len()),
-                gpu.download(self.layout.goes, blank.layout.2.len()),
+                gpu.download(self.layout.token_in_rank, blank.layout.2.len()),
             ),
             from: starts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
-            per_expert: gpu.download(self.table.per_expert, case.local_experts),
+            per_expert: gpu.download(self.tables.per_expert, case.local_experts),
             rows: gpu.download(self.to.rows, rows * case.row_len()),
             scales: gpu.download(scales, rows * case.scales),
             choices: case.in_order(&starts, choices),
             weights: case.in_order(&starts, gpu.download(self.to.weights, weights)),
-            src_info: case.in_order(&starts, gpu.download(self.table.src_info, infos)),
+            src_info: case.in_order(&starts, gpu.download(self.tables.src_info, infos)),
             ends: gpu.download(tables.0, blank.ends.len()),
             metadata: gpu.download(tables.1, blank.metadata.len()),
-            again: gpu.download(self.to_again.rows, again),
+            cached: gpu.download(self.to_cached.rows, cached),
             sums: gpu.download(self.sums, tokens * case.hidden),
             summed_weights: gpu.download(self.summed_weights, blank.summed_weights.len()),
         }
@@ -416,7 +428,7 @@ impl<'a> OnGpu<'a> {
 }
 
 impl Normal {
-    fn wrong_of(&self, group: &cuda::Group) -> Option<Wrong> {
-        self.wrong.filter(|_| group.rank() + 1 == group.ranks())
+    fn wrong_of(&self, group: &cuda::Group) -> Option<Fault> {
+        self.fault.filter(|_| group.rank() + 1 == group.ranks())
     }
 }

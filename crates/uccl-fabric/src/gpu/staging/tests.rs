@@ -3,11 +3,11 @@
 use std::{collections::VecDeque, ptr, sync::Arc};
 
 use parking_lot::Mutex;
-use uccl_device::cuda::gather::Piece;
+use uccl_device::{MemoryKind, cuda::gather::Piece};
 
 use super::*;
 use crate::{
-    gpu::{CHUNK, StandIn},
+    gpu::{CHUNK, CopyBackend, CopyQueue, Slab},
     mem::Span,
 };
 
@@ -16,6 +16,8 @@ const SLOT: u32 = 7;
 #[derive(Default)]
 struct Script {
     copies: Vec<Copy>,
+    /// The copies that were released.
+    released: Vec<usize>,
     /// Looks at copies so far.
     looks: u64,
     /// From this look on, all copies have ended.
@@ -45,27 +47,56 @@ impl Script {
 /// Copies that end when the test says so.
 struct Actor(Arc<Mutex<Script>>);
 
-impl StandIn for Actor {
-    unsafe fn start(&mut self, pieces: &[Piece]) -> u64 {
-        let mut script = self.0.lock();
-        script.copies.push(Copy { pieces: pieces.to_vec(), result: None });
-        script.copies.len() as u64 - 1
+impl CopyQueue for Actor {
+    fn chunk(&self, _device: u32) -> Result<Chunk, GpuError> {
+        Ok(Chunk::plain())
     }
 
-    fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>> {
+    unsafe fn start(
+        &mut self,
+        _device: u32,
+        pieces: &[Piece],
+        _direction: Direction,
+    ) -> (Option<usize>, Result<(), GpuError>) {
+        let mut script = self.0.lock();
+        script.copies.push(Copy { pieces: pieces.to_vec(), result: None });
+        (Some(script.copies.len() - 1), Ok(()))
+    }
+
+    fn ended(&mut self, name: usize) -> Option<Result<(), GpuError>> {
         let mut script = self.0.lock();
         script.looks += 1;
         if script.all_end_at.is_some_and(|at| at <= script.looks) {
             (0..script.copies.len()).for_each(|name| script.end(name, Ok(())));
         }
-        script.copies[name as usize].result.clone()
+        script.copies[name].result.clone()
+    }
+
+    fn release(&mut self, name: usize) {
+        self.0.lock().released.push(name);
+    }
+}
+
+/// Makes actors that follow one script.
+struct Stage(Arc<Mutex<Script>>);
+
+impl CopyBackend for Stage {
+    fn queue(&self) -> Box<dyn CopyQueue> {
+        Box::new(Actor(Arc::clone(&self.0)))
+    }
+
+    fn slab(&self, _device: u32, chunks: usize) -> Result<Slab, GpuError> {
+        Ok(Slab::plain(chunks))
+    }
+
+    fn copier_of(&self, _kind: MemoryKind) -> Option<u32> {
+        Some(0)
     }
 }
 
 fn staging(direction: Direction) -> (Staging<usize>, Arc<Mutex<Script>>) {
     let script = Arc::new(Mutex::new(Script::default()));
-    let actors = Arc::clone(&script);
-    let by = CopyBy::StandIn(Arc::new(move || Box::new(Actor(Arc::clone(&actors)))));
+    let by = CopyBy::of(Stage(Arc::clone(&script)));
     let staging = Staging::new(&by, direction);
     // Only the staging has an actor now.
     drop(by);
@@ -229,6 +260,19 @@ fn settling_waits_for_late_copies_and_their_ends_are_told_after_it() {
     assert!(told.eq(0..4));
 }
 
+/// A queue keeps what belongs to a copy until then.
+#[test]
+fn every_copy_is_released_once_whether_its_end_is_reported_or_cleared() {
+    let (mut staging, script) = staging(Direction::DeviceToHost);
+    let mut memory = [3; 4];
+    (0..3).for_each(|what| start(&mut staging, what, &mut memory));
+    script.lock().all_end_at = Some(0);
+    assert!(staging.ended().is_some());
+    assert_eq!(script.lock().released, [0]);
+    staging.clear(PATIENCE).expect("they end");
+    assert_eq!(script.lock().released, [0, 1, 2]);
+}
+
 #[test]
 fn what_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
     let (mut staging, script) = staging(Direction::HostToDevice);
@@ -247,7 +291,7 @@ fn what_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
 
 #[test]
 fn a_copy_that_cannot_be_started_ends_with_the_reason() {
-    let mut staging = Staging::new(&CopyBy::Gpus, Direction::DeviceToHost);
+    let mut staging = Staging::new(&CopyBy::default(), Direction::DeviceToHost);
     let mut memory = [1; 4];
     let nowhere = Located { device: Some(1 << 20), ..located(&mut memory) };
     // SAFETY: there is no such GPU, so nothing is copied.

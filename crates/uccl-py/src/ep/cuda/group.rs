@@ -6,12 +6,12 @@ use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{Config, Group, Reach};
 
-use crate::ep::{apart::Apart, exception, timeout_of, with_exchange};
+use crate::ep::{detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group of ranks with GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
-    pub(super) group: Apart<Arc<Group>>,
+    pub(super) group: DetachedDrop<Arc<Group>>,
 }
 
 impl PyCudaGroup {
@@ -44,7 +44,7 @@ impl PyCudaGroup {
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let reach = if by_host { Reach::ByHost } else { Reach::Any };
+        let reach = if by_host { Reach::ViaHost } else { Reach::Any };
         let network = None;
         let config = Config {
             rank,
@@ -60,7 +60,7 @@ impl PyCudaGroup {
             network,
         };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
-        Ok(Self { group: Apart::new(group) })
+        Ok(Self { group: DetachedDrop::new(group) })
     }
 
     /// The address of the pool on the GPU.
@@ -72,13 +72,13 @@ impl PyCudaGroup {
     /// Whether ranks reach each other through the host's memory.
     #[getter]
     fn is_by_host(&self) -> bool {
-        self.group.is_by_host()
+        self.group.is_via_host()
     }
 
     /// Whether one launch may do a whole call of normal mode.
     #[getter]
     fn has_whole_calls(&self) -> bool {
-        self.group.has_whole_calls()
+        self.group.can_fuse()
     }
 
     /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
@@ -111,7 +111,7 @@ impl PyCudaGroup {
     fn tell_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let stream = self.stream(stream);
         // SAFETY: `uccl.ep` passes a stream of the group's GPU.
-        let done = py.detach(|| unsafe { self.group.tell_too_many(&stream) });
+        let done = py.detach(|| unsafe { self.group.announce_too_many(&stream) });
         done.map_err(|e| exception(&e))
     }
 

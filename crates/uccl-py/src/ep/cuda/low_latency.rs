@@ -6,12 +6,16 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
-    COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Dispatch, Handle, Outputs, Results, ScalesOut,
-    Table, Tokens, records_len, scratch_len,
+    COMBINE_SCRATCH_LEN, Choices,
+    low_latency::{
+        Combine, CombineInput, CombineOutput, Dispatch, DispatchInput, DispatchOutput, Handle,
+        RowTables, ScalesOut, records_len,
+    },
+    scratch_len,
 };
 
 use super::PyCudaGroup;
-use crate::ep::{apart::Apart, calls::payload, exception, over};
+use crate::ep::{call_over, calls::payload, detached_drop::DetachedDrop, exception};
 
 /// Bytes of memory that a dispatch needs on the GPU until its combine has ended.
 #[pyfunction(name = "ep_cuda_scratch_len")]
@@ -39,21 +43,21 @@ pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usiz
 }
 
 /// Addresses of `src_info`, records and `layout_range`.
-type TableGiven = (u64, u64, u64);
+type TablesTuple = (u64, u64, u64);
 
-fn table((src_info, records, layout_range): TableGiven) -> Table {
-    Table { src_info, records, layout_range }
+fn table((src_info, records, layout_range): TablesTuple) -> RowTables {
+    RowTables { src_info, records, layout_range }
 }
 
 /// A dispatch.
 #[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaDispatch {
-    dispatch: Apart<Mutex<Option<Dispatch>>>,
+pub(crate) struct PyLowLatencyDispatch {
+    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
     stream: Stream,
 }
 
 #[pymethods]
-impl PyCudaDispatch {
+impl PyLowLatencyDispatch {
     /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or lies
     /// at an address that is not 0.
     #[new]
@@ -79,12 +83,12 @@ impl PyCudaDispatch {
         let choices = Choices { experts, is_64, tokens, top_k, num_experts };
         let (value, global_scale) = global_scale;
         let payload = payload(kind, len, value)?;
-        let tokens = Tokens { rows, stride, payload, global_scale };
+        let tokens = DispatchInput { rows, stride, payload, global_scale };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };
         let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
-        Ok(Self { dispatch: Apart::new(dispatch), stream })
+        Ok(Self { dispatch: DetachedDrop::new(dispatch), stream })
     }
 
     /// Enqueues the sends.
@@ -92,7 +96,7 @@ impl PyCudaDispatch {
         let begun = py.detach(|| {
             let mut dispatch = self.dispatch.lock();
             // SAFETY: the stream is of the group's context; otherwise as above.
-            unsafe { dispatch.as_mut().ok_or_else(over)?.begin(&self.stream) }
+            unsafe { dispatch.as_mut().ok_or_else(call_over)?.begin(&self.stream) }
         });
         begun.map_err(|e| exception(&e))
     }
@@ -110,10 +114,10 @@ impl PyCudaDispatch {
         count: u64,
         stats: u64,
         waits: u64,
-        table: TableGiven,
+        table: TablesTuple,
         scales: Option<(u64, usize, usize, usize)>,
         tiles: Option<(u64, usize)>,
-    ) -> PyResult<PyCudaHandle> {
+    ) -> PyResult<PyLowLatencyHandle> {
         let strided = |(words, row_stride, expert_stride, word_stride)| ScalesOut::Strided {
             words,
             row_stride,
@@ -122,34 +126,41 @@ impl PyCudaDispatch {
         };
         let in_tiles = |(words, tile_rows)| ScalesOut::Tiled { words, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
-        let outputs =
-            Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
+        let outputs = DispatchOutput {
+            rows,
+            stride,
+            scales,
+            count,
+            stats,
+            waits,
+            tables: self::table(table),
+        };
         let received = py.detach(|| {
-            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            let dispatch = self.dispatch.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no
             // other code uses yet.
             unsafe { dispatch.receive(&outputs, &self.stream) }
         });
         let handle = Arc::new(received.map_err(|e| exception(&e))?);
-        Ok(PyCudaHandle { handle: Apart::new(handle) })
+        Ok(PyLowLatencyHandle { handle: DetachedDrop::new(handle) })
     }
 }
 
 /// The state of a dispatch that its combine needs.
 #[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaHandle {
-    handle: Apart<Arc<Handle>>,
+pub(crate) struct PyLowLatencyHandle {
+    handle: DetachedDrop<Arc<Handle>>,
 }
 
 /// A combine.
 #[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
-pub(crate) struct PyCudaCombine {
-    combine: Apart<Mutex<Option<Combine>>>,
+pub(crate) struct PyLowLatencyCombine {
+    combine: DetachedDrop<Mutex<Option<Combine>>>,
     stream: Stream,
 }
 
 #[pymethods]
-impl PyCudaCombine {
+impl PyLowLatencyCombine {
     /// Makes a combine, without enqueuing it. It sends rows back to the ranks of their tokens, as
     /// LogFMT-10 if `is_packed`.
     #[new]
@@ -157,7 +168,7 @@ impl PyCudaCombine {
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
-        handle: &PyCudaHandle,
+        handle: &PyLowLatencyHandle,
         rows: u64,
         hidden: usize,
         records: u64,
@@ -166,12 +177,12 @@ impl PyCudaCombine {
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let results = Results { rows, stride: 2 * hidden, hidden, records, is_packed };
+        let input = CombineInput { rows, stride: 2 * hidden, hidden, records, is_packed };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
-        let new = unsafe { Combine::new(&handle.handle, &results, scratch) };
+        let new = unsafe { Combine::new(&handle.handle, &input, scratch) };
         let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));
-        Ok(Self { combine: Apart::new(combine), stream })
+        Ok(Self { combine: DetachedDrop::new(combine), stream })
     }
 
     /// Enqueues the sends.
@@ -180,7 +191,7 @@ impl PyCudaCombine {
             let mut combine = self.combine.lock();
             // SAFETY: the stream is of the group's context, and comes after the dispatch; otherwise
             // as above.
-            unsafe { combine.as_mut().ok_or_else(over)?.begin(&self.stream) }
+            unsafe { combine.as_mut().ok_or_else(call_over)?.begin(&self.stream) }
         });
         begun.map_err(|e| exception(&e))
     }
@@ -195,9 +206,9 @@ impl PyCudaCombine {
         experts: u64,
         waits: u64,
     ) -> PyResult<()> {
-        let combined = Combined { rows, weights, experts, waits };
+        let combined = CombineOutput { rows, weights, experts, waits };
         let finished = py.detach(|| {
-            let combine = self.combine.lock().take().ok_or_else(over)?;
+            let combine = self.combine.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token
             // of the dispatch.
             unsafe { combine.finish(&combined, &self.stream) }

@@ -6,18 +6,19 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_device::cuda::Stream;
 use uccl_ep::{
-    combine::{Order, Sends},
+    combine::{CombineRows, Order},
     cuda::{
         Choices, Group,
         normal::{
-            ByExpert, Combine, Combined, Dispatch, Handle, LaidOut, Layout, Outputs, Ranks,
-            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
+            CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
+            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Routing,
+            RowTables, ScalesIn, ScalesOut, TokenRanks,
         },
     },
 };
 
 use super::PyCudaGroup;
-use crate::ep::{apart::Apart, calls::engine, exception, over, timeout_of};
+use crate::ep::{call_over, calls::engine, detached_drop::DetachedDrop, exception, timeout_of};
 
 /// The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
 /// `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
@@ -35,14 +36,14 @@ pub(crate) fn cuda_room_for(
     local_experts: usize,
     stays: bool,
 ) -> PyResult<usize> {
-    let sizes = Sizes { payload, scales, hidden, top_k, local_experts, stays };
-    sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
+    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy: stays };
+    shape.room_for(tokens, &group.group).map_err(|e| exception(&e))
 }
 
 /// The layout of tokens, for dispatches of the same tokens.
 #[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
-pub(crate) struct PyLaidOut {
-    laid_out: LaidOut,
+pub(crate) struct PyDispatchLayout {
+    layout: DispatchLayout,
 }
 
 /// Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
@@ -63,26 +64,28 @@ pub(crate) fn cuda_layout(
     goes: u64,
     scratch: u64,
     stream: u64,
-) -> PyResult<PyLaidOut> {
+) -> PyResult<PyDispatchLayout> {
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-    let layout = Layout { per_rank, per_expert, goes };
+    let layout = LayoutOutput { per_rank, per_expert, token_in_rank: goes };
     // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
     // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
-    let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
-    let laid_out = done.map_err(|e| exception(&e))?;
-    Ok(PyLaidOut { laid_out })
+    let done = py.detach(|| unsafe {
+        layout.count(&group.group, &choices, Launch { stream: &stream, scratch })
+    });
+    let layout = done.map_err(|e| exception(&e))?;
+    Ok(PyDispatchLayout { layout })
 }
 
 /// `(address, words of a token, token stride, word stride)`.
-type ScalesGiven = (u64, usize, usize, usize);
+type ScalesTuple = (u64, usize, usize, usize);
 
 /// Tokens by rank, and tokens that chose each local expert.
-type CountsTold = (Vec<u32>, Vec<u32>);
+type CountLists = (Vec<u32>, Vec<u32>);
 
-/// Properties that all dispatches of a kind share, in the form of `uccl.ep._gpu_dispatch.Sizes`.
+/// Properties that dispatches of one shape share: attributes of a Python object.
 #[derive(FromPyObject)]
-struct Alike {
+struct DispatchShape {
     row_bytes: usize,
     top_k: usize,
     num_experts: usize,
@@ -97,22 +100,21 @@ struct Alike {
     alignment: Option<usize>,
 }
 
-/// Dispatches of a kind.
+/// The shape of dispatches.
 #[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
-pub(crate) struct PyNormalKind {
-    alike: Alike,
+pub(crate) struct PyDispatchShape {
+    shape: DispatchShape,
 }
 
-/// The input of a dispatch, a tuple in the form of `uccl.ep._gpu_dispatch.Sending`. Tokens are sent
-/// to the ranks of `experts`; or to those of the layout `laid_out`; or to `ranks`, a byte by token
-/// and rank, and i32 by expert, the number of its tokens; or to the rows of the earlier dispatch
-/// with the handle `again`.
+/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or
+/// to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of
+/// its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
 #[derive(FromPyObject)]
-pub(crate) struct Sending {
+pub(crate) struct SendArgs {
     #[pyo3(item(0))]
     rows: u64,
     #[pyo3(item(1))]
-    scales: Option<ScalesGiven>,
+    scales: Option<ScalesTuple>,
     #[pyo3(item(2))]
     weights: u64,
     #[pyo3(item(3))]
@@ -124,9 +126,9 @@ pub(crate) struct Sending {
     #[pyo3(item(6))]
     tokens: usize,
     #[pyo3(item(7))]
-    laid_out: Option<Py<PyLaidOut>>,
+    layout: Option<Py<PyDispatchLayout>>,
     #[pyo3(item(8))]
-    again: Option<Py<PyNormalHandle>>,
+    cached: Option<Py<PyNormalHandle>>,
     #[pyo3(item(9))]
     slots: usize,
     #[pyo3(item(10))]
@@ -137,9 +139,9 @@ pub(crate) struct Sending {
     stream: u64,
 }
 
-/// Memory for received rows, a tuple in the form of `uccl.ep._gpu_dispatch.Receiving`.
+/// Memory for received rows, from a tuple of Python.
 #[derive(FromPyObject)]
-pub(crate) struct Receiving {
+pub(crate) struct RecvArgs {
     #[pyo3(item(0))]
     len: usize,
     #[pyo3(item(1))]
@@ -151,15 +153,14 @@ pub(crate) struct Receiving {
     #[pyo3(item(4))]
     tokens: usize,
     #[pyo3(item(5))]
-    small: u64,
+    workspace: u64,
     #[pyo3(item(6))]
-    parts: Py<PyParts>,
+    layout: Py<PyWorkspaceLayout>,
 }
 
-/// The starts of parts of one piece of memory, in words, in the form of
-/// `uccl.ep._gpu_placed.Parts`.
+/// The offsets of tables in the workspace of a dispatch, in words: attributes of a Python object.
 #[derive(FromPyObject)]
-struct Parts {
+struct WorkspaceLayout {
     starts: u64,
     per_expert: u64,
     src_info: u64,
@@ -170,85 +171,92 @@ struct Parts {
     weights: u64,
 }
 
-/// Starts of parts, which are read once for all dispatches with this layout of memory.
+/// The layout of a workspace, which is read once for all dispatches that use it.
 #[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
-pub(crate) struct PyParts {
-    parts: Parts,
+pub(crate) struct PyWorkspaceLayout {
+    layout: WorkspaceLayout,
 }
 
 #[pymethods]
-impl PyParts {
+impl PyWorkspaceLayout {
     #[new]
-    fn new(parts: Parts) -> Self {
-        Self { parts }
+    fn new(parts: WorkspaceLayout) -> Self {
+        Self { layout: parts }
     }
 }
 
-impl PyNormalKind {
+impl PyDispatchShape {
     /// Begins a dispatch.
     fn begin(
         &self,
         group: &Arc<Group>,
-        sending: &Sending,
+        send_args: &SendArgs,
         stream: &Stream,
     ) -> uccl_ep::Result<Dispatch> {
-        let Alike { row_bytes, top_k, num_experts, .. } = self.alike;
-        let &Sending { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } = sending;
-        let scales = sending.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
+        let DispatchShape { row_bytes, top_k, num_experts, .. } = self.shape;
+        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } =
+            send_args;
+        let scales = send_args.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words,
             count,
             token_stride,
             word_stride,
         });
-        let most_blocks = NonZero::new(sending.blocks);
-        let sent =
-            Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, most_blocks };
-        let routed = match (&sending.again, &sending.laid_out, ranks) {
-            (Some(again), ..) => Routed::Again(&again.get().handle),
-            (None, Some(before), _) => Routed::LaidOut(&before.get().laid_out),
-            (None, None, Some((goes, per_expert))) => {
-                Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
+        let max_blocks = NonZero::new(send_args.blocks);
+        let sent = DispatchInput {
+            rows,
+            stride: row_bytes,
+            payload: row_bytes,
+            scales,
+            weights,
+            max_blocks,
+        };
+        let routing = match (&send_args.cached, &send_args.layout, ranks) {
+            (Some(cached), ..) => Routing::Cached(&cached.get().handle),
+            (None, Some(before), _) => Routing::Layout(&before.get().layout),
+            (None, None, Some((token_in_rank, per_expert))) => {
+                Routing::Ranks(TokenRanks { token_in_rank, per_expert, tokens, num_experts })
             }
             (None, None, None) => {
-                Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
+                Routing::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
             }
         };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only; its layouts and handles are of this group, and their streams are
         // waited for.
-        unsafe { Dispatch::begin(group, &sent, routed, slots, (scratch, stream)) }
+        unsafe { Dispatch::begin(group, &sent, routing, slots, Launch { stream, scratch }) }
     }
 
-    fn outputs(&self, receiving: &Receiving) -> Outputs {
-        let Receiving { len, rows, scales, tokens, small, parts, .. } = receiving;
-        let (at, alike) = (&parts.get().parts, &self.alike);
-        let part = |words: u64| small + 4 * words;
-        let part_if = |is_there: bool, words: u64| if is_there { part(words) } else { 0 };
-        let by_expert = alike.alignment.filter(|_| alike.tells).map(|alignment| ByExpert {
+    fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
+        let RecvArgs { len, rows, scales, tokens, workspace, layout, .. } = recv_args;
+        let (at, shape) = (&layout.get().layout, &self.shape);
+        let address = |words: u64| workspace + 4 * words;
+        let address_if = |is_there: bool, words: u64| if is_there { address(words) } else { 0 };
+        let by_expert = shape.alignment.filter(|_| shape.tells).map(|alignment| ExpertLayout {
             alignment,
             tokens: *tokens,
-            ends: part(at.ends),
-            metadata: part(at.metadata),
+            ends: address(at.ends),
+            metadata: address(at.metadata),
         });
-        Outputs {
+        DispatchOutput {
             len: *len,
             rows: *rows,
-            stride: alike.row_bytes,
+            stride: shape.row_bytes,
             scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
                 words,
                 row_stride,
                 word_stride,
             }),
-            choices: part_if(alike.choice_words > 0, at.choices),
-            is_64: alike.choice_words == 2,
-            weights: part_if(alike.has_weights, at.weights),
-            zeroes_foreign_weights: alike.zeroes_foreign,
-            zeroes_gaps: alike.zeroes_gaps,
-            table: alike.tells.then(|| Table {
-                src_info: part(at.src_info),
-                origin: part(at.origin),
-                starts: part(at.starts),
-                per_expert: part(at.per_expert),
+            choices: address_if(shape.choice_words > 0, at.choices),
+            is_64: shape.choice_words == 2,
+            weights: address_if(shape.has_weights, at.weights),
+            zeroes_foreign_weights: shape.zeroes_foreign,
+            zeroes_gaps: shape.zeroes_gaps,
+            tables: shape.tells.then(|| RowTables {
+                src_info: address(at.src_info),
+                origin: address(at.origin),
+                starts: address(at.starts),
+                per_expert: address(at.per_expert),
             }),
             by_expert,
         }
@@ -258,15 +266,15 @@ impl PyNormalKind {
     fn end(
         &self,
         dispatch: Dispatch,
-        receiving: &Receiving,
+        recv_args: &RecvArgs,
         stream: &Stream,
     ) -> uccl_ep::Result<Handle> {
-        let (outputs, stays) = (self.outputs(receiving), receiving.stays);
+        let (outputs, stays) = (self.outputs(recv_args), recv_args.stays);
         // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet; it
         // keeps the tables with the handle.
         unsafe {
             match stays {
-                true => dispatch.receive_in_place(&outputs, stream),
+                true => dispatch.receive_zero_copy(&outputs, stream),
                 false => dispatch.receive(&outputs, stream),
             }
         }
@@ -275,13 +283,13 @@ impl PyNormalKind {
 
 /// The result of a whole dispatch: a handle, or a dispatch that has to be received; and counts, if
 /// the call waited for them.
-type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold>);
+type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountLists>);
 
 #[pymethods]
-impl PyNormalKind {
+impl PyDispatchShape {
     #[new]
-    fn new(alike: Alike) -> Self {
-        Self { alike }
+    fn new(alike: DispatchShape) -> Self {
+        Self { shape: alike }
     }
 
     /// Enqueues the sends of tokens.
@@ -290,7 +298,7 @@ impl PyNormalKind {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: Sending,
+        sending: SendArgs,
     ) -> PyResult<PyNormalDispatch> {
         let stream = group.stream(sending.stream);
         let begun = py.detach(|| self.begin(&group.group, &sending, &stream));
@@ -302,10 +310,10 @@ impl PyNormalKind {
         &self,
         py: Python<'_>,
         dispatch: &PyNormalDispatch,
-        receiving: Receiving,
+        receiving: RecvArgs,
     ) -> PyResult<PyNormalHandle> {
         let received = py.detach(|| {
-            let begun = dispatch.dispatch.lock().take().ok_or_else(over)?;
+            let begun = dispatch.dispatch.lock().take().ok_or_else(call_over)?;
             self.end(begun, &receiving, &dispatch.stream)
         });
         Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
@@ -318,21 +326,21 @@ impl PyNormalKind {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: Sending,
-        receiving: Receiving,
+        sending: SendArgs,
+        receiving: RecvArgs,
         limit: Option<f64>,
-    ) -> PyResult<Made> {
+    ) -> PyResult<DispatchResult> {
         let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
         let (handle, left, counts) = engine(py, |interrupted| {
             let mut dispatch = self.begin(&group.group, &sending, &stream)?;
             let Some(limit) = limit else {
                 return Ok((Some(self.end(dispatch, &receiving, &stream)?), None, None));
             };
-            let (outputs, within) = (self.outputs(&receiving), (&stream, limit));
+            let outputs = self.outputs(&receiving);
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
-            let tried = unsafe { dispatch.try_receive(&outputs, within, interrupted) }?;
-            let left = tried.handle.is_none().then_some(dispatch);
-            Ok((tried.handle, left, Some((tried.counts.from, tried.counts.per_expert))))
+            let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
+            let left = attempt.handle.is_none().then_some(dispatch);
+            Ok((attempt.handle, left, Some((attempt.counts.per_rank, attempt.counts.per_expert))))
         })?;
         let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
         Ok((handle.map(PyNormalHandle::new), left, counts))
@@ -342,7 +350,7 @@ impl PyNormalKind {
 /// A dispatch that has begun.
 #[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalDispatch {
-    dispatch: Apart<Mutex<Option<Dispatch>>>,
+    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
     stream: Stream,
 }
 
@@ -350,14 +358,14 @@ pub(crate) struct PyNormalDispatch {
 impl PyNormalDispatch {
     /// The received counts, once every rank has sent them: tokens by rank, and tokens that chose
     /// each local expert. Waits at most `limit` seconds.
-    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountsTold> {
+    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountLists> {
         let limit = timeout_of(limit)?;
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_mut().ok_or_else(over)?;
+            let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             // SAFETY: the stream is the one that the dispatch was begun on.
             let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
-            Ok((counts.from, counts.per_expert))
+            Ok((counts.per_rank, counts.per_expert))
         })
     }
 
@@ -365,7 +373,7 @@ impl PyNormalDispatch {
     /// pool, their distance in bytes, and the offset of the first scale.
     fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
         let dispatch = self.dispatch.lock();
-        let place = dispatch.as_ref().ok_or_else(|| exception(&over()))?.in_place();
+        let place = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
         Ok(place.map(|place| {
             let scales_at = place.scales.map_or(0, |scales| scales.words - place.pool);
             (place.len, place.rows - place.pool, place.stride, scales_at)
@@ -375,26 +383,26 @@ impl PyNormalDispatch {
 
 impl PyNormalDispatch {
     fn of(dispatch: Dispatch, stream: Stream) -> Self {
-        Self { dispatch: Apart::new(Mutex::new(Some(dispatch))), stream }
+        Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))), stream }
     }
 }
 
 /// The state of a dispatch that a combine, or a dispatch to the same rows, needs.
 #[pyclass(name = "EpCudaNormalHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalHandle {
-    handle: Apart<Arc<Handle>>,
+    handle: DetachedDrop<Arc<Handle>>,
 }
 
 impl PyNormalHandle {
     fn new(handle: Handle) -> Self {
-        Self { handle: Apart::new(Arc::new(handle)) }
+        Self { handle: DetachedDrop::new(Arc::new(handle)) }
     }
 }
 
 /// A combine that has begun.
 #[pyclass(name = "EpCudaNormalCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalCombine {
-    combine: Apart<Mutex<Option<Combine>>>,
+    combine: DetachedDrop<Mutex<Option<Combine>>>,
     stream: Stream,
 }
 
@@ -420,20 +428,21 @@ impl PyNormalCombine {
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let sends = match sends {
-            "row" => Sends::Row,
-            "sum" => Sends::SumOfExperts,
-            "each" => Sends::EachExpert,
+            "row" => CombineRows::Row,
+            "sum" => CombineRows::SumOfExperts,
+            "each" => CombineRows::EachExpert,
             other => return Err(PyValueError::new_err(format!("no {other:?} is sent"))),
         };
-        let most_blocks = NonZero::new(blocks);
-        let results =
-            Results { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
+        let max_blocks = NonZero::new(blocks);
+        let input =
+            CombineInput { len, rows, stride: 2 * hidden, hidden, weights, sends, max_blocks };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
-        let begun =
-            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
+        let begun = py.detach(|| unsafe {
+            Combine::begin(&handle.handle, &input, Launch { stream: &stream, scratch })
+        });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
-        Ok(Self { combine: Apart::new(combine), stream })
+        Ok(Self { combine: DetachedDrop::new(combine), stream })
     }
 
     /// Enqueues the sums. `sums` is "rank" or "choice".
@@ -451,9 +460,9 @@ impl PyNormalCombine {
             "choice" => Order::ByChoice,
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
-        let combined = Combined { rows, order, bias: [bias.0, bias.1], weights };
+        let combined = CombineOutput { rows, order, bias: [bias.0, bias.1], weights };
         let finished = py.detach(|| {
-            let combine = self.combine.lock().take().ok_or_else(over)?;
+            let combine = self.combine.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the
             // dispatch.
             unsafe { combine.finish(&combined, &self.stream) }

@@ -1,0 +1,70 @@
+//! The kernels' parameters of a call, which both modes share.
+
+use super::{
+    group::Group,
+    params::{Area, CallParams, MAX_TOKENS, Routes},
+    status::{COMBINE_AGREED, DISPATCH_AGREED},
+};
+use crate::shared::{
+    error::{Error, Phase, Result},
+    header::Header,
+    record::{Record, Row},
+};
+
+/// The kernels' parameters of a call with such records, and the layout of an area of its place.
+pub(super) fn dispatch_call(
+    group: &Group,
+    record: &Record,
+    routes: &Routes,
+    slots: usize,
+    scratch: u64,
+) -> Result<(CallParams, Area)> {
+    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
+    let tokens = routes.tokens as usize;
+    if tokens > slots || slots > MAX_TOKENS {
+        let why =
+            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
+        return Err(Error::invalid(why));
+    }
+    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
+    let header = Header::<5, 2> {
+        phase: Phase::Dispatch,
+        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
+        // The kernel knows the tokens for each rank.
+        values: [0, tokens],
+    };
+    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
+    Ok((call, area_of(record, local, slots)))
+}
+
+fn area_of(record: &Record, local: usize, slots: usize) -> Area {
+    Area {
+        len: record.area(local, slots) as u64,
+        first: Record::first_at(local) as u32,
+        stride: record.stride() as u32,
+        payload: record.payload as u32,
+        scales: record.scales as u32,
+        scales_at: record.scales_at() as u32,
+        choices_at: record.choices_at() as u32,
+        places_at: record.weights_at() as u32,
+        token_at: record.token_at() as u32,
+    }
+}
+
+/// The kernels' parameters of a call with such rows, and with so many slots for each rank;
+/// `scratch` is its memory, and `sent` that of the dispatch.
+pub(super) fn combine_call(
+    group: &Group,
+    row: &Row,
+    slots: usize,
+    is_packed: bool,
+    (scratch, sent): (u64, u64),
+) -> Result<CallParams> {
+    let agreed = [row.values, row.weights, row.slots, slots, usize::from(is_packed)];
+    let header = Header::<5, 0> {
+        phase: Phase::Combine,
+        agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
+        values: [],
+    };
+    Ok(CallParams { dispatch_placement: sent, ..group.call(row.place(slots), &header, scratch)? })
+}

@@ -1,0 +1,40 @@
+//! The report of a dispatch in flight, from a kernel to the host: its counts.
+
+use std::sync::atomic::{Ordering, fence};
+
+use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
+
+use super::params::Told;
+
+/// Host memory that kernels write to, one at a time.
+pub(super) struct CountsMailbox {
+    memory: PinnedBuffer,
+    ticket: u64,
+}
+
+impl CountsMailbox {
+    pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
+        Ok(Self { memory: PinnedBuffer::new(context, size_of::<Told>())?, ticket: 0 })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// The number that the next kernel writes last. No other kernel has written it.
+    pub(super) fn next_ticket(&mut self) -> u64 {
+        self.ticket += 1;
+        self.ticket
+    }
+
+    /// The report, once the kernel with the last ticket has written all of it.
+    pub(super) fn read(&self) -> Option<Told> {
+        let place: *const Told = self.memory.as_ptr().cast();
+        // SAFETY: the memory is that long and page-aligned. The ticket is written once, after all
+        // else.
+        let ticket = unsafe { (&raw const (*place).ticket).read_volatile() };
+        fence(Ordering::Acquire);
+        // SAFETY: any bytes are valid, and no kernel writes until there is a next ticket.
+        (ticket == self.ticket).then(|| unsafe { place.read_volatile() })
+    }
+}

@@ -1,0 +1,119 @@
+//! The tokens of each rank that a call has room for, where callers give no number.
+
+use crate::{
+    cuda::{Group, MAX_TOKENS},
+    shared::{
+        error::{Error, Result},
+        record::Record,
+    },
+};
+
+/// Sizes of a call's rows, and of the rows of later calls with its handle.
+#[derive(Clone, Copy, Debug)]
+pub struct CallShape {
+    /// Bytes of a row.
+    pub payload: usize,
+    /// Words of scales that go with it.
+    pub scales: usize,
+    /// Values, in bf16, of a row that goes back, and of a row in a later dispatch with the handle.
+    pub hidden: usize,
+    /// Choices of a token.
+    pub top_k: usize,
+    /// Experts of each rank.
+    pub local_experts: usize,
+    /// Whether the rows of a dispatch may be a view of the pool, which takes up to a row more for
+    /// each rank.
+    pub zero_copy: bool,
+}
+
+impl CallShape {
+    /// The most tokens that each rank may have: the group's whole pool has room for them in a
+    /// dispatch, in its combine, and in a dispatch of bf16 with its handle. All ranks compute the
+    /// same number, because no size that differs between them counts.
+    ///
+    /// # Errors
+    /// This rank has more `tokens`.
+    pub fn room_for(&self, tokens: usize, group: &Group) -> Result<usize> {
+        let (pool, ranks) = (group.pool_len(), group.ranks());
+        let most = self.most_tokens_in(pool, ranks);
+        if tokens <= most {
+            return Ok(most);
+        }
+        let enough = match tokens <= MAX_TOKENS {
+            true => format!("{} bytes are enough", self.pool_for(tokens, ranks)),
+            false => format!("a call on a GPU has {MAX_TOKENS} at most"),
+        };
+        Err(Error::invalid(format!(
+            "this rank has {tokens} tokens, and the buffer of {pool} bytes has room for {most} of each rank in a call; {enough}"
+        )))
+    }
+
+    fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
+        let (local, len) = (self.local_experts, pool / ranks);
+        let of_records = |record: Record| {
+            let most = record.slots_in(local, len);
+            if self.zero_copy { most.min(record.slots_spread_in(local, len & !63)) } else { most }
+        };
+        let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
+        most.min(MAX_TOKENS)
+    }
+
+    /// Bytes of a pool with room for so many tokens of each rank.
+    fn pool_for(&self, tokens: usize, ranks: usize) -> usize {
+        let local = self.local_experts;
+        let of_records = |record: Record| {
+            let spread = record.spread(local, tokens) * record.stride();
+            let spread = if self.zero_copy { spread.next_multiple_of(64) } else { 0 };
+            record.area(local, tokens).max(spread) * ranks
+        };
+        self.records().map(of_records).into_iter().max().unwrap_or_default()
+    }
+
+    /// Records of this dispatch, and of later ones with the handle. Rows that go back take no more
+    /// room: a token has at most one for each of its ranks, without choices.
+    fn records(&self) -> [Record; 2] {
+        let Self { payload, scales, hidden, top_k, .. } = *self;
+        [Record { payload, scales, top_k }, Record { payload: 2 * hidden, scales: 0, top_k }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::combine::slots_of,
+        shared::{nodes::Nodes, record::Row},
+    };
+
+    #[test]
+    fn a_pool_has_room_for_as_many_tokens_as_it_was_made_for() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..2000 {
+            let (ranks, hidden) = (random.usize(1..=64), 8 * random.usize(0..=1024));
+            let is_narrow = random.bool();
+            let shape = CallShape {
+                payload: if is_narrow { hidden } else { 2 * hidden },
+                scales: if is_narrow { random.usize(..=600) } else { 0 },
+                hidden,
+                top_k: random.usize(..=32),
+                local_experts: random.usize(..=256),
+                zero_copy: random.bool(),
+            };
+            let tokens = random.usize(..=MAX_TOKENS);
+            let pool = shape.pool_for(tokens, ranks);
+            let most = shape.most_tokens_in(pool, ranks);
+            assert!((tokens..=MAX_TOKENS).contains(&most), "{shape:?}: {most}, not {tokens}");
+            assert!(shape.pool_for(most, ranks) <= pool, "{shape:?}: {most} do not fit");
+            let slots = slots_of(Nodes::one(ranks), shape.top_k);
+            let row = Row { values: 2 * hidden, weights: shape.top_k, slots };
+            assert!(row.place(most) <= pool, "{shape:?}: rows of {most} do not fit");
+            let is_most = most == MAX_TOKENS || shape.pool_for(most + 1, ranks) > pool;
+            assert!(is_most, "{shape:?}: one more than {most} fits");
+        }
+        let (payload, hidden) = (14336, 7168);
+        let shape =
+            CallShape { payload, scales: 0, hidden, top_k: 8, local_experts: 32, zero_copy: false };
+        assert_eq!(shape.most_tokens_in(0, 8), 0);
+        assert_eq!(shape.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
+    }
+}

@@ -1,0 +1,81 @@
+"""The backend of ranks with tensors on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from uccl.ep._backend import BufferParams, Exchange, LowLatencyDispatchOptions
+from uccl.ep._checks import NotHere
+from uccl.ep._cuda.group import CudaGroup
+from uccl.ep._cuda.low_latency import LowLatencyMode
+from uccl.ep._cuda.normal import NormalMode
+from uccl.ep._formats import GROUP, UNSCALED
+from uccl.ep._ranks import Ranks
+
+
+class CudaBackend(NormalMode, LowLatencyMode):
+    """One rank's end of a group of GPUs."""
+
+    def __init__(
+        self, ranks: Ranks, params: BufferParams, timeout: float, device: torch.device
+    ) -> None:
+        group = CudaGroup(
+            ranks, params.pool_bytes, timeout, params.masks_late, device, params.via_host
+        )
+        # Earlier work on the stream may wait for its peers too.
+        super().__init__(group, params.count_timeout or 2 * timeout)
+        self.device, self.native = device, group.native
+
+    @property
+    def runtime(self) -> NoReturn:
+        """Raises: only the CPU has the calls of the engine's end of the group."""
+        raise NotHere(
+            f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far"
+        )
+
+    def check(self) -> None:
+        """Raises the failure of a call that has ended. It waits for no call."""
+        self.native.check()
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """The stream that calls are enqueued on: the current one."""
+        return self.group.current_stream()
+
+    def synchronize(self) -> None:
+        """Makes the host wait for the calls on the current stream."""
+        self.current_stream().synchronize()
+
+    def barrier(self) -> None:
+        """Makes the current stream wait for all ranks that take part."""
+        # A dispatch without tokens, which waits for the headers of all ranks.
+        x = torch.empty((0, GROUP), dtype=torch.bfloat16, device=self.device)
+        choices = torch.empty((0, 1), dtype=torch.int64, device=self.device)
+        ranks, row_format = self.group.ranks, UNSCALED["bytes"]
+        options = LowLatencyDispatchOptions(1, ranks, row_format, None, None, False)
+        self.low_latency_dispatch(x, choices, options).receive()
+
+    def set_mask(self, rank: int, is_masked: bool) -> None:
+        """Leaves a rank out of later calls of the stream, or readmits it."""
+        if is_masked:
+            self.group.mask(left_out=1 << rank)
+        else:
+            self.group.mask(let_in=1 << rank)
+
+    def read_masks(self, status: torch.Tensor) -> None:
+        """Writes 1 to ``status``, ``[R]`` i32, for each rank that is masked or gone, else 0."""
+        self.group.mask(status=status)
+
+    def clear_masks(self) -> None:
+        """Readmits all ranks that are there."""
+        self.group.mask(let_in=(1 << self.group.ranks) - 1)
+
+    def regroup(self, exchange: Exchange) -> Any:
+        """Raises: ranks on GPUs do not meet anew."""
+        return self.runtime
+
+    def combine_input(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """New memory for rows of bf16. Any memory will do: rows are written once, straight to the
+        windows of the ranks that sum them."""
+        return self.group.empty(shape, torch.bfloat16)

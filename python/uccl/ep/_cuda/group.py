@@ -1,0 +1,151 @@
+"""One rank's end of a group of ranks with GPUs, for calls of all modes.
+
+A call enqueues kernels on torch's current stream and returns. Its tensors belong to this stream
+too, so torch reuses their memory only for work behind the call's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Protocol
+
+import torch
+
+from uccl import _core
+from uccl.ep._ranks import Ranks, node_of_environment
+from uccl.ep._tensors import address, pool_tensor
+
+
+class HasScratch(Protocol):
+    """A dispatch's handle."""
+
+    memory: torch.Tensor
+    free_scratch: int
+    """The address in ``memory`` of scratch that no combine has used, or 0."""
+
+
+class CudaGroup:
+    """One rank's end of a group of GPUs. Calls of both modes are numbered together."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        pool_bytes: int,
+        timeout: float,
+        masks_late: bool,
+        device: torch.device,
+        via_host: bool,
+    ) -> None:
+        torch.cuda.init()
+        self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
+        #: The stream of the last call.
+        self._last: torch.cuda.Stream | None = None
+        self._last_number = -1
+        #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
+        self._pool: torch.Tensor | None = None
+        blocks, is_alone = blocks_of(ranks, device)
+        #: The empty tables of channels in DeepEP's handles.
+        self.channels = self.empty((ranks.size, 0), torch.int32)
+        self.native = _core.EpCudaGroup(
+            rank=ranks.rank,
+            ranks=ranks.size,
+            pool=max(pool_bytes, 1),
+            timeout=timeout,
+            masks_late=masks_late,
+            device=device.index,
+            blocks=blocks,
+            is_alone=is_alone,
+            node=node_of_environment(),
+            by_host=via_host,
+            exchange=ranks.exchange,
+        )
+        why = self.native.unreached
+        if why is not None:
+            warnings.warn(
+                "GPUs of one node do not reach each other's memory, so calls take the slower way "
+                f"by the host's: {why}",
+                RuntimeWarning,
+                stacklevel=7,
+            )
+
+    def stream(self) -> int:
+        """The current stream's number. Makes the stream wait for the calls on other streams: calls
+        get their numbers when a GPU executes them, in an order that must be the same on all ranks.
+        In a graph that order is the caller's."""
+        number = number_of_stream(self.device.index)
+        if number != self._last_number and not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last, self._last_number = stream, number
+        return number
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """The current stream. That of the last call is at hand, which saves torch a new object."""
+        if self._last is not None and number_of_stream(self.device.index) == self._last_number:
+            return self._last
+        return torch.cuda.current_stream(self.device)
+
+    def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Makes torch keep tensors for work of the current stream, which has this number, unless
+        they were made on it."""
+        if number != made_on:
+            stream = self.current_stream()
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+    def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
+        """Enqueues a change of masks, a bit for each rank: left out, or readmitted. ``status`` then
+        gets by rank which are left out."""
+        self.native.mask(
+            left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
+        )
+
+    def combine_scratch_of(self, handle: HasScratch) -> tuple[torch.Tensor, int]:
+        """Memory for a combine's scratch, and its address: the handle's for the first combine, else
+        new memory."""
+        if handle.free_scratch:
+            scratch, handle.free_scratch = handle.free_scratch, 0
+            return handle.memory, scratch
+        memory = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        return memory, memory.data_ptr()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``torch.empty``, on this GPU."""
+        # For a tuple torch first checks whether it names dimensions, which takes as long as the
+        # rest.
+        return torch.empty(*shape, dtype=dtype, device=self.device)
+
+    def rows_in_pool(
+        self, offset: int, stride: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Rows in this rank's own pool, from byte ``offset`` on, ``stride`` bytes apart."""
+        if self._pool is None:
+            self._pool = pool_tensor(self.native, torch.int32, 0, None, self.device)
+        flat, size = self._pool.view(dtype), dtype.itemsize
+        behind = (1,) if len(shape) > 1 else ()
+        return flat.as_strided(shape, (stride // size, *behind), offset // size)
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As :meth:`empty`, for rows that a combine may send back without a copy: any memory will
+        do."""
+        return self.empty(shape, dtype)
+
+
+def number_of_stream(device: int) -> int:
+    """The number of a GPU's current stream, without a new object where torch has a function for
+    it."""
+    number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if number is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(number(device))
+
+
+def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
+    """The most blocks of a launch, and whether no other rank is on the GPU. Kernels of ranks on one
+    GPU wait for each other, so all have to fit on it together; some multiprocessors are left to
+    other kernels, which may wait for other GPUs too."""
+    facts = torch.cuda.get_device_properties(device)
+    sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
+    every, reserved = facts.multi_processor_count, _core.ep_settings().reserved_sms
+    return max(1, (every - min(reserved, every // 2)) // sharing), sharing == 1

@@ -1,0 +1,453 @@
+"""Dispatches of normal mode on a GPU.
+
+Only the host's time before the launch delays a call: the rest runs beside the GPU's work. So
+objects that follow from the shape of a call are kept for the next one, small tensors share one
+allocation, and they are made after the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from uccl import _core
+from uccl.ep._backend import DispatchOptions, Received, Tokens
+from uccl.ep._checks import check
+from uccl.ep._cuda.group import CudaGroup
+from uccl.ep._cuda.routing import CountedLayout, CudaHandle, Routing
+from uccl.ep._cuda.workspace import Workspace, WorkspaceLayout, WorkspaceOffsets, to_words
+from uccl.ep._ranks import TOKENS
+from uccl.ep._row_layout import RowLayout
+from uccl.ep._tensors import address, scales_for, scales_in
+
+#: The largest alignment of an expert's rows that kernels take.
+MAX_ALIGNMENT = 1 << 16
+COMBINE_SCRATCH_WORDS = to_words(_core.ep_cuda_combine_scratch_len())
+#: Words of scratch for a combine, and for a dispatch.
+NO_SCRATCH = (0, 0)
+#: The engine's description of received rows that are a view of the communication buffer: the rows,
+#: the first one's offset in the pool, the bytes between them, and the first scale's offset.
+View = tuple[int, int, int, int]
+
+
+class CallShape(NamedTuple):
+    """The properties of a dispatch that calls share; all but the number of tokens."""
+
+    hidden: int
+    """Values of a row."""
+    row_bytes: int
+    scales: int
+    """Words of a row's scales."""
+    top_k: int
+    num_experts: int
+    alignment: int | None
+    choice_words: int
+    """Words of each returned choice, or 0."""
+    has_weights: bool
+    zeroes_foreign: bool
+    zeroes_gaps: bool
+    is_col_major: bool
+    zero_copy: bool
+    """Whether received rows may be a view of the communication buffer."""
+    tells: bool
+    """Whether the dispatch fills the handle's tables: one that reuses a handle does not."""
+    has_estimate: bool
+    """Whether memory for received rows may be allocated from an estimate, before the host has
+    counts."""
+
+
+#: The engine's arguments about sent tokens; 0 is no address. Rows; scales, with words of a token
+#: and strides by token and by word; weights; experts, and whether they have 64 bits; for tokens
+#: with ranks and without choices, a byte by token and rank, and i32 by expert; tokens; a counted
+#: layout, or the handle of an earlier dispatch; the most tokens of any rank, and the most blocks;
+#: scratch; the stream.
+SendArgs = tuple[
+    int,
+    "tuple[int, int, int, int] | None",
+    int,
+    int,
+    bool,
+    "tuple[int, int] | None",
+    int,
+    Any,
+    Any,
+    int,
+    int,
+    int,
+    int,
+]
+#: The engine's arguments about output memory: rows and their address; scales, with strides by row
+#: and by word; whether both are a view of the communication buffer; tokens; the workspace.
+RecvArgs = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
+
+
+class ShapePlan:
+    """The state that dispatches of one shape, and of about as many tokens, leave to the next."""
+
+    def __init__(self, shape: CallShape, ranks: int) -> None:
+        self.shape, self._ranks = shape, ranks
+        self.native = _core.EpCudaNormalKind(shape)
+        #: The most tokens of any rank that the pool has room for; -1 before the first check.
+        self.max_tokens = -1
+        #: The estimated layout of the next received rows.
+        self.estimate: RowLayout | None = None
+        #: The workspace of the next dispatch, and the number of its stream.
+        self.next_workspace: tuple[Workspace, int] | None = None
+
+    def update_estimate(self, received: RowLayout, max_tokens: int) -> None:
+        """Remembers the received size as the estimate for the next call, where each rank has up to
+        ``max_tokens`` tokens."""
+        shape, ranks = self.shape, self._ranks
+        if shape.has_estimate:
+            limit = RowLayout.upper_bound(
+                ranks * max_tokens, shape.alignment, shape.top_k, shape.num_experts // ranks
+            )
+            self.estimate = received.with_headroom(limit)
+
+
+@lru_cache(maxsize=64)
+def workspace_layout(
+    shape: CallShape, ranks: int, scratch: tuple[int, int], row_layout: RowLayout | None
+) -> WorkspaceLayout:
+    """The layout of a workspace: words of scratch for a combine and for the dispatch, and the
+    tables and small tensors for rows of ``row_layout``, if there is one."""
+    if row_layout is None:
+        return WorkspaceOffsets(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).packed()
+    tokens, local_experts = row_layout.tokens, shape.num_experts // ranks
+    is_by_expert = row_layout.alignment is not None
+    tables = (1 + ranks, local_experts, tokens, tokens) if shape.tells else (0, 0, 0, 0)
+    expert_tables = (0, 0)
+    if shape.tells and is_by_expert:
+        expert_tables = local_experts, (2 + shape.top_k) * tokens
+    choices = tokens * shape.top_k * shape.choice_words
+    weights = row_layout.num_rows() if is_by_expert else tokens * shape.top_k
+    scales = row_layout.num_rows() * shape.scales
+    if shape.is_col_major or row_layout.is_view:
+        scales = 0
+    return WorkspaceOffsets(
+        *scratch, *tables, *expert_tables, choices, weights if shape.has_weights else 0, scales
+    ).packed()
+
+
+@dataclass
+class RecvMemory:
+    """The output memory of a dispatch."""
+
+    row_layout: RowLayout
+    rows: torch.Tensor | None
+    """None where rows and scales are a view of the communication buffer."""
+    scales: torch.Tensor | None
+    """None also where the workspace has the scales."""
+    workspace: Workspace
+    view: View | None = None
+
+
+class ShapePlans:
+    """The plans of one rank's end of a group."""
+
+    def __init__(self, group: CudaGroup, count_timeout: float) -> None:
+        """The host waits up to ``count_timeout`` seconds for counts."""
+        self.group, self.count_timeout = group, count_timeout
+        self.can_estimate = group.native.has_whole_calls
+        self.plans: dict[tuple[Any, ...], ShapePlan] = {}
+
+    def plan_for(self, *key: Any) -> ShapePlan:
+        """The plan for the fields of a :class:`CallShape`, and the bits of the number of tokens."""
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = ShapePlan(CallShape(*key[:-1]), self.group.ranks)
+        return plan
+
+
+class NormalDispatch:
+    """A prepared dispatch."""
+
+    def __init__(
+        self,
+        plans: ShapePlans,
+        x: Tokens,
+        weights: torch.Tensor | None,
+        routing: Routing,
+        options: DispatchOptions,
+    ) -> None:
+        (rows, scales), group = x, plans.group
+        check("x", rows, (None, None), device=group.device)
+        tokens, hidden = rows.shape
+        if tokens != routing.tokens:
+            raise ValueError(f"x has {tokens} tokens, and {routing.tokens} are routed")
+        if weights is not None:
+            shape = (tokens, routing.top_k)
+            check("topk_weights", weights, shape, torch.float32, device=group.device)
+        alignment, reused = options.alignment, routing.reused
+        if alignment is not None and not 1 <= alignment <= MAX_ALIGNMENT:
+            raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {alignment}")
+        #: The layout of received rows; None: as many as arrive.
+        self._row_layout = options.row_layout
+        if reused is not None:
+            self._row_layout = reused_layout(reused, options.needs_counts)
+        if self._row_layout is None:
+            refuse_in_graph(routing.layout)
+        # Without choices, nothing marks the rows of a view that have no token.
+        self._may_view = options.zero_copy and routing.top_k > 0
+        scale_args = scales_in(scales, tokens, group.device)
+        self._plans, self._group, self._routing, self._options = plans, group, routing, options
+        # The dispatch reads these tensors until its work has ended.
+        self._rows, self._scales, self._weights = rows, scales, weights
+        self._addresses = address(rows), scale_args, address(weights)
+        has_columns = scales is not None and options.is_col_major
+        # In the order of `CallShape`, which a plan makes once: that takes a microsecond or two.
+        self._plan = plans.plan_for(
+            hidden,
+            hidden * rows.element_size(),
+            0 if scale_args is None else scale_args[1],
+            routing.top_k,
+            routing.num_experts,
+            alignment,
+            0 if options.choice_dtype is None else options.choice_dtype.itemsize // 4,
+            weights is not None,
+            options.zero_foreign_weights,
+            options.zero_gaps,
+            has_columns,
+            self._may_view,
+            reused is None,
+            # With contiguous scales of a channel, their offsets depend on the number of rows.
+            plans.can_estimate and reused is None and not has_columns,
+            tokens.bit_length(),
+        )
+        self._shape = self._plan.shape
+        self._max_tokens = self._checked_max_tokens()
+        self._stream = group.stream()
+        #: Words of the first combine's scratch, and of the dispatch's.
+        self._scratch = self._scratch_words()
+
+    def run(self) -> tuple[Received, CudaHandle, list[int]]:
+        """Sends tokens, and returns the received ones, the handle, and the tokens of each local
+        expert where the host waits for counts. With an estimate, rows are on their way while it
+        waits."""
+        plan, native, counts = self._plan, self._group.native, None
+        layout, handle = self._row_layout or plan.estimate, None
+        unfinished: _core.EpCudaNormalDispatch | None
+        if layout is None or self._may_view:
+            # Whether rows are a view, or their number, is known only after the call has begun.
+            own = self._workspace(self._scratch, None)
+            unfinished = plan.native.begin(native, self._send_args(own))
+            if layout is None:
+                counts = unfinished.counts(self._plans.count_timeout)
+                layout = RowLayout.of_counts(counts, self._shape.alignment)
+        else:
+            own = self._workspace(self._scratch, layout)
+            memory = self._recv_memory(layout, own)
+            timeout = None if self._row_layout else self._plans.count_timeout
+            handle, unfinished, counts = plan.native.dispatch(
+                native, self._send_args(own), self._recv_args(memory), timeout
+            )
+            if counts is not None:
+                memory.row_layout = layout = RowLayout.of_counts(counts, self._shape.alignment)
+        if unfinished is not None:
+            # Rows may be a view, or there was no estimate, or it was too small.
+            view = unfinished.in_place() if self._may_view else None
+            memory = self._recv_memory(layout, None, view)
+            handle = plan.native.receive(unfinished, self._recv_args(memory))
+        returned = self._routing.reused or self._new_handle(handle, memory, own, counts is not None)
+        received = self._received(memory)
+        if counts is None:
+            return received, returned, []
+        plan.update_estimate(layout, self._max_tokens)
+        if plan.estimate is not None:
+            plan.next_workspace = self._workspace(self._scratch, plan.estimate), self._stream
+        return received, returned, counts[1]
+
+    def _checked_max_tokens(self) -> int:
+        """The most tokens of any rank: the caller's number, or else the room; with a handle, the
+        handle's number. A rank with more tokens tells the others, which would wait for it."""
+        routing, max_tokens = self._routing, self._options.max_tokens
+        if routing.reused is not None:
+            return routing.reused.max_tokens
+        if max_tokens is not None:
+            if routing.tokens > max_tokens:
+                self._tell_too_many()
+                raise ValueError(
+                    f"this rank has {routing.tokens} tokens, and room for {max_tokens} of each "
+                    "rank: num_max_tokens_per_rank is the most of any rank"
+                )
+            return max_tokens
+        if routing.tokens > self._plan.max_tokens:
+            try:
+                self._plan.max_tokens = self._room()
+            except ValueError as why:
+                self._tell_too_many()
+                raise ValueError(
+                    f"{why}; programs that ask for its size set {TOKENS} to half of the tokens of "
+                    "a rank, on all ranks"
+                ) from None
+        return self._plan.max_tokens
+
+    def _room(self) -> int:
+        """The tokens of each rank that the pool has room for. Raises if this rank has more."""
+        routing, shape = self._routing, self._shape
+        return _core.ep_cuda_room_for(
+            self._group.native,
+            routing.tokens,
+            payload=shape.row_bytes,
+            scales=shape.scales,
+            hidden=shape.hidden,
+            top_k=routing.top_k,
+            local_experts=routing.num_experts // self._group.ranks,
+            stays=shape.zero_copy,
+        )
+
+    def _tell_too_many(self) -> None:
+        # The work of a captured graph is not done now, on any rank.
+        if not torch.cuda.is_current_stream_capturing():
+            self._group.native.tell_too_many(self._group.stream())
+
+    def _scratch_words(self) -> tuple[int, int]:
+        routing, group = self._routing, self._group
+        reused, layout = routing.reused, routing.layout
+        if reused is not None:
+            group.keep_for(self._stream, reused.stream, reused.memory_in_use())
+            return 0, COMBINE_SCRATCH_WORDS
+        if layout is not None:
+            group.keep_for(self._stream, layout.stream, (layout.memory,))
+            return COMBINE_SCRATCH_WORDS, COMBINE_SCRATCH_WORDS
+        length = _core.ep_cuda_scratch_len(
+            routing.tokens, routing.top_k, routing.num_experts, group.ranks
+        )
+        return COMBINE_SCRATCH_WORDS, to_words(length)
+
+    def _workspace(self, scratch: tuple[int, int], row_layout: RowLayout | None) -> Workspace:
+        """A new workspace, or the one that the call before has left."""
+        layout = workspace_layout(self._shape, self._group.ranks, scratch, row_layout)
+        # A captured dispatch has memory of its own, and never waits for counts.
+        if self._row_layout is None:
+            ready, self._plan.next_workspace = self._plan.next_workspace, None
+            if ready is not None and ready[0].layout is layout and ready[1] == self._stream:
+                return ready[0]
+        memory = self._group.empty((layout.length,), torch.int32)
+        return Workspace(memory, memory.data_ptr(), layout)
+
+    def _recv_memory(
+        self, row_layout: RowLayout, workspace: Workspace | None, view: View | None = None
+    ) -> RecvMemory:
+        """Memory for rows of this layout, or only a workspace for rows that are a view."""
+        if view is not None:
+            row_layout = RowLayout(view[0], is_view=True)
+            tables = self._workspace(NO_SCRATCH, row_layout)
+            return RecvMemory(row_layout, None, None, tables, view)
+        num_rows, scales = row_layout.num_rows(), None
+        rows = self._group.empty((num_rows, self._shape.hidden), self._rows.dtype)
+        if self._shape.is_col_major:
+            scales = scales_for(self._scales, num_rows, True)
+        tables = workspace or self._workspace(NO_SCRATCH, row_layout)
+        return RecvMemory(row_layout, rows, scales, tables)
+
+    def _send_args(self, own: Workspace) -> SendArgs:
+        (rows, scales, weights), routing = self._addresses, self._routing
+        idx, ranks, layout, reused = routing.topk_idx, routing.ranks, routing.layout, routing.reused
+        return (
+            rows,
+            scales,
+            weights,
+            address(idx),
+            idx is not None and idx.dtype == torch.int64,
+            None if ranks is None else (address(ranks[0]), address(ranks[1])),
+            routing.tokens,
+            None if layout is None else layout.native,
+            None if reused is None else reused.native,
+            self._max_tokens,
+            self._options.max_blocks,
+            own.address + 4 * own.layout.offsets.dispatch_scratch,
+            self._stream,
+        )
+
+    def _recv_args(self, memory: RecvMemory) -> RecvArgs:
+        scale_words, workspace, scales = self._shape.scales, memory.workspace, None
+        if memory.scales is not None:
+            row_stride, word_stride = memory.scales.stride()
+            scales = address(memory.scales), row_stride, word_stride
+        elif scale_words and memory.view is None:
+            scales = workspace.address + 4 * workspace.layout.offsets.scales, scale_words, 1
+        return (
+            memory.row_layout.num_rows(),
+            address(memory.rows),
+            scales,
+            memory.view is not None,
+            memory.row_layout.tokens,
+            workspace.address,
+            workspace.layout.native,
+        )
+
+    def _received(self, memory: RecvMemory) -> Received:
+        """The caller's tensors, with the rows of the layout."""
+        shape, workspace, layout = self._shape, memory.workspace, memory.row_layout
+        offsets, num_rows, scales = workspace.layout.offsets, layout.num_rows(), self._scales
+        choices = weights = None
+        if self._options.choice_dtype is not None:
+            choice_shape = (layout.tokens, shape.top_k)
+            choices = workspace.tensor(offsets.choices, choice_shape, self._options.choice_dtype)
+        if shape.has_weights:
+            by_token = layout.alignment is None
+            weight_shape = (layout.tokens, shape.top_k) if by_token else (num_rows,)
+            weights = workspace.tensor(offsets.weights, weight_shape, torch.float32)
+        if memory.view is not None:
+            return Received(*self._view_tensors(memory.view), choices, weights)
+        rows = memory.rows
+        assert rows is not None, "rows that are no view have memory of their own"
+        if rows.shape[0] > num_rows:
+            rows.resize_((num_rows, shape.hidden))
+        if scales is not None:
+            scale_shape = (num_rows, *scales.shape[1:])
+            scales = (
+                memory.scales
+                if shape.is_col_major
+                else workspace.tensor(offsets.scales, scale_shape, scales.dtype)
+            )
+        return Received(rows, scales, choices, weights)
+
+    def _view_tensors(self, view: View) -> Tokens:
+        """Rows in the communication buffer, and their scales."""
+        (num_rows, rows_at, stride, scales_at), scales = view, self._scales
+        in_pool = self._group.rows_in_pool
+        rows = in_pool(rows_at, stride, (num_rows, self._shape.hidden), self._rows.dtype)
+        if scales is None:
+            return rows, None
+        return rows, in_pool(scales_at, stride, (num_rows, *scales.shape[1:]), scales.dtype)
+
+    def _new_handle(
+        self, native: Any, memory: RecvMemory, own: Workspace, is_counted: bool
+    ) -> CudaHandle:
+        layout = self._routing.layout
+        return CudaHandle(
+            self._plans,
+            native,
+            self._routing,
+            self._max_tokens,
+            memory.row_layout,
+            is_counted,
+            own.memory,
+            None if layout is None else layout.memory,
+            memory.workspace,
+            self._stream,
+            own.address,
+        )
+
+
+def reused_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
+    """The layout of rows for a dispatch with this handle: the handle's, unless the host has to wait
+    for the counts of rows."""
+    layout = handle.row_layout
+    if needs_counts and not handle.is_counted and not layout.is_view:
+        return None
+    return RowLayout(layout.tokens, layout.alignment, layout.rows)
+
+
+def refuse_in_graph(layout: CountedLayout | None) -> None:
+    """Raises if a graph is being captured. A counted layout has stored the answer."""
+    if torch.cuda.is_current_stream_capturing() if layout is None else layout.is_captured:
+        raise RuntimeError(
+            "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of "
+            "ElasticBuffer with do_cpu_sync=False"
+        )

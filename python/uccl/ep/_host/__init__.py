@@ -1,0 +1,1 @@
+"""Expert parallelism of ranks with tensors on the CPU."""
