@@ -16,7 +16,7 @@ use crate::{
         memory::check_rows,
         params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
     },
-    host::group::Interrupted,
+    host::group::InterruptCheck,
     shared::{
         backoff::Backoff,
         error::{Error, Phase, Result},
@@ -175,7 +175,7 @@ impl Dispatch {
         &mut self,
         stream: &Stream,
         limit: Duration,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<ReceiveCounts> {
         let group = &self.group;
         group.check()?;
@@ -213,7 +213,7 @@ impl Dispatch {
         outputs: &DispatchOutput,
         stream: &Stream,
         limit: Duration,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<ReceiveAttempt> {
         if self.progress != Progress::Nothing {
             // SAFETY: the caller guarantees it.
@@ -370,7 +370,7 @@ fn wait_for(
     group: &Group,
     mailbox: &CountsMailbox,
     (stream, limit): (&Stream, Duration),
-    is_interrupted: &mut Interrupted<'_>,
+    is_interrupted: &mut InterruptCheck<'_>,
 ) -> Result<params::Told> {
     let mut backoff = Backoff::new();
     loop {
