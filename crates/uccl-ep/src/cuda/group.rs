@@ -83,6 +83,15 @@ pub enum Reach {
     ViaHost,
 }
 
+/// A change of masks, with a bit for each rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MaskChange {
+    /// Ranks that take no part in later calls.
+    pub left_out: u64,
+    /// Ranks that take part again.
+    pub let_in: u64,
+}
+
 /// One rank's end of a group. Dropping it tells the other ranks nothing.
 ///
 /// Calls are enqueued on a stream and do not wait. A call that fails, because a peer is late, ends
@@ -347,9 +356,8 @@ impl Group {
         })
     }
 
-    /// Enqueues a change of masks, with a bit for each rank: `left_out` take no part in later
-    /// calls, and `let_in` take part again. Unless `status` is 0, it gets an i32 by rank: 1 for
-    /// those that are left out then.
+    /// Enqueues a change of masks. Unless `status` is 0, it gets an i32 by rank: 1 for those that
+    /// are left out then.
     ///
     /// # Errors
     /// The driver refuses.
@@ -359,7 +367,7 @@ impl Group {
     /// work has ended.
     pub unsafe fn mask(
         &self,
-        (left_out, let_in): (u64, u64),
+        MaskChange { left_out, let_in }: MaskChange,
         status: u64,
         stream: &Stream,
     ) -> Result<()> {

@@ -28,7 +28,7 @@ mod watch;
 mod window;
 
 pub use self::{
-    group::{Config, Group, RESERVED, Reach},
+    group::{Config, Group, MaskChange, RESERVED, Reach},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
     params::{MAX_RANKS, MAX_TOKENS, layout_assertions},
 };

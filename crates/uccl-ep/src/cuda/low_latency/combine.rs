@@ -18,7 +18,7 @@ use crate::{
         call::combine_call,
         group::Group,
         memory::check_rows,
-        params::{NOTES, PARTS, Return, Routes, Sum, WholeCombine},
+        params::{CallParams, NOTES, PARTS, Return, Routes, Sum, WholeCombine},
     },
     numerics::{logfmt, quantise::GROUP},
     shared::{
@@ -60,7 +60,8 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_per_row(group, *slots, len / VECTOR) };
-        let call = combine_call(group, &row, *slots, is_packed, (scratch, *placed))?;
+        let call = combine_call(group, &row, *slots, is_packed, scratch)?;
+        let call = CallParams { sent: *placed, ..call };
         let send = Return {
             group: group.params,
             call,

@@ -12,7 +12,7 @@ use crate::{
     cuda::{
         call::dispatch_call,
         group::Group,
-        mailbox::CountsMailbox,
+        mailbox::{CountsMailbox, Ticket},
         memory::check_rows,
         params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
     },
@@ -180,10 +180,11 @@ impl Dispatch {
         let group = &self.group;
         group.check()?;
         let mut mailbox = group.mailbox();
+        let ticket = mailbox.next_ticket();
         let count = params::Count {
             send: self.send.send,
-            told: mailbox.address(),
-            ticket: mailbox.next_ticket(),
+            told: ticket.mailbox,
+            ticket: ticket.number,
             slots: self.slots as u32,
             begins: u32::from(self.progress == Progress::Nothing),
         };
@@ -193,7 +194,7 @@ impl Dispatch {
         if self.progress == Progress::Nothing {
             self.progress = Progress::Counts;
         }
-        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
         Ok(self.counts_of(&report))
     }
 
@@ -224,11 +225,11 @@ impl Dispatch {
         group.check()?;
         let (receive, tables) = self.receive_params(outputs)?;
         let mut mailbox = group.mailbox();
-        let to = (mailbox.address(), mailbox.next_ticket());
+        let ticket = mailbox.next_ticket();
         // SAFETY: the group keeps the report's memory; for the rest, the caller guarantees it.
-        unsafe { self.launch_fused(receive, to, stream)? };
+        unsafe { self.launch_fused(receive, ticket, stream)? };
         self.progress = Progress::Rows;
-        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
         let handle = (report.is_taken != 0).then(|| self.handle(tables));
         Ok(ReceiveAttempt { counts: self.counts_of(&report), handle })
     }
@@ -250,7 +251,7 @@ impl Dispatch {
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
             if group.can_fuse() {
-                self.launch_fused(receive, (0, 0), stream)?;
+                self.launch_fused(receive, Ticket::default(), stream)?;
             } else {
                 let blocks = blocks_for(outputs.len, self.max_blocks);
                 group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
@@ -328,7 +329,7 @@ impl Dispatch {
     unsafe fn launch_fused(
         &self,
         receive: NormalReceive,
-        (mailbox, ticket): (u64, u64),
+        Ticket { mailbox, number }: Ticket,
         stream: &Stream,
     ) -> Result<()> {
         let Self { group, send, progress, max_blocks, .. } = self;
@@ -338,8 +339,14 @@ impl Dispatch {
             Progress::Counts => does::BEGUN,
             Progress::Rows => does::TAKEN,
         };
-        let fused =
-            WholeNormalDispatch { send: *send, receive, told: mailbox, ticket, does, zero: 0 };
+        let fused = WholeNormalDispatch {
+            send: *send,
+            receive,
+            told: mailbox,
+            ticket: number,
+            does,
+            zero: 0,
+        };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
     }
@@ -369,7 +376,8 @@ const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word
 fn wait_for(
     group: &Group,
     mailbox: &CountsMailbox,
-    (stream, limit): (&Stream, Duration),
+    stream: &Stream,
+    limit: Duration,
     is_interrupted: &mut InterruptCheck<'_>,
 ) -> Result<params::Told> {
     let mut backoff = Backoff::new();
