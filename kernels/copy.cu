@@ -54,8 +54,8 @@ __device__ __forceinline__ Vector funnel(Vector a, Vector b, u32 k) {
   u32 p3 = two ? b.y : a.w, p4 = two ? b.z : b.x, p5 = two ? b.w : b.y;
   u32 q0 = one ? p1 : p0, q1 = one ? p2 : p1, q2 = one ? p3 : p2;
   u32 q3 = one ? p4 : p3, q4 = one ? p5 : p4;
-  return {__funnelshift_r(q0, q1, bits), __funnelshift_r(q1, q2, bits),
-          __funnelshift_r(q2, q3, bits), __funnelshift_r(q3, q4, bits)};
+  return {__funnelshift_r(q0, q1, bits), __funnelshift_r(q1, q2, bits), __funnelshift_r(q2, q3, bits),
+          __funnelshift_r(q3, q4, bits)};
 }
 
 __device__ __forceinline__ Vector from_lane(Vector v, u32 lane) {
@@ -110,8 +110,7 @@ __device__ __forceinline__ void copy_piece(u64 dst, u64 src, u64 len, u32 lane) 
 }
 
 // A warp's share: the pieces from one cursor to the next.
-__device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCursor* cursors,
-                                           u32 warp, u32 lane) {
+__device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCursor* cursors, u32 warp, u32 lane) {
   UcclCursor begin = cursors[warp], end = cursors[warp + 1];
 #pragma unroll 1
   for (u32 base = begin.piece; base <= end.piece; base += LANES) {
@@ -175,8 +174,7 @@ __device__ __forceinline__ void finish(const UcclHead& head) {
   if (head.flag != 0) release(head.flag, head.ticket);
 }
 
-__device__ __forceinline__ void run(const UcclHead& head, const UcclPiece* pieces,
-                                    const UcclCursor* cursors) {
+__device__ __forceinline__ void run(const UcclHead& head, const UcclPiece* pieces, const UcclCursor* cursors) {
   u32 warp = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
   if (warp < head.warps) copy_share(pieces, cursors, warp, threadIdx.x % LANES);
   finish(head);
@@ -186,8 +184,7 @@ __device__ __forceinline__ void run(const UcclHead& head, const UcclPiece* piece
 
 extern "C" __global__ void __launch_bounds__(UCCL_MOST_THREADS, 2)
     uccl_copy_table(const __grid_constant__ UcclCopyTable p) {
-  run(p.head, reinterpret_cast<const UcclPiece*>(p.pieces),
-      reinterpret_cast<const UcclCursor*>(p.cursors));
+  run(p.head, reinterpret_cast<const UcclPiece*>(p.pieces), reinterpret_cast<const UcclCursor*>(p.cursors));
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_MOST_THREADS, 2)

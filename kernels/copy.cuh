@@ -19,7 +19,7 @@ struct UcclCursor {
 };
 
 struct UcclHead {
-  u64 flag;     // host memory for `ticket` once all is copied, or null
+  u64 flag;  // host memory for `ticket` once all is copied, or null
   u64 ticket;
   u64 counter;  // device memory, a zeroed u32 for each launch in flight
   u64 word;     // eight bytes that this GPU reaches, to be changed once all is copied, or null

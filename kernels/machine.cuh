@@ -7,9 +7,9 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// A function that kernels call seldom. Inlined, it would fill the instruction cache and delay the
+// A function that kernels seldom call. Inlined, it would fill the instruction cache and delay the
 // code that runs often.
-#define UCCL_SELDOM __device__ __noinline__
+#define UCCL_COLD __device__ __noinline__
 
 // Shared memory of a block: one struct for each kernel.
 #define UCCL_SHARED(Type, name) __shared__ Type name
@@ -29,8 +29,7 @@ __device__ __forceinline__ Vector load_vector(u64 address) {
 }
 
 __device__ __forceinline__ void store_vector(u64 address, Vector v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
 
@@ -76,15 +75,13 @@ __device__ __forceinline__ u32 count_up(u32* count) {
 }
 
 // Reads a word that the host, or another block, may set at any time.
-__device__ __forceinline__ u32 look(u64 address) {
+__device__ __forceinline__ u32 load_word(u64 address) {
   u32 value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 
-__device__ __forceinline__ u32 look_shared(const u32& word) {
-  return *const_cast<const volatile u32*>(&word);
-}
+__device__ __forceinline__ u32 load_shared(const u32& word) { return *const_cast<const volatile u32*>(&word); }
 
 __device__ __forceinline__ u64 now_ns() {
   u64 now;
@@ -104,7 +101,7 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
 
 // Sets a word in shared memory. A thread of the block that reads it and then makes a fence sees
 // this thread's earlier writes.
-__device__ __forceinline__ void say_to_block(u32& word, u32 value) {
+__device__ __forceinline__ void store_to_block(u32& word, u32 value) {
   __threadfence_block();
   *const_cast<volatile u32*>(&word) = value;
 }

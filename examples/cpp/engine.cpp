@@ -84,11 +84,13 @@ int main() {
 
   {
     constexpr size_t kPieces = 64, kPiece = 4096;
-    Buffer source(here, kPieces * kPiece, 'a'), target(there, 2 * kPieces * kPiece, '-'), back(here, kPieces * kPiece, '?');
+    Buffer source(here, kPieces * kPiece, 'a'), target(there, 2 * kPieces * kPiece, '-'),
+        back(here, kPieces * kPiece, '?');
 
     // The advert that the memory's owner sends: 64 bytes.
     char fifo[FIFO_SIZE];
-    must(uccl_engine_prepare_fifo(there, target.mr, target.bytes.data(), target.bytes.size(), fifo) == 0, "prepare_fifo");
+    must(uccl_engine_prepare_fifo(there, target.mr, target.bytes.data(), target.bytes.size(), fifo) == 0,
+         "prepare_fifo");
     FifoItem whole;
     deserialize_fifo_item(fifo, &whole);
 
@@ -115,13 +117,13 @@ int main() {
     std::printf("wrote and read %zu pieces\n", kPieces);
 
     // A send meets a receive, which may be longer.
-    std::thread receiver([&] {
-      must(uccl_engine_recv(from_here, target.mr, target.bytes.data(), target.bytes.size()) == 0, "recv");
-    });
+    std::thread receiver(
+        [&] { must(uccl_engine_recv(from_here, target.mr, target.bytes.data(), target.bytes.size()) == 0, "recv"); });
     must(uccl_engine_send(to_there, source.mr, source.bytes.data(), source.bytes.size(), &transfer) == 0, "send");
     finish(to_there, transfer, "send");
     receiver.join();
-    must(std::memcmp(target.bytes.data(), source.bytes.data(), source.bytes.size()) == 0, "something else was received");
+    must(std::memcmp(target.bytes.data(), source.bytes.data(), source.bytes.size()) == 0,
+         "something else was received");
     std::printf("sent and received %zu bytes\n", source.bytes.size());
   }
 

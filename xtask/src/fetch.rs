@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{deny, ep, kernels, libfabric, lint, nixl, python};
+use crate::{clang_format, deny, ep, kernels, libfabric, lint, nixl, python};
 
 /// Downloads the packages, in the order in which they are needed.
 pub(crate) fn run() -> Result<()> {
@@ -16,6 +16,7 @@ pub(crate) fn run() -> Result<()> {
         kernels::fetch,
         python::fetch,
         lint::fetch,
+        clang_format::fetch,
         nixl::fetch,
         ep::fetch,
         libfabric::fetch,

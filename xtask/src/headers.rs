@@ -1,40 +1,62 @@
-//! `cargo xtask headers`: makes the C header from the functions of the library.
+//! `cargo xtask headers`: makes the C header from the functions of the library, and the header of
+//! the kernels' parameters from their structs in Rust.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{built, shell::Program, tree};
+use crate::{
+    built::{self, Built},
+    shell::Program,
+    tree,
+};
 
-/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api
+/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api, and kernels/ep/params.cuh
+/// from crates/uccl-ep/src/cuda/params.rs
 #[derive(Args)]
 pub(crate) struct HeadersArgs {
-    /// Change nothing, and fail if the header does not match the sources
+    /// Change nothing, and fail if a header does not match the sources
     #[arg(long)]
     pub(crate) check: bool,
 }
 
+/// A header, and the example that prints it: the other commands need not be built with a generator,
+/// and the compiler of Rust says how long and where fields are.
+struct Header {
+    path: &'static str,
+    example: &'static str,
+}
+
+const LIBRARY: Header = Header { path: "crates/uccl-capi/include/uccl.h", example: "headers" };
+const KERNELS: Header = Header { path: "kernels/ep/params.cuh", example: "ep_kernel_header" };
+
 pub(crate) fn run(args: &HeadersArgs) -> Result<()> {
-    let made = made()?;
-    let path = path();
-    if !args.check {
-        return fs::write(&path, made).with_context(|| path.display().to_string());
+    let built = built::examples()?;
+    for header in [LIBRARY, KERNELS] {
+        header.make(&built, args.check)?;
     }
-    if fs::read_to_string(&path).is_ok_and(|checked_in| checked_in == made) {
-        return Ok(());
-    }
-    bail!("{} is not what the sources make it: run cargo xtask headers", path.display());
+    Ok(())
 }
 
-fn path() -> PathBuf {
-    tree::root().join("crates/uccl-capi/include/uccl.h")
+/// Makes the header of the kernels' parameters, or checks it.
+pub(crate) fn of_kernels(built: &Built, check: bool) -> Result<()> {
+    KERNELS.make(built, check)
 }
 
-fn made() -> Result<String> {
-    // An example makes the header, so that the other commands need not be built with cbindgen.
-    match Program::new(built::examples()?.executable("headers")?).ask()? {
-        (true, header) => Ok(header + "\n"),
-        (false, said) => bail!("the C header: {said}"),
+impl Header {
+    fn make(&self, built: &Built, check: bool) -> Result<()> {
+        let made = match Program::new(built.executable(self.example)?).ask()? {
+            (true, header) => header + "\n",
+            (false, said) => bail!("{}: {said}", self.path),
+        };
+        let path = tree::root().join(self.path);
+        if !check {
+            return fs::write(&path, made).with_context(|| path.display().to_string());
+        }
+        if fs::read_to_string(&path).is_ok_and(|checked_in| checked_in == made) {
+            return Ok(());
+        }
+        bail!("{} is not what the sources make it: run cargo xtask headers", path.display());
     }
 }

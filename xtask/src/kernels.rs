@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Error, Result, bail, ensure};
 use clap::Args;
 
-use crate::{built, python, shell::Program, tree};
+use crate::{built, headers, python, shell::Program, tree};
 
 /// Compile the kernels; with --check, compare with the PTX that is checked in
 #[derive(Args)]
@@ -51,14 +51,16 @@ const MOST_REGISTERS: u32 = 128;
 /// A source of kernels.
 struct Source {
     name: &'static str,
+    /// The file, from the root of the repository.
+    path: &'static str,
     /// The example that prints the layout of the kernels' parameters.
     layout: &'static str,
 }
 
 /// The kernels' sources.
 const SOURCES: [Source; 2] = [
-    Source { name: "copy", layout: "kernel_layout" },
-    Source { name: "ep", layout: "ep_kernel_layout" },
+    Source { name: "copy", path: "kernels/copy.cu", layout: "kernel_layout" },
+    Source { name: "ep", path: "kernels/ep/ep.cu", layout: "ep_kernel_layout" },
 ];
 
 /// A hint for the assembler that does not exist in PTX of the needed version.
@@ -70,17 +72,14 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     let folder = tree::scratch().join("kernels");
     fs::create_dir_all(&folder)?;
     let built = built::examples()?;
-    for Source { name, layout } in SOURCES {
+    headers::of_kernels(&built, args.check)?;
+    for Source { name, path, layout } in SOURCES {
         toolchain.check_layout(built.executable(layout)?, &folder)?;
-        let ptx = toolchain.ptx(name, &folder)?;
+        let ptx = toolchain.ptx(name, path, &folder)?;
         let kept = tree::root().join(format!("crates/uccl-kernels/ptx/{name}.ptx"));
         if args.check {
             let same = fs::read_to_string(&kept).is_ok_and(|kept| kept == ptx);
-            ensure!(
-                same,
-                "{} is not what kernels/{name}.cu gives: run cargo xtask kernels",
-                kept.display()
-            );
+            ensure!(same, "{} is not what {path} gives: run cargo xtask kernels", kept.display());
         } else {
             fs::write(&kept, &ptx).with_context(|| format!("cannot write {}", kept.display()))?;
             println!("wrote {}", kept.display());
@@ -138,11 +137,11 @@ impl Toolchain {
     }
 
     /// Compiles a source to PTX that old drivers take.
-    fn ptx(&self, name: &str, folder: &Path) -> Result<String> {
+    fn ptx(&self, name: &str, path: &str, folder: &Path) -> Result<String> {
         let output = folder.join(format!("{name}.ptx"));
         self.nvcc()
             .args([format!("-arch=compute_{PTX_ARCHITECTURE}").as_str(), "-ptx", "-o"])
-            .args([output.as_path(), Path::new(&format!("kernels/{name}.cu"))])
+            .args([output.as_path(), Path::new(path)])
             .run()?;
         let made = fs::read_to_string(&output)?;
         let (written, needed) = PTX_VERSIONS;

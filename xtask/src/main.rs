@@ -4,6 +4,7 @@ mod bench;
 mod built;
 mod capi;
 mod circles;
+mod clang_format;
 mod demo;
 mod deny;
 mod dist;

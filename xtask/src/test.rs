@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, circles, demo, deny,
+    capi, circles, clang_format, demo, deny,
     done::Done,
     ep, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
     python, readme,
@@ -97,6 +97,12 @@ const STEPS: &[Step] = &[
         run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {
+        name: "clang-format",
+        group: Group::Lint,
+        about: "formatting of C, C++ and CUDA",
+        run: |_| clang_format::check(),
+    },
+    Step {
         name: "doc",
         group: Group::Lint,
         about: "documentation, without a warning",
@@ -147,7 +153,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "headers",
         group: Group::Rust,
-        about: "the C header",
+        about: "the C header, and that of the kernels' parameters",
         run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
     },
     Step {

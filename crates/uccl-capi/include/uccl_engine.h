@@ -85,8 +85,8 @@ int uccl_engine_get_metadata(uccl_engine_t* engine, char** metadata);
  * for an engine that does not listen yet. With a port, remote_gpu_bdf may be NULL: the two engines find out
  * the GPU, and whether the peer is this process. same_process is ignored. A connection carries data both
  * ways. Returns NULL if no engine answers within UCCL_P2P_TIMEOUT_MS. */
-uccl_conn_t* uccl_engine_connect(uccl_engine_t* engine, char const* ip_addr, char const* remote_gpu_bdf, int remote_port,
-                                 bool same_process = false);
+uccl_conn_t* uccl_engine_connect(uccl_engine_t* engine, char const* ip_addr, char const* remote_gpu_bdf,
+                                 int remote_port, bool same_process = false);
 
 /* Waits for a peer that connects, and writes its IP and the index of its GPU. INET6_ADDRSTRLEN (46) bytes
  * have room for every IP; if the IP does not fit, the connection is closed. NULL when uccl_engine_stop_accept or

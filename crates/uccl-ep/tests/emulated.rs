@@ -78,15 +78,15 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 }
 
 #[test]
-fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
+fn small_batches_are_taken_and_summed_when_their_flags_are_set() {
     emulator::load();
-    Case { hidden: 640, ..SMALL }.waits_for_marks();
+    Case { hidden: 640, ..SMALL }.waits_for_flags();
 }
 
 #[test]
-fn a_rank_that_notes_too_much_is_told() {
+fn a_rank_with_too_large_counts_is_named() {
     emulator::load();
-    SMALL.names_who_notes_too_much();
+    SMALL.names_a_rank_with_too_large_counts();
 }
 
 /// Many choices of each rank. The calls of the first and the last rank are one launch each: these
@@ -94,12 +94,12 @@ fn a_rank_that_notes_too_much_is_told() {
 const SUMMED: Case = Case { ranks: 3, local_experts: 5, top_k: 8, slots: 50, rounds: 1, ..SMALL };
 
 #[test]
-fn a_rank_sends_its_part_of_a_sum_where_weights_are_told() {
+fn a_rank_sends_partial_sums_where_it_has_weights() {
     emulator::load();
     Case { hidden: 640, ..SUMMED }.run();
     // Weights arrive in the place of earlier calls' weights.
     Case { hidden: 8, rounds: 6, places: 2, ..SUMMED }.run();
-    // More choices than there are marks for: own rows are sent back too.
+    // More choices than there are flags for: own rows are sent back too.
     Case { hidden: 8, slots: 260, ..SUMMED }.run();
 }
 
@@ -256,7 +256,7 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
-fn rows_that_stay_are_there_until_the_next_call() {
+fn zero_copy_rows_are_there_until_the_next_call() {
     emulator::load();
     let zero_copy = Normal { zero_copy: true, is_worst: true, is_cached: true, ..NORMAL };
     Normal { rounds: 6, places: 1, ranks: 3, scales: 5, ..zero_copy }.run();
@@ -364,33 +364,33 @@ fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
 }
 
 /// All blocks of its launches take part: one sends and one takes.
-const IN_PARTS: Normal = Normal { seed: 12, slots: 20, top_k: 3, scales: 40, biases: 1, ..NORMAL };
+const IN_CHUNKS: Normal = Normal { seed: 12, slots: 20, top_k: 3, scales: 40, biases: 1, ..NORMAL };
 
 #[test]
-fn parts_of_normal_mode_are_taken_and_summed_when_their_marks_have_come() {
+fn chunks_of_normal_mode_are_taken_and_summed_when_their_flags_are_set() {
     emulator::load();
-    IN_PARTS.waits_for_marks();
-    Normal { order: Order::ByChoice, ..IN_PARTS }.waits_for_marks();
-    Normal { by_expert: Some(4), ..IN_PARTS }.waits_for_marks();
+    IN_CHUNKS.waits_for_flags();
+    Normal { order: Order::ByChoice, ..IN_CHUNKS }.waits_for_flags();
+    Normal { by_expert: Some(4), ..IN_CHUNKS }.waits_for_flags();
 }
 
 #[test]
 fn own_tokens_of_normal_mode_go_no_further_than_counts() {
     emulator::load();
-    IN_PARTS.takes_no_more_of_its_own_than_counts();
+    IN_CHUNKS.takes_no_more_of_its_own_than_counts();
 }
 
 #[test]
-fn a_rank_whose_part_does_not_come_is_named_with_the_call() {
+fn the_rank_of_a_missing_chunk_is_named_with_the_call() {
     emulator::load();
-    IN_PARTS.names_whose_part_does_not_come();
+    IN_CHUNKS.names_the_rank_of_a_missing_chunk();
 }
 
 #[test]
-fn marks_of_normal_mode_lead_no_further_than_counts() {
+fn flags_of_normal_mode_lead_no_further_than_counts() {
     emulator::load();
-    IN_PARTS.goes_no_further_than_counts();
-    Normal { by_expert: Some(4), ..IN_PARTS }.goes_no_further_than_counts();
+    IN_CHUNKS.goes_no_further_than_counts();
+    Normal { by_expert: Some(4), ..IN_CHUNKS }.goes_no_further_than_counts();
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn one_rank_makes_the_bytes_of_the_cpu_in_normal_mode() {
 }
 
 #[test]
-fn ranks_send_their_parts_of_sums() {
+fn ranks_send_partial_sums() {
     let Some(_alone) = alone() else { return };
     // The first and the last rank send the weights of their tokens.
     Case { ranks: 3, top_k: 8, slots: 100, hidden: 7168, ..CASE }.run();
@@ -257,7 +257,7 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
-fn rows_that_stay_are_there_until_the_next_call() {
+fn zero_copy_rows_are_there_until_the_next_call() {
     let Some(_alone) = alone() else { return };
     let zero_copy =
         Normal { zero_copy: true, is_worst: true, is_cached: true, slots: 96, ..NORMAL };

@@ -7,15 +7,15 @@
 /// A module of kernels, as GPU drivers take it.
 #[derive(Clone, Copy)]
 pub struct Image {
-    /// Text for Ampere, with a zero byte at its end. Every later GPU runs it too. The driver compiles it once for each
-    /// driver and GPU, and keeps the result in its cache on disk.
+    /// Text for Ampere, with a zero byte at its end. Every later GPU runs it too. The driver
+    /// compiles it once for each driver and GPU, and keeps the result in its cache on disk.
     pub ptx: &'static str,
     machine_code: Option<&'static Aligned<[u8]>>,
 }
 
 impl Image {
-    /// A whole fatbin, aligned to 16 bytes, with code for Ampere, Hopper and Blackwell. `None` if there was none at
-    /// build time.
+    /// A whole fatbin, aligned to 16 bytes, with code for Ampere, Hopper and Blackwell. `None` if
+    /// there was none at build time.
     pub fn machine_code(&self) -> Option<&'static [u8]> {
         self.machine_code.map(|code| &code.0)
     }
@@ -25,7 +25,7 @@ impl Image {
 pub static COPY: Image =
     Image { ptx: concat!(include_str!("../ptx/copy.ptx"), "\0"), machine_code: COPY_CODE };
 
-/// Expert parallelism: `kernels/ep.cu`.
+/// Expert parallelism: `kernels/ep/ep.cu`.
 pub static EP: Image =
     Image { ptx: concat!(include_str!("../ptx/ep.ptx"), "\0"), machine_code: EP_CODE };
 

@@ -66,7 +66,8 @@ struct nixlMetaDesc : nixlBasicDesc {
 };
 
 // A list of descriptors. NIXL keeps its methods to itself.
-template <class Desc> struct nixlDescList {
+template <class Desc>
+struct nixlDescList {
     const void *vtable;
     nixl_mem_t type;
     std::vector<Desc> descs;

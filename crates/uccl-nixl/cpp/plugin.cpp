@@ -19,17 +19,11 @@ constexpr nixl_status_t not_supported = -9;
 
 constexpr char plugin_name[] = "UCCL";
 
-uccl_nixl_bytes bytes(const std::string &text) {
-    return {text.data(), text.size()};
-}
+uccl_nixl_bytes bytes(const std::string &text) { return {text.data(), text.size()}; }
 
-std::string text(uccl_nixl_bytes from) {
-    return {from.data, from.len};
-}
+std::string text(uccl_nixl_bytes from) { return {from.data, from.len}; }
 
-void assign(void *to, uccl_nixl_bytes from) noexcept {
-    static_cast<std::string *>(to)->assign(from.data, from.len);
-}
+void assign(void *to, uccl_nixl_bytes from) noexcept { static_cast<std::string *>(to)->assign(from.data, from.len); }
 
 void insert(void *to, uccl_nixl_bytes name, uccl_nixl_bytes value) noexcept {
     static_cast<nixl_b_params_t *>(to)->emplace(text(name), text(value));
@@ -285,9 +279,7 @@ nixlBackendEngine *create(const nixlBackendInitParams *params) {
     }
 }
 
-void destroy(nixlBackendEngine *engine) {
-    delete engine;
-}
+void destroy(nixlBackendEngine *engine) { delete engine; }
 
 nixl_b_params_t options() {
     nixl_b_params_t all;

@@ -12,13 +12,13 @@
 #include "check.h"
 
 // The call returns 0, or the program prints the reason and ends.
-#define WELL(call)                                                                                    \
-  do {                                                                                                \
-    int got = (call);                                                                                 \
-    if (got != 0) {                                                                                   \
+#define WELL(call)                                                                                      \
+  do {                                                                                                  \
+    int got = (call);                                                                                   \
+    if (got != 0) {                                                                                     \
       fprintf(stderr, "%s:%d: %s: %d: %s\n", __FILE__, __LINE__, #call, got, uccl_engine_last_error()); \
-      exit(1);                                                                                        \
-    }                                                                                                 \
+      exit(1);                                                                                          \
+    }                                                                                                   \
   } while (0)
 
 inline void says(char const* text) {

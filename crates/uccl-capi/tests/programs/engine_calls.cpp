@@ -113,10 +113,11 @@ static void ipc_info(Pair& p, FifoItem whole) {
   // The second piece has no IPC info, and goes to the place that its item names.
   FifoItem second = whole;
   WELL(uccl_engine_update_fifo(second, whole.addr + 8000, 50));
-  WELL(uccl_engine_write_vector(p.to_b, {mr_here, mr_here}, {here.data(), here.data() + 50}, {50, 50}, {whole, second}, 2,
-                                &id, {part, nullptr}));
+  WELL(uccl_engine_write_vector(p.to_b, {mr_here, mr_here}, {here.data(), here.data() + 50}, {50, 50}, {whole, second},
+                                2, &id, {part, nullptr}));
   WELL(ended(p.to_b, id));
-  CHECK(std::memcmp(there.data() + 4000, here.data(), 50) == 0 && std::memcmp(there.data() + 8000, here.data() + 50, 50) == 0);
+  CHECK(std::memcmp(there.data() + 4000, here.data(), 50) == 0 &&
+        std::memcmp(there.data() + 8000, here.data() + 50, 50) == 0);
   CHECK(there[0] == '-' && there[4050] == '-' && there[8050] == '-');
   CHECK(uccl_engine_update_ipc_info(part, base - 1, base, 50) < 0);
   CHECK(uccl_engine_update_ipc_info(part, base, base, kSize + 1) < 0);
@@ -135,7 +136,8 @@ static void two_sided(Pair& p) {
   WELL(uccl_engine_send_vector(p.to_b, {mr_here, mr_here}, from, {10, 20}, 2, &id));
   WELL(uccl_engine_recv_vector(p.to_a, {mr_there, mr_there}, {there.data(), there.data() + 500}, {10, 20}, 2));
   WELL(ended(p.to_b, id));
-  CHECK(std::memcmp(there.data(), here.data() + 1000, 10) == 0 && std::memcmp(there.data() + 500, here.data(), 20) == 0);
+  CHECK(std::memcmp(there.data(), here.data() + 1000, 10) == 0 &&
+        std::memcmp(there.data() + 500, here.data(), 20) == 0);
   // In the other direction, over the same connection.
   WELL(uccl_engine_send(p.to_a, mr_there, there.data() + 500, 20, &id));
   WELL(uccl_engine_recv(p.to_b, mr_here, here.data(), 20));

@@ -41,7 +41,8 @@ static void null_is_refused() {
   says("no such connection");
   CHECK(!uccl_engine_conn_is_local(nullptr));
   CHECK(uccl_engine_conn_destroy(nullptr) < 0);
-  CHECK(uccl_engine_read(nullptr, 1, memory, 1, item, &id) < 0 && uccl_engine_write(nullptr, 1, memory, 1, item, &id) < 0);
+  CHECK(uccl_engine_read(nullptr, 1, memory, 1, item, &id) < 0 &&
+        uccl_engine_write(nullptr, 1, memory, 1, item, &id) < 0);
   CHECK(uccl_engine_read_vector(nullptr, {}, {}, {}, {}, 0, &id) < 0);
   CHECK(uccl_engine_send(nullptr, 1, memory, 1, &id) < 0 && uccl_engine_recv(nullptr, 1, memory, 1) < 0 && id == 7);
   CHECK(uccl_engine_send_notif(nullptr, nullptr) < 0 && uccl_engine_send_notif_v(nullptr, nullptr) < 0);

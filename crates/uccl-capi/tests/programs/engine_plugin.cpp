@@ -4,9 +4,9 @@
 #include <common.h>
 
 // A separate macro: engine.h has one too, but includes more.
-#define CHECK(condition)                                         \
-  do {                                                           \
-    if (!(condition)) throw std::runtime_error(#condition);      \
+#define CHECK(condition)                                    \
+  do {                                                      \
+    if (!(condition)) throw std::runtime_error(#condition); \
   } while (0)
 
 // Finds the port in the metadata of a peer's engine, as a plugin does.

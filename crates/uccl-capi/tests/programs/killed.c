@@ -80,9 +80,7 @@ static void count(void *context, uint64_t conn, const void *data, size_t len) {
   ++*(int *)context;
 }
 
-static void lost(uccl_status_t status) {
-  CHECK(status == UCCL_CONNECTION_LOST && strstr(uccl_last_error(), "lost"));
-}
+static void lost(uccl_status_t status) { CHECK(status == UCCL_CONNECTION_LOST && strstr(uccl_last_error(), "lost")); }
 
 /* Each call that waits ends with the connection that it waits for. */
 static void waits_end(int which) {

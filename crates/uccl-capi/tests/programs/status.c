@@ -6,13 +6,13 @@
 #include "check.h"
 
 /* The call fails so, and the text has this in it. */
-#define FAILS(status, text, call)                                                                          \
-  do {                                                                                                     \
-    uccl_status_t got = (call);                                                                            \
-    if (got != (status) || !strstr(uccl_last_error(), text)) {                                             \
+#define FAILS(status, text, call)                                                                                  \
+  do {                                                                                                             \
+    uccl_status_t got = (call);                                                                                    \
+    if (got != (status) || !strstr(uccl_last_error(), text)) {                                                     \
       fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, uccl_status_name(got), uccl_last_error()); \
-      exit(1);                                                                                             \
-    }                                                                                                      \
+      exit(1);                                                                                                     \
+    }                                                                                                              \
   } while (0)
 #define WELL(call) FAILS(UCCL_OK, "", call)
 

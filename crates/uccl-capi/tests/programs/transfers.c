@@ -4,13 +4,13 @@
 
 #include "check.h"
 
-#define WELL(call)                                                                                                   \
-  do {                                                                                                               \
-    uccl_status_t got = (call);                                                                                      \
-    if (got) {                                                                                                       \
+#define WELL(call)                                                                                                 \
+  do {                                                                                                             \
+    uccl_status_t got = (call);                                                                                    \
+    if (got) {                                                                                                     \
       fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, uccl_status_name(got), uccl_last_error()); \
-      exit(1);                                                                                                       \
-    }                                                                                                                \
+      exit(1);                                                                                                     \
+    }                                                                                                              \
   } while (0)
 
 enum { PIECES = 50, PIECE = 300, SIZE = PIECES * PIECE, LONG = 3 << 20 };
@@ -74,8 +74,14 @@ static void round_of(int number) {
     to[i] = (uccl_iov_t){mr_back, back + i * PIECE, PIECE};
   }
 
-  uccl_request_t write = {.conn = conn, .op = UCCL_WRITE, .iovs = from, .adverts = adverts, .count = PIECES,
-                          .notif = "written", .notif_len = 7, .timeout_ms = 10000};
+  uccl_request_t write = {.conn = conn,
+                          .op = UCCL_WRITE,
+                          .iovs = from,
+                          .adverts = adverts,
+                          .count = PIECES,
+                          .notif = "written",
+                          .notif_len = 7,
+                          .timeout_ms = 10000};
   WELL(uccl_run(a, &write, &bytes));
   CHECK(bytes == SIZE);
   see_until(b, &seen, 1);
@@ -113,8 +119,14 @@ static void round_of(int number) {
   words[0] = words[1] = 0;
   WELL(uccl_register(b, words, sizeof words, &mr_words));
   WELL(uccl_advertise(b, mr_words, &words[1], sizeof words[1], &signal.word));
-  uccl_request_t signalled = {.conn = conn, .op = UCCL_WRITE, .iovs = from, .adverts = adverts, .count = PIECES,
-                              .timeout_ms = 10000, .signal = &signal, .context = 3};
+  uccl_request_t signalled = {.conn = conn,
+                              .op = UCCL_WRITE,
+                              .iovs = from,
+                              .adverts = adverts,
+                              .count = PIECES,
+                              .timeout_ms = 10000,
+                              .signal = &signal,
+                              .context = 3};
   WELL(uccl_run(a, &signalled, NULL));
   signalled.count = 0;
   WELL(uccl_post(a, &signalled, &transfer));
@@ -156,7 +168,8 @@ int main(void) {
     }
     round_of(i);
   }
-  fprintf(stderr, "fds %d then %d, threads %d then %d\n", fds, entries("/proc/self/fd"), threads, entries("/proc/self/task"));
+  fprintf(stderr, "fds %d then %d, threads %d then %d\n", fds, entries("/proc/self/fd"), threads,
+          entries("/proc/self/task"));
   CHECK(entries("/proc/self/fd") <= fds && entries("/proc/self/task") <= threads);
   puts("100 rounds left nothing behind");
   return 0;

@@ -536,9 +536,7 @@ code cuMemAlloc_v2(address *start, size_t len) { return allocate((void **)start,
 code cuMemAllocManaged(address *start, size_t len, unsigned flags) {
     return (void)start, (void)len, (void)flags, INVALID;
 }
-code cuMemHostAlloc(void **start, size_t len, unsigned flags) {
-    return (void)flags, allocate(start, len, HOST_MEMORY);
-}
+code cuMemHostAlloc(void **start, size_t len, unsigned flags) { return (void)flags, allocate(start, len, HOST_MEMORY); }
 code cuMemFree_v2(address start) { return give_back(current(), start, 1); }
 code cuMemFreeHost(void *start) { return give_back(-1, (address)start, 1); }
 code cuMemHostRegister_v2(void *start, size_t len, unsigned flags) {
@@ -722,7 +720,8 @@ code cuFuncLoad(handle f) { return (void)f, 0; }
 code cuStreamGetGreenCtx(handle h, handle *green) { return *green = most_together ? h : NULL, 0; }
 code cuGreenCtxGetDevResource(handle green, unsigned *resource, int kind) {
     (void)green;
-    if (kind != 1) return 1;
+    if (kind != 1)
+        return 1;
     /* The count is behind a kind and 92 bytes. */
     return resource[24] = most_together, 0;
 }
@@ -762,8 +761,10 @@ struct launch_config {
 };
 code cuLaunchKernelEx(const struct launch_config *c, handle f, void **parameters, void **extra) {
     int is_together = c->count == 1 && c->attributes[0] == 2 && c->attributes[2] == 1;
-    if (!is_together) return 1;
-    if (most_together && c->blocks[0] > most_together) return 720;
-    return cuLaunchKernel(f, c->blocks[0], c->blocks[1], c->blocks[2], c->threads[0], c->threads[1], c->threads[2], c->shared,
-                          c->stream, parameters, extra);
+    if (!is_together)
+        return 1;
+    if (most_together && c->blocks[0] > most_together)
+        return 720;
+    return cuLaunchKernel(f, c->blocks[0], c->blocks[1], c->blocks[2], c->threads[0], c->threads[1], c->threads[2],
+                          c->shared, c->stream, parameters, extra);
 }

@@ -52,7 +52,7 @@ fn area_of(record: &Record, local: usize, slots: usize) -> Area {
 }
 
 /// The kernels' parameters of a call with such rows, and with so many slots for each rank;
-/// `scratch` is its memory. The caller sets `sent`, the memory of the dispatch.
+/// `scratch` is its memory. The caller sets `dispatch_placement`, the memory of the dispatch.
 pub(super) fn combine_call(
     group: &Group,
     row: &Row,

@@ -17,7 +17,7 @@ use super::{
     host_windows::HostWindows,
     kernels::{Kernel, Kernels},
     mailbox::CountsMailbox,
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, TAGGED_WORDS},
     status::{Reports, TOO_MANY},
     watch::Watch,
     window::{Window, words_len},
@@ -322,12 +322,12 @@ impl Group {
     }
 
     /// The parameters of a call that takes so many bytes of the pool. Kernels number and place it
-    /// themselves, in the memory at `placed`, so a graph can repeat it.
+    /// themselves, in the memory at `placement`, so a graph can repeat it.
     pub(super) fn call<const AGREED: usize, const VALUES: usize>(
         &self,
         len: usize,
         header: &Header<AGREED, VALUES>,
-        placed: u64,
+        placement: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
         // As in a group of the CPU, a place begins at a multiple of the unit of copies to far
@@ -339,19 +339,19 @@ impl Group {
             );
             return Err(Error::invalid(why));
         }
-        if !placed.is_multiple_of(8) {
+        if !placement.is_multiple_of(8) {
             return Err(Error::invalid(format!(
-                "scratch memory at {placed:#x} is not aligned to 8 bytes"
+                "scratch memory at {placement:#x} is not aligned to 8 bytes"
             )));
         }
         Ok(CallParams {
-            placed,
+            placement,
             len: len as u64,
-            sent: 0,
+            dispatch_placement: 0,
             header: header.to_words(),
             agreed: 1 + AGREED as u32,
             phase: if header.phase == Phase::Combine { 2 } else { 1 },
-            stays: 0,
+            zero_copy: 0,
             zero: 0,
         })
     }
@@ -476,7 +476,7 @@ fn params(
     let Config { rank, ranks, timeout, masks_late, .. } = *config;
     let mut params = GroupParams {
         windows: [0; MAX_RANKS],
-        home: 0,
+        staging: 0,
         far: 0,
         mirrors: 0,
         ring: 0,
@@ -485,22 +485,22 @@ fn params(
         timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
         pool_at: control_len(ranks) as u64,
         pool: windows.pool_len() as u64,
-        marks_at: 0,
-        notes_at: 0,
+        flags_at: 0,
+        tagged_at: 0,
         rank: rank as u32,
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
         ring_slots: 0,
-        by_host: u32::from(matches!(windows, Windows::ViaHost(_))),
+        via_host: u32::from(matches!(windows, Windows::ViaHost(_))),
         zero: 0,
     };
     match windows {
         Windows::Direct(window, _) => {
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
-            params.home = params.windows[rank];
+            params.staging = params.windows[rank];
             if window.flags_len() > 0 {
-                params.notes_at = params.pool_at;
-                params.marks_at = params.notes_at + words_len(ranks, NOTES) as u64;
+                params.tagged_at = params.pool_at;
+                params.flags_at = params.tagged_at + words_len(ranks, TAGGED_WORDS) as u64;
                 params.pool_at += window.flags_len() as u64;
             }
         }

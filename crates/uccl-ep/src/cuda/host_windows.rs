@@ -113,8 +113,8 @@ impl HostWindows {
     /// Sets the addresses of the windows in the kernels' parameters.
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
-        let home = self.staging_copy.address();
-        *params = GroupParams { windows, home, far, mirrors, ring, ring_slots, ..*params };
+        let staging = self.staging_copy.address();
+        *params = GroupParams { windows, staging, far, mirrors, ring, ring_slots, ..*params };
     }
 }
 

@@ -6,7 +6,7 @@ use crate::shared::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{CHUNK, MAX_TOKENS, Placed, Routes};
+use super::params::{MAX_TOKENS, Placed, Routes, SEGMENT};
 
 /// The experts that each of a rank's tokens chose.
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +34,12 @@ pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
 pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
 
 /// Offsets of the tables in a dispatch's scratch memory, behind the call's number and place. The
-/// counts by rank and expert lie right behind the chunks' counts, with the same layout.
+/// counts by rank and expert lie right behind the segments' counts, with the same layout.
 struct ScratchLayout {
     masks: usize,
     slots: usize,
     places: usize,
-    chunks: usize,
+    segments: usize,
     counts: usize,
     experts: usize,
     len: usize,
@@ -51,11 +51,11 @@ impl ScratchLayout {
         let masks = size_of::<Placed>();
         let slots = masks + 8 * tokens;
         let places = slots + 4 * tokens * ranks;
-        let chunks = places + 4 * tokens * top_k;
-        let counts = chunks + 4 * tokens.div_ceil(CHUNK) * (ranks + num_experts);
+        let segments = places + 4 * tokens * top_k;
+        let counts = segments + 4 * tokens.div_ceil(SEGMENT) * (ranks + num_experts);
         let experts = counts + 4 * ranks;
         let len = experts + 4 * num_experts;
-        Self { masks, slots, places, chunks, counts, experts, len }
+        Self { masks, slots, places, segments, counts, experts, len }
     }
 }
 
@@ -90,7 +90,7 @@ impl Choices {
             places: at(places.places),
             experts: at(places.experts),
             counts: at(places.counts),
-            chunks: at(places.chunks),
+            segments: at(places.segments),
             tokens: self.tokens as u32,
             top_k: self.top_k as u32,
             local_experts: (self.num_experts / ranks) as u32,

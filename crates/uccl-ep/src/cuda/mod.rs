@@ -1,7 +1,7 @@
 //! Dispatch and combine between ranks with GPUs: small batches in [`low_latency`] mode, larger ones
 //! in [`normal`] mode.
 //!
-//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep*.cuh`) do all
+//! The host enqueues kernels on the caller's stream, and the kernels (`kernels/ep`) do all
 //! work. They also number and place calls, so that a CUDA graph can repeat them. The calls of a
 //! rank have to begin in the same order on its GPU as those of the others on theirs. They follow
 //! the protocol of the CPU's calls, with the same words in the windows, and their results have the
@@ -14,6 +14,7 @@
 //! ```
 
 mod call;
+mod cpp;
 mod group;
 mod host_windows;
 mod kernels;
@@ -30,5 +31,5 @@ mod window;
 pub use self::{
     group::{Config, Group, MaskChange, RESERVED, Reach},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
-    params::{MAX_RANKS, MAX_TOKENS, layout_assertions},
+    params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
 };

@@ -1,7 +1,9 @@
-//! The parameters of the kernels: `kernels/ep.cuh` in Rust. Addresses are those that the GPU uses.
+//! The parameters of the kernels. `kernels/ep/params.cuh` is made from this file. Addresses are
+//! those that the GPU uses.
 
-use std::mem::{align_of, offset_of, size_of};
+use std::mem::size_of;
 
+use super::cpp::{self, Constant, Struct, kernel_constants, kernel_struct};
 use crate::{
     far::{command, fifo},
     shared::{
@@ -19,66 +21,88 @@ pub const MAX_TOKENS: usize = 65_535;
 
 /// The most tokens and choices that each block of the send kernel reads. With more, a kernel before
 /// it computes the routing.
-pub(super) const FEW_TOKENS: usize = 512;
-pub(super) const FEW_CHOICES: usize = 4096;
+pub(super) const SMALL_BATCH_TOKENS: usize = 512;
+pub(super) const SMALL_BATCH_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
 /// Threads of the kernel that packs rows.
 pub(super) const PACKING_THREADS: u32 = 1024;
 /// Threads of the kernel that sums packed rows.
 pub(super) const UNPACKING_THREADS: u32 = 896;
 pub(super) const LAYOUT_THREADS: u32 = 512;
-/// Parts of a call, from each rank, that have marks of their own.
-pub(super) const PARTS: usize = 2048;
-/// Notes from each rank in a call of a small batch.
-pub(super) const NOTES: usize = 1 + 8192;
-/// Tokens that a block of `layout` counts.
-pub(super) const CHUNK: usize = 128;
+/// Chunks of a call, from each rank, that have ready flags of their own.
+pub(super) const CHUNKS: usize = 2048;
+/// Tagged words from each rank in a call of a small batch.
+pub(super) const TAGGED_WORDS: usize = 1 + 8192;
+/// Tokens of a segment, which a block of `layout` counts.
+pub(super) const SEGMENT: usize = 128;
+/// Words of a header.
+const HEADER_WORDS: usize = header::WORDS;
 
-/// `UcclEpOwn`: words that only a rank's own kernels use.
-#[repr(C)]
-pub(super) struct Own {
-    pub(super) has_failed: u32,
-    pub(super) laid_out: u32,
-    pub(super) zero: [u32; 14],
-    pub(super) ended: [[u32; SLOTS]; 2],
-    pub(super) claimed: [u32; SLOTS],
-    pub(super) calls: u64,
-    pub(super) next: u64,
-    pub(super) begins: [u64; SLOTS],
-    pub(super) ends: [u64; SLOTS],
-    pub(super) masked: u64,
-    pub(super) verdicts: [[u32; MAX_RANKS]; SLOTS],
-    pub(super) pushed: u64,
-    pub(super) popped: u64,
-    pub(super) room: u64,
-    pub(super) owed: u64,
+kernel_struct! {
+    /// State that only this rank's own kernels use: whether a call has failed, the blocks that have
+    /// ended a step, the places of the last calls, and the ranks that are left out.
+    pub(super) struct Own = "UcclEpOwnState" {
+        has_failed: u32,
+        /// Blocks that have come to the end of `layout`.
+        layout_ended: u32,
+        zero: [u32; 14],
+        ended: [[u32; SLOTS]; 2],
+        /// By slot: work items that warps have claimed, see `share_out`.
+        claimed: [u32; SLOTS],
+        /// Calls that have begun.
+        calls: u64,
+        /// Offset in the pool at which the next call may begin.
+        next: u64,
+        /// By slot: offset in the pool.
+        begins: [u64; SLOTS],
+        ends: [u64; SLOTS],
+        /// A bit for each rank that is left out.
+        masked: u64,
+        /// By slot and rank: whether the rank's data came in time.
+        verdicts: [[u32; MAX_RANKS]; SLOTS],
+        /// Commands pushed to the proxy, in all.
+        pushed: u64,
+        /// Commands that the proxy had taken at the last look.
+        popped: u64,
+        /// The last call that the first block found room for, where it alone polls.
+        room: u64,
+        /// The call that is acknowledged when the next one begins; or 0.
+        pending_ack: u64,
+    }
 }
 
-/// `UcclEpMask`.
-#[repr(C)]
-pub(super) struct Mask {
-    pub(super) own: u64,
-    pub(super) set: u64,
-    pub(super) clear: u64,
-    pub(super) status: u64,
-    pub(super) ranks: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// Leaves ranks out, readmits others, and writes to `status` which ones are left out.
+    pub(super) struct Mask = "UcclEpMask" {
+        own: u64,
+        /// A bit for each rank.
+        set: u64,
+        clear: u64,
+        /// i32 by rank, or null.
+        status: u64,
+        ranks: u32,
+        zero: u32,
+    }
 }
 
-/// `UcclEpStatus`: words between kernels and the host.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Status {
-    pub(super) poison: u32,
-    pub(super) state: u32,
-    pub(super) phase: u32,
-    pub(super) what: u32,
-    pub(super) call: u64,
-    pub(super) late: u64,
-    pub(super) waited_ns: u64,
-    pub(super) lost: u64,
-    pub(super) expected: [u64; MAX_RANKS],
-    pub(super) seen: [u64; MAX_RANKS],
+kernel_struct! {
+    /// Words in the host's memory. Kernels report a fault there, and set `state` last.
+    #[derive(Clone, Copy)]
+    pub(super) struct Status = "UcclEpStatus" {
+        /// Set by the host, to end all waits.
+        poison: u32,
+        state: u32,
+        phase: u32,
+        detail: u32,
+        call: u64,
+        /// A bit for each rank that the report is about.
+        late: u64,
+        waited_ns: u64,
+        /// A bit for each rank that is gone: set by the host.
+        lost: u64,
+        expected: [u64; MAX_RANKS],
+        seen: [u64; MAX_RANKS],
+    }
 }
 
 /// Values of `Status::state`.
@@ -92,312 +116,427 @@ pub(super) mod state {
     pub(in crate::cuda) const LOST: u32 = 7;
 }
 
+/// The kind of wait, in a failed call's report, for data of a rank.
+const DATA: u32 = 0;
 /// The value, in a failed call's report, for a lack of room in a rank's window.
 pub(super) const ROOM: u32 = 1;
-/// The value for commands that the proxy does not take. Otherwise the call lacks data.
+/// The value for commands that the proxy does not take.
 pub(super) const PUSH: u32 = 2;
 
-/// `UcclEpGroup`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct GroupParams {
-    pub(super) windows: [u64; MAX_RANKS],
-    pub(super) home: u64,
-    pub(super) far: u64,
-    pub(super) mirrors: u64,
-    pub(super) ring: u64,
-    pub(super) own: u64,
-    pub(super) status: u64,
-    pub(super) timeout_ns: u64,
-    pub(super) pool_at: u64,
-    pub(super) pool: u64,
-    pub(super) marks_at: u64,
-    pub(super) notes_at: u64,
-    pub(super) rank: u32,
-    pub(super) ranks: u32,
-    pub(super) masks_late: u32,
-    pub(super) ring_slots: u32,
-    pub(super) by_host: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// A rank of a group: its windows, words and memory.
+    #[derive(Clone, Copy)]
+    pub(super) struct GroupParams = "UcclEpGroup" {
+        /// By rank; of far ranks, their mirrors.
+        windows: [u64; MAX_RANKS],
+        /// This rank's window, or its staging copy: see staging.cuh.
+        staging: u64,
+        /// A bit for each rank whose window this GPU does not reach.
+        far: u64,
+        /// The base of commands' sources.
+        mirrors: u64,
+        /// The ring of commands: see far.cuh.
+        ring: u64,
+        own: u64,
+        status: u64,
+        timeout_ns: u64,
+        /// In bytes from the start of a window.
+        pool_at: u64,
+        /// Bytes.
+        pool: u64,
+        /// The flags of chunks, as `pool_at`; 0: chunks have none.
+        flags_at: u64,
+        /// Tagged words, as `flags_at`.
+        tagged_at: u64,
+        rank: u32,
+        ranks: u32,
+        /// Whether a late rank is left out, and the call goes on.
+        masks_late: u32,
+        ring_slots: u32,
+        /// Whether windows are in host memory, which only the first block polls.
+        via_host: u32,
+        zero: u32,
+    }
 }
 
-/// `UcclEpCall`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct CallParams {
-    pub(super) placed: u64,
-    pub(super) len: u64,
-    pub(super) sent: u64,
-    pub(super) header: header::Words,
-    pub(super) agreed: u32,
-    pub(super) phase: u32,
-    pub(super) stays: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// A call's parameters: the same each time that a graph repeats it.
+    #[derive(Clone, Copy)]
+    pub(super) struct CallParams = "UcclEpCall" {
+        /// UcclEpPlacement: its number and place this time, written for the later launches.
+        placement: u64,
+        /// Bytes of a call in the pool.
+        len: u64,
+        /// UcclEpPlacement of a combine's dispatch, with the ranks that it left out; or null.
+        dispatch_placement: u64,
+        /// This rank's header.
+        header: [u64; HEADER_WORDS],
+        /// Leading words of the header that must be equal on all ranks.
+        agreed: u32,
+        phase: u32,
+        /// Whether the caller reads received rows in the window, at the pool's begin, until the
+        /// next call.
+        zero_copy: u32,
+        zero: u32,
+    }
 }
 
-/// `UcclEpPlaced`: GPU memory that a call's first launch fills.
-#[repr(C)]
-pub(super) struct Placed {
-    pub(super) number: u64,
-    pub(super) place: u64,
-    pub(super) after: u64,
-    pub(super) masked: u64,
+kernel_struct! {
+    /// A call's number and place, which follow from the calls before it.
+    pub(super) struct Placed = "UcclEpPlacement" {
+        number: u64,
+        /// In bytes from the start of a window.
+        place: u64,
+        /// A bit for the slot of each call that a peer must have ended before the place is written
+        /// to.
+        after: u64,
+        /// A bit for each rank that is left out.
+        masked: u64,
+    }
 }
 
-/// `UcclEpRoutes`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Routes {
-    pub(super) choices: u64,
-    pub(super) masks: u64,
-    pub(super) slots: u64,
-    pub(super) places: u64,
-    pub(super) experts: u64,
-    pub(super) counts: u64,
-    pub(super) chunks: u64,
-    pub(super) tokens: u32,
-    pub(super) top_k: u32,
-    pub(super) local_experts: u32,
-    pub(super) is_64: u32,
+kernel_struct! {
+    /// The routing of tokens; see layout.cuh.
+    #[derive(Clone, Copy)]
+    pub(super) struct Routes = "UcclEpRoutes" {
+        /// `tokens * top_k` integers.
+        choices: u64,
+        /// u64 by token: its ranks.
+        masks: u64,
+        /// i32 by token and rank: the token's place among those for the rank, or -1.
+        slots: u64,
+        /// u32 by token and choice: the expert, and the token's place among those that chose it.
+        places: u64,
+        /// u32 by expert: tokens that chose it.
+        experts: u64,
+        /// u32 by rank: tokens for it.
+        counts: u64,
+        /// u32 by segment of the tokens, and by rank and then expert: an addend of places and
+        /// slots.
+        segments: u64,
+        tokens: u32,
+        top_k: u32,
+        local_experts: u32,
+        is_64: u32,
+    }
 }
 
-/// `UcclEpLayout`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Layout {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) routes: Routes,
-    pub(super) goes: u64,
-    pub(super) goes_told: u64,
-    pub(super) per_expert: u64,
-    pub(super) ended: u64,
+kernel_struct! {
+    /// Parameters of `layout`, which finds the ranks and places of tokens.
+    #[derive(Clone, Copy)]
+    pub(super) struct Layout = "UcclEpLayout" {
+        group: GroupParams,
+        call: CallParams,
+        routes: Routes,
+        /// u8 by token and rank, whether the token has the rank; or null: its choices decide.
+        token_in_rank: u64,
+        /// An output of the same form; or null.
+        token_in_rank_out: u64,
+        /// u32 by expert, with `token_in_rank`: the token count that the expert's rank gets.
+        per_expert: u64,
+        /// u32: blocks of the running launch that have come to their end; else 0.
+        ended: u64,
+    }
 }
 
-/// `UcclEpArea`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Area {
-    pub(super) len: u64,
-    pub(super) first: u32,
-    pub(super) stride: u32,
-    pub(super) payload: u32,
-    pub(super) scales: u32,
-    pub(super) scales_at: u32,
-    pub(super) choices_at: u32,
-    pub(super) places_at: u32,
-    pub(super) token_at: u32,
+kernel_struct! {
+    /// The layout of a rank's area in a place, and of its records.
+    #[derive(Clone, Copy)]
+    pub(super) struct Area = "UcclEpArea" {
+        /// Bytes of a rank's area.
+        len: u64,
+        /// Offset of the first record.
+        first: u32,
+        /// Bytes from one record to the next.
+        stride: u32,
+        /// Bytes.
+        payload: u32,
+        /// Words.
+        scales: u32,
+        scales_at: u32,
+        choices_at: u32,
+        /// Records of the CPU have weights here.
+        places_at: u32,
+        token_at: u32,
+    }
 }
 
-/// Values of `Send::how`.
-pub(super) mod how {
-    pub(in crate::cuda) const COPIED: u32 = 0;
-    pub(in crate::cuda) const EXACT: u32 = 1;
-    pub(in crate::cuda) const POWER: u32 = 2;
-    pub(in crate::cuda) const EXPONENT: u32 = 3;
+/// Values of `Send::format`.
+pub(super) mod format {
+    pub(in crate::cuda) const BYTES: u32 = 0;
+    pub(in crate::cuda) const FP8: u32 = 1;
+    pub(in crate::cuda) const FP8_POWER_OF_TWO: u32 = 2;
+    pub(in crate::cuda) const FP8_EXPONENT: u32 = 3;
     pub(in crate::cuda) const NVFP4: u32 = 4;
 }
 
-/// `UcclEpSend`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Send {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) routes: Routes,
-    pub(super) area: Area,
-    pub(super) rows: u64,
-    pub(super) row_stride: u64,
-    pub(super) global_scale_at: u64,
-    pub(super) global_scale: f32,
-    pub(super) how: u32,
-    pub(super) is_few: u32,
-    pub(super) in_parts: u32,
+kernel_struct! {
+    /// The send of a dispatch, of either mode.
+    #[derive(Clone, Copy)]
+    pub(super) struct Send = "UcclEpSend" {
+        group: GroupParams,
+        call: CallParams,
+        routes: Routes,
+        area: Area,
+        rows: u64,
+        row_stride: u64,
+        /// f32: NVFP4's global scale; or null.
+        global_scale_at: u64,
+        /// For a null `global_scale_at`.
+        global_scale: f32,
+        format: u32,
+        /// Whether `low_latency_send` finds the places of tokens itself, without `layout`.
+        is_small_batch: u32,
+        /// Whether each record has a flag: see chunks.cuh.
+        in_chunks: u32,
+    }
 }
 
-/// `UcclEpReceive`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Receive {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) area: Area,
-    pub(super) rows: u64,
-    pub(super) row_stride: u64,
-    pub(super) scales: u64,
-    pub(super) scales_row: u64,
-    pub(super) scales_expert: u64,
-    pub(super) scales_word: u64,
-    pub(super) count: u64,
-    pub(super) stats: u64,
-    pub(super) waits: u64,
-    pub(super) src_info: u64,
-    pub(super) records: u64,
-    pub(super) layout_range: u64,
-    pub(super) expert_rows: u32,
-    pub(super) slots: u32,
-    pub(super) top_k: u32,
-    pub(super) local_experts: u32,
-    pub(super) tile_rows: u32,
-    pub(super) in_parts: u32,
+kernel_struct! {
+    /// The receive of a low latency dispatch.
+    #[derive(Clone, Copy)]
+    pub(super) struct Receive = "UcclEpLowLatencyReceive" {
+        group: GroupParams,
+        call: CallParams,
+        area: Area,
+        rows: u64,
+        row_stride: u64,
+        /// Words, at row * scales_row + expert * scales_expert + word * scales_word.
+        scales: u64,
+        scales_row: u64,
+        scales_expert: u64,
+        scales_word: u64,
+        /// i32 by expert.
+        count: u64,
+        /// i32 by expert, added to; or null.
+        stats: u64,
+        /// u64 by rank: nanoseconds of waiting, added to; or null.
+        waits: u64,
+        /// i32 by row: the token.
+        src_info: u64,
+        /// The combine's input: see low_latency/handle.cuh.
+        records: u64,
+        /// i64 by expert and rank: first << 32 | count.
+        layout_range: u64,
+        /// Rows of each expert.
+        expert_rows: u32,
+        slots: u32,
+        top_k: u32,
+        local_experts: u32,
+        /// Rows of tiles in an expert's scales; 0: scales have the strides above.
+        tile_rows: u32,
+        /// As that of UcclEpSend.
+        in_chunks: u32,
+    }
 }
 
-/// `UcclEpReturn`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Return {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) rows: u64,
-    pub(super) row_stride: u64,
-    pub(super) records: u64,
-    pub(super) slot_stride: u64,
-    pub(super) row_len: u32,
-    pub(super) len: u32,
-    pub(super) slots: u32,
-    pub(super) top_k: u32,
-    pub(super) pieces: u32,
-    pub(super) sums: u32,
+kernel_struct! {
+    /// The send of a low latency combine: rows go back.
+    #[derive(Clone, Copy)]
+    pub(super) struct Return = "UcclEpLowLatencyReturn" {
+        group: GroupParams,
+        call: CallParams,
+        rows: u64,
+        row_stride: u64,
+        records: u64,
+        /// Bytes from one slot of a place to the next.
+        slot_stride: u64,
+        /// Bytes.
+        row_len: u32,
+        /// Rows of the input.
+        len: u32,
+        slots: u32,
+        top_k: u32,
+        /// Pieces of a row, each of which has a flag; 0: rows have no flags.
+        pieces: u32,
+        /// Whether a rank with a token's weights may send a partial sum instead of many rows.
+        sums: u32,
+    }
 }
 
-/// `UcclEpSum`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Sum {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) routes: Routes,
-    pub(super) weights: u64,
-    pub(super) waits: u64,
-    pub(super) out: u64,
-    pub(super) slot_stride: u64,
-    pub(super) row_len: u32,
-    pub(super) slots: u32,
-    pub(super) pieces: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// The sum of a low latency combine.
+    #[derive(Clone, Copy)]
+    pub(super) struct Sum = "UcclEpLowLatencySum" {
+        group: GroupParams,
+        call: CallParams,
+        routes: Routes,
+        weights: u64,
+        /// As those of UcclEpLowLatencyReceive.
+        waits: u64,
+        out: u64,
+        slot_stride: u64,
+        row_len: u32,
+        slots: u32,
+        pieces: u32,
+        zero: u32,
+    }
 }
 
-/// `UcclEpDispatch`.
-#[repr(C)]
-pub(super) struct WholeDispatch {
-    pub(super) send: Send,
-    pub(super) receive: Receive,
+kernel_struct! {
+    /// Both halves of a low latency dispatch in one launch.
+    pub(super) struct WholeDispatch = "UcclEpLowLatencyDispatch" {
+        send: Send,
+        receive: Receive,
+    }
 }
 
-/// `UcclEpCombine`.
-#[repr(C)]
-pub(super) struct WholeCombine {
-    pub(super) give_back: Return,
-    pub(super) sum: Sum,
+kernel_struct! {
+    /// Both halves of a low latency combine in one launch.
+    pub(super) struct WholeCombine = "UcclEpLowLatencyCombine" {
+        send: Return,
+        sum: Sum,
+    }
 }
 
-/// `UcclEpNormalSend`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct NormalSend {
-    pub(super) send: Send,
-    pub(super) scales: u64,
-    pub(super) scales_token: u64,
-    pub(super) scales_word: u64,
-    pub(super) weights: u64,
+kernel_struct! {
+    /// The send of a dispatch in normal mode. Received rows are in order of rank and token, one for
+    /// each token; or by expert, one for each token and expert of the receiver.
+    #[derive(Clone, Copy)]
+    pub(super) struct NormalSend = "UcclEpNormalSend" {
+        send: Send,
+        /// Words, at token * scales_token + word * scales_word.
+        scales: u64,
+        scales_token: u64,
+        scales_word: u64,
+        /// f32 by token and choice; or null.
+        weights: u64,
+    }
 }
 
-/// `UcclEpCount`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Count {
-    pub(super) send: Send,
-    pub(super) told: u64,
-    pub(super) ticket: u64,
-    pub(super) slots: u32,
-    pub(super) begins: u32,
+kernel_struct! {
+    /// Parameters of `normal_count`, which writes the receive counts to the host's mailbox.
+    #[derive(Clone, Copy)]
+    pub(super) struct Count = "UcclEpNormalCount" {
+        /// The call; its counts are sent first if `begins`.
+        send: Send,
+        /// UcclEpHostMailbox, in the host's memory.
+        mailbox: u64,
+        /// Written to the mailbox last.
+        ticket: u64,
+        slots: u32,
+        /// Whether this launch begins the call.
+        begins: u32,
+    }
 }
 
-/// `UcclEpTold`: host memory.
-#[repr(C)]
-pub(super) struct Told {
-    pub(super) ticket: u64,
-    pub(super) is_taken: u32,
-    pub(super) zero: u32,
-    pub(super) from: [u32; MAX_RANKS],
-    pub(super) per_expert: [u32; MAX_EXPERTS],
+kernel_struct! {
+    /// Receive counts, in the host's memory.
+    pub(super) struct Told = "UcclEpHostMailbox" {
+        ticket: u64,
+        /// Whether the same launch takes the rows out.
+        is_taken: u32,
+        zero: u32,
+        from: [u32; MAX_RANKS],
+        /// By local expert.
+        per_expert: [u32; MAX_EXPERTS],
+    }
 }
 
-/// `UcclEpNormalReceive`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct NormalReceive {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) area: Area,
-    pub(super) rows: u64,
-    pub(super) row_stride: u64,
-    pub(super) scales: u64,
-    pub(super) scales_row: u64,
-    pub(super) scales_word: u64,
-    pub(super) choices: u64,
-    pub(super) weights: u64,
-    pub(super) src_info: u64,
-    pub(super) origin: u64,
-    pub(super) starts: u64,
-    pub(super) per_expert: u64,
-    pub(super) ends: u64,
-    pub(super) metadata: u64,
-    pub(super) len: u32,
-    pub(super) tokens: u32,
-    pub(super) slots: u32,
-    pub(super) top_k: u32,
-    pub(super) local_experts: u32,
-    pub(super) is_64: u32,
-    pub(super) zeroes_foreign: u32,
-    pub(super) alignment: u32,
-    pub(super) zeroes_gaps: u32,
-    pub(super) spread: u32,
+kernel_struct! {
+    /// The receive of a dispatch in normal mode.
+    #[derive(Clone, Copy)]
+    pub(super) struct NormalReceive = "UcclEpNormalReceive" {
+        group: GroupParams,
+        call: CallParams,
+        area: Area,
+        rows: u64,
+        row_stride: u64,
+        /// Words, at row * scales_row + word * scales_word.
+        scales: u64,
+        scales_row: u64,
+        scales_word: u64,
+        /// Integers by row and choice: experts of this rank, or -1; or null.
+        choices: u64,
+        /// f32 by row and choice; or, where rows are by expert, by row; or null.
+        weights: u64,
+        /// i32 by received token: its number at its sender.
+        src_info: u64,
+        /// u32 by received token: rank * 64 + this rank's index among the token's; or null: no
+        /// handle.
+        origin: u64,
+        /// u32 by rank: received tokens before its first; and then all of them.
+        starts: u64,
+        /// u32 by local expert: tokens.
+        per_expert: u64,
+        /// u32 by local expert: the row behind its last; or null.
+        ends: u64,
+        /// i32 by token, 2 + top_k: rank * slots + token, rank * top_k + last choice, rows of
+        /// choices or -1; or null.
+        metadata: u64,
+        /// Rows that fit into the output.
+        len: u32,
+        /// Tokens that fit into the tables.
+        tokens: u32,
+        slots: u32,
+        top_k: u32,
+        local_experts: u32,
+        is_64: u32,
+        /// Whether weights of other ranks' experts become 0.
+        zeroes_foreign: u32,
+        /// The alignment of an expert's first row; 0: rows are by token.
+        alignment: u32,
+        /// Whether rows between those of experts become 0.
+        zeroes_gaps: u32,
+        /// Rows from a rank's first to the next rank's; 0: without gaps.
+        spread: u32,
+    }
 }
 
-/// `UcclEpNormalDispatch`.
-#[repr(C)]
-pub(super) struct WholeNormalDispatch {
-    pub(super) send: NormalSend,
-    pub(super) receive: NormalReceive,
-    pub(super) told: u64,
-    pub(super) ticket: u64,
-    pub(super) does: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// Both halves of a dispatch in normal mode in one launch.
+    pub(super) struct WholeNormalDispatch = "UcclEpNormalDispatch" {
+        send: NormalSend,
+        receive: NormalReceive,
+        /// UcclEpHostMailbox: it gets the receive counts, and rows that do not fit are not taken
+        /// out; or null.
+        mailbox: u64,
+        /// As that of UcclEpNormalCount.
+        ticket: u64,
+        phases: u32,
+        zero: u32,
+    }
 }
 
-/// Values of `WholeNormalDispatch::does`.
-pub(super) mod does {
-    pub(in crate::cuda) const WHOLE: u32 = 0;
-    pub(in crate::cuda) const BEGUN: u32 = 1;
-    pub(in crate::cuda) const TAKEN: u32 = 2;
+/// Values of `WholeNormalDispatch::phases`.
+pub(super) mod phases {
+    pub(in crate::cuda) const ALL: u32 = 0;
+    pub(in crate::cuda) const AFTER_COUNTS: u32 = 1;
+    pub(in crate::cuda) const RECEIVE: u32 = 2;
 }
 
-/// `UcclEpNormalReturn`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct NormalReturn {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) rows: u64,
-    pub(super) row_stride: u64,
-    pub(super) weights: u64,
-    pub(super) src_info: u64,
-    pub(super) origin: u64,
-    pub(super) starts: u64,
-    pub(super) ends: u64,
-    pub(super) metadata: u64,
-    pub(super) slot_stride: u64,
-    pub(super) row_len: u32,
-    pub(super) weights_at: u32,
-    pub(super) len: u32,
-    pub(super) slots: u32,
-    pub(super) token_rows: u32,
-    pub(super) top_k: u32,
-    pub(super) local_experts: u32,
-    pub(super) sends_each: u32,
-    pub(super) spread: u32,
-    pub(super) zero: u32,
+kernel_struct! {
+    /// The send of a combine in normal mode: rows go back.
+    #[derive(Clone, Copy)]
+    pub(super) struct NormalReturn = "UcclEpNormalReturn" {
+        group: GroupParams,
+        call: CallParams,
+        rows: u64,
+        row_stride: u64,
+        /// f32 by row and choice; or, where rows are by expert, by row; or null.
+        weights: u64,
+        src_info: u64,
+        origin: u64,
+        starts: u64,
+        ends: u64,
+        /// As that of UcclEpNormalReceive; or null: rows are by token.
+        metadata: u64,
+        slot_stride: u64,
+        row_len: u32,
+        weights_at: u32,
+        /// Rows of the input.
+        len: u32,
+        slots: u32,
+        /// Slots of a token in a place.
+        token_rows: u32,
+        top_k: u32,
+        local_experts: u32,
+        /// Whether each row by expert goes back, instead of a token's sum.
+        sends_each: u32,
+        /// As that of UcclEpNormalReceive.
+        spread: u32,
+        zero: u32,
+    }
 }
 
 /// Values of `NormalSum::order`.
@@ -407,280 +546,155 @@ pub(super) mod order {
     pub(in crate::cuda) const EACH_CHOICE: u32 = 2;
 }
 
-/// `UcclEpNormalSum`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct NormalSum {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) routes: Routes,
-    pub(super) bias: [u64; 2],
-    pub(super) weights: u64,
-    pub(super) out: u64,
-    pub(super) slot_stride: u64,
-    pub(super) row_len: u32,
-    pub(super) weights_at: u32,
-    pub(super) slots: u32,
-    pub(super) order: u32,
+kernel_struct! {
+    /// The sum of a combine in normal mode.
+    #[derive(Clone, Copy)]
+    pub(super) struct NormalSum = "UcclEpNormalSum" {
+        group: GroupParams,
+        call: CallParams,
+        routes: Routes,
+        /// Rows that sums begin with, in the layout of `out`; or null.
+        bias: [u64; 2],
+        /// f32 by token and choice; or null.
+        weights: u64,
+        out: u64,
+        slot_stride: u64,
+        row_len: u32,
+        weights_at: u32,
+        slots: u32,
+        order: u32,
+    }
 }
 
-/// `UcclEpNormalCombine`.
-#[repr(C)]
-pub(super) struct WholeNormalCombine {
-    pub(super) give_back: NormalReturn,
-    pub(super) sum: NormalSum,
+kernel_struct! {
+    /// Both halves of a combine in normal mode in one launch.
+    pub(super) struct WholeNormalCombine = "UcclEpNormalCombine" {
+        send: NormalReturn,
+        sum: NormalSum,
+    }
+}
+
+/// The structs of the header, each after those that it contains.
+const STRUCTS: [Struct; 23] = [
+    Own::STRUCT,
+    Mask::STRUCT,
+    Status::STRUCT,
+    GroupParams::STRUCT,
+    CallParams::STRUCT,
+    Placed::STRUCT,
+    Routes::STRUCT,
+    Layout::STRUCT,
+    Area::STRUCT,
+    Send::STRUCT,
+    Receive::STRUCT,
+    Return::STRUCT,
+    Sum::STRUCT,
+    WholeDispatch::STRUCT,
+    WholeCombine::STRUCT,
+    NormalSend::STRUCT,
+    Count::STRUCT,
+    Told::STRUCT,
+    NormalReceive::STRUCT,
+    WholeNormalDispatch::STRUCT,
+    NormalReturn::STRUCT,
+    NormalSum::STRUCT,
+    WholeNormalCombine::STRUCT,
+];
+
+/// The parameters of a launch fit into the 4 KiB that every driver takes.
+const _: () = {
+    assert!(size_of::<WholeDispatch>() <= 4096 && size_of::<WholeCombine>() <= 4096);
+    assert!(size_of::<WholeNormalDispatch>() <= 4096 && size_of::<WholeNormalCombine>() <= 4096);
+    assert!(size_of::<Layout>() <= 4096 && size_of::<Count>() <= 4096);
+};
+
+/// The constants of the header.
+const CONSTANTS: &[Constant] = kernel_constants![
+    /// Each rank has a bit of a 64-bit word.
+    UCCL_EP_MAX_RANKS = MAX_RANKS,
+    UCCL_EP_MAX_EXPERTS = MAX_EXPERTS,
+    /// Each choice has a lane of a warp.
+    UCCL_EP_MAX_TOP_K = MAX_TOP_K,
+    /// Bounds of a small batch, where each block of `low_latency_send` reads all choices.
+    UCCL_EP_SMALL_BATCH_TOKENS = SMALL_BATCH_TOKENS,
+    UCCL_EP_SMALL_BATCH_CHOICES = SMALL_BATCH_CHOICES,
+    /// A token's number has 16 bits in a record's first word and in a flag.
+    UCCL_EP_MAX_TOKENS = MAX_TOKENS,
+    /// Calls that may be in flight at once.
+    UCCL_EP_SLOTS = SLOTS,
+    /// Calls of one length after which places begin anew, so that the memory they touch stays in
+    /// caches.
+    UCCL_EP_ROUND = ROUND,
+    UCCL_EP_HEADER_WORDS = HEADER_WORDS,
+    /// With twice as many threads, each would have half the registers, and fewer loads in flight.
+    UCCL_EP_THREADS = THREADS,
+    /// Packing rows and summing packed rows are bound by arithmetic, not by memory. A summing
+    /// thread keeps two sums of sixteen values, and needs more registers than 1024 threads leave
+    /// it.
+    UCCL_EP_PACKING_THREADS = PACKING_THREADS,
+    UCCL_EP_UNPACKING_THREADS = UNPACKING_THREADS,
+    UCCL_EP_LAYOUT_THREADS = LAYOUT_THREADS,
+    /// Chunks of a call, from each rank, that have ready flags: see chunks.cuh.
+    UCCL_EP_CHUNKS = CHUNKS,
+    /// Tagged words from each rank in a call of a small batch: counts, or whether weights follow
+    /// and then weights.
+    UCCL_EP_TAGGED_WORDS = TAGGED_WORDS,
+    /// Tokens of a segment, which a block of `layout` counts.
+    UCCL_EP_SEGMENT = SEGMENT,
+    /// Values of UcclEpStatus::state.
+    UCCL_EP_OVERDUE = state::OVERDUE,
+    UCCL_EP_GAVE_UP = state::GAVE_UP,
+    UCCL_EP_POISONED = state::POISONED,
+    UCCL_EP_DISAGREE = state::DISAGREE,
+    UCCL_EP_WRONG_CHOICE = state::WRONG_CHOICE,
+    UCCL_EP_NO_ROOM = state::NO_ROOM,
+    UCCL_EP_LOST = state::LOST,
+    /// Kinds of wait, in the report of a wait that failed: for data, for room in a window, and for
+    /// a proxy that takes commands.
+    UCCL_EP_DATA = DATA,
+    UCCL_EP_ROOM = ROOM,
+    UCCL_EP_PUSH = PUSH,
+    /// Formats of a payload: bytes that are copied as they are; FP8 with scales that are any f32,
+    /// or a power of two, or the exponent of one in a byte; NVFP4.
+    UCCL_EP_FORMAT_BYTES = format::BYTES,
+    UCCL_EP_FORMAT_FP8 = format::FP8,
+    UCCL_EP_FORMAT_FP8_POWER_OF_TWO = format::FP8_POWER_OF_TWO,
+    UCCL_EP_FORMAT_FP8_EXPONENT = format::FP8_EXPONENT,
+    UCCL_EP_FORMAT_NVFP4 = format::NVFP4,
+    /// Phases of a call in UcclEpNormalDispatch: all; all but the counts, which UcclEpNormalCount
+    /// has sent; or only the taking out of rows that an earlier launch has sent but had no room
+    /// for.
+    UCCL_EP_PHASES_ALL = phases::ALL,
+    UCCL_EP_PHASES_AFTER_COUNTS = phases::AFTER_COUNTS,
+    UCCL_EP_PHASES_RECEIVE = phases::RECEIVE,
+    /// The order in which a token's rows are summed: rank by rank; by the last of each rank's
+    /// choices; or, where each choice has a row, choice by choice.
+    UCCL_EP_BY_RANK = order::BY_RANK,
+    UCCL_EP_BY_CHOICE = order::BY_CHOICE,
+    UCCL_EP_EACH_CHOICE = order::EACH_CHOICE,
+    /// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a
+    /// header for each call.
+    UCCL_EP_LINE = crate::shared::view::LINE,
+    UCCL_EP_LINES = crate::shared::view::LINES,
+    /// A ring, in words: the offset of the proxy's count of popped commands, and of the slots.
+    UCCL_EP_RING_TAIL = fifo::TAIL,
+    UCCL_EP_RING_SLOTS = fifo::SLOTS_AT,
+    /// Fields of a command.
+    UCCL_EP_COMMAND_UNIT = command::UNIT,
+    UCCL_EP_COMMAND_LAP = command::LAP,
+    UCCL_EP_COMMAND_SIGNALS = command::IS_SIGNAL,
+    UCCL_EP_COMMAND_PEER_AT = command::PEER_AT,
+    UCCL_EP_COMMAND_TARGET_AT = command::TARGET_AT,
+];
+
+/// The header `kernels/ep/params.cuh`.
+#[must_use]
+pub fn kernel_header() -> String {
+    cpp::header(CONSTANTS, &STRUCTS)
 }
 
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
 #[must_use]
 pub fn layout_assertions() -> String {
-    let mut text = String::from("#include \"ep_wait.cuh\"\n#include <stddef.h>\n");
-    let mut same = |cuda: &str, rust: usize| {
-        text += &format!("static_assert({cuda} == {rust}u, \"{cuda} is {rust} in Rust\");\n");
-    };
-    macro_rules! layout {
-        ($c:literal, $rust:ty, [$($field:ident),*]) => {
-            same(concat!("sizeof(", $c, ")"), size_of::<$rust>());
-            same(concat!("alignof(", $c, ")"), align_of::<$rust>());
-            $(
-                let offset = concat!("offsetof(", $c, ", ", stringify!($field), ")");
-                same(offset, offset_of!($rust, $field));
-            )*
-        };
-    }
-    layout!(
-        "UcclEpOwn",
-        Own,
-        [
-            has_failed, laid_out, zero, ended, claimed, calls, next, begins, ends, masked,
-            verdicts, pushed, popped, room, owed
-        ]
-    );
-    layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
-    layout!(
-        "UcclEpStatus",
-        Status,
-        [poison, state, phase, what, call, late, waited_ns, lost, expected, seen]
-    );
-    layout!(
-        "UcclEpGroup",
-        GroupParams,
-        [
-            windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at,
-            notes_at, rank, ranks, masks_late, ring_slots, by_host, zero
-        ]
-    );
-    layout!("UcclEpCall", CallParams, [placed, len, sent, header, agreed, phase, stays, zero]);
-    layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
-    layout!(
-        "UcclEpRoutes",
-        Routes,
-        [
-            choices,
-            masks,
-            slots,
-            places,
-            experts,
-            counts,
-            chunks,
-            tokens,
-            top_k,
-            local_experts,
-            is_64
-        ]
-    );
-    layout!("UcclEpLayout", Layout, [group, call, routes, goes, goes_told, per_expert, ended]);
-    layout!(
-        "UcclEpArea",
-        Area,
-        [len, first, stride, payload, scales, scales_at, choices_at, places_at, token_at]
-    );
-    layout!(
-        "UcclEpSend",
-        Send,
-        [
-            group,
-            call,
-            routes,
-            area,
-            rows,
-            row_stride,
-            global_scale_at,
-            global_scale,
-            how,
-            is_few,
-            in_parts
-        ]
-    );
-    layout!(
-        "UcclEpReceive",
-        Receive,
-        [
-            group,
-            call,
-            area,
-            rows,
-            row_stride,
-            scales,
-            scales_row,
-            scales_expert,
-            scales_word,
-            count,
-            stats,
-            waits,
-            src_info,
-            records,
-            layout_range,
-            expert_rows,
-            slots,
-            top_k,
-            local_experts,
-            tile_rows,
-            in_parts
-        ]
-    );
-    layout!(
-        "UcclEpReturn",
-        Return,
-        [
-            group,
-            call,
-            rows,
-            row_stride,
-            records,
-            slot_stride,
-            row_len,
-            len,
-            slots,
-            top_k,
-            pieces,
-            sums
-        ]
-    );
-    layout!(
-        "UcclEpSum",
-        Sum,
-        [group, call, routes, weights, waits, out, slot_stride, row_len, slots, pieces, zero]
-    );
-    layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
-    layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
-    layout!("UcclEpNormalSend", NormalSend, [send, scales, scales_token, scales_word, weights]);
-    layout!("UcclEpCount", Count, [send, told, ticket, slots, begins]);
-    layout!("UcclEpTold", Told, [ticket, is_taken, zero, from, per_expert]);
-    layout!(
-        "UcclEpNormalReceive",
-        NormalReceive,
-        [
-            group,
-            call,
-            area,
-            rows,
-            row_stride,
-            scales,
-            scales_row,
-            scales_word,
-            choices,
-            weights,
-            src_info,
-            origin,
-            starts,
-            per_expert,
-            ends,
-            metadata,
-            len,
-            tokens,
-            slots,
-            top_k,
-            local_experts,
-            is_64,
-            zeroes_foreign,
-            alignment,
-            zeroes_gaps,
-            spread
-        ]
-    );
-    layout!(
-        "UcclEpNormalReturn",
-        NormalReturn,
-        [
-            group,
-            call,
-            rows,
-            row_stride,
-            weights,
-            src_info,
-            origin,
-            starts,
-            ends,
-            metadata,
-            slot_stride,
-            row_len,
-            weights_at,
-            len,
-            slots,
-            token_rows,
-            top_k,
-            local_experts,
-            sends_each,
-            spread,
-            zero
-        ]
-    );
-    layout!(
-        "UcclEpNormalSum",
-        NormalSum,
-        [group, call, routes, bias, weights, out, slot_stride, row_len, weights_at, slots, order]
-    );
-    layout!("UcclEpNormalDispatch", WholeNormalDispatch, [send, receive, told, ticket, does, zero]);
-    layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
-    for (cuda, rust) in [
-        ("UCCL_EP_MOST_RANKS", MAX_RANKS),
-        ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
-        ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
-        ("UCCL_EP_FEW_TOKENS", FEW_TOKENS),
-        ("UCCL_EP_FEW_CHOICES", FEW_CHOICES),
-        ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
-        ("UCCL_EP_SLOTS", SLOTS),
-        ("UCCL_EP_ROUND", ROUND),
-        ("UCCL_EP_HEADER", header::WORDS),
-        ("UCCL_EP_THREADS", THREADS as usize),
-        ("UCCL_EP_PACKING_THREADS", PACKING_THREADS as usize),
-        ("UCCL_EP_UNPACKING_THREADS", UNPACKING_THREADS as usize),
-        ("UCCL_EP_LAYOUT_THREADS", LAYOUT_THREADS as usize),
-        ("UCCL_EP_CHUNK", CHUNK),
-        ("UCCL_EP_PARTS", PARTS),
-        ("UCCL_EP_NOTES", NOTES),
-        ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
-        ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
-        ("UCCL_EP_POISONED", state::POISONED as usize),
-        ("UCCL_EP_DISAGREE", state::DISAGREE as usize),
-        ("UCCL_EP_WRONG_CHOICE", state::WRONG_CHOICE as usize),
-        ("UCCL_EP_NO_ROOM", state::NO_ROOM as usize),
-        ("UCCL_EP_LOST", state::LOST as usize),
-        ("UCCL_EP_ROOM", ROOM as usize),
-        ("UCCL_EP_PUSH", PUSH as usize),
-        ("RING_TAIL", fifo::TAIL),
-        ("RING_SLOTS", fifo::SLOTS_AT),
-        ("COMMAND_UNIT", command::UNIT),
-        ("COMMAND_LAP", command::LAP as usize),
-        ("COMMAND_SIGNALS", command::IS_SIGNAL as usize),
-        ("COMMAND_PEER_AT", command::PEER_AT as usize),
-        ("COMMAND_TARGET_AT", command::TARGET_AT as usize),
-        ("UCCL_EP_COPIED", how::COPIED as usize),
-        ("UCCL_EP_EXACT", how::EXACT as usize),
-        ("UCCL_EP_POWER", how::POWER as usize),
-        ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
-        ("UCCL_EP_NVFP4", how::NVFP4 as usize),
-        ("UCCL_EP_WHOLE", does::WHOLE as usize),
-        ("UCCL_EP_BEGUN", does::BEGUN as usize),
-        ("UCCL_EP_TAKEN", does::TAKEN as usize),
-        ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
-        ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
-        ("UCCL_EP_EACH_CHOICE", order::EACH_CHOICE as usize),
-        ("LINE", crate::shared::view::LINE),
-        ("LINES", crate::shared::view::LINES),
-    ] {
-        same(cuda, rust);
-    }
-    text
+    cpp::assertions(CONSTANTS, &STRUCTS)
 }

@@ -6,7 +6,7 @@ use uccl_device::cuda::Stream;
 
 use super::{
     group::Group,
-    params::{CHUNK, CallParams, Layout, Own, Routes},
+    params::{CallParams, Layout, Own, Routes, SEGMENT},
 };
 use crate::shared::error::Result;
 
@@ -14,8 +14,8 @@ impl Layout {
     /// For tokens with choices.
     pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
         let group = group.params;
-        let ended = group.own + offset_of!(Own, laid_out) as u64;
-        Self { group, call, routes, goes: 0, goes_told: 0, per_expert: 0, ended }
+        let ended = group.own + offset_of!(Own, layout_ended) as u64;
+        Self { group, call, routes, token_in_rank: 0, token_in_rank_out: 0, per_expert: 0, ended }
     }
 
     /// Enqueues the launch, with a block for each chunk of the tokens.
@@ -24,7 +24,7 @@ impl Layout {
     /// The stream is of the group's context, and the memory at the addresses is valid until this
     /// work has ended.
     pub(super) unsafe fn launch(&self, group: &Group, stream: &Stream) -> Result<()> {
-        let blocks = self.routes.tokens.div_ceil(CHUNK as u32).max(1);
+        let blocks = self.routes.tokens.div_ceil(SEGMENT as u32).max(1);
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
         // the rest.
         unsafe { group.kernels().layout.launch(stream, blocks, self) }

@@ -74,7 +74,7 @@ impl Status {
         let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
         let (expected, seen) = (self.expected[peer], self.seen[peer]);
         match self.state {
-            state::OVERDUE if self.what == PUSH => {
+            state::OVERDUE if self.detail == PUSH => {
                 let waited = Duration::from_nanos(self.waited_ns);
                 let why = format!(
                     "cannot be told: this rank's proxy has taken {seen} of {expected} commands, and no more in {waited:?}"
@@ -87,7 +87,7 @@ impl Status {
             }
             state::OVERDUE => {
                 let is_late = |rank: &usize| self.late >> rank & 1 == 1;
-                let what = if self.what == ROOM { "room" } else { "data" };
+                let what = if self.detail == ROOM { "room" } else { "data" };
                 let awaited = |peer| MissingMark {
                     peer,
                     owner: peer,
@@ -119,7 +119,7 @@ impl Status {
             state::POISONED => Error::Interrupted,
             state::DISAGREE => {
                 let names = if is_combine { COMBINE_AGREED } else { DISPATCH_AGREED };
-                let what = match self.what.checked_sub(1) {
+                let what = match self.detail.checked_sub(1) {
                     None => KINDS,
                     Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
                 };
@@ -148,7 +148,18 @@ mod tests {
         // The third agreed word, or ROOM.
         let what = if state == state::DISAGREE { 3 } else { 1 };
         let (poison, call, waited_ns, lost) = (0, 9, 5, 0);
-        Status { poison, state, phase: 1, what, call, late, waited_ns, lost, expected, seen }
+        Status {
+            poison,
+            state,
+            phase: 1,
+            detail: what,
+            call,
+            late,
+            waited_ns,
+            lost,
+            expected,
+            seen,
+        }
     }
 
     #[test]
@@ -173,7 +184,7 @@ mod tests {
         let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());
         let both = report(state::GAVE_UP).to_error(1, other).to_string();
         assert_eq!(both, "dispatch on rank 1: rank 5 has ended; rank 3 gave up on call 8");
-        let stuck = Status { what: PUSH, late: 0b1000, ..report(state::OVERDUE) };
+        let stuck = Status { detail: PUSH, late: 0b1000, ..report(state::OVERDUE) };
         let stuck = stuck.to_error(1, |_| None).to_string();
         assert!(
             stuck.contains("rank 3 cannot be told: this rank's proxy has taken 8 of 9 commands")

@@ -24,7 +24,7 @@ use uccl_local::cma::Process;
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
-    params::{NOTES, PARTS},
+    params::{CHUNKS, TAGGED_WORDS},
     watch::{self, own_start},
 };
 use crate::shared::{
@@ -84,7 +84,7 @@ impl Window {
     ) -> Result<Self> {
         let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
         let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
-        let flags = if has_flags { words_len(ranks, NOTES + PARTS) } else { 0 };
+        let flags = if has_flags { words_len(ranks, TAGGED_WORDS + CHUNKS) } else { 0 };
         let words = control_len(ranks) + flags;
         let len = words.checked_add(pool).ok_or_else(invalid)?;
         let memory = Arc::new(DeviceBuffer::new(context, len)?);

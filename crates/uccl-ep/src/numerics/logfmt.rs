@@ -10,7 +10,7 @@
 //! millionth of a step), the larger.
 //!
 //! Every operation is one that IEEE 754 defines, and none is a library's function, so that kernels
-//! make the same bits (`kernels/ep_logfmt.cuh`).
+//! make the same bits (`kernels/ep/low_latency/logfmt.cuh`).
 
 use multiversion::multiversion;
 

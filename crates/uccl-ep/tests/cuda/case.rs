@@ -641,7 +641,7 @@ impl<'a> GpuCalls<'a> {
         unsafe {
             let mut dispatch =
                 low_latency::Dispatch::new(group, &tokens, &choices, case.slots, scratch)?;
-            if case.has_parts(group) {
+            if case.has_chunks(group) {
                 dispatch.begin(stream)?;
             }
             dispatch.receive(&outputs, stream).map(Arc::new)
@@ -677,7 +677,7 @@ impl<'a> GpuCalls<'a> {
         // waited for.
         unsafe {
             let mut combine = low_latency::Combine::new(handle, &results, self.combine_scratch)?;
-            if case.has_parts(group) {
+            if case.has_chunks(group) {
                 combine.begin(stream)?;
             }
             if group.rank() + 1 == group.ranks() {
@@ -707,7 +707,7 @@ impl<'a> GpuCalls<'a> {
 
 impl Case {
     /// Whether a rank's calls are two launches each. Every other rank's are one.
-    fn has_parts(&self, group: &cuda::Group) -> bool {
+    fn has_chunks(&self, group: &cuda::Group) -> bool {
         !self.late.is_zero() || (self.seed + group.rank() as u64).is_multiple_of(2)
     }
 

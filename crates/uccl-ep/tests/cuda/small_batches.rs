@@ -28,8 +28,8 @@ enum RecordFault {
 }
 
 impl Case {
-    /// The first of two ranks finds the marks of an earlier call for a while, and no rows.
-    pub(crate) fn waits_for_marks(self) {
+    /// The first of two ranks finds the flags of an earlier call for a while, and no rows.
+    pub(crate) fn waits_for_flags(self) {
         world(2, |ranks, me| {
             let inputs: Vec<_> = (0..2).map(|rank| self.inputs_of(rank, 0, self.slots)).collect();
             let expected = self.on_cpu(ranks, me, &inputs[me..=me]);
@@ -46,8 +46,8 @@ impl Case {
             group.check().expect("calls go well");
             ranks.meet();
             let found = round.got(&self, &gpu);
-            assert_same("late marks", "rows", &found.rows, &expected[0].rows);
-            assert_same("late marks", "sums", &found.sums, &expected[0].sums);
+            assert_same("late flags", "rows", &found.rows, &expected[0].rows);
+            assert_same("late flags", "sums", &found.sums, &expected[0].sums);
         });
     }
 
@@ -76,19 +76,19 @@ impl Case {
         window.restore(&held);
         gpu.stream.synchronize().expect("a dispatch ends");
         let pieces = (2 * self.hidden).div_ceil(PIECE).min(MOST_PIECES);
-        let marks: Vec<_> = goes(&inputs[0], 1)
+        let flags: Vec<_> = goes(&inputs[0], 1)
             .iter()
             .flat_map(|token| token * pieces..(token + 1) * pieces)
             .collect();
-        let held = window.hold(2, &marks, 0..self.pool());
-        window.hide(&held, &marks);
+        let held = window.hold(2, &flags, 0..self.pool());
+        window.hide(&held, &flags);
         round.enqueue_combine(self, (group, &handle), gpu).expect("a combine");
         window.restore(&held);
     }
 
-    /// The second of two ranks notes that it sends more than there are slots: the first gets an
+    /// The second of two ranks announces more records than there are slots: the first gets an
     /// error.
-    pub(crate) fn names_who_notes_too_much(self) {
+    pub(crate) fn names_a_rank_with_too_large_counts(self) {
         let errors = world(2, |ranks, me| {
             let group = self.join(ranks, me, Duration::from_secs(20));
             let (gpu, other) = (Gpu::new(), Gpu::new());
@@ -96,9 +96,9 @@ impl Case {
             let round = GpuCalls::new(&self, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
-                // The note behind the notes of the experts.
+                // The tagged word behind those of the experts.
                 let (nth, too_much) = (self.local_experts, self.slots as u64 + 1);
-                Window::of(&group, &other).change_note(1, nth, too_much);
+                Window::of(&group, &other).change_tagged_word(1, nth, too_much);
             }
             round.enqueue_dispatch(&self, &group, &gpu).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../../../kernels/ep.cu"
+#include "../../../../kernels/ep/ep.cu"
 
 namespace {
 
@@ -44,9 +44,9 @@ struct Launch {
   char* stacks;
   Thread* running = nullptr;
   jmp_buf scheduler;
-  bool polls = false;      // in this round of turns a thread has polled
-  bool gets_on = false;    // in this round threads of a block or a warp have met
-  u32 idle = 0;            // rounds in which all remaining threads polled in vain
+  bool polls = false;    // in this round of turns a thread has polled
+  bool gets_on = false;  // in this round threads of a block or a warp have met
+  u32 idle = 0;          // rounds in which all remaining threads polled in vain
 };
 
 thread_local Launch* launch;
@@ -110,8 +110,8 @@ void run(u32 blocks, u32 asked, const void* parameter, void (*kernel)(const void
     l.all_threads[i].block = static_cast<u32>(i / threads);
   }
   size_t len = l.all_threads.size() * STACK;
-  l.stacks = static_cast<char*>(mmap(nullptr, len, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  l.stacks = static_cast<char*>(
+      mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (l.stacks == MAP_FAILED) abort();
   launch = &l;
   for (bool is_over = false; !is_over;) {
@@ -135,7 +135,7 @@ void kernel(const void* parameter) {
 // Pushes to a ring of commands, as all kernels of a rank together do.
 struct Pusher {
   UcclEpGroup group = {};
-  UcclEpOwn own = {};
+  UcclEpOwnState own = {};
   UcclEpStatus status = {};
   u32 each = 0;   // commands of a thread
   u32 state = 0;  // the state of a thread that could not push
@@ -230,22 +230,30 @@ extern "C" {
 
 extern const Emulated emulated_kernels[];
 const Emulated emulated_kernels[] = {
-    {"uccl_ep_send", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_send>},
-    {"uccl_ep_receive", sizeof(UcclEpReceive), kernel<const UcclEpReceive, uccl_ep_receive>},
-    {"uccl_ep_return", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return>},
-    {"uccl_ep_sum", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum>},
-    {"uccl_ep_return_packed", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return_packed>},
-    {"uccl_ep_sum_packed", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum_packed>},
-    {"uccl_ep_dispatch", sizeof(UcclEpDispatch), kernel<const UcclEpDispatch, uccl_ep_dispatch>},
-    {"uccl_ep_combine", sizeof(UcclEpCombine), kernel<const UcclEpCombine, uccl_ep_combine>},
+    {"uccl_ep_low_latency_send", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_low_latency_send>},
+    {"uccl_ep_low_latency_receive", sizeof(UcclEpLowLatencyReceive),
+     kernel<const UcclEpLowLatencyReceive, uccl_ep_low_latency_receive>},
+    {"uccl_ep_low_latency_return", sizeof(UcclEpLowLatencyReturn),
+     kernel<const UcclEpLowLatencyReturn, uccl_ep_low_latency_return>},
+    {"uccl_ep_low_latency_sum", sizeof(UcclEpLowLatencySum),
+     kernel<const UcclEpLowLatencySum, uccl_ep_low_latency_sum>},
+    {"uccl_ep_low_latency_return_packed", sizeof(UcclEpLowLatencyReturn),
+     kernel<const UcclEpLowLatencyReturn, uccl_ep_low_latency_return_packed>},
+    {"uccl_ep_low_latency_sum_packed", sizeof(UcclEpLowLatencySum),
+     kernel<const UcclEpLowLatencySum, uccl_ep_low_latency_sum_packed>},
+    {"uccl_ep_low_latency_dispatch", sizeof(UcclEpLowLatencyDispatch),
+     kernel<const UcclEpLowLatencyDispatch, uccl_ep_low_latency_dispatch>},
+    {"uccl_ep_low_latency_combine", sizeof(UcclEpLowLatencyCombine),
+     kernel<const UcclEpLowLatencyCombine, uccl_ep_low_latency_combine>},
     {"uccl_ep_mask", sizeof(UcclEpMask), kernel<const UcclEpMask, uccl_ep_mask>},
     {"uccl_ep_layout", sizeof(UcclEpLayout), kernel<const UcclEpLayout, uccl_ep_layout>},
     {"uccl_ep_normal_send", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_normal_send>},
-    {"uccl_ep_count", sizeof(UcclEpCount), kernel<const UcclEpCount, uccl_ep_count>},
+    {"uccl_ep_normal_count", sizeof(UcclEpNormalCount), kernel<const UcclEpNormalCount, uccl_ep_normal_count>},
     {"uccl_ep_normal_receive", sizeof(UcclEpNormalReceive), kernel<const UcclEpNormalReceive, uccl_ep_normal_receive>},
     {"uccl_ep_normal_return", sizeof(UcclEpNormalReturn), kernel<const UcclEpNormalReturn, uccl_ep_normal_return>},
     {"uccl_ep_normal_sum", sizeof(UcclEpNormalSum), kernel<const UcclEpNormalSum, uccl_ep_normal_sum>},
-    {"uccl_ep_normal_dispatch", sizeof(UcclEpNormalDispatch), kernel<const UcclEpNormalDispatch, uccl_ep_normal_dispatch>},
+    {"uccl_ep_normal_dispatch", sizeof(UcclEpNormalDispatch),
+     kernel<const UcclEpNormalDispatch, uccl_ep_normal_dispatch>},
     {"uccl_ep_normal_combine", sizeof(UcclEpNormalCombine), kernel<const UcclEpNormalCombine, uccl_ep_normal_combine>},
     {nullptr, 0, nullptr},
 };
@@ -269,7 +277,7 @@ u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
 }
 
 // The call number in a weight that is read as a call's count.
-u64 emulated_call_of_weight(u64 call, float weight) { return weight_told(call, weight) >> MARK_CALL; }
+u64 emulated_call_of_weight(u64 call, float weight) { return tagged_weight(call, weight) >> FLAG_CALL; }
 
 void emulated_poison(Pusher* pusher, u32 poison) { __atomic_store_n(&pusher->status.poison, poison, __ATOMIC_RELAXED); }
 

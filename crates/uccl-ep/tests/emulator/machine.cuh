@@ -64,7 +64,7 @@ T from_lane(T value, u32 lane) {
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define UCCL_SELDOM inline
+#define UCCL_COLD inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define threadIdx (emulated::thread())
@@ -114,7 +114,7 @@ inline u64 load_relaxed(u64 address) {
   return __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_RELAXED);
 }
 
-inline void say_to_block(u32& word, u32 value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
+inline void store_to_block(u32& word, u32 value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
 
 // In either order, as on a GPU.
 inline void store_pair(u64 address, u64 first, u64 second) {
@@ -126,11 +126,9 @@ inline void store_pair(u64 address, u64 first, u64 second) {
 
 inline u32 count_up(u32* count) { return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL); }
 
-inline u32 look(u64 address) {
-  return __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_RELAXED);
-}
+inline u32 load_word(u64 address) { return __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_RELAXED); }
 
-inline u32 look_shared(const u32& word) { return word; }
+inline u32 load_shared(const u32& word) { return word; }
 
 constexpr u32 GPU_NAN = 0x7fff;
 
@@ -163,7 +161,9 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline u32 atomicAdd(u32* word, u32 by) { return __atomic_fetch_add(word, by, __ATOMIC_RELAXED); }
 inline u32 atomicExch(u32* word, u32 to) { return __atomic_exchange_n(word, to, __ATOMIC_RELAXED); }
 template <typename T>
-T atomicOr(T* word, T bits) { return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED); }
+T atomicOr(T* word, T bits) {
+  return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
+}
 inline u32 atomicCAS(u32* word, u32 from, u32 to) {
   __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return from;

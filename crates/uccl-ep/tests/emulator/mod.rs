@@ -90,7 +90,7 @@ fn build() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
     fs::create_dir_all(&folder).expect("a folder");
-    let sources = [here.clone(), here.join("../../../../kernels")];
+    let sources = [here.clone(), here.join("../../../../kernels/ep")];
     let library = folder.join(format!("{:016x}.so", hash_of(&sources)));
     if !library.exists() {
         let made = folder.join(format!("{}.made", process::id()));
@@ -105,11 +105,11 @@ fn build() -> PathBuf {
     library
 }
 
-/// The hash of the compiler's options, and of all files in some folders.
+/// The hash of the compiler's options, and of all files below some folders.
 fn hash_of(folders: &[PathBuf]) -> u64 {
     let mut state = DefaultHasher::new();
     FLAGS.hash(&mut state);
-    for path in folders.iter().flat_map(files_in) {
+    for path in folders.iter().flat_map(files_below) {
         fs::read(path).expect("a source").hash(&mut state);
     }
     state.finish()
@@ -129,9 +129,19 @@ fn compile(here: &Path, library: &Path) {
 
 /// The files of a folder, in the order of their names.
 fn files_in(folder: &PathBuf) -> Vec<PathBuf> {
+    entries_of(folder).into_iter().filter(|path| path.is_file()).collect()
+}
+
+/// The files of a folder and of the folders in it.
+fn files_below(folder: &PathBuf) -> Vec<PathBuf> {
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
+    entries_of(folder).into_iter().flat_map(below).collect()
+}
+
+fn entries_of(folder: &PathBuf) -> Vec<PathBuf> {
     let entries =
         fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
-    let mut files: Vec<_> = entries.filter(|path| path.is_file()).collect();
-    files.sort();
-    files
+    let mut entries: Vec<_> = entries.collect();
+    entries.sort();
+    entries
 }

@@ -18,7 +18,7 @@ use crate::{
         call::combine_call,
         group::Group,
         memory::check_rows,
-        params::{CallParams, NOTES, PARTS, Return, Routes, Sum, WholeCombine},
+        params::{CHUNKS, CallParams, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
     },
     numerics::{logfmt, quantise::GROUP},
     shared::{
@@ -48,7 +48,7 @@ impl Combine {
     /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
     /// this combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots, placed } = &**handle;
+        let Handle { group, routes, slots, placement } = &**handle;
         group.check()?;
         let len = 2 * input.hidden;
         check_rows("rows", input.rows, input.stride, len)?;
@@ -61,7 +61,7 @@ impl Combine {
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_per_row(group, *slots, len / VECTOR) };
         let call = combine_call(group, &row, *slots, is_packed, scratch)?;
-        let call = CallParams { sent: *placed, ..call };
+        let call = CallParams { dispatch_placement: *placement, ..call };
         let send = Return {
             group: group.params,
             call,
@@ -139,7 +139,7 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
-            let fused = WholeCombine { give_back: self.send, sum };
+            let fused = WholeCombine { send: self.send, sum };
             // SAFETY: the kernel takes this struct; for the rest, as for `begin`.
             return unsafe { group.launch(stream, (kernels.combine, rows), &fused) };
         }
@@ -174,10 +174,10 @@ fn pieces_per_row(group: &Group, slots: usize, vectors: usize) -> usize {
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
     let (slots, peers) = (slots.max(1), (group.ranks() - 1).max(1));
-    if !group.can_fuse() || slots > PARTS {
+    if !group.can_fuse() || slots > CHUNKS {
         return 0;
     }
-    let most = (PARTS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
+    let most = (CHUNKS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
     // No piece is empty.
     let each = vectors.div_ceil(most * WIDTH) * WIDTH;
     vectors.div_ceil(each.max(1))
@@ -189,5 +189,5 @@ fn pieces_per_row(group: &Group, slots: usize, vectors: usize) -> usize {
 fn are_partial_sums_faster(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Tokens: on two and four H100s, 32 take less time this way, and 16 about as long either way.
     const LEAST: usize = 24;
-    ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
+    ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < TAGGED_WORDS
 }

@@ -10,7 +10,10 @@ use crate::{
         call::dispatch_call,
         group::Group,
         memory::{Choices, check_rows},
-        params::{FEW_CHOICES, FEW_TOKENS, Layout, Receive, Routes, Send, WholeDispatch, how},
+        params::{
+            Layout, Receive, Routes, SMALL_BATCH_CHOICES, SMALL_BATCH_TOKENS, Send, WholeDispatch,
+            format,
+        },
     },
     host::dispatch::{Payload, TILE},
     numerics::quantise::ScaleFormat,
@@ -34,7 +37,7 @@ pub struct Handle {
     pub(super) routes: Routes,
     pub(super) slots: usize,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
-    pub(super) placed: u64,
+    pub(super) placement: u64,
 }
 
 impl Dispatch {
@@ -74,10 +77,10 @@ impl Dispatch {
                 Payload::Nvfp4(_, global_scale) => global_scale,
                 Payload::Bytes(_) | Payload::Quantised(..) => 0.0,
             },
-            how: format_of(tokens.payload),
-            is_few: u32::from(is_small),
+            format: format_of(tokens.payload),
+            is_small_batch: u32::from(is_small),
             // All ranks compute the same, because they have the same slots.
-            in_parts: u32::from(group.can_fuse() && is_small_batch(slots, choices.top_k)),
+            in_chunks: u32::from(group.can_fuse() && is_small_batch(slots, choices.top_k)),
         };
         Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
@@ -91,7 +94,7 @@ impl Dispatch {
     /// The stream is of the group's context; otherwise as for [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         self.group.check()?;
-        if self.send.is_few == 0 {
+        if self.send.is_small_batch == 0 {
             let layout = Layout::of(&self.group, self.send.call, self.send.routes);
             // SAFETY: as for the launch below.
             unsafe { layout.launch(&self.group, stream)? };
@@ -123,7 +126,7 @@ impl Dispatch {
         self.group.check()?;
         let receive = self.receive_params(outputs)?;
         let rows = receive.expert_rows as usize;
-        if !self.is_begun && self.send.in_parts != 0 {
+        if !self.is_begun && self.send.in_chunks != 0 {
             // A block for each token and two for each record, if there are so many, so that no
             // block takes its records late because it has sent.
             let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
@@ -140,7 +143,7 @@ impl Dispatch {
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
-        Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placed })
+        Ok(Handle { group: self.group, routes, slots: self.slots, placement: call.placement })
     }
 
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<Receive> {
@@ -183,7 +186,7 @@ impl Dispatch {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             tile_rows: tile_rows as u32,
-            in_parts: self.send.in_parts,
+            in_chunks: self.send.in_chunks,
         })
     }
 }
@@ -198,17 +201,17 @@ impl Handle {
 
 /// Whether each block of a launch may read all tokens' choices.
 fn is_small_batch(tokens: usize, top_k: usize) -> bool {
-    tokens <= FEW_TOKENS && tokens * top_k <= FEW_CHOICES
+    tokens <= SMALL_BATCH_TOKENS && tokens * top_k <= SMALL_BATCH_CHOICES
 }
 
 /// The kernels' number of a payload's format.
 fn format_of(payload: Payload) -> u32 {
     match payload {
-        Payload::Bytes(_) => how::COPIED,
-        Payload::Quantised(_, ScaleFormat::Exact) => how::EXACT,
-        Payload::Quantised(_, ScaleFormat::PowerOfTwo) => how::POWER,
-        Payload::Quantised(_, ScaleFormat::Exponent) => how::EXPONENT,
-        Payload::Nvfp4(..) => how::NVFP4,
+        Payload::Bytes(_) => format::BYTES,
+        Payload::Quantised(_, ScaleFormat::Exact) => format::FP8,
+        Payload::Quantised(_, ScaleFormat::PowerOfTwo) => format::FP8_POWER_OF_TWO,
+        Payload::Quantised(_, ScaleFormat::Exponent) => format::FP8_EXPONENT,
+        Payload::Nvfp4(..) => format::NVFP4,
     }
 }
 

@@ -100,7 +100,7 @@ pub struct CombineOutput {
 }
 
 /// Bytes of a dispatch's records for its combine, if each of so many ranks sends `slots` at most.
-/// Their layout is in `kernels/ep_records.cuh`.
+/// Their layout is in `kernels/ep/low_latency/handle.cuh`.
 #[must_use]
 pub fn records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
     size_of::<u32>() * (MAX_RANKS + 1 + ranks * slots * (1 + top_k))

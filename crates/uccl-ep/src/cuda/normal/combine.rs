@@ -101,7 +101,7 @@ impl Combine {
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
         let call = combine_call(group, &row, *slots, false, scratch)?;
-        let call = CallParams { sent: rows.placed, ..call };
+        let call = CallParams { dispatch_placement: rows.placement, ..call };
         let sent = NormalReturn {
             group: group.params,
             call,
@@ -186,7 +186,7 @@ impl Combine {
         unsafe {
             if group.can_fuse() {
                 let blocks = blocks_for(sent.len as usize + tokens + 1, max_blocks);
-                let fused = WholeNormalCombine { give_back: sent, sum };
+                let fused = WholeNormalCombine { send: sent, sum };
                 group.launch(stream, (kernels.normal_combine, blocks), &fused)
             } else {
                 let blocks = blocks_for(tokens, max_blocks);

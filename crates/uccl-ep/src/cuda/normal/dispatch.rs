@@ -14,7 +14,7 @@ use crate::{
         group::Group,
         mailbox::{CountsMailbox, Ticket},
         memory::check_rows,
-        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
+        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, phases},
     },
     host::group::InterruptCheck,
     shared::{
@@ -62,7 +62,7 @@ pub(super) struct ReceivedRows {
     /// Rows from a rank's first to the next rank's; 0: without gaps.
     pub(super) spread: usize,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
-    pub(super) placed: u64,
+    pub(super) placement: u64,
 }
 
 /// A dispatch's handle, for its combines.
@@ -117,7 +117,7 @@ impl Dispatch {
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
         let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
-        let (goes, per_expert) = match &routing {
+        let (token_in_rank, per_expert) = match &routing {
             Routing::Ranks(given) => (given.token_in_rank, given.per_expert),
             Routing::Choices(_) | Routing::Layout(_) | Routing::Cached(_) => (0, 0),
         };
@@ -136,9 +136,9 @@ impl Dispatch {
                 row_stride: tokens.stride as u64,
                 global_scale_at: 0,
                 global_scale: 0.0,
-                how: params::how::COPIED,
-                is_few: 0,
-                in_parts: 0,
+                format: params::format::BYTES,
+                is_small_batch: 0,
+                in_chunks: 0,
             },
             scales: scales.words,
             scales_token: scales.token_stride as u64,
@@ -150,7 +150,7 @@ impl Dispatch {
         // ended.
         unsafe {
             if !is_laid_out {
-                Layout { goes, per_expert, ..Layout::of(group, call, routes) }
+                Layout { token_in_rank, per_expert, ..Layout::of(group, call, routes) }
                     .launch(group, stream)?;
             }
             if !group.can_fuse() {
@@ -183,7 +183,7 @@ impl Dispatch {
         let ticket = mailbox.next_ticket();
         let count = params::Count {
             send: self.send.send,
-            told: ticket.mailbox,
+            mailbox: ticket.mailbox,
             ticket: ticket.number,
             slots: self.slots as u32,
             begins: u32::from(self.progress == Progress::Nothing),
@@ -268,12 +268,12 @@ impl Dispatch {
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
-        let spread = if call.stays != 0 { self.spread() } else { 0 };
+        let spread = if call.zero_copy != 0 { self.spread() } else { 0 };
         let own = outputs.tables.map(|tables| ReceivedRows {
             tables,
             by_expert,
             spread,
-            placed: call.placed,
+            placement: call.placement,
         });
         let Some(rows) = (*cached).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
@@ -321,32 +321,26 @@ impl Dispatch {
         Ok((receive, rows))
     }
 
-    /// Launches the remaining phases of a dispatch in one kernel. If `mailbox` is not 0, the kernel
-    /// writes the counts there for the host, and `ticket` last.
+    /// Launches the remaining phases of a dispatch in one kernel. With a ticket for a mailbox, the
+    /// kernel writes the counts there for the host.
     ///
     /// # Safety
     /// As for [`receive`](Self::receive).
     unsafe fn launch_fused(
         &self,
         receive: NormalReceive,
-        Ticket { mailbox, number }: Ticket,
+        ticket: Ticket,
         stream: &Stream,
     ) -> Result<()> {
         let Self { group, send, progress, max_blocks, .. } = self;
         let blocks = blocks_for(receive.len as usize + rows_of(send), *max_blocks);
-        let does = match progress {
-            Progress::Nothing => does::WHOLE,
-            Progress::Counts => does::BEGUN,
-            Progress::Rows => does::TAKEN,
+        let phases = match progress {
+            Progress::Nothing => phases::ALL,
+            Progress::Counts => phases::AFTER_COUNTS,
+            Progress::Rows => phases::RECEIVE,
         };
-        let fused = WholeNormalDispatch {
-            send: *send,
-            receive,
-            told: mailbox,
-            ticket: number,
-            does,
-            zero: 0,
-        };
+        let Ticket { mailbox, number: ticket } = ticket;
+        let fused = WholeNormalDispatch { send: *send, receive, mailbox, ticket, phases, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
     }

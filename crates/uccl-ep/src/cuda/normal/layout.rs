@@ -56,7 +56,7 @@ impl LayoutOutput {
         let routes = choices.routes(group.ranks(), scratch);
         let call = group.call(0, &header, scratch)?;
         let layout = params::Layout {
-            goes_told: self.token_in_rank,
+            token_in_rank_out: self.token_in_rank,
             // Not the group's word: a call may compute a layout at the same time, on another
             // stream.
             ended: scratch,

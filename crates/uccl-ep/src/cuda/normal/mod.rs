@@ -2,7 +2,7 @@
 //! comes back.
 //!
 //! It has the protocol of low latency mode, with one round for a call, and other kernels
-//! (`kernels/ep_layout.cuh`, `kernels/ep_parts.cuh`, `kernels/ep_normal_*.cuh`). Received rows are
+//! (`kernels/ep/layout.cuh`, `kernels/ep/chunks.cuh`, `kernels/ep/normal`). Received rows are
 //! in order of rank and token, as on the CPU: one for each token; or, where rows are by expert, one
 //! for each token and expert. The host waits only when it asks for counts.
 //!

@@ -84,7 +84,7 @@ impl Dispatch {
         send.area.len = (place.spread * place.stride) as u64;
         send.call.len = (self.group.ranks() as u64 * send.area.len).next_multiple_of(64);
         send.call.header[0] = header::ZERO_COPY;
-        send.call.stays = 1;
+        send.call.zero_copy = 1;
         let ZeroCopyView { len, rows, stride, scales, .. } = place;
         let outputs = DispatchOutput { len, rows, stride, scales, ..*outputs };
         // SAFETY: the pool has room for the rows; for the rest, the caller guarantees it.

@@ -272,7 +272,7 @@ impl<'a> GpuCalls<'a> {
                 }
             }
             if let Some(Fault::Shrunk) = wrong {
-                // Behind the window's words are the marks of eight calls. The header is of the
+                // Behind the window's words are the flags of eight calls. The header is of the
                 // first call.
                 let window = group.pool_address() - 8 * 2048 * 8 - 4096;
                 gpu.write(window + (3 + 1) * 64 + 6 * 8, &[0u64]);

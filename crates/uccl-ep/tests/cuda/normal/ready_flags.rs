@@ -16,34 +16,34 @@ use super::{
     on_gpu::GpuCalls,
 };
 
-/// Constants of the kernels: the marks of a row, where rows are few, and the most rows that a mark
-/// can give a part.
+/// Constants of the kernels: the flags of a row, where rows are few, and the most rows that a flag
+/// can give a chunk.
 const PIECES: usize = 8;
 const MOST_ROWS: u64 = 63;
 
-/// A change of marks.
+/// A change of flags.
 #[derive(Clone, Copy, Debug)]
 enum Tampering {
-    /// From this piece of a row on, the marks are those of an earlier call for a while, and the
+    /// From this piece of a row on, the flags are those of an earlier call for a while, and the
     /// rows are missing.
     Late(usize),
-    /// Each mark gives its part as many rows as it can.
+    /// Each flag gives its chunk as many rows as it can.
     Boasting,
 }
 
 impl Tampering {
-    /// Changes marks, and the rows of late marks.
-    fn tamper(self, window: &Window<'_>, held: &HeldBack, marks: &[usize]) {
+    /// Changes flags, and the rows of late flags.
+    fn tamper(self, window: &Window<'_>, held: &HeldBack, flags: &[usize]) {
         match self {
             Self::Late(first) => {
-                let late = marks.iter().copied().filter(|mark| mark % PIECES >= first);
+                let late = flags.iter().copied().filter(|flag| flag % PIECES >= first);
                 window.hide(held, &late.collect::<Vec<_>>());
             }
-            Self::Boasting => window.change(held, marks, |mark| mark | MOST_ROWS),
+            Self::Boasting => window.change(held, flags, |flag| flag | MOST_ROWS),
         }
     }
 
-    /// Puts late rows and their marks back, after a while.
+    /// Puts late rows and their flags back, after a while.
     fn restore(self, window: &Window<'_>, held: &HeldBack) {
         if let Self::Late(_) = self {
             window.restore(held);
@@ -51,14 +51,14 @@ impl Tampering {
     }
 }
 
-/// The marks of the first `rows` rows.
-fn marks_of(rows: usize) -> Vec<usize> {
+/// The flags of the first `rows` rows.
+fn flags_of(rows: usize) -> Vec<usize> {
     (0..PIECES * rows).collect()
 }
 
 impl Normal {
-    /// Nothing is taken or summed before its mark has come.
-    pub(crate) fn waits_for_marks(self) {
+    /// Nothing is taken or summed before its flag has come.
+    pub(crate) fn waits_for_flags(self) {
         for first in [0, 1] {
             self.tampered(Tampering::Late(first));
         }
@@ -85,7 +85,7 @@ impl Normal {
 
     /// A rank with counts that have come, and parts that have not, is named with the call that
     /// waits for them.
-    pub(crate) fn names_whose_part_does_not_come(self) {
+    pub(crate) fn names_the_rank_of_a_missing_chunk(self) {
         let case = Self { ranks: 2, is_full: true, is_worst: true, ..self };
         let errors = world(2, |ranks, me| {
             let inputs = case.inputs(me, 0);
@@ -95,8 +95,8 @@ impl Normal {
             let round = GpuCalls::new(&case, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
-                let (window, marks) = (Window::of(&group, &other), marks_of(case.slots));
-                window.change(&window.hold(1, &marks, 0..0), &marks, |_| 0);
+                let (window, flags) = (Window::of(&group, &other), flags_of(case.slots));
+                window.change(&window.hold(1, &flags, 0..0), &flags, |_| 0);
             }
             round.dispatch(&case, (&group, &gpu), round.routing(&case)).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
@@ -137,7 +137,7 @@ impl Normal {
         round.got(self, &gpu)
     }
 
-    /// Makes each of the first rank's calls after the second has sent all of its part.
+    /// Makes each of the first rank's calls after the second has sent all of its rows.
     fn behind_the_second(
         &self,
         how: Tampering,
@@ -150,9 +150,9 @@ impl Normal {
         let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
         let area = record.area(self.local_experts, self.slots);
         let records = area + Record::first_at(self.local_experts)..2 * area;
-        let marks = marks_of(self.slots);
-        let held = window.hold(1, &marks, records);
-        how.tamper(&window, &held, &marks);
+        let flags = flags_of(self.slots);
+        let held = window.hold(1, &flags, records);
+        how.tamper(&window, &held, &flags);
         round.lay_out(self, group, gpu).expect("a layout");
         let handle = round.dispatch(self, (group, gpu), round.routing(self)).expect("a dispatch");
         how.restore(&window, &held);
@@ -161,9 +161,9 @@ impl Normal {
             // Its own rows come to its window too, in between, and would be written over.
             return round.combine(self, (group, &handle), gpu).expect("a combine");
         }
-        let marks = marks_of(self.sent_to_the_second(inputs));
-        let held = window.hold(2, &marks, 0..self.pool());
-        how.tamper(&window, &held, &marks);
+        let flags = flags_of(self.sent_to_the_second(inputs));
+        let held = window.hold(2, &flags, 0..self.pool());
+        how.tamper(&window, &held, &flags);
         round.combine(self, (group, &handle), gpu).expect("a combine");
         how.restore(&window, &held);
     }

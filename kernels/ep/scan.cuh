@@ -1,7 +1,7 @@
 // Exclusive prefix sums. One block computes them.
 #pragma once
 
-#include "ep_warp.cuh"
+#include "warp.cuh"
 
 // Turns `count` counts into the sums of the counts before each. `all[count]` becomes the sum of
 // all.

@@ -1,15 +1,15 @@
 // Normal-mode dispatch: a token goes once to each rank that has one of its experts.
 #pragma once
 
-#include "ep_dispatch.cuh"
-#include "ep_parts.cuh"
-#include "ep_scan.cuh"
+#include "../chunks.cuh"
+#include "../records.cuh"
+#include "../scan.cuh"
 
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.
 
 // An origin is a rank times ORIGIN_RANK, and an index among a token's ranks.
-constexpr u32 ORIGIN_RANK = UCCL_EP_MOST_RANKS;
+constexpr u32 ORIGIN_RANK = UCCL_EP_MAX_RANKS;
 
 // The number of a token's ranks before `rank`.
 __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
@@ -31,7 +31,7 @@ struct OwnToken {
   const UcclEpNormalSend& p;
   u32 number;
 
-  __device__ __forceinline__ bool stays() const { return false; }
+  __device__ __forceinline__ bool is_zero_copy() const { return false; }
   __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
   __device__ __forceinline__ u32 scale(u32 word) const {
     return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
@@ -49,7 +49,7 @@ struct OwnToken {
 
 // Data that goes with a row, loaded while the row's first vectors are in flight: a lane's first
 // scales, and its first word.
-struct Besides {
+struct TokenExtras {
   static constexpr u32 SCALES = 2;
 
   u32 scales[SCALES];
@@ -57,44 +57,46 @@ struct Besides {
 };
 
 template <typename Token>
-__device__ __forceinline__ Besides load_besides(const Token& token, const Team& team, u32 scales, u32 top_k) {
-  Besides besides;
+__device__ __forceinline__ TokenExtras load_extras(const Token& token, const Team& team, u32 scales, u32 top_k) {
+  TokenExtras extras;
 #pragma unroll
-  for (u32 nth = 0; nth < Besides::SCALES; nth++) {
+  for (u32 nth = 0; nth < TokenExtras::SCALES; nth++) {
     u32 word = team.lane() + nth * team.lanes();
-    besides.scales[nth] = word < scales ? token.scale(word) : 0;
+    extras.scales[nth] = word < scales ? token.scale(word) : 0;
   }
-  besides.word = lane_of_thread() < words_with(top_k) ? token.word(lane_of_thread()) : 0;
-  return besides;
+  extras.word = lane_of_thread() < words_with(top_k) ? token.word(lane_of_thread()) : 0;
+  return extras;
 }
 
 // Stores a row's `count` scales by `store(word, scale)`, which is also called for words behind the
 // last.
 template <typename Token, typename Store>
-__device__ __forceinline__ void store_scales(const Token& token, const Besides& besides, const Team& team, u32 count, Store store) {
+__device__ __forceinline__ void store_scales(const Token& token, const TokenExtras& extras, const Team& team, u32 count,
+                                             Store store) {
   u32 nth = 0;
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < count; first += team.lanes(), nth++) {
-    u32 word = first + lane_of_thread(), scale = nth == 0 ? besides.scales[0] : besides.scales[1];
-    if (nth >= Besides::SCALES && word < count) scale = token.scale(word);
+    u32 word = first + lane_of_thread(), scale = nth == 0 ? extras.scales[0] : extras.scales[1];
+    if (nth >= TokenExtras::SCALES && word < count) scale = token.scale(word);
     store(word, scale);
   }
 }
 
 // The `nth` word that goes with a token. All lanes take part.
 template <typename Token>
-__device__ __forceinline__ u32 word_with(const Token& token, const Besides& besides, u32 nth, u32 top_k) {
-  u32 word = __shfl_sync(ALL, besides.word, static_cast<int>(nth % LANES));
+__device__ __forceinline__ u32 word_with(const Token& token, const TokenExtras& extras, u32 nth, u32 top_k) {
+  u32 word = __shfl_sync(ALL, extras.word, static_cast<int>(nth % LANES));
   return nth >= LANES && nth < words_with(top_k) ? token.word(nth) : word;
 }
 
 // Stores the words that go with a token. One warp.
-__device__ __forceinline__ void send_words(const OwnToken& token, const Besides& besides, u64 mask, const Targets (&to)[2]) {
+__device__ __forceinline__ void send_words(const OwnToken& token, const TokenExtras& extras, u64 mask,
+                                           const Targets (&to)[2]) {
   const UcclEpSend& send = token.p.send;
   u32 top_k = send.routes.top_k, count = words_with(top_k);
 #pragma unroll 1
   for (u32 first = 0; first < count; first += LANES) {
-    u32 nth = first + lane_of_thread(), word = word_with(token, besides, nth, top_k);
+    u32 nth = first + lane_of_thread(), word = word_with(token, extras, nth, top_k);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
 #pragma unroll 1
@@ -110,19 +112,19 @@ __device__ __forceinline__ void send_words(const OwnToken& token, const Besides&
 }
 
 // Writes a token to its records, without that at `left_out`.
-__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Team& team, u32 number,
-                                            u32 left_out = NO_RANK) {
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Team& team,
+                                            u32 number, u32 left_out = NO_RANK) {
   const UcclEpArea& area = p.send.area;
   OwnToken token = {p, number};
   Targets to[2];
-  Besides besides;
+  TokenExtras extras;
   u64 mask;
   copy_to_all<LONG_ROUND>(team, to, token.row(), area.payload / 16, [&] {
     records_of(p.send, call, number, to, left_out);
-    besides = load_besides(token, team, area.scales, p.send.routes.top_k);
+    extras = load_extras(token, team, area.scales, p.send.routes.top_k);
     mask = token.mask();
   });
-  store_scales(token, besides, team, area.scales, [&](u32 word, u32 scale) {
+  store_scales(token, extras, team, area.scales, [&](u32 word, u32 scale) {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
       for_each(to[half], [&](u64 record) {
@@ -130,10 +132,10 @@ __device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Ucc
       });
     }
   });
-  if (team.warp == 0) send_words(token, besides, mask, to);
+  if (team.warp == 0) send_words(token, extras, mask, to);
 }
 
-__device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& w) {
+__device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, WaitState& w) {
   const UcclEpSend& send = p.send;
   if (!begin_send(send.group, send.call, w)) return;
   if (is_spare_sender()) send_routed_counts(send, w.call);
@@ -145,57 +147,57 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// A rank's mark for the tokens of a part, or for a piece of them.
-__device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank,
-                                         const Part& part) {
+// A rank's flag for the tokens of a chunk, or for a piece of them.
+__device__ __forceinline__ ReadyFlag flag_for(const UcclEpSend& p, const UcclEpPlacement& call, u32 flag, u32 rank,
+                                              const Chunk& chunk) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
   u32 first = 0, count = 0;
 #pragma unroll 1
-  for (u32 token = part.begin; token < part.end; token++) {
+  for (u32 token = chunk.begin; token < chunk.end; token++) {
     int place = slot_at(p.routes, g.ranks, token, rank).place();
     if (place < 0) continue;
     if (count == 0) first = static_cast<u32>(place);
     count++;
   }
-  return {marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count)};
+  return {flags_of(g, rank, g.rank, call.number) + sizeof(u64) * flag, chunk_flag(call.number, first, count)};
 }
 
-// Sends other ranks their tokens, part by part.
-__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share,
-                                            Outgoing& out) {
+// Sends other ranks their tokens, chunk by chunk.
+__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlacement& call, const Share& share,
+                                            FlagQueue& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
-  Cut cut = cut_of(send.routes.tokens);
-  send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
-    Part part = part_of(cut, mark, send.routes.tokens);
+  Chunking chunking = chunking_of(send.routes.tokens);
+  send_chunks(out, chunking.flags, share, [&](u32 flag, u32 nth) {
+    Chunk chunk = chunk_of(chunking, flag, send.routes.tokens);
 #pragma unroll 1
-    for (u32 token = part.begin; token < part.end; token++) {
+    for (u32 token = chunk.begin; token < chunk.end; token++) {
       // This rank takes its own tokens from the caller's memory.
-      send_record(p, call, part.team, token, g.rank);
+      send_record(p, call, chunk.team, token, g.rank);
     }
-    tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, part); });
+    hand_over_flags(out, nth, g.ranks, [&](u32 rank) { return flag_for(send, call, flag, rank, chunk); });
   });
 }
 
 // State of a block that receives.
-struct Rows {
-  Waiting waiting;
-  u32 starts[UCCL_EP_MOST_RANKS + 1];
-  u32 before[UCCL_EP_MOST_EXPERTS];      // by rank and local expert: tokens of earlier ranks that chose the expert
-  u32 counts[UCCL_EP_MOST_EXPERTS];      // by local expert: tokens that chose it
-  u32 firsts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
-  u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, for all receivers
-  u32 marks;                             // of all ranks, counting for each as many as the rank with the most tokens has
+struct NormalReceiveState {
+  WaitState wait;
+  u32 starts[UCCL_EP_MAX_RANKS + 1];
+  u32 before[UCCL_EP_MAX_EXPERTS];      // by rank and local expert: tokens of earlier ranks that chose the expert
+  u32 counts[UCCL_EP_MAX_EXPERTS];      // by local expert: tokens that chose it
+  u32 firsts[UCCL_EP_MAX_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
+  u32 tokens[UCCL_EP_MAX_RANKS];        // of each rank, for all receivers
+  u32 flags;                            // of all ranks, counting for each as many as the rank with the most tokens has
   u32 sums[UCCL_EP_THREADS];
 };
 
 // Counts the tokens that chose each of this rank's experts.
-__device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_len, u32 local, Rows& s) {
-  const UcclEpPlaced& call = s.waiting.call;
+__device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_len, u32 local, NormalReceiveState& s) {
+  const UcclEpPlacement& call = s.wait.call;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    u64 counts = place_at_home(g, call) + i / local * area_len;
+    u64 counts = staged_place(g, call) + i / local * area_len;
     s.before[i] = is_masked(call, i / local) ? 0 : reinterpret_cast<const u32*>(counts)[i % local];
   }
   __syncthreads();
@@ -214,7 +216,7 @@ __device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_l
 }
 
 // Finds the first row of each expert.
-__device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows& s) {
+__device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, NormalReceiveState& s) {
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
     s.firsts[expert] = (s.counts[expert] + p.alignment - 1) / p.alignment * p.alignment;
@@ -224,52 +226,53 @@ __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows
 }
 
 // Sends a call's counts once the call has room; a later launch sends its rows. One block.
-__device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w) {
+__device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, WaitState& w) {
   if (!wait_for_room(p.group, p.call, w)) return false;
   send_routed_counts(p, w.call);
   take_place(p.group, p.call, w.call);
-  tell_arrived(p.group, p.call, w);
+  set_arrived(p.group, p.call, w);
   return true;
 }
 
-// Tells the host how many tokens arrive, and whether this launch takes them out. One block.
-__device__ __forceinline__ void tell_counts(const UcclEpGroup& g, u32 local, const Rows& s, u64 to, u64 ticket,
-                                            bool is_taken) {
-  UcclEpTold* told = reinterpret_cast<UcclEpTold*>(to);
-  if (threadIdx.x < g.ranks) told->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
+// Writes the receive counts to the host's mailbox, and whether this launch takes the rows out. One
+// block.
+__device__ __forceinline__ void write_mailbox(const UcclEpGroup& g, u32 local, const NormalReceiveState& s, u64 to,
+                                              u64 ticket, bool is_taken) {
+  UcclEpHostMailbox* mailbox = reinterpret_cast<UcclEpHostMailbox*>(to);
+  if (threadIdx.x < g.ranks) mailbox->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
 #pragma unroll 1
-  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) told->per_expert[expert] = s.counts[expert];
-  if (threadIdx.x == 0) told->is_taken = is_taken;
+  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) mailbox->per_expert[expert] = s.counts[expert];
+  if (threadIdx.x == 0) mailbox->is_taken = is_taken;
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) store_release(to, ticket);
 }
 
-// Waits for all ranks, and tells the host how many tokens arrive. One block.
-__device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
+// Waits for all ranks, and writes the receive counts to the host's mailbox. One block.
+__device__ __forceinline__ void normal_count(const UcclEpNormalCount& p, NormalReceiveState& s) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   u32 local = send.routes.local_experts;
-  if (!begin_block(g, send.call, p.begins != 0 ? STEP_SEND : STEP_RECEIVE, s.waiting)) return;
-  if (p.begins != 0 && !send_only_counts(send, s.waiting)) return;
-  if (!wait_for_data(g, send.call, 0, s.waiting, {send.area.len, local})) return;
-  if (!count_records(g, send.call, p.slots, s.waiting, s.starts)) return;
+  if (!begin_block(g, send.call, p.begins != 0 ? STEP_SEND : STEP_RECEIVE, s.wait)) return;
+  if (p.begins != 0 && !send_only_counts(send, s.wait)) return;
+  if (!wait_for_data(g, send.call, 0, s.wait, {send.area.len, local})) return;
+  if (!count_records(g, send.call, p.slots, s.wait, s.starts)) return;
   count_by_expert(g, send.area.len, local, s);
-  tell_counts(g, local, s, p.told, p.ticket, false);
+  write_mailbox(g, local, s, p.mailbox, p.ticket, false);
 }
 
-// Whether all rows, or tokens, fit; else notes a fault.
-__device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall& c, u32 rows, u32 len, Waiting& w) {
+// Whether all rows, or tokens, fit; else sets a fault.
+__device__ __forceinline__ bool has_room(const UcclEpGroup& g, const UcclEpCall& c, u32 rows, u32 len, WaitState& w) {
   if (threadIdx.x == 0 && rows > len) {
     w.expected[g.rank] = rows;
     w.seen[g.rank] = len;
-    note_fault(w, UCCL_EP_NO_ROOM, 0, g.rank);
+    set_fault(w, UCCL_EP_NO_ROOM, 0, g.rank);
   }
   return is_sound(g, c, w);
 }
 
 // In the first block: writes the received counts to the caller's tables.
-__device__ __forceinline__ void tell_rows(const UcclEpNormalReceive& p, const Rows& s) {
+__device__ __forceinline__ void write_tables(const UcclEpNormalReceive& p, const NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
   if (blockIdx.x != 0 || p.origin == 0) return;
   if (threadIdx.x <= g.ranks) reinterpret_cast<u32*>(p.starts)[threadIdx.x] = s.starts[threadIdx.x];
@@ -300,7 +303,7 @@ struct Record {
   u64 address;
 
   // Whether the caller reads the row here, without a copy.
-  __device__ __forceinline__ bool stays() const { return p.call.stays != 0; }
+  __device__ __forceinline__ bool is_zero_copy() const { return p.call.zero_copy != 0; }
 
   __device__ __forceinline__ u64 row() const { return address; }
   __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
@@ -317,28 +320,29 @@ struct Arrival {
 
 // A choice of a received token: the local expert, and the token's place among the sender's tokens
 // for it; or NO_EXPERT.
-struct Chosen {
+struct LocalChoice {
   u32 local;
   u32 place;
 };
 
-__device__ __forceinline__ Chosen choice_here(const UcclEpNormalReceive& p, u32 choice) {
+__device__ __forceinline__ LocalChoice choice_here(const UcclEpNormalReceive& p, u32 choice) {
   u32 local = expert_of(choice) - p.group.rank * p.local_experts;
   bool is_here = choice != NO_EXPERT && local < p.local_experts;
   return {is_here ? local : NO_EXPERT, place_of(choice)};
 }
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.
-__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const Rows& s, u32 from, u32 choice) {
-  Chosen chosen = choice_here(p, choice);
-  if (chosen.local == NO_EXPERT) return NO_ROW;
-  u32 row = s.firsts[chosen.local] + s.before[from * p.local_experts + chosen.local] + chosen.place;
+__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 from,
+                                             u32 choice) {
+  LocalChoice local_choice = choice_here(p, choice);
+  if (local_choice.local == NO_EXPERT) return NO_ROW;
+  u32 row = s.firsts[local_choice.local] + s.before[from * p.local_experts + local_choice.local] + local_choice.place;
   // Bounds the rows of a peer with counts that contradict its records.
   return row < p.len ? row : NO_ROW;
 }
 
 // Stores the origin of a token, from `sent`, its record's last word. Returns its number. One lane.
-__device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
+__device__ __forceinline__ u32 store_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
   u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
   reinterpret_cast<u32*>(p.origin)[a.at] = a.from * ORIGIN_RANK + (sent >> TOKEN_BITS);
@@ -346,35 +350,36 @@ __device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const A
 }
 
 // Per-lane metadata of a received token: a choice and its weight, and the record's last word.
-struct Heard {
+struct TokenMetadata {
   u32 choice;
   float weight;
   u32 sent;
 };
 
 // Stores the choices and weights of a token that has its index for a row. One warp.
-__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a) {
+__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
+                                             const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
     u64 at = static_cast<u64>(a.at) * p.top_k + lane;
-    Chosen chosen = choice_here(p, heard.choice);
-    bool is_here = chosen.local != NO_EXPERT;
-    put_choice(p, at, is_here ? static_cast<int>(chosen.local) : -1);
+    LocalChoice local_choice = choice_here(p, metadata.choice);
+    bool is_here = local_choice.local != NO_EXPERT;
+    put_choice(p, at, is_here ? static_cast<int>(local_choice.local) : -1);
     if (p.weights != 0) {
-      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? heard.weight : 0.0f;
+      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? metadata.weight : 0.0f;
     }
   }
-  if (lane == 0 && p.origin != 0) tell_origin(p, a, heard.sent);
+  if (lane == 0 && p.origin != 0) store_origin(p, a, metadata.sent);
 }
 
-// Stores the weight of each row. Lanes in `again` repeat an expert, and add their weights to its
+// Stores the weight of each row. Lanes in `repeated` repeat an expert, and add their weights to its
 // row, one after the other. All lanes of a warp take part.
-__device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 again) {
+__device__ __forceinline__ void put_weights(float* weights, float weight, u32 row, u32 repeated) {
   u32 lane = lane_of_thread();
   if (weights == nullptr) return;
-  if (row != NO_ROW && (again >> lane & 1) == 0) weights[row] = weight;
+  if (row != NO_ROW && (repeated >> lane & 1) == 0) weights[row] = weight;
 #pragma unroll 1
-  for (u32 left = again; left != 0; left &= left - 1) {
+  for (u32 left = repeated; left != 0; left &= left - 1) {
     __syncwarp();
     if ((left & (0u - left)) == 1u << lane) weights[row] = __fadd_rn(weights[row], weight);
   }
@@ -382,113 +387,116 @@ __device__ __forceinline__ void put_weights(float* weights, float weight, u32 ro
 
 // Stores the weights and metadata of a token with a row for each choice. A choice that repeats an
 // expert has none. One warp.
-__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a, u32 row) {
+__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const TokenMetadata& metadata,
+                                                       const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW), same = __match_any_sync(ALL, row);
-  bool is_again = row != NO_ROW && (same & lanes_before()) != 0;
-  put_weights(reinterpret_cast<float*>(p.weights), heard.weight, row, __ballot_sync(ALL, is_again));
-  if (is_again) row = NO_ROW;
+  bool is_repeated = row != NO_ROW && (same & lanes_before()) != 0;
+  put_weights(reinterpret_cast<float*>(p.weights), metadata.weight, row, __ballot_sync(ALL, is_repeated));
+  if (is_repeated) row = NO_ROW;
   if (p.origin == 0) return;
-  u32* told = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
-  if (lane < p.top_k) told[2 + lane] = row;
+  u32* entry = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
+  if (lane < p.top_k) entry[2 + lane] = row;
   if (lane == 0) {
-    told[0] = a.from * p.slots + tell_origin(p, a, heard.sent);
-    told[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
+    entry[0] = a.from * p.slots + store_origin(p, a, metadata.sent);
+    entry[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
   }
 }
 
 // Copies a token to its row, or to the rows of its experts.
 template <typename Token>
-__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s, const Team& team, const Token& token,
-                                     const Arrival& a) {
+__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
+                                     const Token& token, const Arrival& a) {
   bool by_expert = p.alignment != 0;
   u32 lane = lane_of_thread(), row = a.at;
   Targets to[1] = {{0, 1}};
-  Besides besides;
+  TokenExtras extras;
   auto find_out = [&] {
-    besides = load_besides(token, team, p.area.scales, p.top_k);
+    extras = load_extras(token, team, p.area.scales, p.top_k);
     if (by_expert) {
-      row = row_of_choice(p, s, a.from, lane < p.top_k ? besides.word : NO_EXPERT);
+      row = row_of_choice(p, s, a.from, lane < p.top_k ? extras.word : NO_EXPERT);
       to[0].has = __ballot_sync(ALL, row != NO_ROW);
     }
     to[0].mine = p.rows + row * p.row_stride;
   };
-  if (token.stays()) {
+  if (token.is_zero_copy()) {
     find_out();
   } else {
     copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16, find_out);
-    store_scales(token, besides, team, p.area.scales, [&](u32 word, u32 scale) {
+    store_scales(token, extras, team, p.area.scales, [&](u32 word, u32 scale) {
       for_each({p.scales + 4 * (row * p.scales_row), to[0].has}, [&](u64 row) {
         if (word < p.area.scales) *reinterpret_cast<u32*>(row + 4 * (word * p.scales_word)) = scale;
       });
     });
   }
   if (team.warp != 0) return;
-  u32 weight = word_with(token, besides, p.top_k + lane, p.top_k), sent = word_with(token, besides, 2 * p.top_k, p.top_k);
-  Heard heard = {besides.word, __uint_as_float(weight), sent};
+  u32 weight = word_with(token, extras, p.top_k + lane, p.top_k), sent = word_with(token, extras, 2 * p.top_k, p.top_k);
+  TokenMetadata metadata = {extras.word, __uint_as_float(weight), sent};
   if (by_expert) {
-    take_choices_by_expert(p, heard, a, row);
+    take_choices_by_expert(p, metadata, a, row);
   } else {
-    take_choices(p, heard, a);
+    take_choices(p, metadata, a);
   }
 }
 
 // Copies the `nth` record that came from a rank.
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 from,
-                                            u32 nth) {
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team,
+                                            u32 from, u32 nth) {
   const UcclEpGroup& g = p.group;
-  u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
+  u64 area = staged_place(g, s.wait.call) + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
   take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
 
-// Takes out a part of another rank's tokens, or this warp's piece of it, once it is there.
-__device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 mark) {
+// Takes out a chunk of another rank's tokens, or this warp's piece of it, once it is there.
+__device__ __forceinline__ bool take_chunk(const UcclEpNormalReceive& p, NormalReceiveState& s, u32 from,
+                                           const Chunking& chunking, u32 flag) {
   const UcclEpGroup& g = p.group;
   // The words that go with rows come with the first piece, so each warp waits for all pieces.
-  u32 lane = lane_of_thread(), first_piece = mark - mark % cut.pieces;
-  u64 marks = marks_of(g, g.rank, from, s.waiting.call.number), seen;
-  bool has = lane < cut.pieces;
-  if (!wait_for_parts(g, s.waiting, has, from, marks + sizeof(u64) * (first_piece + lane), seen)) return false;
+  u32 lane = lane_of_thread(), first_piece = flag - flag % chunking.pieces;
+  u64 flags = flags_of(g, g.rank, from, s.wait.call.number), seen;
+  bool has = lane < chunking.pieces;
+  if (!wait_for_flags(g, s.wait, has, from, flags + sizeof(u64) * (first_piece + lane), seen)) return false;
   seen = __shfl_sync(ALL, seen, 0);
-  u32 first = first_of_mark(seen), count = s.starts[from + 1] - s.starts[from];
-  // Bounds the records of a peer with marks that contradict its counts.
-  u32 end = min(first + count_of_mark(seen), count);
-  Team team = {0, 0, mark % cut.pieces, cut.pieces};
+  u32 first = first_of_flag(seen), count = s.starts[from + 1] - s.starts[from];
+  // Bounds the records of a peer with flags that contradict its counts.
+  u32 end = min(first + count_of_flag(seen), count);
+  Team team = {0, 0, flag % chunking.pieces, chunking.pieces};
 #pragma unroll 1
   for (u32 nth = first; nth < end; nth++) take_record(p, s, team, from, nth);
   return true;
 }
 
-// Takes out a part of this rank's own tokens, or this warp's piece of it.
-__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 mark) {
+// Takes out a chunk of this rank's own tokens, or this warp's piece of it.
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const NormalReceiveState& s,
+                                         const Chunking& chunking, u32 flag) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
-  Part part = part_of(cut, mark, r.tokens);
+  Chunk chunk = chunk_of(chunking, flag, r.tokens);
   // A lane finds the place of one token.
-  u32 mine = part.begin + lane_of_thread();
-  int places = mine < part.end ? slot_at(r, ranks, mine, me).place() : -1;
+  u32 mine = chunk.begin + lane_of_thread();
+  int places = mine < chunk.end ? slot_at(r, ranks, mine, me).place() : -1;
 #pragma unroll 1
-  for (u32 token = part.begin; token < part.end; token++) {
-    int place = __shfl_sync(ALL, places, static_cast<int>(token - part.begin));
+  for (u32 token = chunk.begin; token < chunk.end; token++) {
+    int place = __shfl_sync(ALL, places, static_cast<int>(token - chunk.begin));
     if (place < 0) continue;
     u32 nth = static_cast<u32>(place);
     // The counts in the window may not be those that this rank wrote: rows beyond them have no
     // room.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
-    take(p.receive, s, part.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
+    take(p.receive, s, chunk.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
   }
 }
 
-// Takes out all parts of all ranks, with this rank's own. Warps claim parts in order, and ranks
-// take turns: own parts are there while those of other ranks are on their way.
-__device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
+// Takes out all chunks of all ranks, with this rank's own. Warps claim chunks in order, and ranks
+// take turns: own chunks are there while those of other ranks are on their way.
+__device__ __forceinline__ void take_chunks(const UcclEpNormalDispatch& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.receive.group;
-  share_out(g, s.waiting.call, s.marks, [&](u32 i) {
-    u32 mark = i / g.ranks, from = (g.rank + i) % g.ranks;
-    Cut cut = cut_of(s.tokens[from]);
-    if (mark >= cut.marks) return true;
-    if (from != g.rank) return take_part(p.receive, s, from, cut, mark);
-    take_own(p, s, cut, mark);
+  share_out(g, s.wait.call, s.flags, [&](u32 i) {
+    u32 flag = i / g.ranks, from = (g.rank + i) % g.ranks;
+    Chunking chunking = chunking_of(s.tokens[from]);
+    if (flag >= chunking.flags) return true;
+    if (from != g.rank) return take_chunk(p.receive, s, from, chunking, flag);
+    take_own(p, s, chunking, flag);
     return true;
   });
 }
@@ -506,7 +514,7 @@ __device__ __forceinline__ void zero_row(const UcclEpNormalReceive& p, const Tea
 }
 
 // Sets the rows between those of experts to 0. Teams take turns.
-__device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Rows& s, const Team& team) {
+__device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const NormalReceiveState& s, const Team& team) {
   u32 turn = team.first;
 #pragma unroll 1
   for (u32 expert = 0; expert < p.local_experts; expert++) {
@@ -519,8 +527,8 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Ro
 }
 
 // Finds where the received rows go. The counts are there.
-__device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s) {
-  if (!count_records(p.group, p.call, p.slots, s.waiting, s.starts)) return false;
+__device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, NormalReceiveState& s) {
+  if (!count_records(p.group, p.call, p.slots, s.wait, s.starts)) return false;
   bool by_expert = p.alignment != 0;
   if (by_expert || blockIdx.x == 0) count_by_expert(p.group, p.area.len, p.local_experts, s);
   if (by_expert) place_experts(p, s);
@@ -528,29 +536,29 @@ __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s
 }
 
 // The number of rows of the received tokens, with gaps.
-__device__ __forceinline__ u32 rows_placed(const UcclEpNormalReceive& p, const Rows& s) {
+__device__ __forceinline__ u32 rows_placed(const UcclEpNormalReceive& p, const NormalReceiveState& s) {
   u32 last = p.local_experts - 1, ranks = p.group.ranks;
   if (p.alignment != 0) return s.firsts[last] + s.counts[last];
   return first_row(p.spread, s.starts, ranks - 1) + s.starts[ranks] - s.starts[ranks - 1];
 }
 
 // Whether the received rows fit: the same for all blocks.
-__device__ __forceinline__ bool fits(const UcclEpNormalReceive& p, const Rows& s) {
+__device__ __forceinline__ bool fits(const UcclEpNormalReceive& p, const NormalReceiveState& s) {
   return rows_placed(p, s) <= p.len && s.starts[p.group.ranks] <= p.tokens;
 }
 
-// Writes the caller's tables if the received rows fit; else notes a fault.
-__device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s) {
+// Writes the caller's tables if the received rows fit; else sets a fault.
+__device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
   u32 total = s.starts[g.ranks];
-  if (!has_room(g, p.call, rows_placed(p, s), p.len, s.waiting)) return false;
-  if (!has_room(g, p.call, total, p.tokens, s.waiting)) return false;
-  tell_rows(p, s);
+  if (!has_room(g, p.call, rows_placed(p, s), p.len, s.wait)) return false;
+  if (!has_room(g, p.call, total, p.tokens, s.wait)) return false;
+  write_tables(p, s);
   return true;
 }
 
 // Fills the rows without a token: zeros between experts, and choices of -1 up to `end`. All warps.
-__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
+__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 end) {
   Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   if (p.choices == 0) return;
@@ -567,87 +575,88 @@ __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Ro
   }
 }
 
-__device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
+__device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.waiting, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s)) return;
+  if (!begin_receive(g, p.call, 0, s.wait, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s))
+    return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
-  fetch_records(g, s.waiting.call, p.area, s.starts, team);
+  fetch_records(g, s.wait.call, p.area, s.starts, team);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) {
     u32 from = sender_of(s.starts, g.ranks, at);
     take_record(p, s, team, from, at - s.starts[from]);
   }
   fill_rest(p, s, p.len);
-  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
+  if (is_last_block(g, STEP_RECEIVE, s.wait)) set_taken(g, p.call, s.wait);
 }
 
 // Reads the number of tokens of each rank, for all receivers.
-__device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& s) {
+__device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, NormalReceiveState& s) {
   const UcclEpGroup& g = p.group;
   if (threadIdx.x < g.ranks) {
-    const u64* header = reinterpret_cast<const u64*>(header_at_home(g, threadIdx.x, s.waiting.call.number));
-    bool is_there = !is_masked(s.waiting.call, threadIdx.x);
+    const u64* header = reinterpret_cast<const u64*>(staged_header(g, threadIdx.x, s.wait.call.number));
+    bool is_there = !is_masked(s.wait.call, threadIdx.x);
     s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
     u32 most = 0;
 #pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
-    s.marks = g.ranks * most;
+    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, chunking_of(s.tokens[rank]).flags);
+    s.flags = g.ranks * most;
   }
   __syncthreads();
 }
 
-// Begins a call that is sent in parts: the spare block sends every rank its counts.
-__device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiting& w) {
+// Begins a call that is sent in chunks: the spare block sends every rank its counts.
+__device__ __forceinline__ bool begin_chunks(const UcclEpNormalDispatch& p, WaitState& w) {
   const UcclEpSend& send = p.send.send;
-  bool begins = p.does == UCCL_EP_WHOLE;
+  bool begins = p.phases == UCCL_EP_PHASES_ALL;
   if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
   if (!begins) return true;
   if (!wait_for_room(send.group, send.call, w)) return false;
   if (is_spare_sender()) {
     send_routed_counts(send, w.call);
-    tell_arrived(send.group, send.call, w);
+    set_arrived(send.group, send.call, w);
   }
   return true;
 }
 
 // Whether this launch takes out the received rows. A host that learns the counts from this launch
 // may have guessed too little room: then this launch takes nothing, and a later one has more room.
-__device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const Rows& s) {
-  if (p.told == 0) return true;
+__device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const NormalReceiveState& s) {
+  if (p.mailbox == 0) return true;
   bool is_taken = fits(p.receive, s);
-  if (blockIdx.x == 0) tell_counts(p.receive.group, p.receive.local_experts, s, p.told, p.ticket, is_taken);
+  if (blockIdx.x == 0) write_mailbox(p.receive.group, p.receive.local_experts, s, p.mailbox, p.ticket, is_taken);
   return is_taken;
 }
 
 // Takes out all rows of a call, if they fit.
-__device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s) {
+__device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, NormalReceiveState& s) {
   if (!admit_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
-  take_parts(p, s);
+  take_chunks(p, s);
   // A caller that has guessed the room does not return the rows without a token.
-  fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
+  fill_rest(p.receive, s, p.mailbox == 0 ? p.receive.len : 0);
 }
 
-// Sends and takes out in one launch, part by part.
-__device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s, Outgoing& out) {
+// Sends and takes out in one launch, chunk by chunk.
+__device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, NormalReceiveState& s, FlagQueue& out) {
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
-  if (!begin_parts(p, s.waiting)) return;
-  Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS);
-  bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
-  if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
-  if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
+  if (!begin_chunks(p, s.wait)) return;
+  Share share = senders(c.zero_copy != 0 ? ZERO_COPY_SENDERS : SENDERS);
+  bool sends = g.ranks > 1 && p.phases != UCCL_EP_PHASES_RECEIVE;
+  if (sends && has_block(share)) send_tokens(p.send, s.wait.call, share, out);
+  if (!wait_for_data(g, c, 0, s.wait) || !place_rows(p.receive, s)) return;
   bool is_taken = takes_out(p, s);
   if (is_taken) take_all(p, s);
-  if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
-  if (p.does == UCCL_EP_WHOLE) take_place(g, c, s.waiting.call);
+  if (!is_sound(g, c, s.wait) || !is_last_block(g, STEP_RECEIVE, s.wait)) return;
+  if (p.phases == UCCL_EP_PHASES_ALL) take_place(g, c, s.wait.call);
   // Otherwise the call goes on: its rows stay in the window until a later launch takes them out.
   if (!is_taken) return;
-  end_shares(g, s.waiting.call);
+  end_shares(g, s.wait.call);
   // A zero-copy call ends when the next one begins.
-  if (c.stays == 0) tell_taken(g, c, s.waiting);
+  if (c.zero_copy == 0) set_taken(g, c, s.wait);
 }

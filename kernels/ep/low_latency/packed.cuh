@@ -5,13 +5,13 @@
 // that the lanes' words fill a sector.
 #pragma once
 
-#include "ep_combine.cuh"
-#include "ep_logfmt.cuh"
+#include "combine.cuh"
+#include "logfmt.cuh"
 
 constexpr u32 GROUP_PLACE = 2 * GROUP;
 
 // Packs a row and writes it to its destination.
-__device__ __forceinline__ void send_packed(const Team& team, const Going& row, u32 row_len) {
+__device__ __forceinline__ void send_packed(const Team& team, const RowCopy& row, u32 row_len) {
   u32 lane = lane_of_thread(), hidden = row_len / 2;
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void send_packed(const Team& team, const Going& row, 
       a = load_vector(row.from + 2ull * channel);
       b = load_vector(row.from + 2ull * channel + 16);
     }
-    Sixteen values = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+    LaneValues values = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
     u32 largest = 0, smallest = 0x7fff;
 #pragma unroll
     for (u32 i = 0; i < 16; i++) {
@@ -48,8 +48,8 @@ __device__ __forceinline__ void send_packed(const Team& team, const Going& row, 
   }
 }
 
-__device__ __forceinline__ void combine_send_packed(const UcclEpReturn& p, Returning& s) {
-  send_rows(p, s, [&](const Team& team, const Going& row) { send_packed(team, row, p.row_len); });
+__device__ __forceinline__ void low_latency_return_packed(const UcclEpLowLatencyReturn& p, ReturnState& s) {
+  send_rows(p, s, [&](const Team& team, const RowCopy& row) { send_packed(team, row, p.row_len); });
 }
 
 // Adds a lane's values of a row.
@@ -58,7 +58,7 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
   u64 place = row + group * GROUP_PLACE + 4 * (lane_of_thread() % GROUP_LANES);
   u32 largest = bounds & 0xffff, smallest = bounds >> 16;
   bool is_short = is_packed(largest, smallest);
-  Sixteen in;
+  LaneValues in;
 #pragma unroll
   for (u32 word = 0; word < 8; word++) {
     bool is_there = word < PACKED_WORDS || !is_short;
@@ -72,25 +72,26 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
 }
 
 // Sums the rows of a token's choices.
-__device__ __forceinline__ void sum_packed(const UcclEpSum& p, const Waiting& w, const Team& team, u32 token) {
+__device__ __forceinline__ void sum_packed(const UcclEpLowLatencySum& p, const WaitState& w, const Team& team,
+                                           u32 token) {
   Terms terms = in_order(terms_of(p, w, token));
   u32 lane = lane_of_thread(), hidden = p.row_len / 2, count = __popc(terms.has);
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES);
-    Sums sums[2] = {}, part[2] = {};
-    auto end_parts = [&] {
+    Sums sums[2] = {}, partial[2] = {};
+    auto end_partials = [&] {
 #pragma unroll
-      for (u32 i = 0; i < 2; i++) end_part(sums[i], part[i]);
+      for (u32 i = 0; i < 2; i++) end_partial(sums[i], partial[i]);
     };
 #pragma unroll 1
     for (u32 nth = 0; nth < count; nth++) {
       u64 row = __shfl_sync(ALL, terms.row, static_cast<int>(nth));
       float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
-      if ((terms.begins >> nth & 1) != 0) end_parts();
-      if (channel < hidden) add_row(part, row, p.row_len, channel / GROUP, weight);
+      if ((terms.begins >> nth & 1) != 0) end_partials();
+      if (channel < hidden) add_row(partial, row, p.row_len, channel / GROUP, weight);
     }
-    end_parts();
+    end_partials();
     if (channel >= hidden) continue;
     u64 out = p.out + token * static_cast<u64>(p.row_len) + 2ull * channel;
     store_vector(out, rounded(sums[0]));
@@ -106,7 +107,8 @@ __device__ __forceinline__ Team team_for_packed(u32 tokens) {
   return {block / blocks, gridDim.x / blocks, warp_of_thread() * blocks + block % blocks, warps_of_block() * blocks};
 }
 
-__device__ __forceinline__ void combine_receive_packed(const UcclEpSum& p, Waiting& w) {
+__device__ __forceinline__ void low_latency_sum_packed(const UcclEpLowLatencySum& p, WaitState& w) {
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
-  sum_tokens(p, w, team_for_packed(p.routes.tokens), [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
+  sum_tokens(p, w, team_for_packed(p.routes.tokens),
+             [&](const Team& team, u32 token) { sum_packed(p, w, team, token); });
 }

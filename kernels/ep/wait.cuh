@@ -1,21 +1,15 @@
-// Words between ranks in a call, as in crates/uccl-ep/src/protocol: marks, and the code that waits
-// for them and sets them.
+// Words between ranks in a call, as in the module `protocol` of uccl-ep: ready flags, and the code
+// that waits for them and sets them.
 #pragma once
 
-#include "ep_far.cuh"
-#include "ep_home.cuh"
-
-// A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
-constexpr u32 LINE = 64;
-constexpr u32 LINES = 3 + UCCL_EP_SLOTS;
+#include "far.cuh"
+#include "staging.cuh"
 
 __device__ __forceinline__ u64 line_of(const UcclEpGroup& g, u32 at, u32 about, u32 line) {
-  return g.windows[at] + (about * LINES + line) * LINE;
+  return g.windows[at] + (about * UCCL_EP_LINES + line) * UCCL_EP_LINE;
 }
 
-__device__ __forceinline__ u32 slot_of(u64 call) {
-  return static_cast<u32>(call % UCCL_EP_SLOTS);
-}
+__device__ __forceinline__ u32 slot_of(u64 call) { return static_cast<u32>(call % UCCL_EP_SLOTS); }
 
 __device__ __forceinline__ u64 arrived_word(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
   return line_of(g, at, from, 0) + 8 * slot_of(call);
@@ -25,26 +19,24 @@ __device__ __forceinline__ u64 taken_word(const UcclEpGroup& g, u32 at, u32 by, 
   return line_of(g, at, by, 1) + 8 * slot_of(call);
 }
 
-__device__ __forceinline__ u64 fault_word(const UcclEpGroup& g, u32 at, u32 of) {
-  return line_of(g, at, of, 2);
-}
+__device__ __forceinline__ u64 fault_word(const UcclEpGroup& g, u32 at, u32 of) { return line_of(g, at, of, 2); }
 
 __device__ __forceinline__ u64 header_of(const UcclEpGroup& g, u32 at, u32 of, u64 call) {
   return line_of(g, at, of, 3 + slot_of(call));
 }
 
 // Where blocks read a received header: in the staging copy, if there is one.
-__device__ __forceinline__ u64 header_at_home(const UcclEpGroup& g, u32 of, u64 call) {
-  return at_home(g, header_of(g, g.rank, of, call));
+__device__ __forceinline__ u64 staged_header(const UcclEpGroup& g, u32 of, u64 call) {
+  return staging_address(g, header_of(g, g.rank, of, call));
 }
 
-// A call's mark. The call has one round, which is the last; in `taken` the mark is the end of the
-// call.
-__device__ __forceinline__ u64 mark_of(u64 call) { return call << 17 | 1; }
-__device__ __forceinline__ u64 call_of(u64 mark) { return mark >> 17; }
+// A call's ready flag. The call has one round, which is the last; in `taken` the flag is the end of
+// the call.
+__device__ __forceinline__ u64 flag_of(u64 call) { return call << 17 | 1; }
+__device__ __forceinline__ u64 call_of(u64 flag) { return flag >> 17; }
 
-__device__ __forceinline__ UcclEpOwn* own_of(const UcclEpGroup& g) {
-  return reinterpret_cast<UcclEpOwn*>(g.own);
+__device__ __forceinline__ UcclEpOwnState* own_of(const UcclEpGroup& g) {
+  return reinterpret_cast<UcclEpOwnState*>(g.own);
 }
 
 __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
@@ -53,21 +45,21 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
 
 __device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
-// The most header words, behind the agreed ones, that a block keeps.
-constexpr u32 TOLD = 2;
+// Header words behind the agreed ones that a block keeps.
+constexpr u32 EXTRA_WORDS = 2;
 
-// State that the threads of a block share: the call, and a wait or a fault.
-struct Waiting {
-  UcclEpPlaced call;
+// State that the threads of a block share: the call, and their waits or a fault.
+struct WaitState {
+  UcclEpPlacement call;
   u64 rowless;  // a bit for each rank that sends back no rows: it is left out, or a combine's dispatch left it out
-  u32 state;  // 0, one of the states of a status, or STOPPED
-  u32 what;
+  u32 state;    // 0, one of the states of a status, or STOPPED
+  u32 detail;
   u32 is_waiting;
   u64 late;
   u64 waited_ns;
-  u64 expected[UCCL_EP_MOST_RANKS];
-  u64 seen[UCCL_EP_MOST_RANKS];
-  u64 told[TOLD][UCCL_EP_MOST_RANKS];  // the first words of ranks' headers that are not agreed on
+  u64 expected[UCCL_EP_MAX_RANKS];
+  u64 seen[UCCL_EP_MAX_RANKS];
+  u64 extras[EXTRA_WORDS][UCCL_EP_MAX_RANKS];  // the first words of ranks' headers that are not agreed on
   u32 is_last_block;
 };
 
@@ -75,7 +67,7 @@ struct Waiting {
 constexpr u32 STOPPED = 100;
 
 // The block's state, the same for all its threads: none of them changes it before all have read it.
-__device__ __forceinline__ u32 agreed_state(const Waiting& w) {
+__device__ __forceinline__ u32 agreed_state(const WaitState& w) {
   __syncthreads();
   u32 state = w.state;
   __syncthreads();
@@ -83,16 +75,16 @@ __device__ __forceinline__ u32 agreed_state(const Waiting& w) {
 }
 
 // Whether a call leaves a rank out.
-__device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
+__device__ __forceinline__ bool is_masked(const UcclEpPlacement& call, u32 rank) {
   return (call.masked >> rank & 1) != 0;
 }
 
 // Whether sums have no row of a rank.
-__device__ __forceinline__ bool has_no_row(const Waiting& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
+__device__ __forceinline__ bool has_no_row(const WaitState& w, u32 rank) { return (w.rowless >> rank & 1) != 0; }
 
-// Whether a rank is told of a call's end. A rank that is left out is told too, unless the host
-// knows that it is gone: if it takes part in a later call, it writes to this place then.
-__device__ __forceinline__ bool hears_of_end(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+// Whether a rank gets the acknowledgement of a call. A rank that is left out gets it too, unless
+// the host knows that it is gone: if it takes part in a later call, it writes to this place then.
+__device__ __forceinline__ bool gets_ack(const UcclEpGroup& g, const UcclEpPlacement& call, u32 rank) {
   return !is_masked(call, rank) || (load_relaxed(lost_word(g)) >> rank & 1) == 0;
 }
 
@@ -101,17 +93,17 @@ __device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
   return (slot_of(number) + UCCL_EP_SLOTS - 1 - slot) % UCCL_EP_SLOTS + 1;
 }
 
-// Finds the number and place of the next call, as crates/uccl-ep/src/placing.rs does. One warp,
+// Finds the number and place of the next call, as uccl-ep's places.rs does. One warp,
 // with a slot for each lane.
-__device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
-  const UcclEpOwn* own = own_of(g);
+__device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
+  const UcclEpOwnState* own = own_of(g);
   u32 slot = lane_of_thread();
   u64 number = own->calls + 1, offset = own->next, masked = own->masked, begin = 0, end = 0;
   if (slot < UCCL_EP_SLOTS) {
     begin = own->begins[slot];
     end = own->ends[slot];
   }
-  if (c.stays != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
+  if (c.zero_copy != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
   u32 ago = calls_since(number, slot % UCCL_EP_SLOTS);
   bool overlaps = begin < offset + c.len && offset < end;
   // The call that used the same words counts as overlapping.
@@ -121,35 +113,37 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
 }
 
 // Stores the call's number and place for later launches. One thread does it, when all blocks have
-// found the place. `owed`: the call, if its end is sent when the next one begins; or 0.
-__device__ __forceinline__ void note_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
-  UcclEpOwn* own = own_of(g);
+// found the place. `pending_ack`: the call, if it is acknowledged when the next one begins; or 0.
+__device__ __forceinline__ void store_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call,
+                                            u64 pending_ack) {
+  UcclEpOwnState* own = own_of(g);
   u32 slot = slot_of(call.number);
   u64 begin = call.place - g.pool_at;
   own->calls = call.number;
   own->begins[slot] = begin;
   own->ends[slot] = own->next = begin + c.len;
-  own->owed = owed;
-  *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
+  own->pending_ack = pending_ack;
+  *reinterpret_cast<UcclEpPlacement*>(c.placement) = call;
 }
 
 // Stores the place in the last block of a launch that sends.
-__device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
+__device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlacement& call) {
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that were late.
     if (g.masks_late != 0) call.masked = own_of(g)->masked;
-    note_place(g, c, call, c.stays != 0 ? call.number : 0);
+    store_place(g, c, call, c.zero_copy != 0 ? call.number : 0);
   }
   __syncthreads();
 }
 
-// Tells every rank of the end of the call before, if that is owed: its launch has ended. One warp.
-__device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlaced& call) {
-  u64 owed = own_of(g)->owed;
-  if (owed == 0) return;
+// Sends every rank the acknowledgement of the call before, if it is pending: its launch has ended.
+// One warp.
+__device__ __forceinline__ void send_pending_ack(const UcclEpGroup& g, const UcclEpPlacement& call) {
+  u64 pending_ack = own_of(g)->pending_ack;
+  if (pending_ack == 0) return;
 #pragma unroll 1
   for (u32 peer = lane_of_thread(); peer < g.ranks; peer += LANES) {
-    if (hears_of_end(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), mark_of(owed));
+    if (gets_ack(g, call, peer)) store_relaxed(taken_word(g, peer, g.rank, pending_ack), flag_of(pending_ack));
   }
 }
 
@@ -160,51 +154,51 @@ constexpr u32 STEP_RECEIVE = 1;
 constexpr u32 STEP_LAYOUT = 2;
 
 // Sets the block's state: sound, unless an earlier call has failed. The first warp does it.
-__device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+__device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, WaitState& w) {
   if (warp_of_thread() != 0) return;
   // The load is in flight while the call gets its place.
-  u32 has_failed = look(g.own);
-  u64 unsent = c.sent != 0 ? reinterpret_cast<const UcclEpPlaced*>(c.sent)->masked : 0;
+  u32 has_failed = load_word(g.own);
+  u64 unsent = c.dispatch_placement != 0 ? reinterpret_cast<const UcclEpPlacement*>(c.dispatch_placement)->masked : 0;
   if (step != STEP_RECEIVE) place_call(g, c, w.call);
   __syncwarp();
-  if (step == STEP_SEND && blockIdx.x == 0) tell_owed(g, w.call);
+  if (step == STEP_SEND && blockIdx.x == 0) send_pending_ack(g, w.call);
   if (threadIdx.x == 0) {
-    if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
+    if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlacement*>(c.placement);
     w.rowless = w.call.masked | unsent;
     w.state = has_failed != 0 ? STOPPED : 0;
-    w.what = 0;
+    w.detail = 0;
     w.is_waiting = 0;
     w.late = 0;
     w.waited_ns = 0;
   }
 }
 
-__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, WaitState& w) {
   begin_waiting(g, c, step, w);
   return agreed_state(w) == 0;
 }
 
-// Passes the state of a sound block on to the next half of its call.
-__device__ __forceinline__ void go_on(const Waiting& from, Waiting& to) {
+// Passes the state of a sound block to the next half of its call.
+__device__ __forceinline__ void pass_state(const WaitState& from, WaitState& to) {
   if (threadIdx.x == 0) {
     to.call = from.call;
-    to.state = to.what = to.is_waiting = 0;
+    to.state = to.detail = to.is_waiting = 0;
     to.late = to.waited_ns = 0;
   }
   __syncthreads();
 }
 
-// Notes a rank's fault, which one thread has found. The block reports the first one.
-__device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 peer) {
+// Sets a fault of a rank, which one thread has found. The block reports the first one.
+__device__ __forceinline__ void set_fault(WaitState& w, u32 state, u32 detail, u32 peer) {
   u32 before = atomicCAS(&w.state, 0u, state);
   if (before != 0 && before != state) return;
-  if (before == 0) w.what = what;
+  if (before == 0) w.detail = detail;
   atomicOr(&w.late, 1ull << peer);
 }
 
-// Tells all ranks that this one has given up. One thread; far ranks are told as long as the proxy
-// takes commands.
-__device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool can_push) {
+// Sends all ranks the fault: this rank has given up. One thread; far ranks get it as long as the
+// proxy takes commands.
+__device__ __forceinline__ void send_fault(const UcclEpGroup& g, u64 call, bool can_push) {
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) {
     u64 word = fault_word(g, rank, g.rank), number = 0;
@@ -218,11 +212,11 @@ __device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool 
 }
 
 // Reports the block's fault to the host and the peers, unless another block has reported before.
-UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
+UCCL_COLD void report(const UcclEpGroup& g, u32 phase, const WaitState& w) {
   if (w.state == STOPPED || atomicExch(&own_of(g)->has_failed, 1u) != 0) return;
   UcclEpStatus* status = status_of(g);
   status->phase = phase;
-  status->what = w.what;
+  status->detail = w.detail;
   status->call = w.call.number;
   status->late = w.late;
   status->waited_ns = w.waited_ns;
@@ -235,91 +229,91 @@ UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
   __threadfence_system();
   *const_cast<volatile u32*>(&status->state) = w.state;
   __threadfence_system();
-  tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
+  send_fault(g, w.call.number, w.detail != UCCL_EP_PUSH);
 }
 
 // Whether the block is sound. If not, the first block that fails reports to the host and the peers.
-__device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+__device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   if (agreed_state(w) == 0) return true;
   if (threadIdx.x == 0) report(g, c.phase, w);
   return false;
 }
 
-// Results of a wait: a fault; the word has its mark; or the call may go on without the rank.
+// Results of a wait: a fault; the word has its flag; or the call may go on without the rank.
 constexpr u32 FAULT = 0;
-constexpr u32 CAME = 1;
+constexpr u32 ARRIVED = 1;
 constexpr u32 LATE = 2;
 
-// The blocks' verdict on a rank's data: 0 (none yet), CAME or LATE.
-__device__ __forceinline__ u32* verdict_on(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+// The blocks' verdict on a rank's data: 0 (none yet), ARRIVED or LATE.
+__device__ __forceinline__ u32* verdict_on(const UcclEpGroup& g, const UcclEpPlacement& call, u32 rank) {
   return &own_of(g)->verdicts[slot_of(call.number)][rank];
 }
 
 // Whether another block has left a rank out.
-__device__ __forceinline__ bool is_given_up(const UcclEpGroup& g, const Waiting& w, u32 rank, u32 what) {
-  if (what == UCCL_EP_DATA) return *const_cast<volatile u32*>(verdict_on(g, w.call, rank)) == LATE;
+__device__ __forceinline__ bool is_left_out(const UcclEpGroup& g, const WaitState& w, u32 rank, u32 detail) {
+  if (detail == UCCL_EP_DATA) return *const_cast<volatile u32*>(verdict_on(g, w.call, rank)) == LATE;
   return (*const_cast<volatile u64*>(&own_of(g)->masked) >> rank & 1) != 0;
 }
 
 // Leaves a rank out of this call and of later ones.
-__device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 rank) {
+__device__ __forceinline__ void leave_out(const UcclEpGroup& g, WaitState& w, u32 rank) {
   atomicOr(&own_of(g)->masked, 1ull << rank);
   atomicOr(&w.call.masked, 1ull << rank);
   atomicOr(&w.rowless, 1ull << rank);
 }
 
-// Whether a word has the mark; a word of `taken` may have that of a later call.
-__device__ __forceinline__ bool has_mark(u64 seen, u64 mark, u32 what) {
-  return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
+// Whether a word has the flag; a word of `taken` may have that of a later call.
+__device__ __forceinline__ bool has_flag(u64 seen, u64 flag, u32 detail) {
+  return seen == flag || (detail == UCCL_EP_ROOM && call_of(seen) > call_of(flag));
 }
 
-// A thread's wait for a mark in a word that a peer sets. A part's mark has another format, with the
-// same call.
-struct Awaited {
+// A thread's wait for a flag in a word that a peer sets. A chunk's flag has another format, with
+// the same call.
+struct WordWait {
   u64 word;
-  u64 mark;
+  u64 flag;
   u32 peer;
-  u32 what;
-  u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `mark`; NO_CALL: the word has none
+  u32 detail;
+  u16 call_at = 0;  // the lowest bit of the call's number in the word, if not as in `flag`; NO_CALL: the word has none
 };
 
-// The lowest bit of the call's number in a part's mark: see ep_parts.cuh.
-constexpr u16 MARK_CALL = 22;
+// The lowest bit of the call's number in a chunk's flag: see chunks.cuh.
+constexpr u16 FLAG_CALL = 22;
 constexpr u16 NO_CALL = 63;
 
-// Checks for other reasons to end a wait, as its word has no mark yet. Returns CAME if there is
+// Checks for other reasons to end a wait, as its word has no flag yet. Returns ARRIVED if there is
 // none.
-UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
+UCCL_COLD u32 judge_wait(const UcclEpGroup& g, WaitState& w, WordWait a, u64 seen, u64 waited, bool looks_at_host) {
   u32 peer = a.peer;
   bool is_lost = looks_at_host && (load_acquire(lost_word(g)) >> peer & 1) != 0;
   // Writes of the peer from before its loss may have come since.
-  if (is_lost && load_acquire(a.word) != seen) return CAME;
+  if (is_lost && load_acquire(a.word) != seen) return ARRIVED;
   u64 fault = load_acquire(fault_word(g, g.rank, peer));
   bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
-  if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, a.what))) return LATE;
+  if (g.masks_late != 0 && (is_late || is_left_out(g, w, peer, a.detail))) return LATE;
   u32 state = 0;
   if (fault != 0) {
     state = UCCL_EP_GAVE_UP;
   } else if (is_lost) {
     state = UCCL_EP_LOST;
-  } else if (looks_at_host && look(g.status) != 0) {
+  } else if (looks_at_host && load_word(g.status) != 0) {
     state = UCCL_EP_POISONED;
   } else if (waited > g.timeout_ns) {
     w.waited_ns = waited;
     state = UCCL_EP_OVERDUE;
-  } else if (look(g.own) != 0) {
+  } else if (load_word(g.own) != 0) {
     atomicCAS(&w.state, 0u, STOPPED);
-  } else if (look_shared(w.state) == UCCL_EP_OVERDUE) {
+  } else if (load_shared(w.state) == UCCL_EP_OVERDUE) {
     // Another thread's wait is overdue: this rank is late, too.
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
-    u64 told = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? mark_of(seen >> a.call_at) : seen;
-    w.expected[peer] = a.mark;
-    w.seen[peer] = fault != 0 ? fault : told;
-    note_fault(w, state, a.what, peer);
+    u64 flag = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? flag_of(seen >> a.call_at) : seen;
+    w.expected[peer] = a.flag;
+    w.seen[peer] = fault != 0 ? fault : flag;
+    set_fault(w, state, a.detail, peer);
   }
-  return look_shared(w.state) != 0 ? FAULT : CAME;
+  return load_shared(w.state) != 0 ? FAULT : ARRIVED;
 }
 
 // The time since `began`. The clock of a GPU may step back by a little.
@@ -330,7 +324,7 @@ __device__ __forceinline__ u64 since(u64 began) {
 
 // Waits until `has_come` accepts the word's value, which is returned in `seen`.
 template <typename HasCome>
-__device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64& seen,
+__device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, WaitState& w, const WordWait& a, u64& seen,
                                              HasCome has_come) {
   constexpr u32 LOOKS = 32;
   // Reads of host memory are slow: if every block made them, each wait would take 100 us longer,
@@ -338,25 +332,25 @@ __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, c
   // fault ends the others' waits; they read it seldom, in case the first block has ended.
   constexpr u32 LOOKS_AT_HOST = 256, SELDOM = 65536;
   seen = load_acquire(a.word);
-  if (has_come(seen)) return CAME;
+  if (has_come(seen)) return ARRIVED;
   u64 began = now_ns();
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
     seen = load_acquire(a.word);
-    if (has_come(seen)) return CAME;
+    if (has_come(seen)) return ARRIVED;
     if (looks % LOOKS == 0) {
       bool looks_at_host = looks % (blockIdx.x == 0 ? LOOKS_AT_HOST : SELDOM) == 0;
       u32 ended = judge_wait(g, w, a, seen, since(began), looks_at_host);
-      if (ended != CAME) return ended;
+      if (ended != ARRIVED) return ended;
     }
     relax();
   }
 }
 
-// Waits until a peer's word has the mark; a word of `taken` may have that of a later call.
-__device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, const Awaited& a) {
+// Waits until a peer's word has the flag; a word of `taken` may have that of a later call.
+__device__ __forceinline__ u32 wait_for_flag(const UcclEpGroup& g, WaitState& w, const WordWait& a) {
   u64 seen;
-  return wait_for_word(g, w, a, seen, [&](u64 word) { return has_mark(word, a.mark, a.what); });
+  return wait_for_word(g, w, a, seen, [&](u64 word) { return has_flag(word, a.flag, a.detail); });
 }
 
 // Reads a word of `taken`: a rank has one for each slot.
@@ -365,29 +359,29 @@ __device__ __forceinline__ u64 load_taken(const UcclEpGroup& g, u32 i) {
 }
 
 // Checks all words of `taken` at once, read by `word_of`. Sets `is_waiting`, valid behind the
-// block's next barrier, if a mark is missing.
+// block's next barrier, if a flag is missing.
 template <typename WordOf>
-__device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, WordOf word_of) {
+__device__ __forceinline__ void look_for_room(const UcclEpGroup& g, WaitState& w, WordOf word_of) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
     u32 slot = i % UCCL_EP_SLOTS;
     if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, i / UCCL_EP_SLOTS)) continue;
     u64 call = w.call.number - calls_since(w.call.number, slot);
-    if (!has_mark(word_of(i), mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+    if (!has_flag(word_of(i), flag_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
   }
 }
 
 // Whether this block follows the first one, which alone polls words in host memory.
-__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.by_host != 0 && blockIdx.x != 0; }
+__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.via_host != 0 && blockIdx.x != 0; }
 
 // Waits until the first block has found room. The first block keeps the deadline, and its failure
 // ends this wait.
-__device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+__device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   if (threadIdx.x == 0) {
-    u64 room = g.own + offsetof(UcclEpOwn, room);
+    u64 room = g.own + offsetof(UcclEpOwnState, room);
 #pragma unroll 1
     while (load_acquire(room) < w.call.number && w.state == 0) {
-      if (look(g.own) != 0) w.state = STOPPED;
+      if (load_word(g.own) != 0) w.state = STOPPED;
       relax();
     }
     w.call.masked = own_of(g)->masked;
@@ -398,7 +392,7 @@ __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclE
 
 // Waits until every rank has ended the calls that had this call's place. All threads of the block
 // take part.
-__device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+__device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   if (is_follower(g)) return follow_to_room(g, c, w);
   look_for_room(g, w, [&](u32 i) { return load_taken(g, i); });
   __syncthreads();
@@ -407,28 +401,30 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
 #pragma unroll 1
     for (u64 left = w.call.after; left != 0; left &= left - 1) {
       u64 call = w.call.number - calls_since(w.call.number, __ffs(static_cast<int>(left)) - 1);
-      u32 ended = wait_for_mark(g, w, {taken_word(g, g.rank, peer, call), mark_of(call), peer, UCCL_EP_ROOM});
+      u32 ended = wait_for_flag(g, w, {taken_word(g, g.rank, peer, call), flag_of(call), peer, UCCL_EP_ROOM});
       if (ended == LATE) leave_out(g, w, peer);
-      if (ended != CAME) break;
+      if (ended != ARRIVED) break;
     }
   }
   if (!is_sound(g, c, w)) return false;
-  if (g.by_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwn, room), w.call.number);
+  if (g.via_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwnState, room), w.call.number);
   return true;
 }
 
 // Words of `taken`, loaded while the call gets its number.
-struct Taken {
-  u64 words[UCCL_EP_MOST_RANKS * UCCL_EP_SLOTS];
+struct TakenWords {
+  u64 words[UCCL_EP_MAX_RANKS * UCCL_EP_SLOTS];
 };
 
 // Begins a block of a launch that sends, once the call has room. By then a block knows the place,
-// so the last block to come here stores it. `owed`: whether the call's end is sent when the next
-// one begins.
-__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool owed, Waiting& w, Taken& taken) {
+// so the last block to come here stores it. `acks_later`: whether the call is acknowledged when the
+// next one begins.
+__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool acks_later, WaitState& w,
+                                              TakenWords& taken) {
   begin_waiting(g, c, STEP_SEND, w);
 #pragma unroll 1
-  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) taken.words[i] = load_taken(g, i);
+  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x)
+    taken.words[i] = load_taken(g, i);
   __syncthreads();
   look_for_room(g, w, [&](u32 i) { return taken.words[i]; });
   if (agreed_state(w) != 0) return false;
@@ -437,19 +433,19 @@ __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEp
     u32* begun = &own_of(g)->ended[STEP_SEND][slot_of(w.call.number)];
     if (count_up(begun) + 1 == gridDim.x) {
       *begun = 0;
-      note_place(g, c, w.call, owed ? w.call.number : 0);
+      store_place(g, c, w.call, acks_later ? w.call.number : 0);
     }
   }
   return true;
 }
 
 // Begins a block of a launch that sends, once the call has room.
-__device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+__device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   return begin_block(g, c, STEP_SEND, w) && wait_for_room(g, c, w);
 }
 
 // Waits for the first block's verdict on this thread's rank.
-__device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) {
+__device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, WaitState& w) {
 #pragma unroll 1
   for (;;) {
     u32 verdict = *const_cast<volatile u32*>(verdict_on(g, w.call, threadIdx.x));
@@ -458,7 +454,7 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
       __threadfence();
       return verdict;
     }
-    if (look(g.own) != 0) {
+    if (load_word(g.own) != 0) {
       atomicCAS(&w.state, 0u, STOPPED);
       return FAULT;
     }
@@ -468,102 +464,103 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
 
 // Stores this block's verdict on this thread's rank, unless another block was first. Returns the
 // valid one.
-__device__ __forceinline__ u32 settle(const UcclEpGroup& g, const Waiting& w, u32 ended) {
+__device__ __forceinline__ u32 set_verdict(const UcclEpGroup& g, const WaitState& w, u32 ended) {
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
   return before != 0 ? before : ended;
 }
 
 // Waits for this thread's rank. Where late ranks are left out, all blocks follow the first verdict.
-__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
+__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, WaitState& w, u64 word, u64 flag) {
   if (is_follower(g)) return follow_to_rank(g, w);
-  u32 ended = wait_for_mark(g, w, {word, mark, threadIdx.x, UCCL_EP_DATA});
+  u32 ended = wait_for_flag(g, w, {word, flag, threadIdx.x, UCCL_EP_DATA});
   // With windows in host memory, the others follow once this block has fetched the data that they
   // read.
-  if (g.masks_late == 0 || g.by_host != 0 || ended == FAULT) return ended;
-  ended = settle(g, w, ended);
-  // Another block has seen the mark, which changes only when this call has ended.
-  while (ended == CAME && load_acquire(word) != mark) relax();
+  if (g.masks_late == 0 || g.via_host != 0 || ended == FAULT) return ended;
+  ended = set_verdict(g, w, ended);
+  // Another block has seen the flag, which changes only when this call has ended.
+  while (ended == ARRIVED && load_acquire(word) != flag) relax();
   return ended;
 }
 
 // The layout of the ranks' counts by expert in a place, where a call has any.
-struct Counted {
+struct CountsLayout {
   u64 area_len;
   u32 local_experts;
 };
 
 // In the first block, after its wait for all ranks: fetches headers and counts, and lets the other
 // blocks go on.
-__device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const Counted& counted, bool is_awaited, u32 ended) {
+__device__ __forceinline__ void release_followers(const UcclEpGroup& g, WaitState& w, const CountsLayout& counts_layout,
+                                                  bool is_awaited, u32 ended) {
   if (agreed_state(w) != 0) return;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER);
-    *reinterpret_cast<u64*>(at_home(g, word)) = *reinterpret_cast<const u64*>(word);
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
+    u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER_WORDS, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER_WORDS);
+    *reinterpret_cast<u64*>(staging_address(g, word)) = *reinterpret_cast<const u64*>(word);
   }
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * counted.local_experts; i += blockDim.x) {
-    u64 area = g.windows[g.rank] + w.call.place + i / counted.local_experts * counted.area_len;
-    u64 word = area + sizeof(u32) * (i % counted.local_experts);
-    *reinterpret_cast<u32*>(at_home(g, word)) = *reinterpret_cast<const u32*>(word);
+  for (u32 i = threadIdx.x; i < g.ranks * counts_layout.local_experts; i += blockDim.x) {
+    u64 area = g.windows[g.rank] + w.call.place + i / counts_layout.local_experts * counts_layout.area_len;
+    u64 word = area + sizeof(u32) * (i % counts_layout.local_experts);
+    *reinterpret_cast<u32*>(staging_address(g, word)) = *reinterpret_cast<const u32*>(word);
   }
   __syncthreads();
   __threadfence();
-  if (is_awaited) settle(g, w, ended);
+  if (is_awaited) set_verdict(g, w, ended);
 }
 
 // Compares a rank's header with this rank's, and keeps the words behind the agreed ones.
-__device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
-  const u64* header = reinterpret_cast<const u64*>(header_at_home(g, peer, w.call.number));
-  u64 theirs[UCCL_EP_HEADER];
+__device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, u32 peer) {
+  const u64* header = reinterpret_cast<const u64*>(staged_header(g, peer, w.call.number));
+  u64 theirs[UCCL_EP_HEADER_WORDS];
   // All loads are in flight before the first comparison.
 #pragma unroll
-  for (u32 i = 0; i < UCCL_EP_HEADER; i++) theirs[i] = header[i];
-  u32 first = UCCL_EP_HEADER;
+  for (u32 i = 0; i < UCCL_EP_HEADER_WORDS; i++) theirs[i] = header[i];
+  u32 first = UCCL_EP_HEADER_WORDS;
   u64 expected = 0, seen = 0;
 #pragma unroll
-  for (u32 i = UCCL_EP_HEADER; i-- > 0;) {
-    if (i - c.agreed < TOLD) w.told[i - c.agreed][peer] = theirs[i];
+  for (u32 i = UCCL_EP_HEADER_WORDS; i-- > 0;) {
+    if (i - c.agreed < EXTRA_WORDS) w.extras[i - c.agreed][peer] = theirs[i];
     if (i >= c.agreed || theirs[i] == c.header[i]) continue;
     first = i;
     expected = c.header[i];
     seen = theirs[i];
   }
-  if (first == UCCL_EP_HEADER) return;
+  if (first == UCCL_EP_HEADER_WORDS) return;
   w.expected[peer] = expected;
   w.seen[peer] = seen;
-  note_fault(w, UCCL_EP_DISAGREE, first, peer);
+  set_fault(w, UCCL_EP_DISAGREE, first, peer);
 }
 
 // Waits until every rank's data is there, and compares headers. Adds the nanoseconds of waiting to
 // `waits`, by rank, unless it is null; data that is there already adds nothing.
-__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
-                                              const Counted& counted = {0, 0}) {
+__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, WaitState& w,
+                                              const CountsLayout& counts_layout = {0, 0}) {
   u32 peer = threadIdx.x, ended = FAULT;
   bool is_awaited = peer < g.ranks && !is_masked(w.call, peer);
   if (is_awaited) {
     u64 number = w.call.number;
     u64 word = arrived_word(g, g.rank, peer, number);
-    bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != mark_of(number);
+    bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != flag_of(number);
     u64 began = is_timed ? now_ns() : 0;
-    ended = wait_for_rank(g, w, word, mark_of(number));
-    if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += since(began);
+    ended = wait_for_rank(g, w, word, flag_of(number));
+    if (ended == ARRIVED && is_timed) reinterpret_cast<u64*>(waits)[peer] += since(began);
     if (ended == LATE) leave_out(g, w, peer);
   }
-  if (g.by_host != 0 && blockIdx.x == 0) lead_on(g, w, counted, is_awaited, ended);
-  if (ended == CAME) compare_headers(g, c, w, peer);
+  if (g.via_host != 0 && blockIdx.x == 0) release_followers(g, w, counts_layout, is_awaited, ended);
+  if (ended == ARRIVED) compare_headers(g, c, w, peer);
   return is_sound(g, c, w);
 }
 
 // Begins a block of a launch that receives, once every rank's data is there.
-__device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
-                                              const Counted& counted = {0, 0}) {
-  return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w, counted);
+__device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, WaitState& w,
+                                              const CountsLayout& counts_layout = {0, 0}) {
+  return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w, counts_layout);
 }
 
 // Whether all other blocks of the launch, which count in a word, have come here; their writes are
 // then visible here.
-__device__ __forceinline__ bool is_last_block(u32* ended, Waiting& w) {
+__device__ __forceinline__ bool is_last_block(u32* ended, WaitState& w) {
   // The barrier orders the whole block's reads and stores before the count. No fence for the
   // system: fences between GPUs run one after the other, and take a microsecond each. The last
   // block's release to peers is ordered behind the other blocks' writes, which it has seen.
@@ -577,40 +574,41 @@ __device__ __forceinline__ bool is_last_block(u32* ended, Waiting& w) {
 }
 
 // The same at the end of a step of a call.
-__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Waiting& w) {
+__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, WaitState& w) {
   return is_last_block(&own_of(g)->ended[step][slot_of(w.call.number)], w);
 }
 
-// Notes that the proxy has not taken a command for a rank.
-__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
+// Sets a fault: the proxy has not taken a command for a rank.
+__device__ __forceinline__ void set_push_fault(const UcclEpGroup& g, WaitState& w, u32 state, u32 rank) {
   w.expected[rank] = own_of(g)->pushed;
-  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
+  w.seen[rank] = load_acquire(g.ring + 8 * UCCL_EP_RING_TAIL);
   w.waited_ns = g.timeout_ns;
-  note_fault(w, state, UCCL_EP_PUSH, rank);
+  set_fault(w, state, UCCL_EP_PUSH, rank);
 }
 
 // Has data in a far rank's mirror copied to its window: a piece for each lane, or none. All lanes
 // of a warp take part.
-__device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
+__device__ __forceinline__ void send_far(const UcclEpGroup& g, WaitState& w, bool has, u32 rank, u64 from, u64 len) {
   u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
-  if (has && state != 0) note_push(g, w, state, rank);
+  if (has && state != 0) set_push_fault(g, w, state, rank);
 }
 
 // Sets a word of a rank for each lane, or none. Earlier writes and sends to that rank are visible
 // to a reader of the word. All lanes of a warp take part.
-__device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
+__device__ __forceinline__ void set_word(const UcclEpGroup& g, WaitState& w, bool has, u32 rank, u64 word, u64 value) {
   bool is_pushed = has && is_far(g, rank);
   if (has && !is_pushed) store_release(word, value);
   u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
-  if (is_pushed && state != 0) note_push(g, w, state, rank);
+  if (is_pushed && state != 0) set_push_fault(g, w, state, rank);
 }
 
 // Writes a header to each rank. `counts`: by rank, the word behind the agreed ones; or null. One
 // block.
-__device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, const u32* counts) {
+__device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlacement& call,
+                                              const u32* counts) {
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER_WORDS; i += blockDim.x) {
+    u32 to = i / UCCL_EP_HEADER_WORDS, word = i % UCCL_EP_HEADER_WORDS;
     if (is_masked(call, to)) continue;
     u64 value = counts != nullptr && word == c.agreed ? counts[to] : c.header[word];
     reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
@@ -618,24 +616,24 @@ __device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEp
 }
 
 // Sends far ranks their headers.
-__device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
+__device__ __forceinline__ void send_headers(const UcclEpGroup& g, WaitState& w) {
   u32 rank = threadIdx.x;
   bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
   u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
-  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
+  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER_WORDS);
 }
 
-// Tells every rank that this one's data is there. Headers and counts were written before, and rows
-// for far ranks were sent.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+// Sets `arrived` at every rank: this rank's data is there. Headers and counts were written before,
+// and rows for far ranks were sent.
+__device__ __forceinline__ void set_arrived(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   __syncthreads();
   u32 peer = threadIdx.x;
   // Whole warps, as `push` needs all lanes.
   if (peer - lane_of_thread() < g.ranks) {
-    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    bool has_word = peer < g.ranks && !is_masked(w.call, peer);
     if (g.far != 0) send_headers(g, w);
-    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
-    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+    u64 word = has_word ? arrived_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }
@@ -643,10 +641,10 @@ __device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpC
 // The block with the fewest rows, for work that one block does.
 __device__ __forceinline__ bool is_spare_block() { return block_number() + 1 == gridDim.x; }
 
-// Ends a launch that sends: its last block sends the data in mirrors, by `send`, and tells every
-// rank.
+// Ends a launch that sends: its last block sends the data in mirrors, by `send`, and sets
+// `arrived` at every rank.
 template <typename Send>
-__device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Send send) {
+__device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w, Send send) {
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, c, w.call);
   if (g.far != 0) {
@@ -654,11 +652,11 @@ __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall&
     __threadfence_system();
     send();
   }
-  tell_arrived(g, c, w);
+  set_arrived(g, c, w);
 }
 
-// A row and its destination; 0: none.
-struct Going {
+// The copy of a row: its source, and its destination at a rank, or 0 for no copy.
+struct RowCopy {
   u64 from;
   u64 to;
   u32 rank;
@@ -666,26 +664,26 @@ struct Going {
 
 // Sends far ranks their rows, of `len` bytes: `of(i)` for each `i` below `total`.
 template <typename Of>
-__device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u64 len) {
+__device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, WaitState& w, Of of, u32 total, u64 len) {
 #pragma unroll 1
   for (u32 first = warp_of_thread() * LANES; first < total; first += blockDim.x) {
     u32 at = first + lane_of_thread();
-    Going row = {0, 0, 0};
+    RowCopy row = {0, 0, 0};
     if (at < total) row = of(at);
     send_far(g, w, row.to != 0 && is_far(g, row.rank), row.rank, row.to, len);
   }
 }
 
-// Tells every rank that this one has ended the call.
-__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+// Acknowledges the call: sets `taken` at every rank.
+__device__ __forceinline__ void set_taken(const UcclEpGroup& g, const UcclEpCall& c, WaitState& w) {
   u32 peer = threadIdx.x;
   if (peer - lane_of_thread() < g.ranks) {
     // Clears the verdict for the next call in this slot.
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
-    bool is_told = peer < g.ranks && hears_of_end(g, w.call, peer);
-    u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
+    bool has_word = peer < g.ranks && gets_ack(g, w.call, peer);
+    u64 word = has_word ? taken_word(g, peer, g.rank, w.call.number) : 0;
     if (g.far != 0) __threadfence_system();
-    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+    set_word(g, w, has_word, peer, word, flag_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);
 }

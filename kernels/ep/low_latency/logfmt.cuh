@@ -1,8 +1,7 @@
-// LogFMT-10 with the steps of crates/uccl-ep/src/numerics/logfmt.rs, so results are equal to the
-// last bit.
+// LogFMT-10 with the steps of uccl-ep's numerics/logfmt.rs, so results are equal to the last bit.
 #pragma once
 
-#include "ep_numerics.cuh"
+#include "../numerics.cuh"
 
 // Logarithms of the significands of a bf16: log2(1 + at / 128), the nearest multiple of 2^-44.
 struct Logarithms {
@@ -95,17 +94,19 @@ __device__ __forceinline__ u32 log_decode(const LogCodes& codes, u32 code) {
 
 // Sixteen values of a group in transit, in words: plain bf16, or five words with ten bits for each
 // value.
-struct Sixteen {
+struct LaneValues {
   u32 words[8];
 };
 
 constexpr u32 PACKED_WORDS = 5;
 
-__device__ __forceinline__ u32 bf16_of(const Sixteen& values, u32 at) { return values.words[at / 2] >> (at % 2 * 16) & 0xffff; }
+__device__ __forceinline__ u32 bf16_of(const LaneValues& values, u32 at) {
+  return values.words[at / 2] >> (at % 2 * 16) & 0xffff;
+}
 
 // Gives each full packed word to `put`. Four values at a time: registers do not suffice for more.
 template <typename Put>
-__device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put put) {
+__device__ __forceinline__ void pack(const LogCodes& codes, LaneValues values, Put put) {
   u64 bits = 0;
 #pragma unroll 1
   for (u32 word = 0; word < 4; word++) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put 
 }
 
 // Adds packed values, each times the weight.
-__device__ __forceinline__ void add_packed(Sums (&sums)[2], const LogCodes& codes, const Sixteen& in, float weight) {
+__device__ __forceinline__ void add_packed(Sums (&sums)[2], const LogCodes& codes, const LaneValues& in, float weight) {
 #pragma unroll
   for (u32 i = 0; i < 16; i++) {
     u32 word = 10 * i / 32, bit = 10 * i % 32, code = in.words[word] >> bit;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void add_packed(Sums (&sums)[2], const LogCodes& code
   }
 }
 
-__device__ __forceinline__ void add_plain(Sums (&sums)[2], const Sixteen& in, float weight) {
+__device__ __forceinline__ void add_plain(Sums (&sums)[2], const LaneValues& in, float weight) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     const u32* words = in.words + 4 * half;

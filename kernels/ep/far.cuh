@@ -1,20 +1,9 @@
-// Ranks with windows that this GPU does not reach. It fills mirrors of the windows, in host memory, and
-// pushes commands to a ring there. A proxy carries them out, as in crates/uccl-ep/src/far.
+// Ranks with windows that this GPU does not reach. It fills mirrors of the windows, in host memory,
+// and pushes commands to a ring there. A proxy carries them out, as uccl-ep's module `far` says.
 #pragma once
 
-#include "ep.cuh"
-#include "ep_warp.cuh"
-
-// A ring, in words: the offset of the proxy's count of popped commands, and of the slots.
-constexpr u32 RING_TAIL = 16;
-constexpr u32 RING_SLOTS = 32;
-
-// Fields of a command.
-constexpr u32 COMMAND_UNIT = 32;
-constexpr u64 COMMAND_LAP = 1ull << 63;
-constexpr u64 COMMAND_SIGNALS = 1ull << 62;
-constexpr u32 COMMAND_PEER_AT = 46;
-constexpr u32 COMMAND_TARGET_AT = 31;
+#include "params.cuh"
+#include "warp.cuh"
 
 struct Command {
   u64 first, second;
@@ -24,23 +13,24 @@ __device__ __forceinline__ bool is_far(const UcclEpGroup& g, u32 rank) { return 
 
 // A command that copies data in a rank's mirror to the same place in its window.
 __device__ __forceinline__ Command copy_command(const UcclEpGroup& g, u32 rank, u64 from, u64 len) {
-  u64 target = (from - g.windows[rank]) / COMMAND_UNIT;
-  return {static_cast<u64>(rank) << COMMAND_PEER_AT | (from - g.mirrors) / COMMAND_UNIT,
-          target << COMMAND_TARGET_AT | (len + COMMAND_UNIT - 1) / COMMAND_UNIT};
+  u64 target = (from - g.windows[rank]) / UCCL_EP_COMMAND_UNIT;
+  return {static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (from - g.mirrors) / UCCL_EP_COMMAND_UNIT,
+          target << UCCL_EP_COMMAND_TARGET_AT | (len + UCCL_EP_COMMAND_UNIT - 1) / UCCL_EP_COMMAND_UNIT};
 }
 
 // A command that sets the window's word at a mirror's address, once all data copied before is
 // there.
 __device__ __forceinline__ Command set_command(const UcclEpGroup& g, u32 rank, u64 word, u64 value) {
-  return {COMMAND_SIGNALS | static_cast<u64>(rank) << COMMAND_PEER_AT | (word - g.windows[rank]) / 8, value};
+  return {UCCL_EP_COMMAND_SIGNALS | static_cast<u64>(rank) << UCCL_EP_COMMAND_PEER_AT | (word - g.windows[rank]) / 8,
+          value};
 }
 
 // Whether the ring has room for the command with this number. The tail last seen is kept in this
 // GPU's memory.
 __device__ __forceinline__ bool ring_has(const UcclEpGroup& g, u64 number) {
-  u64 seen = g.own + offsetof(UcclEpOwn, popped);
+  u64 seen = g.own + offsetof(UcclEpOwnState, popped);
   if (number - load_acquire(seen) < g.ring_slots) return true;
-  u64 tail = load_acquire(g.ring + 8 * RING_TAIL);
+  u64 tail = load_acquire(g.ring + 8 * UCCL_EP_RING_TAIL);
   store_release(seen, tail);
   return number - tail < g.ring_slots;
 }
@@ -50,7 +40,7 @@ __device__ __forceinline__ bool ring_has(const UcclEpGroup& g, u64 number) {
 // deadline passes.
 __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& number) {
   constexpr u32 LOOKS = 32;
-  u64* pushed = &reinterpret_cast<UcclEpOwn*>(g.own)->pushed;
+  u64* pushed = &reinterpret_cast<UcclEpOwnState*>(g.own)->pushed;
   u64 began = now_ns();
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
@@ -60,7 +50,7 @@ __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& numbe
       continue;
     }
     if (looks % LOOKS == 0) {
-      if (look(g.status) != 0) return UCCL_EP_POISONED;
+      if (load_word(g.status) != 0) return UCCL_EP_POISONED;
       // The clock may step back by a little.
       u64 waited = now_ns() - began;
       if (static_cast<long long>(waited) >= 0 && waited > g.timeout_ns) return UCCL_EP_OVERDUE;
@@ -71,8 +61,8 @@ __device__ __forceinline__ u32 claim(const UcclEpGroup& g, u32 count, u64& numbe
 
 // Puts a command into its slot: both halves carry the lap's bit.
 __device__ __forceinline__ void put(const UcclEpGroup& g, u64 number, Command c) {
-  u64 lap = (number & g.ring_slots) == 0 ? COMMAND_LAP : 0;
-  u64 slot = g.ring + 8 * (RING_SLOTS + 2 * (number & (g.ring_slots - 1)));
+  u64 lap = (number & g.ring_slots) == 0 ? UCCL_EP_COMMAND_LAP : 0;
+  u64 slot = g.ring + 8 * (UCCL_EP_RING_SLOTS + 2 * (number & (g.ring_slots - 1)));
   store_pair(slot, c.first | lap, c.second | lap);
 }
 

@@ -1,7 +1,7 @@
 // The number formats of numerics/ in Rust, with equal bits.
 #pragma once
 
-#include "ep.cuh"
+#include "params.cuh"
 
 __device__ __forceinline__ float bf16_to_f32(u32 bits) { return __uint_as_float(bits << 16); }
 
@@ -28,7 +28,8 @@ __device__ __forceinline__ u32 nearest(u32 magnitude_bits) {
   constexpr u32 LEAST_NORMAL = (127 + 1 - BIAS) << 23, SHIFT = 23 - BITS;
   // The bits of a positive number grow with it.
   u32 exponent = max(magnitude_bits, LEAST_NORMAL) & 0x7f800000, magic = exponent + (SHIFT << 23);
-  // The addition rounds to the step of numbers with this exponent, or of subnormal ones, and counts the steps.
+  // The addition rounds to the step of numbers with this exponent, or of subnormal ones, and counts
+  // the steps.
   u32 steps = __float_as_uint(__fadd_rn(__uint_as_float(magnitude_bits), __uint_as_float(magic))) - magic;
   return steps + ((exponent - LEAST_NORMAL) >> SHIFT);
 }

@@ -3,12 +3,13 @@
 // and the rows, each with its choice.
 #pragma once
 
-#include "ep_warp.cuh"
+#include "../records.cuh"
 
-constexpr u32 STARTS = UCCL_EP_MOST_RANKS + 1;
-constexpr u32 NO_ROW = 0xffffffff;
+constexpr u32 STARTS = UCCL_EP_MAX_RANKS + 1;
 
-__device__ __forceinline__ void tell_starts(u64 records, u32 rank, u32 start) { reinterpret_cast<u32*>(records)[rank] = start; }
+__device__ __forceinline__ void store_start(u64 records, u32 rank, u32 start) {
+  reinterpret_cast<u32*>(records)[rank] = start;
+}
 
 __device__ __forceinline__ u32* record_of(u64 records, u32 top_k, u32 at) {
   return reinterpret_cast<u32*>(records) + STARTS + static_cast<u64>(at) * (1 + top_k);
@@ -16,21 +17,18 @@ __device__ __forceinline__ u32* record_of(u64 records, u32 top_k, u32 at) {
 
 // A row of a record, and its choice, which has the lower bits.
 constexpr u32 CHOICE_BITS = 5;
-static_assert(UCCL_EP_MOST_TOP_K <= 1u << CHOICE_BITS, "a choice's number");
-static_assert(static_cast<u64>(UCCL_EP_MOST_EXPERTS) * UCCL_EP_MOST_TOKENS < NO_ROW >> CHOICE_BITS, "a row's number");
+static_assert(UCCL_EP_MAX_TOP_K <= 1u << CHOICE_BITS, "a choice's number");
+static_assert(static_cast<u64>(UCCL_EP_MAX_EXPERTS) * UCCL_EP_MAX_TOKENS < NO_ROW >> CHOICE_BITS, "a row's number");
 
-__device__ __forceinline__ u32 row_of_record(u32 told) { return told >> CHOICE_BITS; }
-__device__ __forceinline__ u32 choice_of_record(u32 told) { return told & ((1u << CHOICE_BITS) - 1); }
+__device__ __forceinline__ u32 row_of_record(u32 word) { return word >> CHOICE_BITS; }
+__device__ __forceinline__ u32 choice_of_record(u32 word) { return word & ((1u << CHOICE_BITS) - 1); }
 
 // The first word of a record: its token has the lower bits.
-constexpr u32 TOKEN_BITS = 16;
-static_assert(UCCL_EP_MOST_TOKENS < 1u << TOKEN_BITS, "a token's number");
-
 __device__ __forceinline__ u32 token_of_record(u32 begin) { return begin & ((1u << TOKEN_BITS) - 1); }
 __device__ __forceinline__ u32 rows_of_record(u32 begin) { return begin >> TOKEN_BITS; }
 
 // Stores a record. A lane has the row of a choice, or NO_ROW. One warp.
-__device__ __forceinline__ void tell_record(u64 records, u32 top_k, u32 at, u32 token, u32 row) {
+__device__ __forceinline__ void store_record(u64 records, u32 top_k, u32 at, u32 token, u32 row) {
   u32* record = record_of(records, top_k, at);
   u32 lane = lane_of_thread(), has = __ballot_sync(ALL, row != NO_ROW);
   if (lane == 0) record[0] = __popc(has) << TOKEN_BITS | token;

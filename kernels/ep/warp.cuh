@@ -49,7 +49,7 @@ __device__ __forceinline__ u32 block_number() { return blockIdx.x == 0 ? 0 : gri
 
 // Some of a launch's blocks.
 struct Share {
-  u32 block;   // this block's index among them
+  u32 block;  // this block's index among them
   u32 blocks;
 };
 
@@ -63,7 +63,8 @@ __device__ __forceinline__ Share last_blocks(u32 blocks) { return {block_number(
 __device__ __forceinline__ Team team_for(u32 rows, const Share& share, u32 most) {
   u32 warps = warps_of_block(), size = warps, blocks = min(share.blocks / max(rows, 1u), most);
   if (blocks > 1) {
-    return {share.block / blocks, share.blocks / blocks, share.block % blocks * warps + warp_of_thread(), blocks * warps};
+    return {share.block / blocks, share.blocks / blocks, share.block % blocks * warps + warp_of_thread(),
+            blocks * warps};
   }
 #pragma unroll 1
   while (size % 2 == 0 && warps / size * share.blocks < rows) size /= 2;
@@ -110,7 +111,8 @@ __device__ __forceinline__ void store_vectors(u64 to, const Vector (&v)[IN_FLIGH
 // Copies `count` vectors to all targets, with IN_FLIGHT of them in flight in each lane. `meanwhile`
 // runs while the first are loaded, and may set the targets.
 template <u32 IN_FLIGHT, u32 SETS, typename Meanwhile>
-__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count, Meanwhile meanwhile) {
+__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count,
+                                            Meanwhile meanwhile) {
   Slice slice = slice_of(team, count);
   u32 first = slice.begin;
 #pragma unroll 1

@@ -1,0 +1,5 @@
+//! Prints the header that `cargo xtask headers` writes for the kernels.
+
+fn main() {
+    print!("{}", uccl_ep::cuda::kernel_header());
+}
