@@ -260,6 +260,11 @@ impl Dispatch {
         Ok(self.handle(rows))
     }
 
+    /// Rows from a rank's first to the next rank's, in the pool.
+    pub(super) fn spread(&self) -> usize {
+        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
+    }
+
     /// The parameters of the receive, and the tables about the rows.
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, ReceivedRows)> {
         let Self { group, send, slots, cached, .. } = self;
