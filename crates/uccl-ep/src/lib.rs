@@ -38,11 +38,11 @@ pub use host::{
     blocks::Block,
     combine, dispatch,
     dropped_blocks::release_block,
-    group::{Config, Group, Interrupted},
+    group::{Config, Group, InterruptCheck},
 };
 pub use shared::{
     error::{Error, Phase, Result},
-    join::{Exchange, MakeEndpoint},
+    join::{EndpointMaker, Exchange},
     nodes, places, protocol, record, routing,
     view::control_len,
 };

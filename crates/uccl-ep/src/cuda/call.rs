@@ -52,13 +52,13 @@ fn area_of(record: &Record, local: usize, slots: usize) -> Area {
 }
 
 /// The kernels' parameters of a call with such rows, and with so many slots for each rank;
-/// `scratch` is its memory, and `sent` that of the dispatch.
+/// `scratch` is its memory. The caller sets `dispatch_placement`, the memory of the dispatch.
 pub(super) fn combine_call(
     group: &Group,
     row: &Row,
     slots: usize,
     is_packed: bool,
-    (scratch, sent): (u64, u64),
+    scratch: u64,
 ) -> Result<CallParams> {
     let agreed = [row.values, row.weights, row.slots, slots, usize::from(is_packed)];
     let header = Header::<5, 0> {
@@ -66,5 +66,5 @@ pub(super) fn combine_call(
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
         values: [],
     };
-    Ok(CallParams { dispatch_placement: sent, ..group.call(row.place(slots), &header, scratch)? })
+    group.call(row.place(slots), &header, scratch)
 }

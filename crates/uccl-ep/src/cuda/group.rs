@@ -85,6 +85,15 @@ pub enum Reach {
     ViaHost,
 }
 
+/// A change of masks, with a bit for each rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MaskChange {
+    /// Ranks that take no part in later calls.
+    pub left_out: u64,
+    /// Ranks that take part again.
+    pub let_in: u64,
+}
+
 /// One rank's end of a group. Dropping it tells the other ranks nothing.
 ///
 /// Calls are enqueued on a stream and do not wait. A call that fails, because a peer is late, ends
@@ -315,12 +324,12 @@ impl Group {
     }
 
     /// The parameters of a call that takes so many bytes of the pool. Kernels number and place it
-    /// themselves, in the memory at `placed`, so a graph can repeat it.
+    /// themselves, in the memory at `placement`, so a graph can repeat it.
     pub(super) fn call<const AGREED: usize, const VALUES: usize>(
         &self,
         len: usize,
         header: &Header<AGREED, VALUES>,
-        placed: u64,
+        placement: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
         // As in a group of the CPU, a place begins at a multiple of the unit of copies to far
@@ -332,13 +341,13 @@ impl Group {
             );
             return Err(Error::invalid(why));
         }
-        if !placed.is_multiple_of(8) {
+        if !placement.is_multiple_of(8) {
             return Err(Error::invalid(format!(
-                "scratch memory at {placed:#x} is not aligned to 8 bytes"
+                "scratch memory at {placement:#x} is not aligned to 8 bytes"
             )));
         }
         Ok(CallParams {
-            placement: placed,
+            placement,
             len: len as u64,
             dispatch_placement: 0,
             header: header.to_words(),
@@ -349,9 +358,8 @@ impl Group {
         })
     }
 
-    /// Enqueues a change of masks, with a bit for each rank: `left_out` take no part in later
-    /// calls, and `let_in` take part again. Unless `status` is 0, it gets an i32 by rank: 1 for
-    /// those that are left out then.
+    /// Enqueues a change of masks. Unless `status` is 0, it gets an i32 by rank: 1 for those that
+    /// are left out then.
     ///
     /// # Errors
     /// The driver refuses.
@@ -361,7 +369,7 @@ impl Group {
     /// work has ended.
     pub unsafe fn mask(
         &self,
-        (left_out, let_in): (u64, u64),
+        MaskChange { left_out, let_in }: MaskChange,
         status: u64,
         stream: &Stream,
     ) -> Result<()> {

@@ -12,19 +12,24 @@ pub(super) struct CountsMailbox {
     ticket: u64,
 }
 
+/// The right of one kernel to write to the mailbox.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ticket {
+    /// The address of the mailbox; 0: the kernel writes no report.
+    pub(super) mailbox: u64,
+    /// The number that the kernel writes last. No other kernel has written it.
+    pub(super) number: u64,
+}
+
 impl CountsMailbox {
     pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
         Ok(Self { memory: PinnedBuffer::new(context, size_of::<Told>())?, ticket: 0 })
     }
 
-    pub(super) fn address(&self) -> u64 {
-        self.memory.address()
-    }
-
-    /// The number that the next kernel writes last. No other kernel has written it.
-    pub(super) fn next_ticket(&mut self) -> u64 {
+    /// A ticket for the next kernel.
+    pub(super) fn next_ticket(&mut self) -> Ticket {
         self.ticket += 1;
-        self.ticket
+        Ticket { mailbox: self.memory.address(), number: self.ticket }
     }
 
     /// The report, once the kernel with the last ticket has written all of it.

@@ -29,7 +29,7 @@ mod watch;
 mod window;
 
 pub use self::{
-    group::{Config, Group, RESERVED, Reach},
+    group::{Config, Group, MaskChange, RESERVED, Reach},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
     params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
 };

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::shared::{
     error::{Error, Result},
-    join::MakeEndpoint,
+    join::EndpointMaker,
 };
 
 /// Commands that a rank's producers may be ahead of its proxy.
@@ -69,7 +69,7 @@ impl Listener {
     /// Registers the window, so that peers can write to it.
     pub(crate) fn new(
         network: Option<uccl_p2p::Config>,
-        make: &mut MakeEndpoint<'_>,
+        make: &mut EndpointMaker<'_>,
         window: &Arc<Mapping>,
         (timeout, staging): (Duration, Staging),
     ) -> Result<Self> {

@@ -172,7 +172,7 @@ impl<S: Storage> Proxy<S> {
             if self.is_drained() {
                 self.shared.flushes_completed.store(requested, Ordering::Release);
             }
-            self.rest(&mut idle, now - worked);
+            self.pause(&mut idle, now - worked);
         }
     }
 
@@ -278,7 +278,7 @@ impl<S: Storage> Proxy<S> {
     }
 
     /// Waits for commands, or for writes to end.
-    fn rest(&mut self, idle: &mut u32, since_work: Duration) {
+    fn pause(&mut self, idle: &mut u32, since_work: Duration) {
         *idle += 1;
         if *idle < SPINS || self.is_awake(since_work) {
             thread::yield_now();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    host::group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
+    host::group::{CallGuard, Group, InterruptCheck, Milestone, WaitContext},
     shared::{
         error::{Phase, Result},
         header::Header,
@@ -18,7 +18,7 @@ impl Group {
     ///
     /// # Errors
     /// A peer is late, or makes another call.
-    pub fn barrier(self: &Arc<Self>, is_interrupted: &mut Interrupted<'_>) -> Result<()> {
+    pub fn barrier(self: &Arc<Self>, is_interrupted: &mut InterruptCheck<'_>) -> Result<()> {
         let phase = Phase::Barrier;
         self.check_is_last(phase)?;
         let (place, participants) = (self.place(0)?, self.participants(Nodes::one(self.ranks())));

@@ -26,7 +26,7 @@ use crate::{
     shared::{
         backoff::{Backoff, MissingTimes},
         error::{Error, Phase, Result, describe},
-        join::{Exchange, MakeEndpoint, Position, agree, all_joined},
+        join::{EndpointMaker, Exchange, Position, agree, all_joined},
         nodes::Nodes,
         places::{Place, Places, SLOTS},
         protocol::{Call, MissingMark, Participants, Step, Streams, Words},
@@ -57,7 +57,7 @@ pub struct Config {
 }
 
 /// A function that a waiting call runs now and then: if it returns true, the call ends.
-pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
+pub type InterruptCheck<'a> = dyn FnMut() -> bool + 'a;
 
 /// One rank's end of a group. Dropping it tells the other ranks nothing.
 ///
@@ -98,7 +98,7 @@ impl Group {
     pub fn join_by(
         config: Config,
         exchange: &mut Exchange<'_>,
-        make: &mut MakeEndpoint<'_>,
+        make: &mut EndpointMaker<'_>,
     ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, .. } = config;
         if me >= ranks {
@@ -152,7 +152,7 @@ impl Group {
         config: Config,
         params: MeetingParams,
         exchange: &mut Exchange<'_>,
-        make: &mut MakeEndpoint<'_>,
+        make: &mut EndpointMaker<'_>,
     ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
         let peers = match Window::new(me, ranks, pool, node) {
@@ -550,7 +550,7 @@ fn reach_all(
     window: &mut Window,
     MeetingParams { position, staging }: MeetingParams,
     exchange: &mut Exchange<'_>,
-    make: &mut MakeEndpoint<'_>,
+    make: &mut EndpointMaker<'_>,
 ) -> Result<Result<Peers>> {
     let Config { rank: me, timeout, .. } = *config;
     let cards = exchange(window.card(position, None).encode().to_vec())?;
@@ -705,7 +705,7 @@ impl Milestone {
 /// A waiting call's callbacks.
 pub(crate) struct WaitContext<'a, 'b> {
     pub(crate) phase: Phase,
-    pub(crate) is_interrupted: &'a mut Interrupted<'b>,
+    pub(crate) is_interrupted: &'a mut InterruptCheck<'b>,
     /// The counters of a receive's waiting time.
     pub(crate) wait_times: Option<&'a mut WaitTimes>,
 }

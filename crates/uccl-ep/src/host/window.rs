@@ -17,7 +17,7 @@ use crate::{
     shared::{
         error::{Error, Result},
         header,
-        join::{MakeEndpoint, Position},
+        join::{EndpointMaker, Position},
         nodes::Node,
         places::SLOTS,
         protocol::{Mark, Stream, Words},
@@ -87,7 +87,7 @@ impl Window {
         &self,
         network: Option<uccl_p2p::Config>,
         (timeout, staging): (Duration, Staging),
-        make: &mut MakeEndpoint<'_>,
+        make: &mut EndpointMaker<'_>,
     ) -> Result<Listener> {
         Listener::new(network, make, self.own.mapping(), (timeout, staging))
     }

@@ -9,7 +9,7 @@ use crate::shared::error::{Error, Phase, Result};
 pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<Option<Vec<u8>>>> + 'a;
 
 /// Makes the endpoint of a rank that has far peers, with these settings.
-pub type MakeEndpoint<'a> = dyn FnMut(uccl_p2p::Config) -> uccl_p2p::Result<Endpoint> + 'a;
+pub type EndpointMaker<'a> = dyn FnMut(uccl_p2p::Config) -> uccl_p2p::Result<Endpoint> + 'a;
 
 /// A rank's progress in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

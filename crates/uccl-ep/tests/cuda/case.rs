@@ -515,8 +515,9 @@ impl Case {
         let group = self.join(ranks, me, timeout);
         let gpu = Gpu::new();
         if let Some((lost, Loss::Masked)) = self.lost {
+            let change = cuda::MaskChange { left_out: 1 << lost, let_in: 0 };
             // SAFETY: no memory is given: the address is 0.
-            unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
+            unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
         }
         let rounds: Vec<_> =
             inputs.iter().map(|inputs| GpuCalls::new(self, &gpu, inputs)).collect();
@@ -546,7 +547,7 @@ impl Case {
         let Some((lost, _)) = self.lost.filter(|(lost, _)| *lost != group.rank()) else { return };
         let status = gpu.upload(&vec![0u32; self.ranks]);
         // SAFETY: a number for each rank, until the stream has been waited for.
-        unsafe { group.mask((0, 0), status, &gpu.stream) }.expect("masks");
+        unsafe { group.mask(cuda::MaskChange::default(), status, &gpu.stream) }.expect("masks");
         gpu.stream.synchronize().expect("masks");
         let masked: Vec<u32> = gpu.download(status, self.ranks);
         let expected = (0..self.ranks).map(|rank| u32::from(rank == lost));

@@ -81,6 +81,7 @@ pub(super) fn mask_on_gpu(
     let Some(masks) = masks.filter(|_| !is_behind || step.is_let_in) else { return };
     let step = Step { is_apart: step.is_apart && !is_behind, ..step };
     let left_out = masks.left_out(step, group.rank(), group.ranks());
+    let change = cuda::MaskChange { left_out, let_in: !left_out };
     // SAFETY: no memory is given: the address is 0.
-    unsafe { group.mask((left_out, !left_out), 0, &gpu.stream) }.expect("a mask");
+    unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
 }

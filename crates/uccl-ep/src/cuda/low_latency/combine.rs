@@ -18,7 +18,7 @@ use crate::{
         call::combine_call,
         group::Group,
         memory::check_rows,
-        params::{CHUNKS, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
+        params::{CHUNKS, CallParams, Return, Routes, Sum, TAGGED_WORDS, WholeCombine},
     },
     numerics::{logfmt, quantise::GROUP},
     shared::{
@@ -48,7 +48,7 @@ impl Combine {
     /// [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only
     /// this combine uses until then.
     pub unsafe fn new(handle: &Arc<Handle>, input: &CombineInput, scratch: u64) -> Result<Self> {
-        let Handle { group, routes, slots, placed } = &**handle;
+        let Handle { group, routes, slots, placement } = &**handle;
         group.check()?;
         let len = 2 * input.hidden;
         check_rows("rows", input.rows, input.stride, len)?;
@@ -60,7 +60,8 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_per_row(group, *slots, len / VECTOR) };
-        let call = combine_call(group, &row, *slots, is_packed, (scratch, *placed))?;
+        let call = combine_call(group, &row, *slots, is_packed, scratch)?;
+        let call = CallParams { dispatch_placement: *placement, ..call };
         let send = Return {
             group: group.params,
             call,

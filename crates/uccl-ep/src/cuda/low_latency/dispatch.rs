@@ -37,7 +37,7 @@ pub struct Handle {
     pub(super) routes: Routes,
     pub(super) slots: usize,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
-    pub(super) placed: u64,
+    pub(super) placement: u64,
 }
 
 impl Dispatch {
@@ -143,7 +143,7 @@ impl Dispatch {
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
         }
         let Send { call, routes, .. } = self.send;
-        Ok(Handle { group: self.group, routes, slots: self.slots, placed: call.placement })
+        Ok(Handle { group: self.group, routes, slots: self.slots, placement: call.placement })
     }
 
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<Receive> {

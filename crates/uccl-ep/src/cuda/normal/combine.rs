@@ -13,7 +13,7 @@ use crate::{
     cuda::{
         call::combine_call,
         memory::check_rows,
-        params::{NormalReturn, NormalSum, WholeNormalCombine, order},
+        params::{CallParams, NormalReturn, NormalSum, WholeNormalCombine, order},
     },
     host::combine::{CombineRows, Order, slots_of},
     shared::{
@@ -100,7 +100,8 @@ impl Combine {
             weights: if input.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = combine_call(group, &row, *slots, false, (scratch, rows.placed))?;
+        let call = combine_call(group, &row, *slots, false, scratch)?;
+        let call = CallParams { dispatch_placement: rows.placement, ..call };
         let sent = NormalReturn {
             group: group.params,
             call,

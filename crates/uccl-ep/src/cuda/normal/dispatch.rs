@@ -12,11 +12,11 @@ use crate::{
     cuda::{
         call::dispatch_call,
         group::Group,
-        mailbox::CountsMailbox,
+        mailbox::{CountsMailbox, Ticket},
         memory::check_rows,
         params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, phases},
     },
-    host::group::Interrupted,
+    host::group::InterruptCheck,
     shared::{
         backoff::Backoff,
         error::{Error, Phase, Result},
@@ -62,7 +62,7 @@ pub(super) struct ReceivedRows {
     /// Rows from a rank's first to the next rank's; 0: without gaps.
     pub(super) spread: usize,
     /// The address of the dispatch's number and place, and of the ranks that it left out.
-    pub(super) placed: u64,
+    pub(super) placement: u64,
 }
 
 /// A dispatch's handle, for its combines.
@@ -175,15 +175,16 @@ impl Dispatch {
         &mut self,
         stream: &Stream,
         limit: Duration,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<ReceiveCounts> {
         let group = &self.group;
         group.check()?;
         let mut mailbox = group.mailbox();
+        let ticket = mailbox.next_ticket();
         let count = params::Count {
             send: self.send.send,
-            mailbox: mailbox.address(),
-            ticket: mailbox.next_ticket(),
+            mailbox: ticket.mailbox,
+            ticket: ticket.number,
             slots: self.slots as u32,
             begins: u32::from(self.progress == Progress::Nothing),
         };
@@ -193,7 +194,7 @@ impl Dispatch {
         if self.progress == Progress::Nothing {
             self.progress = Progress::Counts;
         }
-        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
         Ok(self.counts_of(&report))
     }
 
@@ -213,7 +214,7 @@ impl Dispatch {
         outputs: &DispatchOutput,
         stream: &Stream,
         limit: Duration,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<ReceiveAttempt> {
         if self.progress != Progress::Nothing {
             // SAFETY: the caller guarantees it.
@@ -224,11 +225,11 @@ impl Dispatch {
         group.check()?;
         let (receive, tables) = self.receive_params(outputs)?;
         let mut mailbox = group.mailbox();
-        let to = (mailbox.address(), mailbox.next_ticket());
+        let ticket = mailbox.next_ticket();
         // SAFETY: the group keeps the report's memory; for the rest, the caller guarantees it.
-        unsafe { self.launch_fused(receive, to, stream)? };
+        unsafe { self.launch_fused(receive, ticket, stream)? };
         self.progress = Progress::Rows;
-        let report = wait_for(group, &mailbox, (stream, limit), is_interrupted)?;
+        let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
         let handle = (report.is_taken != 0).then(|| self.handle(tables));
         Ok(ReceiveAttempt { counts: self.counts_of(&report), handle })
     }
@@ -250,13 +251,18 @@ impl Dispatch {
         // SAFETY: the kernels take these structs; for the rest, as above.
         unsafe {
             if group.can_fuse() {
-                self.launch_fused(receive, (0, 0), stream)?;
+                self.launch_fused(receive, Ticket::default(), stream)?;
             } else {
                 let blocks = blocks_for(outputs.len, self.max_blocks);
                 group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
             }
         }
         Ok(self.handle(rows))
+    }
+
+    /// Rows from a rank's first to the next rank's, in the pool.
+    pub(super) fn spread(&self) -> usize {
+        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
     }
 
     /// The parameters of the receive, and the tables about the rows.
@@ -272,7 +278,7 @@ impl Dispatch {
             tables,
             by_expert,
             spread,
-            placed: call.placement,
+            placement: call.placement,
         });
         let Some(rows) = (*cached).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
@@ -320,15 +326,15 @@ impl Dispatch {
         Ok((receive, rows))
     }
 
-    /// Launches the remaining phases of a dispatch in one kernel. If `mailbox` is not 0, the kernel
-    /// writes the counts there for the host, and `ticket` last.
+    /// Launches the remaining phases of a dispatch in one kernel. With a ticket for a mailbox, the
+    /// kernel writes the counts there for the host.
     ///
     /// # Safety
     /// As for [`receive`](Self::receive).
     unsafe fn launch_fused(
         &self,
         receive: NormalReceive,
-        (mailbox, ticket): (u64, u64),
+        ticket: Ticket,
         stream: &Stream,
     ) -> Result<()> {
         let Self { group, send, progress, max_blocks, .. } = self;
@@ -338,6 +344,7 @@ impl Dispatch {
             Progress::Counts => phases::AFTER_COUNTS,
             Progress::Rows => phases::RECEIVE,
         };
+        let Ticket { mailbox, number: ticket } = ticket;
         let fused = WholeNormalDispatch { send: *send, receive, mailbox, ticket, phases, zero: 0 };
         // SAFETY: the kernel takes this struct; for the rest, the caller guarantees it.
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
@@ -368,8 +375,9 @@ const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word
 fn wait_for(
     group: &Group,
     mailbox: &CountsMailbox,
-    (stream, limit): (&Stream, Duration),
-    is_interrupted: &mut Interrupted<'_>,
+    stream: &Stream,
+    limit: Duration,
+    is_interrupted: &mut InterruptCheck<'_>,
 ) -> Result<params::Told> {
     let mut backoff = Backoff::new();
     loop {

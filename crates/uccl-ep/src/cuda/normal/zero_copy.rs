@@ -58,11 +58,6 @@ impl Dispatch {
         })
     }
 
-    /// Rows from a rank's first to the next rank's, in the pool.
-    pub(super) fn spread(&self) -> usize {
-        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
-    }
-
     /// As [`receive`](Self::receive), but rows and scales are not copied: they are those of
     /// [`zero_copy_view`](Self::zero_copy_view), and `outputs` needs no memory for them. Rows are
     /// by token.

@@ -16,7 +16,7 @@ use crate::{
     host::{
         blocks::Block,
         dispatch::{Handle, Room},
-        group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
+        group::{CallGuard, Group, InterruptCheck, Milestone, WaitContext},
         wait_times::WaitTimes,
     },
     numerics::{logfmt, quantise::GROUP, sum},
@@ -169,7 +169,7 @@ impl Combine {
     pub unsafe fn begin(
         handle: &Arc<Handle>,
         input: CombineInput,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<Self> {
         let (group, routing) = (&handle.group, &handle.routing);
         group.check_is_last(Phase::Combine)?;
@@ -272,7 +272,7 @@ impl Combine {
     pub unsafe fn finish(
         mut self,
         combined: CombineOutput,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<Vec<Duration>> {
         self.context.check_order(combined.sums)?;
         let mut scratch = vec![0; self.context.scratch_len()];
@@ -305,7 +305,7 @@ impl Combine {
     fn drive(
         &mut self,
         until: Milestone,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
         take: &mut TakeRound<'_>,
     ) -> Result<()> {
         let Self { context, call, wait_times, .. } = self;

@@ -148,18 +148,28 @@ pub enum ScalesOut {
     },
 }
 
+/// The position of a received row.
+#[derive(Clone, Copy)]
+pub(super) struct RowPosition {
+    /// Its number among all rows.
+    pub(super) row: usize,
+    /// Its expert, where rows are by expert; else 0.
+    pub(super) expert: usize,
+    /// Its number among the rows of its expert, or among all.
+    pub(super) nth: usize,
+}
+
 /// Rows of a tile.
 pub(crate) const TILE: usize = 128;
 
 impl ScalesOut {
-    /// The address of a row's first word, and the distance between two of its `count` words. The
-    /// row is an expert's `nth`.
+    /// The address of a row's first word, and the distance between two of its `count` words.
     ///
     /// # Safety
     /// There is such a row.
     pub(super) unsafe fn of_row(
         self,
-        (row, expert, nth): (usize, usize, usize),
+        RowPosition { row, expert, nth }: RowPosition,
         count: usize,
     ) -> (*mut u32, usize) {
         match self {

@@ -21,7 +21,7 @@ use self::{
 };
 use crate::{
     host::{
-        group::{CallGuard, Group, Interrupted, Milestone, WaitContext},
+        group::{CallGuard, Group, InterruptCheck, Milestone, WaitContext},
         wait_times::WaitTimes,
         window::PeerWriter,
     },
@@ -79,7 +79,7 @@ impl Dispatch {
         routing: Arc<Routing>,
         tokens: DispatchInput,
         room: Room,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<Self> {
         group.check_is_last(Phase::Dispatch)?;
         let mut areas = areas_of(group, &tokens, &routing)?;
@@ -132,7 +132,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// A peer is late, or makes another call.
-    pub fn counts(&mut self, is_interrupted: &mut Interrupted<'_>) -> Result<&ReceiveCounts> {
+    pub fn counts(&mut self, is_interrupted: &mut InterruptCheck<'_>) -> Result<&ReceiveCounts> {
         let counts = match self.counts.take() {
             Some(counts) => counts,
             None => {
@@ -163,7 +163,7 @@ impl Dispatch {
         mut self,
         outputs: DispatchOutput,
         layout: &RowLayout,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
     ) -> Result<Handle> {
         let counts = self.counts(is_interrupted)?.clone();
         let mut sink = Sink::new(outputs, layout, &counts, self.context.areas.record)?;
@@ -184,7 +184,7 @@ impl Dispatch {
     fn drive(
         &mut self,
         until: Milestone,
-        is_interrupted: &mut Interrupted<'_>,
+        is_interrupted: &mut InterruptCheck<'_>,
         mut sink: Option<(&mut Sink<'_>, &ReceiveCounts)>,
     ) -> Result<()> {
         let Self { context, call, wait_times, relayed, .. } = self;
@@ -292,12 +292,12 @@ impl DispatchContext {
         };
         self.write_counts(call, stream, &mut writer, &area_counts, mark);
         let area = self.area_at(call, stream.owner);
-        let stays_out = stream.peer == self.group.rank() && self.reads_own_in_place();
+        let reads_in_place = stream.peer == self.group.rank() && self.reads_own_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
             let out = writer.memory_at(area + self.record_at(slot), self.areas.record.stride());
             // SAFETY: an area has `slots` records, which only this rank uses until the mark.
             unsafe {
-                match stays_out {
+                match reads_in_place {
                     true => self.write_rest(out, *token),
                     false => self.write(out, *token),
                 }
@@ -410,7 +410,7 @@ impl DispatchContext {
         // SAFETY: an area begins with a count, which was written before its mark.
         let in_round = unsafe { area.cast::<u32>().read() } as usize;
         let rows = counts.rows_from(from);
-        let stays_out = from == self.group.rank() && self.reads_own_in_place();
+        let reads_in_place = from == self.group.rank() && self.reads_own_in_place();
         let own = self.routing.tokens_to(self.group.rank());
         for slot in 0..in_round.min(self.slots) {
             let at = rows.start + sink.taken[from];
@@ -418,7 +418,7 @@ impl DispatchContext {
             if at >= rows.end {
                 break;
             }
-            let own = own.get(sink.taken[from]).filter(|_| stays_out);
+            let own = own.get(sink.taken[from]).filter(|_| reads_in_place);
             sink.taken[from] += 1;
             // SAFETY: an area has `slots` records, which the sender has written before its mark.
             unsafe {

@@ -4,7 +4,7 @@ use std::slice;
 
 use smallvec::SmallVec;
 
-use super::{DispatchContext, DispatchOutput, ReceiveCounts, RowLayout};
+use super::{DispatchContext, DispatchOutput, ReceiveCounts, RowLayout, memory::RowPosition};
 use crate::shared::{
     error::{Error, Result},
     record::Record,
@@ -231,8 +231,9 @@ impl<'a> Sink<'a> {
                     RowLayout::ByToken => scaled.row,
                     RowLayout::ByExpert(starts) => scaled.row - starts[scaled.expert],
                 };
+                let position = RowPosition { row: scaled.row, expert: scaled.expert, nth };
                 // SAFETY: the caller guarantees that there is such a row.
-                let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
+                let (to, stride) = unsafe { out.of_row(position, count) };
                 (&self.scales[scaled.words..][..count], to, stride)
             };
             let places: SmallVec<[_; ROWS_OF_LINE]> = rows.iter().map(place).collect();
@@ -257,8 +258,9 @@ impl<'a> Sink<'a> {
                 RowLayout::ByToken => {
                     let rows = counts.rows_from(from);
                     for at in rows.start + self.taken[from]..rows.end {
+                        let position = RowPosition { row: at, expert: 0, nth: at };
                         // SAFETY: the caller guarantees it.
-                        unsafe { self.blank((at, 0, at), record, record.top_k) };
+                        unsafe { self.blank(position, record, record.top_k) };
                     }
                 }
                 RowLayout::ByExpert(starts) => {
@@ -267,8 +269,9 @@ impl<'a> Sink<'a> {
                         let nth = from * local + expert;
                         let end = first[nth] + counts.per_expert[nth] as usize;
                         for row in self.next[nth]..end {
+                            let position = RowPosition { row, expert, nth: row - start };
                             // SAFETY: the caller guarantees it; a row of an expert has one weight.
-                            unsafe { self.blank((row, expert, row - start), record, 1) };
+                            unsafe { self.blank(position, record, 1) };
                         }
                     }
                 }
@@ -276,21 +279,17 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Fills a row, the `nth` of its expert, and its weights: so many.
+    /// Fills a row with zeros, and its weights: so many.
     ///
     /// # Safety
     /// There is such a row.
-    unsafe fn blank(
-        &self,
-        (row, expert, nth): (usize, usize, usize),
-        record: Record,
-        weights: usize,
-    ) {
+    unsafe fn blank(&self, position: RowPosition, record: Record, weights: usize) {
+        let row = position.row;
         // SAFETY: the caller guarantees it.
         unsafe {
             self.outputs.rows.add(row * self.outputs.stride).write_bytes(0, record.payload);
             if let Some(out) = self.outputs.scales {
-                let (to, stride) = out.of_row((row, expert, nth), record.scales);
+                let (to, stride) = out.of_row(position, record.scales);
                 (0..record.scales).for_each(|word| to.add(word * stride).write(0));
             }
             if let Some(out) = self.outputs.choices {

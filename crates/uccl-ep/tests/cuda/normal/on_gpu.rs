@@ -34,8 +34,9 @@ impl Normal {
         let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
         if let Some((lost, Loss::Masked)) = self.lost {
+            let change = cuda::MaskChange { left_out: 1 << lost, let_in: 0 };
             // SAFETY: no memory is given: the address is 0.
-            unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
+            unsafe { group.mask(change, 0, &gpu.stream) }.expect("a mask");
         }
         let rounds: Vec<_> =
             inputs.iter().map(|inputs| GpuCalls::new(self, &gpu, inputs)).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
-use uccl_ep::cuda::{Config, Group, Reach};
+use uccl_ep::cuda::{Config, Group, MaskChange, Reach};
 
 use crate::ep::{detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
@@ -127,8 +127,9 @@ impl PyCudaGroup {
         stream: u64,
     ) -> PyResult<()> {
         let stream = self.stream(stream);
+        let change = MaskChange { left_out, let_in };
         // SAFETY: `uccl.ep` passes a tensor with an integer for each rank, or 0.
-        let done = py.detach(|| unsafe { self.group.mask((left_out, let_in), status, &stream) });
+        let done = py.detach(|| unsafe { self.group.mask(change, status, &stream) });
         done.map_err(|e| exception(&e))
     }
 }
