@@ -98,7 +98,8 @@ impl Tools {
         Way::new(name, move || {
             for (piece, stream) in pieces.iter().zip(streams.iter().cycle()) {
                 let (to, from) = (piece.destination, piece.source);
-                // SAFETY: the memory lives until the end of the program, and the streams are waited for.
+                // SAFETY: the memory lives until the end of the program, and the streams are waited
+                // for.
                 unsafe { stream.copy(to, from, piece.len_bytes as usize, direction) }?;
             }
             streams.iter().try_for_each(|stream| stream.synchronize())
@@ -118,7 +119,8 @@ impl Tools {
             let launch = unsafe { launcher.launch(&streams[0], &by_kernel, options) }?;
             for piece in &by_engine[..] {
                 let (to, from, len) = (piece.destination, piece.source, piece.len_bytes as usize);
-                // SAFETY: the memory lives until the end of the program, and the stream is waited for.
+                // SAFETY: the memory lives until the end of the program, and the stream is waited
+                // for.
                 unsafe { streams[1].copy(to, from, len, direction) }?;
             }
             launcher.wait(launch)?;
@@ -138,7 +140,8 @@ impl Tools {
             .collect();
         stream.has_batches().then(|| {
             Way::new("engine, batch", move || {
-                // SAFETY: the memory lives until the end of the program, and the stream is waited for.
+                // SAFETY: the memory lives until the end of the program, and the stream is waited
+                // for.
                 unsafe { stream.copy_batch(&copies) }?;
                 stream.synchronize()
             })

@@ -1,4 +1,5 @@
-//! Finds which of this host's addresses is near to a piece of memory, among those that others can reach equally well.
+//! Finds which of this host's addresses is near to a piece of memory, among those that others can
+//! reach equally well.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -14,8 +15,9 @@ impl Topology {
     /// nearest to `place`. It is `ip` itself if there are no others, or if none is known to be
     /// nearer.
     ///
-    /// "As well" means: the address is on another physical interface that is up, and either in the same network as
-    /// `ip`, or both interfaces have a default route with the same metric. IPv6 routes are not known here.
+    /// "As well" means: the address is on another physical interface that is up, and either in the
+    /// same network as `ip`, or both interfaces have a default route with the same metric. IPv6
+    /// routes are not known here.
     pub fn address_near(&self, place: Place, ip: IpAddr) -> IpAddr {
         let IpAddr::V4(chosen) = ip else { return ip };
         let usable =

@@ -13,8 +13,8 @@ pub fn allowed_cpus() -> Option<CpuList> {
     Some((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())
 }
 
-/// Restricts the calling thread to those of `cpus` that it may run on already, and returns these. If there are none,
-/// changes nothing. It never lets a thread run where it could not before.
+/// Restricts the calling thread to those of `cpus` that it may run on already, and returns these.
+/// If there are none, changes nothing. It never lets a thread run where it could not before.
 ///
 /// # Errors
 /// The kernel's error, if it refuses.

@@ -39,8 +39,8 @@ pub struct Gpu {
     pub uuid: Option<GpuUuid>,
     /// The vendor's name for the model, if NVIDIA's kernel driver reports it.
     pub model: Option<String>,
-    /// Whether NVIDIA's kernel driver lists it in this process. In a container the bus shows all GPUs of the machine,
-    /// but the driver lists only those that the container was given.
+    /// Whether NVIDIA's kernel driver lists it in this process. In a container the bus shows all
+    /// GPUs of the machine, but the driver lists only those that the container was given.
     pub in_driver: bool,
 }
 

@@ -36,8 +36,8 @@ impl HostIdentity {
         known_equal(&self.boot_id, &other.boot_id)
     }
 
-    /// Whether a process id means the same to both, and neither is hidden from the other by a user namespace.
-    /// `process_vm_readv` needs this before permissions are even checked.
+    /// Whether a process id means the same to both, and neither is hidden from the other by a user
+    /// namespace. `process_vm_readv` needs this before permissions are even checked.
     pub fn same_processes(&self, other: &Self) -> bool {
         self.same_host(other)
             && known_equal(&self.pid_namespace, &other.pid_namespace)

@@ -16,11 +16,14 @@ pub struct KernelFacts {
     pub rmem_max_bytes: Option<u64>,
     /// `net.core.wmem_max`: the largest send buffer that a socket may ask for, in bytes.
     pub wmem_max_bytes: Option<u64>,
-    /// Third value of `net.ipv4.tcp_rmem`: up to how many bytes the kernel grows a TCP receive buffer by itself.
+    /// Third value of `net.ipv4.tcp_rmem`: up to how many bytes the kernel grows a TCP receive
+    /// buffer by itself.
     pub tcp_rmem_max_bytes: Option<u64>,
-    /// Third value of `net.ipv4.tcp_wmem`: up to how many bytes the kernel grows a TCP send buffer by itself.
+    /// Third value of `net.ipv4.tcp_wmem`: up to how many bytes the kernel grows a TCP send buffer
+    /// by itself.
     pub tcp_wmem_max_bytes: Option<u64>,
-    /// `kernel.yama.ptrace_scope`. `None` if the kernel is built without Yama, and then nothing is restricted.
+    /// `kernel.yama.ptrace_scope`. `None` if the kernel is built without Yama, and then nothing is
+    /// restricted.
     pub ptrace_scope: Option<u8>,
     /// Transparent huge pages: `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,

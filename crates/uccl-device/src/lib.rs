@@ -4,8 +4,8 @@
 //! of files can stand in for a machine. A fact that the kernel does not report is `None`, never an
 //! error: a container that hides half of sysfs is still a machine that can move bytes.
 //!
-//! Nothing here needs a driver, a library or a device. CUDA's driver is looked for at run time ([`cuda`]); without it,
-//! only a GPU's PCI entry is known.
+//! Nothing here needs a driver, a library or a device. CUDA's driver is looked for at run time
+//! ([`cuda`]); without it, only a GPU's PCI entry is known.
 
 mod address;
 pub mod affinity;

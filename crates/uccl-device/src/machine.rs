@@ -63,8 +63,9 @@ pub struct MachineGpu {
 }
 
 impl Topology {
-    /// Every GPU that the bus or the driver shows: first those that this process sees, by their ordinals, then the
-    /// others by their PCI addresses. `visible` is the result of [`Gpus::facts`].
+    /// Every GPU that the bus or the driver shows: first those that this process sees, by their
+    /// ordinals, then the others by their PCI addresses. `visible` is the result of
+    /// [`Gpus::facts`].
     pub fn machine_gpus(&self, visible: &[VisibleGpu]) -> Vec<MachineGpu> {
         let hidden = self.gpus.iter().filter(|gpu| visible.iter().all(|seen| seen.pci != gpu.pci));
         let seen = visible.iter().map(|seen| self.machine_gpu(seen.pci, Some(seen)));

@@ -37,7 +37,8 @@ impl MemoryKind {
         }
     }
 
-    /// The ordinal of the device if only the device can access it; none if the CPU can load and store it.
+    /// The ordinal of the device if only the device can access it; none if the CPU can load and
+    /// store it.
     pub fn device_only(self) -> Option<u32> {
         match self {
             Self::Cuda { device } => Some(device),

@@ -135,18 +135,19 @@ impl<'a> Nic<'a> {
 impl Topology {
     /// The NICs of a kind, in the order in which memory at `place` should use them.
     ///
-    /// NICs that are up come first, then the near ones ([`PciDistance`]), then the fast ones. Equally good NICs are in
-    /// the order of the PCI bus, with an exception: GPUs for which the same NICs are best share them out. Each of these
-    /// GPUs begins with other NICs, so that they do not all use the first. Every process of a machine gets the same
-    /// answer, whichever GPUs it sees.
+    /// NICs that are up come first, then the near ones ([`PciDistance`]), then the fast ones.
+    /// Equally good NICs are in the order of the PCI bus, with an exception: GPUs for which the
+    /// same NICs are best share them out. Each of these GPUs begins with other NICs, so that they
+    /// do not all use the first. Every process of a machine gets the same answer, whichever GPUs it
+    /// sees.
     ///
     /// Virtual NICs come after devices, and NICs that are down come last. Loopback is not listed.
     pub fn nics_near(&self, place: Place, kind: NicKind) -> Vec<NearNic> {
         self.rank(place, &self.nics(kind))
     }
 
-    /// The NIC that memory at `place` should use: a usable RDMA device if there is one, else a usable network
-    /// interface.
+    /// The NIC that memory at `place` should use: a usable RDMA device if there is one, else a
+    /// usable network interface.
     pub fn nearest_nic(&self, place: Place) -> Option<NearNic> {
         [NicKind::Rdma, NicKind::Interface].into_iter().find_map(|kind| {
             let nearest = self.nics_near(place, kind).into_iter().next();

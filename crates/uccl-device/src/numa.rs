@@ -17,7 +17,8 @@ use crate::{
     source::Source,
 };
 
-/// `MPOL_PREFERRED` of linux/mempolicy.h: take memory from this node if it has some, else from others.
+/// `MPOL_PREFERRED` of linux/mempolicy.h: take memory from this node if it has some, else from
+/// others.
 const PREFERRED: c_int = 1;
 /// How many nodes a mask has room for: the kernel's own limit.
 const MOST_NODES: usize = 1024;
@@ -39,9 +40,9 @@ unsafe impl Send for NodeMemory {}
 unsafe impl Sync for NodeMemory {}
 
 impl NodeMemory {
-    /// Allocates memory. If the kernel does not let this process choose a node, as in many containers, the pages are
-    /// touched from a CPU of that node instead. If that is not possible either, or no node is named, the system decides
-    /// where they come from.
+    /// Allocates memory. If the kernel does not let this process choose a node, as in many
+    /// containers, the pages are touched from a CPU of that node instead. If that is not possible
+    /// either, or no node is named, the system decides where they come from.
     ///
     /// # Errors
     /// The kernel's error if there is no memory; `InvalidInput` for 0 bytes.
@@ -113,7 +114,8 @@ impl NodeMemory {
         let near = affinity::keep_on(&cpus_of(node));
         self.touch();
         if let (Some(before), Ok(_)) = (before, near) {
-            // These CPUs were allowed a moment ago. If they no longer are, the thread keeps those that it has now.
+            // These CPUs were allowed a moment ago. If they no longer are, the thread keeps those
+            // that it has now.
             let _ = affinity::set(&before);
         }
     }
@@ -148,8 +150,8 @@ fn cpus_of(node: u32) -> CpuList {
 pub fn node_at(address: usize) -> Option<u32> {
     let page = (address & !(page_size() - 1)) as *const c_void;
     let mut status: c_int = -1;
-    // SAFETY: one page of this process, which is looked up and not touched or moved, since no nodes are
-    // named; the answer goes into a live integer.
+    // SAFETY: one page of this process, which is looked up and not touched or moved, since no nodes
+    // are named; the answer goes into a live integer.
     let code: c_long = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

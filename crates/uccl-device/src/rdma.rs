@@ -100,8 +100,8 @@ impl RdmaGid {
         Self::read_all(&Source::new(Path::new("/")), &folder.join(format!("ports/{port}")))
     }
 
-    /// Whether it stands for an IPv4 address and is reached over UDP. Such GIDs work across routers and exist on every
-    /// RoCE network.
+    /// Whether it stands for an IPv4 address and is reached over UDP. Such GIDs work across routers
+    /// and exist on every RoCE network.
     pub fn is_routable_ipv4(&self) -> bool {
         self.kind == Some(GidKind::RoceV2) && self.address.to_ipv4_mapped().is_some()
     }
@@ -201,7 +201,8 @@ impl RdmaGid {
     }
 }
 
-/// How many bytes the kernel reserves for headers and checksum in an Ethernet packet (`iboe_get_mtu`).
+/// How many bytes the kernel reserves for headers and checksum in an Ethernet packet
+/// (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
 /// The largest payload of an RDMA packet over an interface, in bytes.

@@ -32,8 +32,9 @@ impl Route {
         text.lines().skip(1).filter_map(Self::parse).collect()
     }
 
-    /// Parses a line such as `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface, destination, gateway,
-    /// flags, two counters, metric, mask. An address is printed as the word that its bytes form in the kernel's memory.
+    /// Parses a line such as `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface,
+    /// destination, gateway, flags, two counters, metric, mask. An address is printed as the word
+    /// that its bytes form in the kernel's memory.
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let [interface, destination, _, flags, _, _, metric, mask, ..] = words.as_slice() else {

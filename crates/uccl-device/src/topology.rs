@@ -74,8 +74,8 @@ impl Topology {
 
     /// How far apart two PCI devices are; `None` if either is not on this machine.
     ///
-    /// Devices below different host bridges count as far apart if the kernel does not name their NUMA nodes, unless the
-    /// machine has only one node.
+    /// Devices below different host bridges count as far apart if the kernel does not name their
+    /// NUMA nodes, unless the machine has only one node.
     pub fn distance(&self, a: PciAddress, b: PciAddress) -> Option<PciDistance> {
         self.pci.distance(a, b, self.numa_nodes.len() <= 1)
     }

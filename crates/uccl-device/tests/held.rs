@@ -103,7 +103,8 @@ fn no_kernel_is_loaded_while_a_stream_waits() {
                 len_bytes: 100,
             })
             .collect();
-        // SAFETY: the pieces lie within memory that nobody else has, and do not overlap; they are waited for.
+        // SAFETY: the pieces lie within memory that nobody else has, and do not overlap; they are
+        // waited for.
         let launch = unsafe { launcher.launch(&through, &pieces, LaunchOptions::default()) };
         let _ = launch.expect("launched");
         through.synchronize().expect("copied");

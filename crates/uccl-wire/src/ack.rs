@@ -1,4 +1,5 @@
-//! Acknowledgements of numbered packets: the largest number that came, and which of those before it.
+//! Acknowledgements of numbered packets: the largest number that came, and which of those before
+//! it.
 //!
 //! | offset | type | field |
 //! | --- | --- | --- |

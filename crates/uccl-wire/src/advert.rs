@@ -111,8 +111,8 @@ impl Advert {
     /// Reads an advert. A caller may have patched its address and 32-bit size to a part of the
     /// region.
     ///
-    /// The 32-bit size is the length unless it is `u32::MAX`; then the 64-bit length counts. Whether
-    /// the range lies in the region is for the region's owner to check.
+    /// The 32-bit size is the length unless it is `u32::MAX`; then the 64-bit length counts.
+    /// Whether the range lies in the region is for the region's owner to check.
     ///
     /// # Errors
     /// The length is not [`ADVERT_LEN`], magic or version are not ours, or the range overflows.

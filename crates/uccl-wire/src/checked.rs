@@ -1,9 +1,9 @@
 //! Checksums of a lane's frames: CRC-32C over header, descriptors and payload, in the trailer.
 //!
-//! A byte that is wrong must do no harm before it is noticed, so the checksum at the end of a frame is not
-//! enough. The magic of a checked header is mixed with the header's own checksum: one that is damaged is no
-//! header. Descriptors of a checked frame are followed by a trailer of their own, with the checksum up to
-//! there: nothing is read or written where a damaged descriptor points.
+//! A byte that is wrong must do no harm before it is noticed, so the checksum at the end of a frame
+//! is not enough. The magic of a checked header is mixed with the header's own checksum: one that
+//! is damaged is no header. Descriptors of a checked frame are followed by a trailer of their own,
+//! with the checksum up to there: nothing is read or written where a damaged descriptor points.
 
 use crate::frame::{FrameError, HEADER_LEN, Header, Status, Trailer};
 use crc_fast::{CrcAlgorithm, Digest};

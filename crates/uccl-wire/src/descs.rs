@@ -1,8 +1,8 @@
 //! Descriptors of registered tensors, as `get_serialized_descs` hands them to another process.
 //!
-//! A u64 count; for each descriptor u64 address, u64 size, u64 number of keys n, u32 local keys\[n\],
-//! u32 remote keys\[n\], u64 length of IPC info and its bytes. UCCL writes the host's byte order; every
-//! host it runs on is little endian.
+//! A u64 count; for each descriptor u64 address, u64 size, u64 number of keys n, u32 local
+//! keys\[n\], u32 remote keys\[n\], u64 length of IPC info and its bytes. UCCL writes the host's
+//! byte order; every host it runs on is little endian.
 
 use crate::{
     advert::{ADVERT_RKEYS, Advert, AdvertError},

@@ -1,8 +1,8 @@
 //! Frames: the units of the byte stream between two lanes after their handshake.
 //!
 //! A frame is a 32-byte header, `descs` descriptors of 24 bytes, `len` bytes of payload and, for
-//! frames with payload, an 8-byte trailer. All integers are little endian. Lanes with checksums seal
-//! their headers and put another trailer behind the descriptors: see [`crate::checked`].
+//! frames with payload, an 8-byte trailer. All integers are little endian. Lanes with checksums
+//! seal their headers and put another trailer behind the descriptors: see [`crate::checked`].
 //!
 //! The last frame of a write may carry a signal. Its flags name the change of the word, `aux` is
 //! the value, and one more descriptor, which `descs` does not count, names the word.
@@ -53,7 +53,8 @@ pub enum Kind {
     Data = 3,
     /// Makes the lanes a connection: `aux` is the number of lanes.
     Establish = 10,
-    /// Asks for an ack once everything before it on this lane has landed; cuts the write named `op`.
+    /// Asks for an ack once everything before it on this lane has landed; cuts the write named
+    /// `op`.
     Fence = 6,
     /// A message for the engine.
     Message = 5,
@@ -324,8 +325,8 @@ impl Desc {
     }
 }
 
-/// Reads the descriptors of `header` from `bytes`, which must be exactly theirs: those of its data into `out`. Returns
-/// that of the word which its signal changes.
+/// Reads the descriptors of `header` from `bytes`, which must be exactly theirs: those of its data
+/// into `out`. Returns that of the word which its signal changes.
 pub fn decode_descs(
     header: &Header,
     bytes: &[u8],

@@ -91,8 +91,8 @@ impl GpuOffer {
     /// Reads an offer.
     ///
     /// # Errors
-    /// When the bytes are not one. The pieces are known to add up to the length, and the range to have an
-    /// end.
+    /// When the bytes are not one. The pieces are known to add up to the length, and the range to
+    /// have an end.
     pub fn decode(bytes: &[u8]) -> Result<Self, GpuOfferError> {
         let mut reader = Reader::new(bytes);
         let id = reader.u32_le()?;

@@ -281,8 +281,8 @@ impl Handshake {
         matches!(self.state, State::Done)
     }
 
-    /// The keys for the bytes that follow the handshake, once and when it [is over](Self::is_done). `None` without a
-    /// pre-shared key.
+    /// The keys for the bytes that follow the handshake, once and when it [is over](Self::is_done).
+    /// `None` without a pre-shared key.
     pub fn take_keys(&mut self) -> Option<SessionKeys> {
         self.session.take_if(|_| matches!(self.state, State::Done)).map(|key| key.keys(self.role))
     }
@@ -290,8 +290,8 @@ impl Handshake {
     /// Takes bytes that arrived, in pieces of any size.
     ///
     /// # Errors
-    /// The peer refused us, or was refused: then every later call gives the same error. Bytes after the
-    /// end of the handshake are [`HandshakeError::WrongState`].
+    /// The peer refused us, or was refused: then every later call gives the same error. Bytes after
+    /// the end of the handshake are [`HandshakeError::WrongState`].
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Progress, HandshakeError> {
         let fed = bytes.len();
         self.open("feed")?;
@@ -314,8 +314,8 @@ impl Handshake {
     /// Acceptor, after [`Progress::PeerHello`]: answers it, and ends the handshake well.
     ///
     /// # Errors
-    /// No hello has come, or ours cannot be sent (a text is too long or not printable); another can be
-    /// tried then.
+    /// No hello has come, or ours cannot be sent (a text is too long or not printable); another can
+    /// be tried then.
     pub fn reply(&mut self, hello: &Hello) -> Result<(), HandshakeError> {
         match &self.state {
             State::Reply => {}

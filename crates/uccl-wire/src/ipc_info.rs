@@ -34,7 +34,8 @@ pub struct IpcInfo {
     pub size: u64,
     /// Carried for programs that look at it; 0. Not in the C form.
     pub op: u32,
-    /// Whether the memory is the host's. Not in the C form, where it reads as the sign of `gpu_idx`.
+    /// Whether the memory is the host's. Not in the C form, where it reads as the sign of
+    /// `gpu_idx`.
     pub is_host: bool,
     /// Index of the GPU that the memory is on; -1 for the host's.
     pub gpu_idx: i32,

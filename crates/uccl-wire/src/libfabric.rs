@@ -53,7 +53,8 @@ pub struct FabricAddress<'a> {
     pub format: u32,
     /// The endpoint's name, as the provider has it.
     pub name: &'a [u8],
-    /// Where the word is that peers write to find out whether the way works, in the terms of its key.
+    /// Where the word is that peers write to find out whether the way works, in the terms of its
+    /// key.
     pub probe_addr: u64,
     /// That word's key.
     pub probe_key: &'a [u8],

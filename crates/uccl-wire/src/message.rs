@@ -202,7 +202,8 @@ pub enum Message<'a> {
         /// Its end.
         answer: Answer,
     },
-    /// The receiver is asked to copy to or from memory of its own, which it reaches better than the sender.
+    /// The receiver is asked to copy to or from memory of its own, which it reaches better than the
+    /// sender.
     Ask {
         /// Numbers the ask.
         id: u64,

@@ -97,8 +97,8 @@ impl Metadata {
 
     /// Reads either form.
     ///
-    /// A PCI address never makes the bytes as long as a form with an index, so 10 and 22 bytes have an
-    /// index; for the others the length in front of the PCI address tells IPv4 from IPv6.
+    /// A PCI address never makes the bytes as long as a form with an index, so 10 and 22 bytes have
+    /// an index; for the others the length in front of the PCI address tells IPv4 from IPv6.
     ///
     /// # Errors
     /// The bytes are neither, or the index is negative.

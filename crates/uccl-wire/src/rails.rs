@@ -1,9 +1,9 @@
 //! Notes between two ends of a multipath link: their rails, the start and end of a channel over a
 //! pair of rails, and the keys of memory.
 //!
-//! These notes travel inside [`Message::Link`](crate::message::Message::Link), in order and without loss. A
-//! *path* is a pair of rails, one of each end, numbered by the end that connected; an *attempt* numbers the
-//! channels that are made over it, one after the other.
+//! These notes travel inside [`Message::Link`](crate::message::Message::Link), in order and without
+//! loss. A *path* is a pair of rails, one of each end, numbered by the end that connected; an
+//! *attempt* numbers the channels that are made over it, one after the other.
 
 use crate::{
     cursor::{Reader, Truncated},
@@ -144,7 +144,8 @@ pub enum Note {
     Revoke(RegionId),
     /// The sender of this note has no operation on the region any more.
     Released(RegionId),
-    /// Copy between these pieces and the start of a chunk of your landing area, one behind the other.
+    /// Copy between these pieces and the start of a chunk of your landing area, one behind the
+    /// other.
     Stage {
         /// Which chunk. It is the sender's until the note of its end arrives.
         chunk: u16,
@@ -220,7 +221,8 @@ const MAY_WRITE: u8 = 2;
 const IS_STAGED: u8 = 4;
 
 impl Note {
-    /// Appends its bytes. Texts, addresses and keys are within the limits above; a reason is cut to them.
+    /// Appends its bytes. Texts, addresses and keys are within the limits above; a reason is cut to
+    /// them.
     pub fn encode_to(&self, out: &mut Vec<u8>) {
         match self {
             Self::Offer(rails) => {

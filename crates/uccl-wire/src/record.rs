@@ -6,8 +6,8 @@
 //! | content | |
 //! | code: the first 16 bytes of HMAC-SHA256 over number (u64, little endian), length and content | 16 |
 //!
-//! The number is not sent: both ends count, each direction by itself and with a key of its own. So a record that is
-//! changed, left out, repeated, moved or sent back is none. Nothing is encrypted.
+//! The number is not sent: both ends count, each direction by itself and with a key of its own. So
+//! a record that is changed, left out, repeated, moved or sent back is none. Nothing is encrypted.
 
 use std::fmt;
 
@@ -77,7 +77,8 @@ impl Sealer {
         Self { key: StreamKey::new(key), number: 0 }
     }
 
-    /// Makes a record of `out`: its first [`HEAD_LEN`] bytes, which may be anything, and its content behind them, 1 to
+    /// Makes a record of `out`: its first [`HEAD_LEN`] bytes, which may be anything, and its
+    /// content behind them, 1 to
     /// [`MAX_CONTENT`] bytes.
     pub fn seal(&mut self, out: &mut Vec<u8>) {
         let Some((head, content)) = out.split_first_chunk_mut::<HEAD_LEN>() else { return };

@@ -33,8 +33,8 @@ pub struct BatchCopy {
 }
 
 impl Stream {
-    /// Enqueues one copy. It is asynchronous for device memory and for pinned host memory. With pageable memory the
-    /// driver stages the copy and may wait.
+    /// Enqueues one copy. It is asynchronous for device memory and for pinned host memory. With
+    /// pageable memory the driver stages the copy and may wait.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, for example because it does not know an address.
@@ -74,7 +74,8 @@ impl Stream {
         )
     }
 
-    /// Enqueues a copy between two GPUs. If they cannot reach each other, the driver moves the bytes through the host.
+    /// Enqueues a copy between two GPUs. If they cannot reach each other, the driver moves the
+    /// bytes through the host.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it has no such copy.
@@ -118,12 +119,12 @@ impl Stream {
         driver.copy_batch_v2.is_some() || driver.copy_batch_v1.is_some()
     }
 
-    /// Enqueues many copies in one call. They run in any order, after everything that is on the stream already. It does
-    /// not work on a default stream.
+    /// Enqueues many copies in one call. They run in any order, after everything that is on the
+    /// stream already. It does not work on a default stream.
     ///
     /// # Errors
-    /// [`GpuError::Missing`] if the driver is too old, [`GpuError::Driver`] if it refuses: then any of the
-    /// copies may have been enqueued.
+    /// [`GpuError::Missing`] if the driver is too old, [`GpuError::Driver`] if it refuses: then any
+    /// of the copies may have been enqueued.
     ///
     /// # Safety
     /// As for [`Self::copy`], for each of the copies; and no two destinations may overlap.
@@ -171,7 +172,8 @@ impl Stream {
     }
 }
 
-/// A list of copies in the form that the driver takes. If it is kept and refilled, it allocates nothing.
+/// A list of copies in the form that the driver takes. If it is kept and refilled, it allocates
+/// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct BatchArrays {
     destinations: Vec<u64>,

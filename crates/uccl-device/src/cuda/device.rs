@@ -208,7 +208,8 @@ impl Device {
     /// process has retained it already.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses, for example because the GPU has too little memory left.
+    /// [`GpuError::Driver`] if the driver refuses, for example because the GPU has too little
+    /// memory left.
     pub fn context(&'static self) -> Result<&'static Context, GpuError> {
         if let Some(context) = self.context.get() {
             return Ok(context);
@@ -219,8 +220,8 @@ impl Device {
         }
         // Leaked, as the GPU's context is never released.
         let context: &'static Context = Box::leak(Box::new(Context::retain(self.driver, self)?));
-        // Load the kernels before others have the context and can hold one of its streams: see `reaper`. If the kernels
-        // cannot be used, copy engines do the copying.
+        // Load the kernels before others have the context and can hold one of its streams: see
+        // `reaper`. If the kernels cannot be used, copy engines do the copying.
         let _ = context.kernels();
         Ok(self.context.get_or_init(|| context))
     }
@@ -278,7 +279,8 @@ impl Query {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The second version of the call returns another UUID for a part of a GPU (MIG) than for the whole GPU.
+    /// The second version of the call returns another UUID for a part of a GPU (MIG) than for the
+    /// whole GPU.
     fn uuid(&self) -> Result<GpuUuid, GpuError> {
         let mut uuid = Uuid::default();
         let ask = Driver::need(

@@ -26,8 +26,8 @@ impl DmaBuf {
     /// Makes a file for `len_bytes` of a GPU's memory.
     ///
     /// # Errors
-    /// [`GpuError::Missing`] if the driver is older than 11.7, [`GpuError::Driver`] if it refuses: it
-    /// needs a kernel with dma-buf and the open kernel modules, and memory of one allocation.
+    /// [`GpuError::Missing`] if the driver is older than 11.7, [`GpuError::Driver`] if it refuses:
+    /// it needs a kernel with dma-buf and the open kernel modules, and memory of one allocation.
     pub fn export(address: u64, len_bytes: usize) -> Result<Self, GpuError> {
         let pointer = classify(address)?;
         let Some(device) = pointer.kind.device_only() else {
@@ -44,8 +44,8 @@ impl DmaBuf {
         let mut fd: RawFd = -1;
         let _current = context.make_current()?;
         let place = (&raw mut fd).cast::<c_void>();
-        // SAFETY: for this type of handle the driver writes a descriptor, an int; the range is looked up and
-        // not followed.
+        // SAFETY: for this type of handle the driver writes a descriptor, an int; the range is
+        // looked up and not followed.
         let code = unsafe { export(place, base, len, RANGE_HANDLE_DMA_BUF, 0) };
         context
             .check(code, format_args!("making a dma-buf of {len_bytes} bytes at {address:#x}"))?;

@@ -1,7 +1,8 @@
 //! The driver's entry points, found at run time.
 //!
-//! One table serves both vendors: each entry has CUDA's name and HIP's, with the same arguments. Entries that only CUDA
-//! or only newer drivers have are optional. Where one is missing, the code takes another path or fails with
+//! One table serves both vendors: each entry has CUDA's name and HIP's, with the same arguments.
+//! Entries that only CUDA or only newer drivers have are optional. Where one is missing, the code
+//! takes another path or fails with
 //! [`GpuError::Missing`].
 
 use std::{
@@ -22,8 +23,9 @@ use super::{
 pub(crate) enum Vendor {
     /// NVIDIA: `libcuda.so.1`.
     Cuda,
-    /// AMD: `libamdhip64.so`. Its entry points are listed and looked up, but nothing has been run on it. Its numbers
-    /// for device attributes differ from CUDA's, so [`super::Gpus`] does not use it yet.
+    /// AMD: `libamdhip64.so`. Its entry points are listed and looked up, but nothing has been run
+    /// on it. Its numbers for device attributes differ from CUDA's, so [`super::Gpus`] does not use
+    /// it yet.
     Hip,
 }
 
@@ -309,7 +311,8 @@ fn words(
     code: Code,
 ) -> Option<&'static str> {
     let mut text = ptr::null();
-    // SAFETY: the pointer is to a live pointer, which is set to a constant of the driver or to null.
+    // SAFETY: the pointer is to a live pointer, which is set to a constant of the driver or to
+    // null.
     let found = unsafe { say(code, &raw mut text) } == SUCCESS && !text.is_null();
     if !found {
         return None;

@@ -19,8 +19,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Codes after which every call in the same context fails in the same way until the process ends: ECC and NVLink
-/// errors, contained faults, and the errors that kill kernels.
+/// Codes after which every call in the same context fails in the same way until the process ends:
+/// ECC and NVLink errors, contained faults, and the errors that kill kernels.
 const STICKY: &[i32] = &[214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
 
 impl Failure {

@@ -40,7 +40,8 @@ impl Event {
         Ok(Self { context, raw })
     }
 
-    /// Records the event: it becomes the point after everything enqueued on the stream, which must be of the same GPU.
+    /// Records the event: it becomes the point after everything enqueued on the stream, which must
+    /// be of the same GPU.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.
@@ -82,7 +83,8 @@ impl Drop for Event {
 }
 
 impl Stream {
-    /// Makes work enqueued from now on wait until the event has happened, on whichever GPU. The CPU does not wait.
+    /// Makes work enqueued from now on wait until the event has happened, on whichever GPU. The CPU
+    /// does not wait.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.

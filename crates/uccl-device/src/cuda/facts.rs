@@ -48,7 +48,8 @@ impl VisibleGpu {
 }
 
 impl Gpus {
-    /// The facts about each GPU. Asks the driver each time, which takes some microseconds for each pair of GPUs.
+    /// The facts about each GPU. Asks the driver each time, which takes some microseconds for each
+    /// pair of GPUs.
     pub fn facts(&self) -> Vec<VisibleGpu> {
         self.devices().iter().map(|device| self.facts_of(device)).collect()
     }

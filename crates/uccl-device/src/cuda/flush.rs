@@ -38,8 +38,8 @@ fn flush_for(device: &'static Device) -> Result<(), GpuError> {
     device.taken().map_or(Ok(()), Context::flush_writes)
 }
 
-/// Other devices are going to write to memory of this GPU: from now on such writes are flushed, if it needs that, even if
-/// this process does nothing else with the GPU.
+/// Other devices are going to write to memory of this GPU: from now on such writes are flushed, if
+/// it needs that, even if this process does nothing else with the GPU.
 ///
 /// # Errors
 /// The driver's error. Then such writes are not flushed.

@@ -48,8 +48,8 @@ struct DriverDevices {
 impl Gpus {
     /// Looks for the GPUs at the first call, and returns the same result from then on.
     ///
-    /// The driver uses the value that `CUDA_VISIBLE_DEVICES` has at the first call. After that call the driver works in
-    /// this process, but not in its forks.
+    /// The driver uses the value that `CUDA_VISIBLE_DEVICES` has at the first call. After that call
+    /// the driver works in this process, but not in its forks.
     pub fn get() -> &'static Self {
         GPUS.get_or_init(|| Self::look(Vendor::Cuda.libraries()))
     }
@@ -95,8 +95,9 @@ impl Gpus {
         self.found.as_ref().err().map(|refusal| &refusal.why)
     }
 
-    /// Checks whether AMD's driver exists and has every entry point that is needed, and returns the number that it
-    /// gives as its version. Nothing here uses it yet: there was never an AMD GPU to run it on.
+    /// Checks whether AMD's driver exists and has every entry point that is needed, and returns the
+    /// number that it gives as its version. Nothing here uses it yet: there was never an AMD GPU to
+    /// run it on.
     ///
     /// # Errors
     /// Why it cannot be used.
@@ -114,7 +115,8 @@ impl Gpus {
     /// The GPU with an ordinal.
     ///
     /// # Errors
-    /// [`GpuError::Unavailable`] without a driver, [`GpuError::NoSuchDevice`] for an ordinal out of range.
+    /// [`GpuError::Unavailable`] without a driver, [`GpuError::NoSuchDevice`] for an ordinal out of
+    /// range.
     pub fn device(&self, ordinal: u32) -> Result<&Device, GpuError> {
         let devices = match &self.found {
             Ok(found) => &found.devices,

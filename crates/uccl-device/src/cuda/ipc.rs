@@ -1,11 +1,12 @@
 //! Sharing one process's GPU memory with another.
 //!
-//! There are two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or `cudaMalloc`; and
-//! file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). The kind of memory decides which one applies.
-//! Some memory has neither and must be staged.
+//! There are two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or
+//! `cudaMalloc`; and file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). The kind
+//! of memory decides which one applies. Some memory has neither and must be staged.
 //!
-//! Memory that the owner frees stays mapped in the process that opened it: the driver keeps the physical memory until
-//! the last mapping is gone. Bytes copied there after that are lost, and nothing else happens.
+//! Memory that the owner frees stays mapped in the process that opened it: the driver keeps the
+//! physical memory until the last mapping is gone. Bytes copied there after that are lost, and
+//! nothing else happens.
 
 use std::{
     collections::HashMap,
@@ -44,7 +45,8 @@ impl fmt::Debug for IpcHandle {
 pub struct LegacyExport {
     /// The handle.
     pub handle: IpcHandle,
-    /// The allocation's address in its owner. The mapping in the other process begins with the same byte.
+    /// The allocation's address in its owner. The mapping in the other process begins with the same
+    /// byte.
     pub base: u64,
     /// The allocation's length in bytes.
     pub len_bytes: usize,
@@ -123,7 +125,8 @@ impl Exporter {
         let code = unsafe { (context.driver().ipc_export)(&raw mut handle, base) };
         context.check(code, format_args!("making an IPC handle for {base:#x}"))?;
         let handle = IpcHandle(handle.0);
-        // Known allocations that overlap this one were freed, or this one could not have been allocated.
+        // Known allocations that overlap this one were freed, or this one could not have been
+        // allocated.
         known.retain(|_, (old, _)| end(old) <= base || old.base >= base + len_bytes as u64);
         if known.len() >= MOST_KNOWN {
             known.clear();
@@ -230,12 +233,12 @@ pub struct Importer {
 }
 
 impl Importer {
-    /// Opens a handle for the GPU of a context, or returns the mapping that is open already. It is closed when its last
-    /// user drops it.
+    /// Opens a handle for the GPU of a context, or returns the mapping that is open already. It is
+    /// closed when its last user drops it.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] for a handle that is forged, stale or of this same process, or if this GPU
-    /// cannot reach the memory.
+    /// [`GpuError::Driver`] for a handle that is forged, stale or of this same process, or if this
+    /// GPU cannot reach the memory.
     pub fn open(
         &self,
         context: &'static Context,
@@ -253,12 +256,12 @@ impl Importer {
         Ok(mapping)
     }
 
-    /// Maps pieces side by side, in the given order, for the GPU of a context. The descriptors are not needed
-    /// afterwards.
+    /// Maps pieces side by side, in the given order, for the GPU of a context. The descriptors are
+    /// not needed afterwards.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] for a descriptor of something else or a wrong length, [`GpuError::System`] if
-    /// there are none.
+    /// [`GpuError::Driver`] for a descriptor of something else or a wrong length,
+    /// [`GpuError::System`] if there are none.
     pub fn map<F: AsFd>(
         context: &'static Context,
         pieces: &[(F, usize)],
@@ -325,13 +328,14 @@ impl Mapping {
         Ok(Self { context, address: range.address(), len_bytes: total, range: Some(range) })
     }
 
-    /// Its address in this process. It begins with the first byte of the owner's allocation, or of the first piece.
+    /// Its address in this process. It begins with the first byte of the owner's allocation, or of
+    /// the first piece.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Lets another GPU reach it. This does nothing for memory opened by a handle, which is opened separately for each
-    /// GPU.
+    /// Lets another GPU reach it. This does nothing for memory opened by a handle, which is opened
+    /// separately for each GPU.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if that GPU cannot reach it.
@@ -354,7 +358,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if self.range.is_none() {
             let address = self.address;
-            // SAFETY: opened by this, and the driver counts openings; users of the memory promise to have ended.
+            // SAFETY: opened by this, and the driver counts openings; users of the memory promise
+            // to have ended.
             reaper::later(self.context, move |driver| unsafe { (driver.ipc_close)(address) }, None);
         }
     }

@@ -9,8 +9,8 @@ use serde::Serialize;
 pub enum GpuLink {
     /// It is the GPU's own memory.
     Itself,
-    /// Over NVLink, with or without switches. This is concluded from atomic operations working on the other's memory,
-    /// as PCIe does not carry those between GPUs.
+    /// Over NVLink, with or without switches. This is concluded from atomic operations working on
+    /// the other's memory, as PCIe does not carry those between GPUs.
     Nvlink,
     /// Over PCIe.
     Pcie,

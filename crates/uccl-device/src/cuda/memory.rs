@@ -150,10 +150,12 @@ unsafe impl Send for PinnedBuffer {}
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Allocates memory, page-aligned and zeroed, on the NUMA node from which the calling thread's memory comes.
+    /// Allocates memory, page-aligned and zeroed, on the NUMA node from which the calling thread's
+    /// memory comes.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses, for example because no more memory may be locked.
+    /// [`GpuError::Driver`] if the driver refuses, for example because no more memory may be
+    /// locked.
     pub fn new(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
         let _current = context.make_current()?;
         let mut start = std::ptr::null_mut();
@@ -173,11 +175,13 @@ impl PinnedBuffer {
         Ok(Self { pages: Pages::Driver(context), start, len_bytes })
     }
 
-    /// Like [`Self::new`], but on the NUMA node of the context's GPU, if the kernel names that node and lets this
-    /// process choose it. Data staged for the GPU then does not cross between sockets.
+    /// Like [`Self::new`], but on the NUMA node of the context's GPU, if the kernel names that node
+    /// and lets this process choose it. Data staged for the GPU then does not cross between
+    /// sockets.
     ///
     /// # Errors
-    /// [`GpuError::System`] if there is no memory, [`GpuError::Driver`] if the driver does not lock it.
+    /// [`GpuError::System`] if there is no memory, [`GpuError::Driver`] if the driver does not lock
+    /// it.
     pub fn near(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
         let Some(node) = context.device().numa_node() else {
             return Self::new(context, len_bytes);
@@ -241,7 +245,8 @@ impl Drop for PinnedBuffer {
     }
 }
 
-/// Host memory that is locked while this lives. Every GPU of this process can reach it at the same address.
+/// Host memory that is locked while this lives. Every GPU of this process can reach it at the same
+/// address.
 #[derive(Debug)]
 pub struct HostRegistration {
     context: &'static Context,
@@ -259,11 +264,12 @@ impl fmt::Debug for MemoryOwner {
 }
 
 impl HostRegistration {
-    /// Locks memory that `memory` keeps mapped. `memory` is dropped some time after this is, when the driver has
-    /// unlocked it.
+    /// Locks memory that `memory` keeps mapped. `memory` is dropped some time after this is, when
+    /// the driver has unlocked it.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses: the memory is locked already or cannot be locked.
+    /// [`GpuError::Driver`] if the driver refuses: the memory is locked already or cannot be
+    /// locked.
     ///
     /// # Safety
     /// The range must be mapped, and stay mapped until `memory` is dropped.
@@ -287,7 +293,8 @@ impl Drop for HostRegistration {
     fn drop(&mut self) {
         let address = self.address;
         let unlock = move |driver: &Driver| {
-            // SAFETY: locked by this, and still mapped, as promised to `new`. The driver waits for work that uses it.
+            // SAFETY: locked by this, and still mapped, as promised to `new`. The driver waits for
+            // work that uses it.
             unsafe { (driver.host_unregister)(address as usize as *mut c_void) }
         };
         let memory = self.memory.take().map(|kept| kept.0 as Box<dyn Send>);

@@ -1,18 +1,20 @@
 //! GPUs through the vendor's driver, which is loaded at run time.
 //!
-//! Nothing here is linked with CUDA: [`Gpus::get`] looks for `libcuda.so.1` once. A machine without that library has no
-//! GPUs, and a reason why. Each GPU has a primary context, the one that the CUDA runtime and so every framework uses.
-//! It is retained on first use and kept until the process ends. No call leaves the caller's current context changed.
+//! Nothing here is linked with CUDA: [`Gpus::get`] looks for `libcuda.so.1` once. A machine without
+//! that library has no GPUs, and a reason why. Each GPU has a primary context, the one that the
+//! CUDA runtime and so every framework uses. It is retained on first use and kept until the process
+//! ends. No call leaves the caller's current context changed.
 //!
 //! Device addresses are plain numbers here (`u64`), which the CPU never dereferences. Functions
 //! that hand such addresses to the GPU are `unsafe`; their contract names the memory that must stay
 //! alive, and until when.
 //!
-//! After `fork` the driver does not work in the child: start processes that use GPUs as new programs (`exec`).
+//! After `fork` the driver does not work in the child: start processes that use GPUs as new
+//! programs (`exec`).
 //!
-//! AMD's driver (`libamdhip64`) has the same entry points under other names. They are listed in the same
-//! table and looked up by the same code; that code was never run on an AMD GPU, and [`Gpus::get`] does not
-//! use it.
+//! AMD's driver (`libamdhip64`) has the same entry points under other names. They are listed in the
+//! same table and looked up by the same code; that code was never run on an AMD GPU, and
+//! [`Gpus::get`] does not use it.
 
 mod copy;
 mod device;

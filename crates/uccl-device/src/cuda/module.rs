@@ -46,13 +46,14 @@ pub struct Grid {
 }
 
 impl Module {
-    /// Loads kernels: their machine code if the build has some, the driver takes it, and `portable` is not set; otherwise
-    /// their PTX, which the driver compiles and keeps in its cache on disk. The driver waits for every stream of the
-    /// context that waits for the host, and holds up other threads meanwhile. So do not call this once streams may be
-    /// held.
+    /// Loads kernels: their machine code if the build has some, the driver takes it, and `portable`
+    /// is not set; otherwise their PTX, which the driver compiles and keeps in its cache on disk.
+    /// The driver waits for every stream of the context that waits for the host, and holds up other
+    /// threads meanwhile. So do not call this once streams may be held.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver can use neither: CUDA before 12.1, or a GPU before Ampere.
+    /// [`GpuError::Driver`] if the driver can use neither: CUDA before 12.1, or a GPU before
+    /// Ampere.
     pub fn load(
         context: &'static Context,
         image: &Image,
@@ -83,7 +84,8 @@ impl Module {
         // The driver takes the length as the value of a pointer.
         let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
         let mut raw = ptr::null_mut();
-        // SAFETY: the caller's promise; two options with two values; the log has the length that is given.
+        // SAFETY: the caller's promise; two options with two values; the log has the length that is
+        // given.
         let code = unsafe {
             (context.driver().module_load)(
                 &raw mut raw,
@@ -152,9 +154,9 @@ impl Stream {
     /// [`GpuError::Driver`] if the driver refuses. Errors in the kernel itself show in later calls.
     ///
     /// # Safety
-    /// The function's module must be of the stream's context and live until the kernel has ended. `P` must be laid out
-    /// like the kernel's parameter. With this parameter, the kernel must touch only memory that stays valid and
-    /// unshared until it has ended.
+    /// The function's module must be of the stream's context and live until the kernel has ended.
+    /// `P` must be laid out like the kernel's parameter. With this parameter, the kernel must touch
+    /// only memory that stays valid and unshared until it has ended.
     pub unsafe fn launch<P>(
         &self,
         function: Function,
@@ -184,7 +186,8 @@ impl Stream {
         context.check(code, format_args!("launching {} blocks", grid.blocks))
     }
 
-    /// As [`launch`](Self::launch), but all blocks begin together, or none does, if the driver can do so (CUDA 11.8).
+    /// As [`launch`](Self::launch), but all blocks begin together, or none does, if the driver can
+    /// do so (CUDA 11.8).
     ///
     /// # Errors
     /// As of [`launch`](Self::launch); and there are more blocks than may run together:
@@ -213,7 +216,8 @@ impl Stream {
             attributes: &LaunchAttribute::COOPERATIVE,
             count: 1,
         };
-        // SAFETY: the caller's promise; one place for the one parameter, and the attribute is a constant.
+        // SAFETY: the caller's promise; one place for the one parameter, and the attribute is a
+        // constant.
         let code = unsafe {
             launch(&raw const config, function.raw, places.as_mut_ptr(), ptr::null_mut())
         };
@@ -236,7 +240,8 @@ impl Stream {
             // SAFETY: the stream lives, and there is room for a handle.
             let code = unsafe { of_stream(self.raw(), &raw mut holder) };
             if code == SUCCESS && !holder.is_null() {
-                // SAFETY: the stream keeps its context, and there is more room than any driver's resource takes.
+                // SAFETY: the stream keeps its context, and there is more room than any driver's
+                // resource takes.
                 let code =
                     unsafe { resource_of(holder, &raw mut resource, RESOURCE_MULTIPROCESSORS) };
                 return (code == SUCCESS).then_some(resource.multiprocessors);

@@ -22,8 +22,8 @@ pub struct Allocation {
     pub base: u64,
     /// Its length in bytes.
     pub len_bytes: usize,
-    /// A number that is unique among all allocations that this process has ever had: the same address with another
-    /// number is other memory.
+    /// A number that is unique among all allocations that this process has ever had: the same
+    /// address with another number is other memory.
     pub id: u64,
 }
 
@@ -33,8 +33,9 @@ pub struct Allocation {
 pub struct Pointer {
     /// The memory's kind.
     pub kind: MemoryKind,
-    /// The allocation it is part of. `None` for pageable memory, about which the driver knows nothing. If several
-    /// pieces of physical memory are mapped side by side, it is the piece at the address.
+    /// The allocation it is part of. `None` for pageable memory, about which the driver knows
+    /// nothing. If several pieces of physical memory are mapped side by side, it is the piece at
+    /// the address.
     pub allocation: Option<Allocation>,
     /// Whether `cuIpcGetMemHandle` takes it.
     pub legacy_ipc: bool,
@@ -60,8 +61,9 @@ impl Pointer {
 /// The calling thread needs no current context, and its context stays as it is.
 ///
 /// # Errors
-/// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is reserved and has no
-/// memory behind it, if the driver recognises that (version 580 reports pageable memory).
+/// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is
+/// reserved and has no memory behind it, if the driver recognises that (version 580 reports
+/// pageable memory).
 pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     let Some(gpus) = Gpus::in_use() else { return Ok(Pointer::PAGEABLE) };
     match gpus.driver() {
@@ -70,7 +72,8 @@ pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     }
 }
 
-/// The attributes that are asked for, in one call. Those that drivers before 12.0 do not know come last.
+/// The attributes that are asked for, in one call. Those that drivers before 12.0 do not know come
+/// last.
 const QUESTIONS: [i32; 13] = [
     attribute::MEMORY_TYPE,
     attribute::DEVICE_ORDINAL,
@@ -90,8 +93,8 @@ const QUESTIONS: [i32; 13] = [
 /// How many of them every driver since 11.2 knows: the first ones.
 const OLD_QUESTIONS: usize = 9;
 
-/// The answers, in the order of the questions. Each slot is wide enough for any answer. Bytes that the driver does not
-/// write stay zero.
+/// The answers, in the order of the questions. Each slot is wide enough for any answer. Bytes that
+/// the driver does not write stay zero.
 struct Answers([u64; QUESTIONS.len()]);
 
 impl Answers {
@@ -113,7 +116,8 @@ impl Answers {
         let slots = self.0.as_mut_ptr();
         let places: [*mut c_void; QUESTIONS.len()] =
             std::array::from_fn(|index| slots.wrapping_add(index).cast());
-        // SAFETY: as many places as questions, each in bounds of the array and wide enough for any answer.
+        // SAFETY: as many places as questions, each in bounds of the array and wide enough for any
+        // answer.
         unsafe {
             (driver.pointer_attributes)(count as u32, QUESTIONS.as_ptr(), places.as_ptr(), address)
         }
@@ -161,8 +165,9 @@ impl Answers {
         Ok(Pointer { kind, allocation, legacy_ipc, shares_descriptor, pooled })
     }
 
-    /// The allocation of memory that was mapped piece by piece is the piece at the address, as its range spans all
-    /// pieces. The allocation of other memory is its range, as small allocations share a physical piece.
+    /// The allocation of memory that was mapped piece by piece is the piece at the address, as its
+    /// range spans all pieces. The allocation of other memory is its range, as small allocations
+    /// share a physical piece.
     fn allocation(&self, in_pieces: bool) -> Option<Allocation> {
         let whole = [attribute::RANGE_START, attribute::RANGE_SIZE, attribute::BUFFER_ID];
         let piece = [attribute::MAPPING_BASE, attribute::MAPPING_SIZE, attribute::MEMORY_BLOCK_ID];

@@ -24,7 +24,8 @@ type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
 
 static DRIVER: LazySymbol<GetCurrent> = LazySymbol::new();
 
-/// Whether any code of this process has loaded CUDA's driver and initialised it. This function does neither.
+/// Whether any code of this process has loaded CUDA's driver and initialised it. This function does
+/// neither.
 pub(super) fn cuda_is_in_use() -> bool {
     let find = || Vendor::Cuda.libraries().iter().find_map(|name| find_get_current(name));
     let Some(get_current) = DRIVER.get(loads(), find) else { return false };
@@ -58,8 +59,8 @@ impl<T: Copy> LazySymbol<T> {
         Self { found: OnceLock::new(), absent_at: AtomicU64::new(0) }
     }
 
-    /// Returns the symbol, and searches for it with `find` if that may help. `loads` was counted before, so a library
-    /// that is loaded meanwhile counts as later.
+    /// Returns the symbol, and searches for it with `find` if that may help. `loads` was counted
+    /// before, so a library that is loaded meanwhile counts as later.
     fn get(&self, loads: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
         if let Some(found) = self.found.get() {
             return Some(*found);
@@ -80,7 +81,8 @@ impl<T: Copy> LazySymbol<T> {
 fn loads() -> u64 {
     unsafe extern "C" fn first(info: *mut dl_phdr_info, size: size_t, loads: *mut c_void) -> c_int {
         if size >= std::mem::offset_of!(dl_phdr_info, dlpi_subs) {
-            // SAFETY: the loader's struct, which is long enough to contain the member; and the integer below.
+            // SAFETY: the loader's struct, which is long enough to contain the member; and the
+            // integer below.
             unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         }
         // The count is the same for all libraries: one is enough.
@@ -126,7 +128,8 @@ mod tests {
     fn a_library_that_is_loaded_is_counted() {
         let before = loads();
         assert!(before > 0, "the C library tells");
-        // SAFETY: parts of the C library that no Rust program is linked with; they have no initialisers.
+        // SAFETY: parts of the C library that no Rust program is linked with; they have no
+        // initialisers.
         let loaded = ["libutil.so.1", "libanl.so.1", "libBrokenLocale.so.1"]
             .map(|name| unsafe { Library::open(Some(name), RTLD_LAZY) });
         assert!(loaded.iter().any(Result::is_ok), "{loaded:?}");

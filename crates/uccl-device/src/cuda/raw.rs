@@ -156,7 +156,8 @@ pub(crate) struct LaunchConfig {
     pub(crate) count: u32,
 }
 
-/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, of which the first is an `int` here.
+/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, of which the first is an `int`
+/// here.
 #[repr(C)]
 pub(crate) struct LaunchAttribute {
     pub(crate) kind: i32,
@@ -203,7 +204,8 @@ mod tests {
 
     use super::*;
 
-    /// The numbers are `sizeof` and `offsetof` of the C compiler over `cuda.h` for x86-64 and arm64.
+    /// The numbers are `sizeof` and `offsetof` of the C compiler over `cuda.h` for x86-64 and
+    /// arm64.
     #[test]
     fn structs_are_laid_out_as_in_c() {
         assert_eq!((size_of::<Uuid>(), align_of::<Uuid>()), (16, 1));

@@ -1,15 +1,16 @@
 //! The reaper: a thread for driver calls, mostly ones that free resources, for which the driver may
 //! have to wait. A drop does not wait for this thread.
 //!
-//! While a stream waits for the host (`cuStreamWaitValue32`), these calls do not return: `cuMemFree`, `cuMemFreeHost`,
-//! `cuMemHostUnregister`, `cuIpcCloseMemHandle`, `cuModuleLoadDataEx`, `cuModuleUnload` and `cuCtxSynchronize`. While
-//! one of the first five waits so, every other thread that allocates or enqueues a copy on that GPU waits too. So it is
-//! not enough to make these calls on another thread: the copy that is held up may be the one that the stream waits for.
-//! (Measured: H100 and H200, drivers 580.159.03 and .04, CUDA 13.) Hence:
+//! While a stream waits for the host (`cuStreamWaitValue32`), these calls do not return:
+//! `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuIpcCloseMemHandle`,
+//! `cuModuleLoadDataEx`, `cuModuleUnload` and `cuCtxSynchronize`. While one of the first five waits
+//! so, every other thread that allocates or enqueues a copy on that GPU waits too. So it is not
+//! enough to make these calls on another thread: the copy that is held up may be the one that the
+//! stream waits for. (Measured: H100 and H200, drivers 580.159.03 and .04, CUDA 13.) Hence:
 //!
 //! - a drop leaves such a call to the reaper ([`later`]);
-//! - the reaper makes no call while a [`Signal`](super::Signal) exists ([`hold_begins`]), and no signal is made while
-//!   the reaper is in a call;
+//! - the reaper makes no call while a [`Signal`](super::Signal) exists ([`hold_begins`]), and no
+//!   signal is made while the reaper is in a call;
 //! - kernels are loaded when a context is retained, before any of its streams can be held.
 //!
 //! The thread runs while there are calls to make. At exit the process waits for it, for a second.
@@ -83,7 +84,8 @@ fn wait_until(
     true
 }
 
-/// Makes a driver call on the reaper's thread, when no stream is held. `keep` is dropped after the call.
+/// Makes a driver call on the reaper's thread, when no stream is held. `keep` is dropped after the
+/// call.
 pub(crate) fn later(
     context: &'static Context,
     say: impl FnOnce(&Driver) -> Code + Send + 'static,
@@ -102,11 +104,12 @@ pub(crate) fn later(
     CHANGED.notify_all();
 }
 
-/// Starts the thread. If the system has no thread left, the calls wait until one is started for a later call.
+/// Starts the thread. If the system has no thread left, the calls wait until one is started for a
+/// later call.
 fn start(state: &mut State) {
     if !state.watches_exit {
-        // SAFETY: the function exists as long as this code does: a library that is unloaded runs its exit handlers
-        // first.
+        // SAFETY: the function exists as long as this code does: a library that is unloaded runs
+        // its exit handlers first.
         state.watches_exit = unsafe { libc::atexit(at_exit) } == 0;
     }
     if let Some(ended) = state.thread.take() {
@@ -152,8 +155,8 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Announces that streams may be made to wait for the host, until [`hold_ends`]. If the reaper is in a driver call,
-/// this first waits for the call, which ends when the GPU's present work does.
+/// Announces that streams may be made to wait for the host, until [`hold_ends`]. If the reaper is
+/// in a driver call, this first waits for the call, which ends when the GPU's present work does.
 pub(crate) fn hold_begins() {
     let mut state = state();
     while state.speaking {
@@ -169,8 +172,8 @@ pub(crate) fn hold_ends() {
     CHANGED.notify_all();
 }
 
-/// Waits until everything dropped so far has been freed. False if that takes longer than `patience`, as it does while a
-/// stream is held. For callers that measure the driver's memory.
+/// Waits until everything dropped so far has been freed. False if that takes longer than
+/// `patience`, as it does while a stream is held. For callers that measure the driver's memory.
 pub fn wait_until_given_back(patience: Duration) -> bool {
     wait_until(state(), patience, |state| state.returns.is_empty() && !state.speaking)
 }

@@ -18,8 +18,8 @@ const LINE: usize = 64;
 /// (`CU_STREAM_WAIT_VALUE_GEQ`).
 const AT_LEAST: u32 = 0;
 
-/// Words that no signal uses. They are reused and never freed: a stream that has not come to its wait yet may still
-/// look at a word, and then finds it at or beyond the value.
+/// Words that no signal uses. They are reused and never freed: a stream that has not come to its
+/// wait yet may still look at a word, and then finds it at or beyond the value.
 static SPARE: Mutex<Vec<Word>> = Mutex::new(Vec::new());
 
 /// A word in memory that is locked for as long as the process runs.
@@ -33,13 +33,14 @@ unsafe impl Sync for Word {}
 
 impl Word {
     fn get(&self) -> &AtomicU32 {
-        // SAFETY: it lies in locked memory that is never freed, is aligned, and is accessed only as an atomic.
+        // SAFETY: it lies in locked memory that is never freed, is aligned, and is accessed only as
+        // an atomic.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// A signal that streams wait for until it is dropped. While one exists, no driver call is made that frees something
-/// and would have to wait for a held stream.
+/// A signal that streams wait for until it is dropped. While one exists, no driver call is made
+/// that frees something and would have to wait for a held stream.
 #[derive(Debug)]
 pub struct Signal {
     word: Option<Word>,
@@ -47,8 +48,8 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Makes a signal that has not been given. If the reaper is freeing something, this waits for that, which takes as
-    /// long as the work that the GPU already has.
+    /// Makes a signal that has not been given. If the reaper is freeing something, this waits for
+    /// that, which takes as long as the work that the GPU already has.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if no more host memory can be locked.
@@ -113,7 +114,8 @@ impl Drop for ReaperHold {
 }
 
 impl Passing {
-    /// Makes work enqueued on the stream from now on wait for a word, as [`Stream::wait_for_word`] does.
+    /// Makes work enqueued on the stream from now on wait for a word, as [`Stream::wait_for_word`]
+    /// does.
     ///
     /// # Errors
     /// Those of [`Stream::wait_for_word`]: then the stream does not wait.

@@ -100,9 +100,9 @@ impl Stream {
         self.raw
     }
 
-    /// Makes work enqueued from now on wait until a word in memory has reached a value. Words may wrap around: the word
-    /// has reached the value when it is ahead of it by less than 2^63. The word has eight bytes, is aligned to eight,
-    /// and lies in memory that GPUs reach.
+    /// Makes work enqueued from now on wait until a word in memory has reached a value. Words may
+    /// wrap around: the word has reached the value when it is ahead of it by less than 2^63. The
+    /// word has eight bytes, is aligned to eight, and lies in memory that GPUs reach.
     ///
     /// # Errors
     /// [`GpuError::Missing`] if the driver has no such wait, [`GpuError::Driver`] if it refuses.

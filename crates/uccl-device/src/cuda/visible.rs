@@ -16,8 +16,8 @@ pub enum VisibleEntry {
 
 /// The value of `CUDA_VISIBLE_DEVICES`.
 ///
-/// The driver reads the variable itself. This type is for code that must tell which GPU of the machine an ordinal means
-/// without asking a driver, or in another process's environment.
+/// The driver reads the variable itself. This type is for code that must tell which GPU of the
+/// machine an ordinal means without asking a driver, or in another process's environment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum VisibleDevices {
@@ -33,18 +33,18 @@ impl VisibleDevices {
         Self::parse(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
     }
 
-    /// Parses the variable's value. As in the driver, the first entry that is not valid ends the list: `0,-1,1` is GPU
-    /// 0, and `-1` or an empty value mean no GPU.
+    /// Parses the variable's value. As in the driver, the first entry that is not valid ends the
+    /// list: `0,-1,1` is GPU 0, and `-1` or an empty value mean no GPU.
     pub fn parse(value: Option<&str>) -> Self {
         let Some(value) = value else { return Self::All };
         Self::List(value.split(',').map_while(|entry| VisibleEntry::parse(entry.trim())).collect())
     }
 
-    /// For each ordinal, the index in `machine` of the GPU that it means. `machine` holds the machine's GPUs in the
-    /// driver's order, by their UUIDs where known.
+    /// For each ordinal, the index in `machine` of the GPU that it means. `machine` holds the
+    /// machine's GPUs in the driver's order, by their UUIDs where known.
     ///
-    /// The list ends at an entry that names no GPU, several GPUs, or a part of a GPU (MIG). If a GPU is named twice,
-    /// the result is empty.
+    /// The list ends at an entry that names no GPU, several GPUs, or a part of a GPU (MIG). If a
+    /// GPU is named twice, the result is empty.
     pub fn resolve(&self, machine: &[Option<GpuUuid>]) -> Vec<usize> {
         let Self::List(entries) = self else { return (0..machine.len()).collect() };
         let mut found = Vec::new();

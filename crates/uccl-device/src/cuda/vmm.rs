@@ -1,4 +1,5 @@
-//! Virtual memory management: physical pieces of memory, and the addresses at which they are mapped.
+//! Virtual memory management: physical pieces of memory, and the addresses at which they are
+//! mapped.
 //!
 //! `cuMemCreate` and allocators above it (for example torch's `expandable_segments`) make memory
 //! that plain IPC handles cannot name. A piece can be given to another process as a file descriptor
@@ -20,7 +21,8 @@ use super::{
     },
 };
 
-/// A piece of physical memory. It exists as long as this, a mapping of it, or a descriptor of it in any process.
+/// A piece of physical memory. It exists as long as this, a mapping of it, or a descriptor of it in
+/// any process.
 #[derive(Debug)]
 pub struct Physical {
     context: &'static Context,
@@ -91,8 +93,8 @@ impl Physical {
         Ok(properties.requested_handle_types & HANDLE_TYPE_FD != 0)
     }
 
-    /// Makes a descriptor of it for another process. The memory is not freed before the descriptor is closed: send it,
-    /// then close it.
+    /// Makes a descriptor of it for another process. The memory is not freed before the descriptor
+    /// is closed: send it, then close it.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if it was not made to be shared.
@@ -183,8 +185,8 @@ impl AddressRange {
     /// and write it.
     ///
     /// # Errors
-    /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver refuses, for example
-    /// because the length is not the piece's.
+    /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver
+    /// refuses, for example because the length is not the piece's.
     pub fn map(
         &mut self,
         offset: usize,
@@ -200,7 +202,8 @@ impl AddressRange {
         let map = Driver::need(self.context.driver().vmm_map, "cuMemMap")?;
         let address = self.base + offset as u64;
         let current = self.context.make_current()?;
-        // SAFETY: the addresses are in this range, and the driver refuses any that are mapped already; the piece lives.
+        // SAFETY: the addresses are in this range, and the driver refuses any that are mapped
+        // already; the piece lives.
         let code = unsafe { map(address, len_bytes, 0, piece.raw, 0) };
         self.context.check(code, format_args!("mapping {len_bytes} bytes at {address:#x}"))?;
         self.mapped.push((address, len_bytes));

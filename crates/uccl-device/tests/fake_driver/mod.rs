@@ -176,7 +176,8 @@ unsafe fn find(library: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Compiles it with the compiler that cargo links with. Tests may do so at the same time, each under a name of its own.
+/// Compiles it with the compiler that cargo links with. Tests may do so at the same time, each
+/// under a name of its own.
 fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_driver");
     std::fs::create_dir_all(&folder).expect("a folder");

@@ -293,8 +293,8 @@ fn nothing_is_left_of_two_hundred_rounds() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0);
     let fds = descriptors();
     (0..200).for_each(|_| round());
-    // Other tests use the same GPU and the same table of descriptors at the same time; 200 rounds that
-    // leak leave more than they ever do.
+    // Other tests use the same GPU and the same table of descriptors at the same time; 200 rounds
+    // that leak leave more than they ever do.
     assert!(descriptors() < fds + 150, "{} descriptors were {fds}", descriptors());
     assert!(exporter.is_empty(), "{} handles are known", exporter.len());
 }

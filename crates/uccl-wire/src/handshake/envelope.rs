@@ -1,7 +1,8 @@
 //! The messages that the handshake's states exchange.
 //!
-//! Each is an 8-byte header (`UCCL`, kind u8, version u8, body length u16) and a body. The header and
-//! the REFUSE body keep their layout in every version, so that ends of different versions can say so.
+//! Each is an 8-byte header (`UCCL`, kind u8, version u8, body length u16) and a body. The header
+//! and the REFUSE body keep their layout in every version, so that ends of different versions can
+//! say so.
 
 use super::{NONCE_LEN, Role, psk::PROOF_LEN, refusal::MAX_REFUSE_LEN};
 

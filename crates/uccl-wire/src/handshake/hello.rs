@@ -31,8 +31,8 @@ pub struct Hello {
     pub kind: HelloKind,
     /// Random number of the endpoint: a restarted one has another.
     pub instance: u64,
-    /// The instance of the endpoint that the connector means; 0 where it knows an address only, and in the
-    /// acceptor's hello.
+    /// The instance of the endpoint that the connector means; 0 where it knows an address only, and
+    /// in the acceptor's hello.
     pub meant: u64,
     /// Names the connection; the acceptor makes it, the connector quotes it in
     /// [`HelloKind::JoinLane`]. 0 in the connector's hello.
@@ -87,7 +87,8 @@ impl Features {
     pub const CHECKSUM: Self = Self(1 << 0);
     /// Peers on this host may connect over the Unix socket of the hello.
     pub const LOCAL: Self = Self(1 << 1);
-    /// The endpoint may read and write a same-host peer's memory with one copy between the processes.
+    /// The endpoint may read and write a same-host peer's memory with one copy between the
+    /// processes.
     pub const CMA: Self = Self(1 << 2);
     /// Memory can be shared with same-host peers by passing descriptors.
     pub const SHARED_MEMORY: Self = Self(1 << 3);

@@ -435,7 +435,8 @@ fn an_answer_is_to_one_hello() {
     assert_ne!(tag(b"a", b""), session.hello_tag(Role::Connector, b"a", b""));
 }
 
-/// Both ends have the same keys in the end, those of other streams are others, and there are none without a secret.
+/// Both ends have the same keys in the end, those of other streams are others, and there are none
+/// without a secret.
 #[test]
 fn both_ends_have_keys_that_nobody_else_has() {
     let keys = |secret, nonce| {

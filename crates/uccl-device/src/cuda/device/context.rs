@@ -81,11 +81,13 @@ impl Context {
         self.kernels().is_ok()
     }
 
-    /// Makes it this thread's current context until the guard is dropped; then the thread gets its previous context
-    /// back. Costs three short calls into the driver if it is the thread's context already.
+    /// Makes it this thread's current context until the guard is dropped; then the thread gets its
+    /// previous context back. Costs three short calls into the driver if it is the thread's context
+    /// already.
     ///
-    /// While the guard lives, the thread's capture mode is relaxed. Otherwise, if another thread is recording a graph,
-    /// calls of this thread such as allocating or querying an event would spoil the recording.
+    /// While the guard lives, the thread's capture mode is relaxed. Otherwise, if another thread is
+    /// recording a graph, calls of this thread such as allocating or querying an event would spoil
+    /// the recording.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, which it does while the process exits.
@@ -101,17 +103,19 @@ impl Context {
             self.check(code, format_args!("making GPU {ordinal}'s context current"))?;
         }
         let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: the pointer is to a live integer with a mode, which the call replaces by the previous mode.
+        // SAFETY: the pointer is to a live integer with a mode, which the call replaces by the
+        // previous mode.
         let relaxed = unsafe { (self.driver.exchange_capture_mode)(&raw mut mode) } == SUCCESS;
         let mode = relaxed.then_some(mode);
         Ok(Current { context: self, pushed, mode, thread: PhantomData })
     }
 
-    /// Lets this GPU reach the other's memory. Only the first call does work; later calls only take a lock.
+    /// Lets this GPU reach the other's memory. Only the first call does work; later calls only take
+    /// a lock.
     ///
     /// # Errors
-    /// [`GpuError::NoPeerAccess`] if no link allows it, [`GpuError::Driver`] if the driver refuses, which
-    /// it does for more than eight peers of one GPU on machines without NVSwitch.
+    /// [`GpuError::NoPeerAccess`] if no link allows it, [`GpuError::Driver`] if the driver refuses,
+    /// which it does for more than eight peers of one GPU on machines without NVSwitch.
     pub fn enable_peer(&self, other: &Self) -> Result<(), GpuError> {
         let (from, to) = (self.device.ordinal(), other.device.ordinal());
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,8 +222,8 @@ impl fmt::Debug for Current<'_> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.mode {
-            // SAFETY: the pointer is to a live integer with a mode that the driver gave. A failure leaves
-            // nothing to do.
+            // SAFETY: the pointer is to a live integer with a mode that the driver gave. A failure
+            // leaves nothing to do.
             let _ = unsafe { (self.context.driver.exchange_capture_mode)(&raw mut mode) };
         }
         if self.pushed {

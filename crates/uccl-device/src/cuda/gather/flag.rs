@@ -7,7 +7,8 @@ use std::sync::{
 
 use crate::cuda::{device::Context, error::GpuError, memory::PinnedBuffer};
 
-/// The context is probed once in this many looks at a flag: only the context shows that a kernel died.
+/// The context is probed once in this many looks at a flag: only the context shows that a kernel
+/// died.
 const LOOKS: u32 = 1024;
 
 /// The end of a launch, which any thread may look for. A look costs no call of the driver.

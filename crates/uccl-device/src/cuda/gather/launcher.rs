@@ -52,7 +52,8 @@ pub enum Tables {
 pub struct LauncherConfig {
     /// How many launches can be under way.
     pub slots: usize,
-    /// How many pieces one launch takes. More pieces are split into several launches, one after the other.
+    /// How many pieces one launch takes. More pieces are split into several launches, one after the
+    /// other.
     pub pieces: usize,
     /// Most blocks of threads of one launch. Each block has 8 warps.
     pub most_blocks: u32,
@@ -61,7 +62,8 @@ pub struct LauncherConfig {
 }
 
 impl LauncherConfig {
-    /// The configuration for a GPU: 16 slots, 4096 pieces, and as many blocks as it has multiprocessors.
+    /// The configuration for a GPU: 16 slots, 4096 pieces, and as many blocks as it has
+    /// multiprocessors.
     pub fn of(context: &Context) -> Self {
         let most_blocks = context.device().multiprocessors().max(1);
         Self { slots: 16, pieces: 4096, most_blocks, portable: false }
@@ -124,7 +126,8 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is looked up.
+    /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is
+    /// looked up.
     pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
         let module = Module::load(context, &uccl_kernels::COPY, portable)?;
         Ok(Self {
@@ -163,11 +166,12 @@ impl SlotOffsets {
 }
 
 impl Launcher {
-    /// Allocates memory for the slots. Uses the context's kernels, or with `portable` a set of its own.
+    /// Allocates memory for the slots. Uses the context's kernels, or with `portable` a set of its
+    /// own.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver does not take the kernels (CUDA before 12.1, a GPU before Ampere), or
-    /// gives no memory.
+    /// [`GpuError::Driver`] if the driver does not take the kernels (CUDA before 12.1, a GPU before
+    /// Ampere), or gives no memory.
     pub fn new(context: &'static Context, config: LauncherConfig) -> Result<Self, GpuError> {
         let config = LauncherConfig {
             slots: config.slots.clamp(1, 1 << 10),
@@ -219,19 +223,20 @@ impl Launcher {
         self.config.slots * self.config.pieces
     }
 
-    /// Enqueues a copy of all pieces, in any order, and then the change of the word. Without pieces only the word
-    /// changes. Never blocks, and allocates nothing.
+    /// Enqueues a copy of all pieces, in any order, and then the change of the word. Without pieces
+    /// only the word changes. Never blocks, and allocates nothing.
     ///
     /// # Errors
     /// [`GpuError::Busy`] if too many launches are under way, and nothing was enqueued;
-    /// [`GpuError::TooManyIovs`] for more than [`Self::most_pieces`]; [`GpuError::Driver`] if the driver
-    /// refuses, and then a part may have been enqueued.
+    /// [`GpuError::TooManyIovs`] for more than [`Self::most_pieces`]; [`GpuError::Driver`] if the
+    /// driver refuses, and then a part may have been enqueued.
     ///
     /// # Safety
-    /// The stream is of this launcher's context. The kernels reach every address through that context (peer access
-    /// is enabled, host memory is locked) until the launch has ended; no destination overlaps another or a
-    /// source; and nothing else writes to either or reads a destination until then. The word is aligned, and others
-    /// access it only as an atomic; where it is to be added to, the link to it carries atomic operations.
+    /// The stream is of this launcher's context. The kernels reach every address through that
+    /// context (peer access is enabled, host memory is locked) until the launch has ended; no
+    /// destination overlaps another or a source; and nothing else writes to either or reads a
+    /// destination until then. The word is aligned, and others access it only as an atomic; where
+    /// it is to be added to, the link to it carries atomic operations.
     pub unsafe fn launch(
         &mut self,
         stream: &Stream,
@@ -418,11 +423,13 @@ impl Launcher {
         let (slot, offsets) = (self.next, SlotOffsets::of(&self.config));
         let most_warps = blocks * BLOCK_WARPS;
         let cursors = self.host_at(slot, offsets.cursors) as usize as *mut Cursor;
-        // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes are valid cursors.
+        // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes
+        // are valid cursors.
         let cursors = unsafe { std::slice::from_raw_parts_mut(cursors, most_warps as usize + 1) };
         let warps = partition(pieces, most_warps, cursors);
         let table = self.host_at(slot, offsets.pieces) as usize as *mut Piece;
-        // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch takes.
+        // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch
+        // takes.
         unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
         let mut p = CopyTable {
             head: Head { warps, ..head },
@@ -432,7 +439,8 @@ impl Launcher {
         if on_device {
             let (to, from) = (self.device_at(slot, offsets.cursors), p.cursors);
             let len = offsets.pieces - offsets.cursors + size_of_val(pieces);
-            // SAFETY: this slot's memory, which stays as it is until the kernel that follows has ended.
+            // SAFETY: this slot's memory, which stays as it is until the kernel that follows has
+            // ended.
             unsafe { stream.copy(to, from, len, Direction::HostToDevice) }?;
             p.pieces = self.device_at(slot, offsets.pieces);
             p.cursors = to;
@@ -490,7 +498,8 @@ fn choose(wanted: Tables, pieces: &[Piece], most_warps: u32) -> Tables {
     }
 }
 
-/// Spreads the warps over as many blocks as allowed: few warps on many multiprocessors are better than many on few.
+/// Spreads the warps over as many blocks as allowed: few warps on many multiprocessors are better
+/// than many on few.
 fn grid(warps: u32, blocks: u32) -> Grid {
     let blocks = blocks.max(1);
     let per_block = warps.div_ceil(blocks).clamp(1, BLOCK_WARPS);

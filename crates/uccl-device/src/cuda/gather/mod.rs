@@ -1,7 +1,7 @@
 //! One launch that copies any number of pieces: gather, scatter, or both.
 //!
-//! The kernels are `kernels/copy.cu`. The host cuts the work into shares of about equal cost, one for each
-//! warp (partition.rs), and writes the tables where the GPU reads them (launcher.rs).
+//! The kernels are `kernels/copy.cu`. The host cuts the work into shares of about equal cost, one
+//! for each warp (partition.rs), and writes the tables where the GPU reads them (launcher.rs).
 
 mod flag;
 mod launcher;

@@ -1,5 +1,6 @@
-//! A model of the kernel's indexing on the CPU: the same head, body, funnel and tail as `kernels/copy.cu`, for every
-//! lane. Its memory notices a read or write outside a piece, and a second write to a byte.
+//! A model of the kernel's indexing on the CPU: the same head, body, funnel and tail as
+//! `kernels/copy.cu`, for every lane. Its memory notices a read or write outside a piece, and a
+//! second write to a byte.
 
 use std::{collections::HashMap, ops::Range};
 

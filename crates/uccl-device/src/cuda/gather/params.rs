@@ -40,7 +40,8 @@ pub(crate) struct Cursor {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Head {
-    /// The address of host memory to which the kernel writes the ticket once all is copied; 0 for none.
+    /// The address of host memory to which the kernel writes the ticket once all is copied; 0 for
+    /// none.
     pub(crate) flag: u64,
     pub(crate) ticket: u64,
     /// The address of a zeroed `u32` in device memory, which only this launch uses.

@@ -2,14 +2,15 @@
 
 use super::params::{Cursor, Piece};
 
-/// The cost of starting a piece, in bytes that could have been copied in that time: about one round trip to memory,
-/// with one round of a warp in flight.
+/// The cost of starting a piece, in bytes that could have been copied in that time: about one round
+/// trip to memory, with one round of a warp in flight.
 const PIECE_COST: i128 = 2048;
 /// A share has at least this many bytes: one round of a warp.
 pub(crate) const LEAST_SHARE: i128 = 4096;
 /// If a share has room for fewer bytes than this, no piece is started in it.
 const LEAST_CUT: i128 = 1024;
-/// Cuts are at multiples of this many bytes in the destination, so that every store fills whole sectors.
+/// Cuts are at multiples of this many bytes in the destination, so that every store fills whole
+/// sectors.
 const GRAIN: u64 = 128;
 
 /// How many warps the pieces can make use of.
@@ -19,8 +20,9 @@ pub(crate) fn warps_worth(pieces: &[Piece]) -> u64 {
     u64::try_from(shares).unwrap_or(u64::MAX)
 }
 
-/// Cuts `pieces` into at most `most_warps` shares. `most_warps` is at least one. Fills the beginning of `cursors`, with
-/// one more entry than there are shares, and returns the number of shares: 0 if there are no bytes.
+/// Cuts `pieces` into at most `most_warps` shares. `most_warps` is at least one. Fills the
+/// beginning of `cursors`, with one more entry than there are shares, and returns the number of
+/// shares: 0 if there are no bytes.
 ///
 /// `cursors` must have room for `most_warps` + 1 entries.
 pub(crate) fn partition(pieces: &[Piece], most_warps: u32, cursors: &mut [Cursor]) -> u32 {
@@ -40,9 +42,9 @@ fn cost(piece: &Piece) -> i128 {
     if piece.len_bytes == 0 { 0 } else { i128::from(piece.len_bytes) + PIECE_COST }
 }
 
-/// The state of the cutting. If a share takes too much or too little, the difference is carried over to the next. So
-/// the shares so far never have less than their part of the whole, except for `LEAST_CUT` and the cost of a piece. That
-/// is why `most_warps` shares suffice.
+/// The state of the cutting. If a share takes too much or too little, the difference is carried
+/// over to the next. So the shares so far never have less than their part of the whole, except for
+/// `LEAST_CUT` and the cost of a piece. That is why `most_warps` shares suffice.
 struct Cuts<'a> {
     cursors: &'a mut [Cursor],
     warps: u32,
@@ -95,7 +97,8 @@ impl<'a> Cuts<'a> {
     }
 }
 
-/// The smallest number of bytes, at least `room`, after which a destination is at a multiple of [`GRAIN`].
+/// The smallest number of bytes, at least `room`, after which a destination is at a multiple of
+/// [`GRAIN`].
 fn whole_grains(destination: u64, room: u64) -> u64 {
     room + (GRAIN - destination.wrapping_add(room) % GRAIN) % GRAIN
 }
