@@ -17,7 +17,7 @@ from uccl import _core
 from uccl.ep._backend import DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._cuda.routing import CountedLayout, CudaHandle, Routing
+from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing
 from uccl.ep._cuda.workspace import Workspace, WorkspaceLayout, WorkspaceOffsets, to_words
 from uccl.ep._ranks import TOKENS
 from uccl.ep._row_layout import RowLayout
@@ -181,13 +181,13 @@ class NormalDispatch:
         if weights is not None:
             shape = (tokens, routing.top_k)
             check("topk_weights", weights, shape, torch.float32, device=group.device)
-        alignment, reused = options.alignment, routing.reused
+        alignment, cached = options.alignment, routing.cached
         if alignment is not None and not 1 <= alignment <= MAX_ALIGNMENT:
             raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {alignment}")
         #: The layout of received rows; None: as many as arrive.
         self._row_layout = options.row_layout
-        if reused is not None:
-            self._row_layout = reused_layout(reused, options.needs_counts)
+        if cached is not None:
+            self._row_layout = cached_layout(cached, options.needs_counts)
         if self._row_layout is None:
             refuse_in_graph(routing.layout)
         # Without choices, nothing marks the rows of a view that have no token.
@@ -212,9 +212,9 @@ class NormalDispatch:
             options.zero_gaps,
             has_columns,
             self._may_view,
-            reused is None,
+            cached is None,
             # With contiguous scales of a channel, their offsets depend on the number of rows.
-            plans.can_estimate and reused is None and not has_columns,
+            plans.can_estimate and cached is None and not has_columns,
             tokens.bit_length(),
         )
         self._shape = self._plan.shape
@@ -251,7 +251,7 @@ class NormalDispatch:
             view = unfinished.in_place() if self._may_view else None
             memory = self._recv_memory(layout, None, view)
             handle = plan.native.receive(unfinished, self._recv_args(memory))
-        returned = self._routing.reused or self._new_handle(handle, memory, own, counts is not None)
+        returned = self._routing.cached or self._new_handle(handle, memory, own, counts is not None)
         received = self._received(memory)
         if counts is None:
             return received, returned, []
@@ -264,8 +264,8 @@ class NormalDispatch:
         """The most tokens of any rank: the caller's number, or else the room; with a handle, the
         handle's number. A rank with more tokens tells the others, which would wait for it."""
         routing, max_tokens = self._routing, self._options.max_tokens
-        if routing.reused is not None:
-            return routing.reused.max_tokens
+        if routing.cached is not None:
+            return routing.cached.max_tokens
         if max_tokens is not None:
             if routing.tokens > max_tokens:
                 self._tell_too_many()
@@ -306,9 +306,9 @@ class NormalDispatch:
 
     def _scratch_words(self) -> tuple[int, int]:
         routing, group = self._routing, self._group
-        reused, layout = routing.reused, routing.layout
-        if reused is not None:
-            group.keep_for(self._stream, reused.stream, reused.memory_in_use())
+        cached, layout = routing.cached, routing.layout
+        if cached is not None:
+            group.keep_for(self._stream, cached.stream, cached.memory_in_use())
             return 0, COMBINE_SCRATCH_WORDS
         if layout is not None:
             group.keep_for(self._stream, layout.stream, (layout.memory,))
@@ -346,7 +346,7 @@ class NormalDispatch:
 
     def _send_args(self, own: Workspace) -> SendArgs:
         (rows, scales, weights), routing = self._addresses, self._routing
-        idx, ranks, layout, reused = routing.topk_idx, routing.ranks, routing.layout, routing.reused
+        idx, ranks, layout, cached = routing.topk_idx, routing.ranks, routing.layout, routing.cached
         return (
             rows,
             scales,
@@ -356,7 +356,7 @@ class NormalDispatch:
             None if ranks is None else (address(ranks[0]), address(ranks[1])),
             routing.tokens,
             None if layout is None else layout.native,
-            None if reused is None else reused.native,
+            None if cached is None else cached.native,
             self._max_tokens,
             self._options.max_blocks,
             own.address + 4 * own.layout.offsets.dispatch_scratch,
@@ -435,7 +435,7 @@ class NormalDispatch:
         )
 
 
-def reused_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
+def cached_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
     """The layout of rows for a dispatch with this handle: the handle's, unless the host has to wait
     for the counts of rows."""
     layout = handle.row_layout
@@ -444,8 +444,8 @@ def reused_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
     return RowLayout(layout.tokens, layout.alignment, layout.rows)
 
 
-def refuse_in_graph(layout: CountedLayout | None) -> None:
-    """Raises if a graph is being captured. A counted layout has stored the answer."""
+def refuse_in_graph(layout: DispatchLayout | None) -> None:
+    """Raises if a graph is being captured. A dispatch layout has stored the answer."""
     if torch.cuda.is_current_stream_capturing() if layout is None else layout.is_captured:
         raise RuntimeError(
             "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of "
