@@ -71,7 +71,7 @@ def handles() -> list[Any]:
     return [buffer.dispatch(x, choices, num_experts=4)[3] for _ in range(2)]
 
 
-def test_handles_are_what_they_are_and_not_what_is_in_them():
+def test_handles_are_compared_by_identity():
     one, other = handles()
     assert one == one and one != other and one in [other, one] and len({one, other}) == 2
     both = [other, one]
