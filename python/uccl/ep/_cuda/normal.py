@@ -11,8 +11,9 @@ import torch
 from uccl import _core
 from uccl.ep._backend import CombineOptions, DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
+from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._cuda.normal_dispatch import NormalDispatch, ShapePlans
+from uccl.ep._cuda.normal_dispatch import NormalDispatch
 from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing, version_of
 from uccl.ep._cuda.workspace import to_words
 from uccl.ep._tensors import address, align, biases, weights_address

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.workspace import Workspace, WorkspaceOffsets
 from uccl.ep._row_layout import RowLayout, rows_of_choices
-
-if TYPE_CHECKING:
-    from uccl.ep._cuda.normal_dispatch import ShapePlans
 
 #: As in the kernels: a token's origin is its rank times this, plus an index.
 ORIGIN_RANK = 64
