@@ -296,6 +296,18 @@ def of_another_buffer(rank: Rank) -> None:
         RuntimeError, match="the handle is of a buffer on a GPU, and this one is on the CPU"
     ):
         on_cpu.combine(rows, handle)
+    # Each rank is alone here, as this buffer is only to give a handle.
+    store = torch.distributed.HashStore()
+    alone = Buffer(None, 1 << 20, store=store, rank=0, num_ranks=1, device="cpu")
+    x, choices = before.x.cpu(), before.choices
+    _, _, per_expert, _, _ = alone.get_dispatch_layout(choices, EXPERTS)
+    rows, *_, handle, _ = alone.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert)
+    for call in (
+        lambda: after.buffer.combine(rows, handle),
+        lambda: after.buffer.dispatch(x, handle=handle),
+    ):
+        with pytest.raises(RuntimeError, match="the handle is of a buffer on the CPU"):
+            call()
     rank.allgather(b"")
 
 

@@ -71,7 +71,7 @@ def handles() -> list[Any]:
     return [buffer.dispatch(x, choices, num_experts=4)[3] for _ in range(2)]
 
 
-def test_handles_are_what_they_are_and_not_what_is_in_them():
+def test_handles_are_compared_by_identity():
     one, other = handles()
     assert one == one and one != other and one in [other, one] and len({one, other}) == 2
     both = [other, one]
@@ -88,6 +88,26 @@ def test_handles_have_deepeps_names():
     # Callers cut the table.
     handle.recv_src_metadata = handle.recv_src_metadata[:2]
     assert handle.recv_src_metadata.shape == (2, 4)
+
+
+def test_a_destroyed_buffer_refuses_combines():
+    from uccl.ep import ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=4, comm=Alone(), device="cpu")
+    x, choices = torch.zeros((3, 64)).bfloat16(), torch.tensor([[0, 1], [1, -1], [3, 2]])
+    rows, _, _, handle, _ = buffer.dispatch(x, choices, num_experts=4)
+    buffer.destroy()
+    with pytest.raises(RuntimeError, match="destroyed"):
+        buffer.combine(rows, handle)
+
+
+def test_an_alignment_below_one_is_refused():
+    from uccl.ep import ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=4, comm=Alone(), device="cpu")
+    x, choices = torch.zeros((3, 64)).bfloat16(), torch.tensor([[0, 1], [1, -1], [3, 2]])
+    with pytest.raises(ValueError, match="expert_alignment is at least 1, not -2"):
+        buffer.dispatch(x, choices, num_experts=4, expert_alignment=-2)
 
 
 def test_names_that_are_not_here_are_not_there(gpus):  # noqa: F811

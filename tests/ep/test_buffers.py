@@ -79,7 +79,7 @@ def in_place(group, with_hook: bool) -> None:
 
 @on_nodes
 @pytest.mark.parametrize("with_hook", [False, True])
-def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook, nodes):
+def test_a_combine_in_place_equals_a_copied_one(world, with_hook, nodes):
     world.run(3, in_place, with_hook, nodes=nodes)
 
 
@@ -167,7 +167,7 @@ def late(group) -> str:
 
 
 @on_nodes
-def test_a_rank_that_does_not_come_is_named(world, nodes):
+def test_a_late_rank_is_named(world, nodes):
     texts = world.run(3, late, nodes=nodes)
     for rank in (0, 2):
         assert texts[rank].startswith(f"dispatch on rank {rank}"), texts
@@ -285,7 +285,7 @@ def different(group) -> str:
 
 
 @on_nodes
-def test_ranks_that_differ_are_told_in_what(world, nodes):
+def test_errors_name_the_difference_of_ranks(world, nodes):
     texts = world.run(2, different, nodes=nodes)
     words = [
         "rank 1 has bytes of payload 512, this rank 1024",
@@ -374,7 +374,7 @@ def test_a_rank_that_is_stopped_for_less_than_the_deadline_is_waited_for(world, 
 
 
 @on_nodes
-def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world, nodes):
+def test_a_rank_that_is_stopped_for_longer_is_named_and_gets_the_reason(world, nodes):
     texts = world.run(3, stopped, 0.5, 2.0, nodes=nodes)
     assert all(len(of_rank) == 1 for of_rank in texts), texts
     assert any("rank 1: " in texts[rank][0] for rank in (0, 2)), texts

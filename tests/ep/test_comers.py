@@ -59,7 +59,7 @@ def comes_again(world: Comers, rank: int, before: list[Any]) -> None:
 
 @on_nodes
 @pytest.mark.parametrize("when", ["before", "in dispatch", "between", "in combine", "anywhere"])
-def test_a_rank_is_killed_and_the_others_go_on_and_it_comes_again(world, when, nodes):
+def test_a_rank_is_killed_and_the_others_go_on_and_it_comes_back(world, when, nodes):
     group = world(nodes=nodes, masks=True)
     before = joined(group)
     kills(group, when)
@@ -71,7 +71,7 @@ def test_a_rank_is_killed_and_the_others_go_on_and_it_comes_again(world, when, n
 
 
 @on_nodes
-def test_without_masks_every_rank_names_who_is_missing_and_all_go_on_when_it_comes_again(
+def test_without_masks_every_rank_names_the_missing_one_and_all_go_on_when_it_comes_back(
     world, nodes
 ):
     group = world(nodes=nodes, timeout=4)
@@ -198,7 +198,7 @@ def wrong(buffer: Any) -> None:
         buffer.update_mask_buffer((buffer.rank + 1) % RANKS, False)
 
 
-def test_what_cannot_be_is_refused(world):
+def test_impossible_meetings_are_refused(world):
     group = world()
     group.start(0)
     group.run([0], wrong)

@@ -88,9 +88,7 @@ def in_threads(size: int, function: Callable[[Rank], Any], *args: Any) -> list[A
     "function", [gpu_cases.random_normal, gpu_cases.random_elastic, gpu_cases.few_tokens]
 )
 @pytest.mark.parametrize("seed", range(SEED, SEED + CASES))
-def test_random_calls_return_what_the_oracle_says(
-    run: Any, function: Callable[..., None], seed: int
-) -> None:
+def test_random_calls_equal_the_oracle(run: Any, function: Callable[..., None], seed: int) -> None:
     run(in_threads, 1 + (seed + 1) % 3, function, seed)
 
 
@@ -116,7 +114,7 @@ def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
     run(gpu_cases.tells_its_nodes, in_threads)
 
 
-def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
+def test_a_graph_takes_no_layout_made_before_it(run: Any) -> None:
     run(in_threads, 1, gpu_cases.not_in_graph)
 
 
@@ -147,7 +145,7 @@ def barriers(rank: Rank, ways: tuple[bool, ...]) -> None:
         rank.allgather(b"")
 
 
-def test_a_barrier_leaves_out_who_does_not_come(run: Any) -> None:
+def test_a_barrier_masks_a_late_rank(run: Any) -> None:
     run(in_threads, 3, barriers, (False, True))
 
 
@@ -162,13 +160,13 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(run: Any, size: int
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_rows_may_stay_in_the_buffer(run: Any, size: int) -> None:
+def test_received_rows_may_be_a_view_of_the_buffer(run: Any, size: int) -> None:
     run(in_threads, size, gpu_cases.zero_copy_rows)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [gpu_cases.estimates, gpu_cases.estimates_by_expert])
-def test_a_guess_of_how_much_arrives_changes_nothing(
+def test_an_estimate_of_the_received_rows_changes_nothing(
     run: Any, case: Callable[[Rank], None], size: int
 ) -> None:
     run(in_threads, size, case)
@@ -183,7 +181,7 @@ def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_calls_use_as_few_multiprocessors_as_they_are_told(run: Any, size: int) -> None:
+def test_calls_use_no_more_multiprocessors_than_set(run: Any, size: int) -> None:
     run(in_threads, size, gpu_cases.few_blocks)
 
 
@@ -207,15 +205,13 @@ def test_second_interface_as_deepeps_suite_has_it(
     run(in_threads, 2, as_deepep.second, "cuda", sync, masked, multiple)
 
 
-def test_the_hint_has_room_for_what_programs_bring(run: Any) -> None:
+def test_the_hint_has_room_for_the_tokens_of_programs(run: Any) -> None:
     run(in_threads, 2, gpu_cases.room_of_the_hint)
 
 
 @pytest.mark.parametrize("via_host", [False, True])
 @pytest.mark.parametrize("worst", [0, 3 * gpu_cases.TOKENS])
-def test_a_call_that_is_too_large_is_told_to_all_ranks(
-    run: Any, worst: int, via_host: bool
-) -> None:
+def test_all_ranks_fail_in_a_call_that_is_too_large(run: Any, worst: int, via_host: bool) -> None:
     run(in_threads, 3, gpu_cases.too_many, worst, via_host)
 
 
@@ -228,11 +224,11 @@ def test_a_rank_that_was_masked_takes_part_again(run: Any, is_few: bool) -> None
     run(in_threads, 2, gpu_cases.let_in, is_few, [3])
 
 
-def test_a_rank_that_does_not_come_is_named(run: Any) -> None:
+def test_a_late_rank_is_named(run: Any) -> None:
     run(gpu_cases.names_the_late, in_threads)
 
 
-def test_wrong_calls_are_refused_with_words(run: Any) -> None:
+def test_wrong_calls_are_refused_with_reasons(run: Any) -> None:
     run(gpu_cases.is_refused_with_words, in_threads)
 
 

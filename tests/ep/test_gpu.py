@@ -32,7 +32,7 @@ def in_thread(rank: Rank, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_ranks_in_threads_of_one_gpu_return_what_the_oracle_says(seed: int) -> None:
+def test_ranks_in_threads_of_one_gpu_equal_the_oracle(seed: int) -> None:
     threads(1 + seed % 3, lambda rank: in_thread(rank, seed))
 
 

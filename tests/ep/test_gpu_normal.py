@@ -29,7 +29,7 @@ def test_many_tokens_of_ranks_in_threads_arrive_and_are_summed_as_the_oracle_say
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_second_interface_of_ranks_in_threads_returns_what_the_oracle_says(seed: int) -> None:
+def test_the_second_interface_of_ranks_in_threads_equals_the_oracle(seed: int) -> None:
     threads(1 + seed % 3, lambda rank: gpu_cases.random_elastic(rank, 400 + seed))
 
 
@@ -65,7 +65,7 @@ def test_calls_of_one_buffer_go_well(case: Callable[[Rank], None], size: int) ->
     threads(size, case)
 
 
-def test_a_graph_does_not_take_what_was_laid_out_before_it() -> None:
+def test_a_graph_takes_no_layout_made_before_it() -> None:
     threads(1, gpu_cases.not_in_graph)
 
 
@@ -97,7 +97,7 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [gpu_cases.estimates, gpu_cases.estimates_by_expert])
-def test_a_guess_of_how_much_arrives_changes_nothing(
+def test_an_estimate_of_the_received_rows_changes_nothing(
     case: Callable[[Rank], None], size: int
 ) -> None:
     threads(size, case)
@@ -113,7 +113,7 @@ def test_calls_on_two_streams_wait_for_events(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_calls_use_as_few_multiprocessors_as_they_are_told(size: int) -> None:
+def test_calls_use_no_more_multiprocessors_than_set(size: int) -> None:
     threads(size, gpu_cases.few_blocks)
 
 
@@ -125,11 +125,11 @@ def test_a_rank_that_was_masked_takes_part_again() -> None:
     threads(3, lambda rank: gpu_cases.let_in(rank, False, range(1, 10)))
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_late_rank_is_named() -> None:
     gpu_cases.names_the_late(threads)
 
 
-def test_wrong_calls_are_refused_with_words() -> None:
+def test_wrong_calls_are_refused_with_reasons() -> None:
     gpu_cases.is_refused_with_words(threads)
 
 
@@ -192,5 +192,5 @@ def test_a_graph_refuses_to_wait_for_counts() -> None:
 
 @pytest.mark.parametrize("via_host", [False, True])
 @pytest.mark.parametrize("worst", [0, 3 * TOKENS])
-def test_a_call_that_is_too_large_is_told_to_all_ranks(worst: int, via_host: bool) -> None:
+def test_all_ranks_fail_in_a_call_that_is_too_large(worst: int, via_host: bool) -> None:
     threads(3, lambda rank: gpu_cases.too_many(rank, worst, via_host))

@@ -79,7 +79,7 @@ def stop(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("harm", "left"), [(cut, [0, 1]), (kill, [0]), (stop, [0])])
-def test_ranks_on_two_hosts_name_who_is_missing(pair: Pair, harm, left: list[int]) -> None:
+def test_ranks_on_two_hosts_name_the_missing_one(pair: Pair, harm, left: list[int]) -> None:
     assert [pair.line(0), pair.line(1)] == ["ready", "ready"]
     harm(pair)
     for rank in left:

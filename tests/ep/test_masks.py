@@ -141,7 +141,7 @@ def barriers(group) -> list[int]:
 
 
 @on_nodes
-def test_a_barrier_leaves_out_who_does_not_come_and_who_is_masked(world, nodes):
+def test_a_barrier_leaves_out_late_and_masked_ranks(world, nodes):
     assert world.run(3, barriers, nodes=nodes) == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
 
 
@@ -157,7 +157,7 @@ def late_barrier(group) -> str:
     return text
 
 
-def test_a_barrier_names_who_does_not_come(world):
+def test_a_barrier_names_the_missing_rank(world):
     text, _ = world.run(2, late_barrier)
     assert "barrier on rank 0 is not over" in text and "rank 1: data of call 1" in text, text
 

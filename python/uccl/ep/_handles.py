@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 
-if TYPE_CHECKING:
-    from uccl.ep._backend import NormalHandleState
+from uccl.ep._backend import NormalHandleState
 
 
 class NormalHandle(tuple[Any, ...]):

@@ -11,9 +11,10 @@ import torch
 from uccl import _core
 from uccl.ep._backend import CombineOptions, DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
+from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._cuda.normal_dispatch import NormalDispatch, ShapePlans
-from uccl.ep._cuda.routing import CountedLayout, CudaHandle, Routing, version_of
+from uccl.ep._cuda.normal_dispatch import NormalDispatch
+from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing, version_of
 from uccl.ep._cuda.workspace import to_words
 from uccl.ep._tensors import address, align, biases, weights_address
 
@@ -26,7 +27,7 @@ class NormalMode:
         self.group, self.plans = group, ShapePlans(group, count_timeout)
         #: By the id of a tensor ``token_in_rank``, while it lives. Tensors cannot be keys, as they
         #: are compared value by value.
-        self.layouts: dict[int, CountedLayout] = {}
+        self.layouts: dict[int, DispatchLayout] = {}
 
     def layout(
         self, topk_idx: torch.Tensor, num_experts: int
@@ -58,7 +59,7 @@ class NormalMode:
             stream=stream,
         )
         is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
-        self.layouts[id(token_in_rank)] = CountedLayout(
+        self.layouts[id(token_in_rank)] = DispatchLayout(
             native, topk_idx, version, num_experts, memory, stream, is_captured
         )
         ended = weakref.finalize(token_in_rank, self.layouts.pop, id(token_in_rank), None)
@@ -69,7 +70,7 @@ class NormalMode:
         self, topk_idx: torch.Tensor, num_experts: int, token_in_rank: torch.Tensor | None = None
     ) -> Routing:
         """Routes tokens to the ranks of their experts. A layout that :meth:`layout` has counted
-        with ``token_in_rank`` is reused."""
+        with ``token_in_rank`` is cached."""
         device = self.group.device
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=device)
         tokens, top_k = topk_idx.shape
@@ -89,9 +90,9 @@ class NormalMode:
 
     def by_handle(self, handle: Any) -> Routing:
         """Routes tokens to the same places as before, through the buffer of that dispatch."""
-        reused = own_handle(handle)
-        before = reused.routing
-        return Routing(before.tokens, before.top_k, before.num_experts, reused=reused)
+        cached = own_handle(handle)
+        before = cached.routing
+        return Routing(before.tokens, before.top_k, before.num_experts, cached=cached)
 
     def dispatch(
         self,
@@ -101,7 +102,7 @@ class NormalMode:
         options: DispatchOptions,
     ) -> tuple[Received, CudaHandle, list[int]]:
         """Sends tokens, and returns the received ones; see :meth:`NormalDispatch.run`."""
-        plans = self.plans if routing.reused is None else routing.reused.plans
+        plans = self.plans if routing.cached is None else routing.cached.plans
         return NormalDispatch(plans, x, weights, routing, options).run()
 
     def combine(

@@ -8,17 +8,16 @@ allocation, and they are made after the launch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from uccl import _core
 from uccl.ep._backend import DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
-from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._cuda.routing import CountedLayout, CudaHandle, Routing
-from uccl.ep._cuda.workspace import Workspace, WorkspaceLayout, WorkspaceOffsets, to_words
+from uccl.ep._cuda.call_shape import ShapePlans, workspace_layout
+from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing
+from uccl.ep._cuda.workspace import Workspace, to_words
 from uccl.ep._ranks import TOKENS
 from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import address, scales_for, scales_in
@@ -31,32 +30,6 @@ NO_SCRATCH = (0, 0)
 #: The engine's description of received rows that are a view of the communication buffer: the rows,
 #: the first one's offset in the pool, the bytes between them, and the first scale's offset.
 View = tuple[int, int, int, int]
-
-
-class CallShape(NamedTuple):
-    """The properties of a dispatch that calls share; all but the number of tokens."""
-
-    hidden: int
-    """Values of a row."""
-    row_bytes: int
-    scales: int
-    """Words of a row's scales."""
-    top_k: int
-    num_experts: int
-    alignment: int | None
-    choice_words: int
-    """Words of each returned choice, or 0."""
-    has_weights: bool
-    zeroes_foreign: bool
-    zeroes_gaps: bool
-    is_col_major: bool
-    zero_copy: bool
-    """Whether received rows may be a view of the communication buffer."""
-    tells: bool
-    """Whether the dispatch fills the handle's tables: one that reuses a handle does not."""
-    has_estimate: bool
-    """Whether memory for received rows may be allocated from an estimate, before the host has
-    counts."""
 
 
 #: The engine's arguments about sent tokens; 0 is no address. Rows; scales, with words of a token
@@ -84,54 +57,6 @@ SendArgs = tuple[
 RecvArgs = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
 
 
-class ShapePlan:
-    """The state that dispatches of one shape, and of about as many tokens, leave to the next."""
-
-    def __init__(self, shape: CallShape, ranks: int) -> None:
-        self.shape, self._ranks = shape, ranks
-        self.native = _core.EpCudaNormalKind(shape)
-        #: The most tokens of any rank that the pool has room for; -1 before the first check.
-        self.max_tokens = -1
-        #: The estimated layout of the next received rows.
-        self.estimate: RowLayout | None = None
-        #: The workspace of the next dispatch, and the number of its stream.
-        self.next_workspace: tuple[Workspace, int] | None = None
-
-    def update_estimate(self, received: RowLayout, max_tokens: int) -> None:
-        """Remembers the received size as the estimate for the next call, where each rank has up to
-        ``max_tokens`` tokens."""
-        shape, ranks = self.shape, self._ranks
-        if shape.has_estimate:
-            limit = RowLayout.upper_bound(
-                ranks * max_tokens, shape.alignment, shape.top_k, shape.num_experts // ranks
-            )
-            self.estimate = received.with_headroom(limit)
-
-
-@lru_cache(maxsize=64)
-def workspace_layout(
-    shape: CallShape, ranks: int, scratch: tuple[int, int], row_layout: RowLayout | None
-) -> WorkspaceLayout:
-    """The layout of a workspace: words of scratch for a combine and for the dispatch, and the
-    tables and small tensors for rows of ``row_layout``, if there is one."""
-    if row_layout is None:
-        return WorkspaceOffsets(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).packed()
-    tokens, local_experts = row_layout.tokens, shape.num_experts // ranks
-    is_by_expert = row_layout.alignment is not None
-    tables = (1 + ranks, local_experts, tokens, tokens) if shape.tells else (0, 0, 0, 0)
-    expert_tables = (0, 0)
-    if shape.tells and is_by_expert:
-        expert_tables = local_experts, (2 + shape.top_k) * tokens
-    choices = tokens * shape.top_k * shape.choice_words
-    weights = row_layout.num_rows() if is_by_expert else tokens * shape.top_k
-    scales = row_layout.num_rows() * shape.scales
-    if shape.is_col_major or row_layout.is_view:
-        scales = 0
-    return WorkspaceOffsets(
-        *scratch, *tables, *expert_tables, choices, weights if shape.has_weights else 0, scales
-    ).packed()
-
-
 @dataclass
 class RecvMemory:
     """The output memory of a dispatch."""
@@ -143,23 +68,6 @@ class RecvMemory:
     """None also where the workspace has the scales."""
     workspace: Workspace
     view: View | None = None
-
-
-class ShapePlans:
-    """The plans of one rank's end of a group."""
-
-    def __init__(self, group: CudaGroup, count_timeout: float) -> None:
-        """The host waits up to ``count_timeout`` seconds for counts."""
-        self.group, self.count_timeout = group, count_timeout
-        self.can_estimate = group.native.has_whole_calls
-        self.plans: dict[tuple[Any, ...], ShapePlan] = {}
-
-    def plan_for(self, *key: Any) -> ShapePlan:
-        """The plan for the fields of a :class:`CallShape`, and the bits of the number of tokens."""
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self.plans[key] = ShapePlan(CallShape(*key[:-1]), self.group.ranks)
-        return plan
 
 
 class NormalDispatch:
@@ -181,13 +89,13 @@ class NormalDispatch:
         if weights is not None:
             shape = (tokens, routing.top_k)
             check("topk_weights", weights, shape, torch.float32, device=group.device)
-        alignment, reused = options.alignment, routing.reused
+        alignment, cached = options.alignment, routing.cached
         if alignment is not None and not 1 <= alignment <= MAX_ALIGNMENT:
             raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {alignment}")
         #: The layout of received rows; None: as many as arrive.
         self._row_layout = options.row_layout
-        if reused is not None:
-            self._row_layout = reused_layout(reused, options.needs_counts)
+        if cached is not None:
+            self._row_layout = cached_layout(cached, options.needs_counts)
         if self._row_layout is None:
             refuse_in_graph(routing.layout)
         # Without choices, nothing marks the rows of a view that have no token.
@@ -212,9 +120,9 @@ class NormalDispatch:
             options.zero_gaps,
             has_columns,
             self._may_view,
-            reused is None,
+            cached is None,
             # With contiguous scales of a channel, their offsets depend on the number of rows.
-            plans.can_estimate and reused is None and not has_columns,
+            plans.can_estimate and cached is None and not has_columns,
             tokens.bit_length(),
         )
         self._shape = self._plan.shape
@@ -251,7 +159,7 @@ class NormalDispatch:
             view = unfinished.in_place() if self._may_view else None
             memory = self._recv_memory(layout, None, view)
             handle = plan.native.receive(unfinished, self._recv_args(memory))
-        returned = self._routing.reused or self._new_handle(handle, memory, own, counts is not None)
+        returned = self._routing.cached or self._new_handle(handle, memory, own, counts is not None)
         received = self._received(memory)
         if counts is None:
             return received, returned, []
@@ -264,8 +172,8 @@ class NormalDispatch:
         """The most tokens of any rank: the caller's number, or else the room; with a handle, the
         handle's number. A rank with more tokens tells the others, which would wait for it."""
         routing, max_tokens = self._routing, self._options.max_tokens
-        if routing.reused is not None:
-            return routing.reused.max_tokens
+        if routing.cached is not None:
+            return routing.cached.max_tokens
         if max_tokens is not None:
             if routing.tokens > max_tokens:
                 self._tell_too_many()
@@ -306,9 +214,9 @@ class NormalDispatch:
 
     def _scratch_words(self) -> tuple[int, int]:
         routing, group = self._routing, self._group
-        reused, layout = routing.reused, routing.layout
-        if reused is not None:
-            group.keep_for(self._stream, reused.stream, reused.memory_in_use())
+        cached, layout = routing.cached, routing.layout
+        if cached is not None:
+            group.keep_for(self._stream, cached.stream, cached.memory_in_use())
             return 0, COMBINE_SCRATCH_WORDS
         if layout is not None:
             group.keep_for(self._stream, layout.stream, (layout.memory,))
@@ -346,7 +254,7 @@ class NormalDispatch:
 
     def _send_args(self, own: Workspace) -> SendArgs:
         (rows, scales, weights), routing = self._addresses, self._routing
-        idx, ranks, layout, reused = routing.topk_idx, routing.ranks, routing.layout, routing.reused
+        idx, ranks, layout, cached = routing.topk_idx, routing.ranks, routing.layout, routing.cached
         return (
             rows,
             scales,
@@ -356,7 +264,7 @@ class NormalDispatch:
             None if ranks is None else (address(ranks[0]), address(ranks[1])),
             routing.tokens,
             None if layout is None else layout.native,
-            None if reused is None else reused.native,
+            None if cached is None else cached.native,
             self._max_tokens,
             self._options.max_blocks,
             own.address + 4 * own.layout.offsets.dispatch_scratch,
@@ -435,7 +343,7 @@ class NormalDispatch:
         )
 
 
-def reused_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
+def cached_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
     """The layout of rows for a dispatch with this handle: the handle's, unless the host has to wait
     for the counts of rows."""
     layout = handle.row_layout
@@ -444,8 +352,8 @@ def reused_layout(handle: CudaHandle, needs_counts: bool) -> RowLayout | None:
     return RowLayout(layout.tokens, layout.alignment, layout.rows)
 
 
-def refuse_in_graph(layout: CountedLayout | None) -> None:
-    """Raises if a graph is being captured. A counted layout has stored the answer."""
+def refuse_in_graph(layout: DispatchLayout | None) -> None:
+    """Raises if a graph is being captured. A dispatch layout has stored the answer."""
     if torch.cuda.is_current_stream_capturing() if layout is None else layout.is_captured:
         raise RuntimeError(
             "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of "

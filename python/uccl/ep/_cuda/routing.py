@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.workspace import Workspace, WorkspaceOffsets
 from uccl.ep._row_layout import RowLayout, rows_of_choices
-
-if TYPE_CHECKING:
-    from uccl.ep._cuda.normal_dispatch import ShapePlans
 
 #: As in the kernels: a token's origin is its rank times this, plus an index.
 ORIGIN_RANK = 64
 
 
 @dataclass
-class CountedLayout:
+class DispatchLayout:
     """The result of ``get_dispatch_layout``, which a dispatch of the same choices reuses."""
 
     native: Any
@@ -66,19 +64,19 @@ def metadata_by_token(
 
 @dataclass
 class Routing:
-    """The routing of a dispatch: choices of tokens, their ranks, or a handle to be reused."""
+    """The routing of a dispatch: choices of tokens, their ranks, or a handle to be cached."""
 
     tokens: int
     top_k: int
     num_experts: int
     #: ``[n, K]``
     topk_idx: torch.Tensor | None = None
-    #: The counted layout of these choices, if the caller has asked for it.
-    layout: CountedLayout | None = None
+    #: The dispatch layout of these choices, if the caller has asked for it.
+    layout: DispatchLayout | None = None
     #: ``[n, R]`` bool, and i32 by expert.
     ranks: tuple[torch.Tensor, torch.Tensor] | None = None
     #: The handle of an earlier dispatch of the same tokens.
-    reused: CudaHandle | None = None
+    cached: CudaHandle | None = None
 
 
 @dataclass
@@ -97,7 +95,7 @@ class CudaHandle:
     memory: torch.Tensor
     """The memory with the scratch of the first combine, and of this dispatch."""
     layout_memory: torch.Tensor | None
-    """The memory of the counted layout, if there was one."""
+    """The memory of the dispatch layout, if there was one."""
     workspace: Workspace
     """The workspace with the tables about rows, often in ``memory``."""
     stream: int

@@ -93,7 +93,7 @@ class Routing:
     """The routing of a dispatch."""
 
     native: Any
-    reused: HostHandle | None = None
+    cached: HostHandle | None = None
     """The handle of an earlier dispatch of the same tokens."""
 
 
@@ -178,7 +178,7 @@ class NormalMode:
             native = receive(call, received, starts, options.zero_foreign_weights)
         if options.zero_gaps and starts is not None:
             zero_gaps(received, starts, expert_counts, options.alignment or 1)
-        handle = routing.reused or HostHandle(
+        handle = routing.cached or HostHandle(
             native,
             self.native.rank,
             max_tokens or 0,
