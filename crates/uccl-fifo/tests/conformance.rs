@@ -1,8 +1,11 @@
 //! The checks that every link must pass.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering::Relaxed},
+use std::{
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use uccl_conformance::End;
@@ -22,7 +25,8 @@ fn fifos() {
     let (folder, count) = (std::env::temp_dir(), AtomicU32::new(0));
     uccl_conformance::run("fifo", || {
         let name = format!("uccl-test-{}-{}", std::process::id(), count.fetch_add(1, Relaxed));
-        let offered = uccl_fifo::offer(&folder, &name).expect("offered");
-        [uccl_fifo::join(&folder, &name).expect("joined"), offered].map(end)
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let offered = uccl_fifo::offer(&folder, &name, far.into()).expect("offered");
+        [uccl_fifo::join(&folder, &name, near.into()).expect("joined"), offered].map(end)
     });
 }

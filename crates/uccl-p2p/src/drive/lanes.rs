@@ -31,7 +31,10 @@ pub(crate) struct Agreed {
 /// Makes lanes over connected sockets, or over named pipes in their place.
 pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> Result<Links> {
     let streams = if agreed.fifo {
-        vec![over_fifos(core, agreed)?]
+        let agreed_over = sockets.into_iter().next().ok_or_else(|| {
+            Error::Invalid("named pipes without the socket of their handshake".into())
+        })?;
+        vec![over_fifos(core, agreed_over, agreed)?]
     } else {
         let streams = sockets.into_iter().map(|socket| over_tcp(core, socket, agreed));
         streams.collect::<Result<_>>()?
@@ -52,11 +55,11 @@ fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn
     })
 }
 
-fn over_fifos(core: &Arc<Core>, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_fifos(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
     let (folder, name) = (env::temp_dir(), format!("uccl-{:032x}", agreed.token));
     let pipe = match agreed.role {
-        Role::Acceptor => uccl_fifo::offer(&folder, &name),
-        Role::Connector => uccl_fifo::join(&folder, &name),
+        Role::Acceptor => uccl_fifo::offer(&folder, &name, socket.tcp.into()),
+        Role::Connector => uccl_fifo::join(&folder, &name, socket.tcp.into()),
     };
     let io = |e| Error::os(format!("opening named pipes in {}", folder.display()), e);
     Ok(stream(core, pipe.map_err(io)?, agreed))
