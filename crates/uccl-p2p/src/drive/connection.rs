@@ -302,10 +302,18 @@ impl Connection {
     /// Waits until a closed connection and every transfer on it have ended. Another thread may be
     /// ending it. Peers that copy for us get as much time as they get to let a transfer end.
     pub(crate) fn wait_for_end(self: &Arc<Self>) {
-        while !self.has_ended() || !self.unfinished().is_empty() {
-            self.core.look_after_aftermaths();
-            std::thread::sleep(Duration::from_micros(200));
+        while !self.has_left() {
+            std::thread::sleep(NAP);
         }
+    }
+
+    /// Whether a closed connection and every transfer on it have ended.
+    pub(crate) fn has_left(self: &Arc<Self>) -> bool {
+        let is_over = self.has_ended() && self.unfinished().is_empty();
+        if !is_over {
+            self.core.look_after_aftermaths();
+        }
+        is_over
     }
 
     /// If a socket shows that the peer has ended, waits until the connection has. A thread that

@@ -11,6 +11,7 @@ pub(crate) mod aftermath;
 pub(crate) mod asked;
 pub(crate) mod asking;
 pub(crate) mod attached;
+pub(crate) mod attempt;
 pub(crate) mod begin;
 pub(crate) mod claims;
 pub(crate) mod connect;
