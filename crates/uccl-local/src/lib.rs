@@ -361,7 +361,7 @@ impl HostLane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -379,7 +379,7 @@ impl HostLane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.write_and_signal(&local, remote, word, change) } {
             Ok(done) => done.map(Ok),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -390,7 +390,7 @@ impl HostLane for LocalLane {
         }
         match self.direct.signal(word, change) {
             Ok(changed) => changed.map(Ok),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
