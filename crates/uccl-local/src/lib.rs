@@ -277,8 +277,8 @@ impl MessageLane for LocalLane {
     }
 
     /// Only a write that goes through the rings as a whole can carry a signal.
-    fn carries_signal(&self, op: &Operation) -> bool {
-        self.is_streamed(op)
+    fn carries_signal(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        self.is_streamed(ours, remote)
     }
 
     unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
@@ -399,8 +399,8 @@ impl HostLane for LocalLane {
         self.is_gpu_way(ours, remote)
     }
 
-    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
-        self.gpu_signals(write, word)
+    fn signals_by_gpu(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool {
+        self.gpu_signals(ours, remote, word)
     }
 
     unsafe fn post_signalled_by_gpu(

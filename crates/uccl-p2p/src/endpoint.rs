@@ -189,9 +189,7 @@ impl Endpoint {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
         let remote = remote_span(&conn, 0, all, advert)?;
-        let rails = conn.rails_up().map(|rails| rails.link());
-        let host = || conn.links.host.as_ref().map(|host| host.path_to(&remote));
-        Ok(rails.or_else(host).unwrap_or_else(|| conn.lanes[0].caps().link))
+        Ok(conn.path_to(&remote))
     }
 
     /// The path of long one-sided transfers between this memory of the peer's and a local region.
@@ -201,10 +199,7 @@ impl Endpoint {
         let core = self.here()?;
         let (open, mr) = (core.conn(conn)?, core.mrs.get(mr)?);
         let all = Span { addr: 0, len: advert.len as usize };
-        if open.asks_owner(&mr, remote_span(&open, 0, all, advert)?) {
-            return Ok("owner");
-        }
-        self.path(conn, advert)
+        Ok(open.path_from(&mr, remote_span(&open, 0, all, advert)?))
     }
 
     /// Whether transfers can be posted on a connection; the error gives the reason why not.

@@ -43,6 +43,7 @@ pub(crate) mod receives;
 pub(crate) mod regions;
 pub(crate) mod registry;
 pub(crate) mod release;
+pub(crate) mod route;
 pub(crate) mod seats;
 pub(crate) mod sends;
 pub(crate) mod session;

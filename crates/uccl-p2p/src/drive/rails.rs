@@ -196,7 +196,8 @@ impl Connection {
             // The fence or the connection decides which error the caller sees.
             return Arc::clone(transfer).complete(Err(OpError::LaneDown));
         }
-        self.post_on_streams(transfer, work);
+        let route = self.choose_streams(&work);
+        self.post(transfer, work, route);
         transfer.op_ended();
     }
 

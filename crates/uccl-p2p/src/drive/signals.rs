@@ -2,7 +2,7 @@
 //! in ours that the peer changes.
 //!
 //! A lane that reaches the word changes it at once. A write that is one operation of the first lane
-//! takes its signal along (`plan.rs`). Otherwise a message on the first lane asks the owner to
+//! takes its signal along (`route.rs`). Otherwise a message on the first lane asks the owner to
 //! change the word. The owner always answers, unless the connection ends. A signal is never sent
 //! twice.
 
@@ -48,12 +48,6 @@ impl Connection {
             transfer.note_error(e);
             transfer.op_ended();
         }
-    }
-
-    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers
-    /// without a GPU the owner adds, by two copies, and an addition between these would be lost.
-    pub(crate) fn is_for_gpu(word: &Word) -> bool {
-        matches!(word.change, Change::Set(_))
     }
 
     /// Changes a word at once, if the lane reaches it.

@@ -9,7 +9,7 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
-    lane::{Completion, HostLane, LaneError, OpError, OpKind, OpName, Operation, Posted},
+    lane::{Completion, HostLane, LaneError, OpKind, OpName, Operation, Posted, RailLane},
     mem::{RemoteSpan, Span},
     signal::Word,
 };
@@ -23,6 +23,7 @@ use crate::{
         connection::{Connection, Piece, Transfer},
         now::Now,
         regions::{Lease, contains, outside},
+        route::Route,
         transfer::{After, Plan, Room},
         work::Work,
     },
@@ -121,20 +122,23 @@ impl Endpoint {
     /// copied on this thread; a piece for a GPU or for rails is posted. `None`: it has to become a
     /// transfer right away, which also yields the owner's own error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let Single { conn, lease, local, remote, signal, context, .. } = single;
+        let Single { conn, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
         if short.is_some() {
             return Ok(short);
         }
-        let memory = lease.mr().kind;
-        match (&conn.links.host, signal) {
-            _ if local.len == 0 => Ok(None),
-            (None, None) => self.carry_now(single),
-            (Some(host), None) if host.is_copied_by_gpu(memory, remote) => {
-                self.copy_now(single, &**host, None)
-            }
-            (Some(host), Some((word, strong))) if !strong || conn.is_context_clear(*context) => {
-                self.copy_now(single, &**host, Some(*word))
+        let is_free = |strong: &bool| !strong || conn.is_context_clear(*context);
+        if local.len == 0 || signal.as_ref().is_some_and(|(_, strong)| !is_free(strong)) {
+            return Ok(None);
+        }
+        let (work, word) = (single.work(), signal.map(|(word, _)| word));
+        match (conn.choose(&work, word.as_ref()), &conn.links.host) {
+            (Route::GpuAndSignal(host), _) => self.copy_now(single, host, work, word),
+            (Route::Rails(rails), _) if word.is_none() => self.carry_now(single, rails, work),
+            (Route::Stream, Some(host))
+                if word.is_none() && host.is_copied_by_gpu(work.memory, remote) =>
+            {
+                self.copy_now(single, &**host, work, None)
             }
             _ => Ok(None),
         }
@@ -185,16 +189,14 @@ impl Endpoint {
         &self,
         single: &Single,
         lane: &dyn HostLane,
+        work: Work,
         word: Option<Word>,
     ) -> Result<Option<Begun>> {
-        let posted = self.post_now(single, single.work(), |op| match word {
+        let posted = self.post_now(single, work, |op| match word {
             // SAFETY: `post_now` keeps the memory.
             None => unsafe { lane.post(op) },
-            Some(word) if Connection::is_for_gpu(&word) && lane.signals_by_gpu(&op, &word) => {
-                // SAFETY: as above.
-                unsafe { lane.post_signalled_by_gpu(op, word) }
-            }
-            Some(_) => Ok(Posted::Done(Err(OpError::Unreachable))),
+            // SAFETY: as above.
+            Some(word) => unsafe { lane.post_signalled_by_gpu(op, word) },
         });
         let UnderWay { now, name, room } = match posted? {
             Ok(under_way) => under_way,
@@ -219,10 +221,8 @@ impl Endpoint {
 
     /// Posts one piece on the rails, and looks at them for a while. If it has not succeeded by
     /// then, it becomes a transfer, which takes another way where the rails cannot move it.
-    fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let (conn, work) = (&single.conn, single.work());
-        let rails = conn.rails_for(&work).filter(|_| !self.config().ask_owners);
-        let Some(lane) = rails else { return Ok(None) };
+    fn carry_now(&self, single: &Single, lane: &dyn RailLane, work: Work) -> Result<Option<Begun>> {
+        let conn = &single.conn;
         let place = conn.rails_place();
         // SAFETY: `post_now` keeps the memory.
         let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
