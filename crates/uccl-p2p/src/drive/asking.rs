@@ -7,17 +7,12 @@
 
 use std::sync::Arc;
 
-use uccl_fabric::{
-    lane::{Completion, OpError, OpKind},
-    mem::RemoteSpan,
-    region::Rights,
-};
-use uccl_wire::message::{Answer, AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
+use uccl_fabric::{lane::OpKind, mem::RemoteSpan, region::Rights};
+use uccl_wire::message::{AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
 
 use super::{
     connection::{Ask, Connection, Talk, Transfer},
     loans::Grant,
-    transfer::Fence,
     work::Work,
 };
 
@@ -59,27 +54,6 @@ impl Connection {
         session.asks.ask(direction, pieces, ask, message);
         self.send_message(&[message]);
         Ok(())
-    }
-
-    /// Handles the peer's answer to an ask: the peer is done with it.
-    pub(super) fn ask_ended(self: &Arc<Self>, ask: Ask, answer: Answer) {
-        let Ask { transfer, work, grants } = ask;
-        drop(grants);
-        let fence = transfer.body.lock().fence;
-        match answer {
-            Answer::Copied => transfer.complete(Ok(())),
-            Answer::Refused(status) => transfer.complete(Err(OpError::Remote(status))),
-            Answer::Declined if fence.is_none() => {
-                let route = self.choose_lanes(&work);
-                self.post(&transfer, work, route);
-                transfer.op_ended();
-                self.kick_if_busy();
-            }
-            Answer::Cancelled | Answer::Declined => {
-                transfer.note_error(transfer.fence_error(fence.unwrap_or(Fence::PeerCancel)));
-                transfer.op_ended();
-            }
-        }
     }
 
     /// Whether the peer has not answered an ask of a transfer.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{
     connection::{Connection, Transfer},
     deferred::{Due, Mark, Start, Waiting},
-    transfer::Carrier as _,
 };
 use crate::error::{Error, Result};
 

@@ -22,7 +22,6 @@ use super::{
     lanes,
     links::Links,
     socket::{MAX_WORD, Socket},
-    transfer::Carrier as _,
 };
 use crate::{
     config::Transport,

@@ -14,7 +14,6 @@ use super::{
     connection::{Connection, Transfer},
     deferred::{Start, Waiting},
     route::Route,
-    transfer::Carrier as _,
     work::{Memory, Pieces, Work},
 };
 use crate::types::Op;

@@ -14,7 +14,6 @@ use super::{
     core::{Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge},
     regions::Mr,
     timers,
-    transfer::Carrier as _,
 };
 use crate::{
     error::{Error, Result},
