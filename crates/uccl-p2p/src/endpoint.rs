@@ -4,6 +4,7 @@ mod address;
 mod at_once;
 mod connect;
 mod handle;
+mod run;
 mod stream;
 mod transfers;
 mod words;

@@ -43,6 +43,7 @@ pub(crate) mod plan;
 pub(crate) mod rails;
 pub(crate) mod receives;
 pub(crate) mod regions;
+mod register;
 pub(crate) mod registry;
 pub(crate) mod release;
 pub(crate) mod route;

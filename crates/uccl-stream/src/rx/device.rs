@@ -1,11 +1,11 @@
 //! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its place.
 
-use std::sync::{Arc, atomic::Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use uccl_device::cuda::GpuError;
 use uccl_fabric::{
     gpu::Ended,
-    lane::{LaneError, OpError, OpName},
+    lane::{LaneError, OpError},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
@@ -14,15 +14,20 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Kind, Status};
 
-use super::{
-    Rx, Surroundings,
-    begin::Targets,
-    payload::{fill, read_result},
-};
+use super::{Rx, Surroundings, ends::end_read};
 use crate::{
-    Nobody, remote_of,
+    remote_of,
     upload::{End, Filling, Purpose, Upload},
 };
+
+/// The places of the memory that a frame's descriptors name.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Targets {
+    /// A GPU that some of the memory is on.
+    pub(super) device: Option<u32>,
+    /// Some of the memory is the host's.
+    pub(super) host: bool,
+}
 
 impl<P: PipeRx> Rx<P> {
     /// Whether copies by GPUs are under way. Only a look shows their end.
@@ -237,22 +242,12 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
-/// Ends a read of ours after all copies of its data have ended.
-fn end_read(name: OpName, end: End, around: &Surroundings<'_>) {
-    let mut ops = around.ops.lock();
-    if let End::Data(target) = end {
-        let op = ops.remove(name);
-        drop(ops);
-        if let Some(op) = op {
-            let result = read_result(&op, &target);
-            op.done.complete(result);
-        }
-        return;
-    }
-    // More of its data may come from the peer, and is thrown away.
-    let done = ops.get_mut(name).map(|op| std::mem::replace(&mut op.done, Arc::new(Nobody)));
-    drop(ops);
-    if let Some(done) = done {
-        done.complete(Err(OpError::Cancelled));
-    }
+/// Copies `bytes` to memory that belongs to a caller.
+///
+/// # Safety
+/// The span must be writable, and as long as `bytes`.
+pub(super) unsafe fn fill(to: Span, bytes: &[u8]) {
+    debug_assert_eq!(to.len, bytes.len());
+    // SAFETY: as the caller promises; our staging buffer is ours alone.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
 }
