@@ -253,6 +253,11 @@ impl Dispatch {
         Ok(self.handle(told))
     }
 
+    /// Rows from a rank's first to the next rank's, where they stay.
+    pub(super) fn spread(&self) -> usize {
+        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
+    }
+
     /// The parameters of the receive, and the tables about the rows.
     fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
         let Self { group, send, slots, earlier, .. } = self;

@@ -58,11 +58,6 @@ impl Dispatch {
         })
     }
 
-    /// Rows from a rank's first to the next rank's, where they stay.
-    pub(super) fn spread(&self) -> usize {
-        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
-    }
-
     /// As [`receive`](Self::receive), but rows and scales stay [`in_place`](Self::in_place), and
     /// the addresses of `outputs` for them are not used. Rows are by token.
     ///
