@@ -21,9 +21,9 @@ use super::{
     claims::{Claims, Left},
     core,
     deferred::Deferred,
-    fates::{self, Lanes, bit},
     links::Links,
     loans,
+    lost_lanes::{LostLanes, bit},
     park::Parker,
     seats::Seat,
     talk, timers,
@@ -76,7 +76,7 @@ pub(crate) struct Connection {
     /// The connection for `accept`, kept here until its rails have been tried.
     pub(crate) accepting: Mutex<Option<Accepted>>,
     /// Which lanes are lost.
-    pub(crate) fates: Lanes,
+    pub(crate) lost_lanes: LostLanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
@@ -151,7 +151,7 @@ impl Connection {
             id,
             core,
             peer,
-            fates: Lanes::default(),
+            lost_lanes: LostLanes::default(),
             talk: Mutex::new(Talk::new(lanes.len())),
             lanes,
             links,
@@ -389,7 +389,7 @@ impl Connection {
     /// Notes that a caller may have consumed an event that would have woken the lane's worker: by
     /// arming the lane, or by looking at rails.
     pub(crate) fn borrow_lane(&self, lane: usize) {
-        let bit = fates::bit(lane);
+        let bit = bit(lane);
         if self.borrowed.load(Relaxed) & bit == 0 {
             self.borrowed.fetch_or(bit, SeqCst);
         }
@@ -404,9 +404,8 @@ impl Connection {
         }
         let borrowed = self.borrowed.swap(0, SeqCst);
         let attached = self.attached.lock();
-        let sleeps = |attached: &&Arc<Attached>| {
-            borrowed & fates::bit(attached.lane) != 0 && attached.is_armed()
-        };
+        let sleeps =
+            |attached: &&Arc<Attached>| borrowed & bit(attached.lane) != 0 && attached.is_armed();
         let sleeping = attached.iter().filter(sleeps);
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
@@ -494,7 +493,7 @@ impl Connection {
 
     /// The streams that are not lost.
     pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
-        self.links.streams.iter().enumerate().filter(|(index, _)| !self.fates.lost(*index))
+        self.links.streams.iter().enumerate().filter(|(index, _)| !self.lost_lanes.has(*index))
     }
 
     /// Whether a lane is a stream, and not the rail lane.
@@ -514,16 +513,13 @@ impl Connection {
 
     /// The lanes that are not lost.
     pub(crate) fn living(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
-        self.lanes.iter().enumerate().filter(|(lane, _)| !self.fates.lost(*lane))
+        self.lanes.iter().enumerate().filter(|(lane, _)| !self.lost_lanes.has(*lane))
     }
 
     /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
     /// from completions and messages.
     pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
-        if self.fates.lost.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
-            return;
-        }
-        if self.is_failed() {
+        if !self.lost_lanes.add(lane) || self.is_failed() {
             return;
         }
         tracing::warn!(conn = %self.id, peer = %self.peer.name, "lane {lane} is lost, the others take over: {why}");

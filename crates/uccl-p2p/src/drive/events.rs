@@ -31,7 +31,7 @@ impl Connection {
     }
 
     pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.fates.lost(lane) {
+        if self.lost_lanes.has(lane) {
             return self.end_lane(lane);
         }
         let begun = lane == 0 && self.begin_due();

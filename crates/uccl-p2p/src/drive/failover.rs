@@ -21,7 +21,6 @@ use uccl_proto::lanes::Orphan;
 
 use super::{
     connection::{Connection, Piece, Transfer},
-    fates::bit,
     work::Work,
 };
 
@@ -42,7 +41,7 @@ impl Completion for Piece {
 impl Connection {
     /// Since when the peer owes us a message that its end of some lane is dead.
     pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
-        if self.fates.lost.load(Acquire) == 0 {
+        if !self.lost_lanes.any() {
             return None;
         }
         self.talk.lock().session.lanes.owed_since_ms()
@@ -51,7 +50,7 @@ impl Connection {
     /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be
     /// called from a completion or a message.
     pub(crate) fn end_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.fates.ending.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
+        if !self.lost_lanes.begin_end(lane) {
             return false;
         }
         self.detach_lane(lane);

@@ -26,7 +26,7 @@ impl Connection {
         for (lane, op) in ops {
             let lane = usize::from(lane);
             // The operations of a lost lane end with the lane.
-            if !self.fates.lost(lane) {
+            if !self.lost_lanes.has(lane) {
                 self.lanes[lane].cancel(op);
             }
         }

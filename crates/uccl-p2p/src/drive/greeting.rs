@@ -19,7 +19,7 @@ use crate::{
 
 /// Most TCP lanes of a connection.
 pub(crate) const MAX_LANES: u16 = 63;
-// Each lane has a bit of one word (`fates.rs`), the one over rails as well.
+// Each lane has a bit of one word (`lost_lanes.rs`), the one over rails as well.
 const _: () = assert!((MAX_LANES as u32) < u64::BITS);
 
 /// The part of an endpoint's hello that is the same to every peer.

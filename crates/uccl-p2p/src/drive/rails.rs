@@ -132,7 +132,7 @@ impl Connection {
     /// The rail lane, if it is not lost and reaches this work's local memory.
     pub(crate) fn rails_for(&self, work: &Work) -> Option<&dyn RailLane> {
         let rails = &**self.links.rails.as_ref()?;
-        let lost = self.fates.lost(self.rails_place());
+        let lost = self.lost_lanes.has(self.rails_place());
         (!lost && work.len_bytes() > 0 && rails.reaches(&work.local, work.memory)).then_some(rails)
     }
 
@@ -165,7 +165,7 @@ impl Connection {
     /// The rail lane, if operations are under way on it: they end sooner than a socket could be
     /// polled.
     pub(super) fn rails_under_way(&self) -> Option<&dyn RailLane> {
-        let lost = || self.fates.lost(self.rails_place());
+        let lost = || self.lost_lanes.has(self.rails_place());
         self.links.rails.as_deref().filter(|rails| rails.is_under_way() && !lost())
     }
 
