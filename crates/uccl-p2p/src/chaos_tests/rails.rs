@@ -506,7 +506,7 @@ fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room(
     }
     sides[0].rails[0].unstick();
     assert!(there.now() == before && here.unchanged(), "what was refused has moved");
-    sides[0].connection().check_context(0).expect("nothing has failed");
+    sides[0].connection().failed_contexts.check(0).expect("nothing has failed");
 
     sides[0].ep.disconnect(conn).expect("it was there");
     sides.iter_mut().for_each(|side| side.ep.close().expect("closed"));

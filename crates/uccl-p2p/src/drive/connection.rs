@@ -1,7 +1,6 @@
 //! Connections: lanes to one peer, and the unfinished work on them.
 
 use std::{
-    collections::BTreeSet,
     net::SocketAddr,
     sync::{
         Arc,
@@ -19,6 +18,7 @@ use uccl_proto::assembler::fragments;
 use super::{
     attached,
     claims::{Claims, Left},
+    contexts::FailedContexts,
     core,
     deferred::Deferred,
     links::Links,
@@ -83,7 +83,7 @@ pub(crate) struct Connection {
     pub(crate) talk: Mutex<Talk>,
     pub(crate) deferred: Deferred<Self>,
     /// Contexts in which a write has failed.
-    pub(super) failed_contexts: Mutex<BTreeSet<u32>>,
+    pub(crate) failed_contexts: FailedContexts,
     lost: Mutex<Option<Error>>,
     /// The connection has failed or was closed; its lanes may still touch memory.
     failed: AtomicBool,
@@ -157,7 +157,7 @@ impl Connection {
             links,
             attached: Mutex::default(),
             deferred: Deferred::default(),
-            failed_contexts: Mutex::default(),
+            failed_contexts: FailedContexts::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),

@@ -185,7 +185,7 @@ impl Carrier for Connection {
 
     fn transfer_fails(&self, transfer: &Transfer) {
         if transfer.kind == Kind::Write {
-            self.note_failed_context(transfer.context);
+            self.failed_contexts.note(transfer.context);
         }
     }
 

@@ -108,26 +108,13 @@ impl Connection {
         // Before the check below: a failing write is noted as failed before anybody can see that it
         // has ended.
         earlier.iter().for_each(|earlier| earlier.lead(transfer));
-        self.check_context(transfer.context)
-    }
-
-    /// Refuses a strong signal if a write of its context has failed.
-    pub(crate) fn check_context(&self, context: u32) -> Result<()> {
-        match self.failed_contexts.lock().contains(&context) {
-            true => Err(Error::ContextFailed { context }),
-            false => Ok(()),
-        }
+        self.failed_contexts.check(transfer.context)
     }
 
     /// Whether a strong signal of this context waits for no earlier write.
     pub(crate) fn is_context_clear(&self, context: u32) -> bool {
         // Acquire: a write that has failed is noted as failed before it is counted out.
-        self.pending.load(Acquire) == 0 && self.check_context(context).is_ok()
-    }
-
-    /// Notes that a write of a context has failed.
-    pub(crate) fn note_failed_context(&self, context: u32) {
-        self.failed_contexts.lock().insert(context);
+        self.pending.load(Acquire) == 0 && self.failed_contexts.check(context).is_ok()
     }
 }
 
