@@ -59,7 +59,7 @@ pub(crate) struct Target {
 }
 
 /// The state of a handshake: how long it may take, and where the peer is.
-struct Patience {
+struct Connector {
     core: Arc<Core>,
     greeting: Arc<Greeting>,
     limit: SleepLimit,
@@ -72,7 +72,7 @@ struct Patience {
 }
 
 /// Why a handshake did not succeed.
-enum Unmet {
+enum HandshakeFailure {
     /// Nobody listens, or the peer left before it said anything: a peer that is still starting
     /// looks like that.
     Nobody(io::Error),
@@ -82,7 +82,7 @@ enum Unmet {
     Failed(Error),
 }
 
-impl From<Error> for Unmet {
+impl From<Error> for HandshakeFailure {
     fn from(e: Error) -> Self {
         Self::Failed(e)
     }
@@ -100,7 +100,7 @@ fn is_unreachable(e: &io::Error) -> bool {
     matches!(e.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | TimedOut)
 }
 
-impl Unmet {
+impl HandshakeFailure {
     fn reason(&self) -> String {
         match self {
             Self::Nobody(e) => e.to_string(),
@@ -111,7 +111,7 @@ impl Unmet {
     }
 }
 
-impl Patience {
+impl Connector {
     fn failed(&self, reason: impl ToString) -> Error {
         Error::Connect { addr: self.addr, reason: reason.to_string() }
     }
@@ -142,7 +142,7 @@ impl Patience {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
-    async fn send(&self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Unmet> {
+    async fn send(&self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<(), HandshakeFailure> {
         while !bytes.is_empty() {
             match tcp.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
@@ -156,13 +156,13 @@ impl Patience {
         Ok(())
     }
 
-    async fn recv(&self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize, Unmet> {
+    async fn recv(&self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize, HandshakeFailure> {
         loop {
             match tcp.read(into) {
                 Ok(0) => {
                     let gone = io::ErrorKind::ConnectionReset;
                     let gone = io::Error::new(gone, "the peer closed the connection");
-                    return Err(Unmet::Nobody(gone));
+                    return Err(HandshakeFailure::Nobody(gone));
                 }
                 Ok(n) => return Ok(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -174,24 +174,25 @@ impl Patience {
         }
     }
 
-    fn unmet(&self, e: io::Error) -> Unmet {
+    fn unmet(&self, e: io::Error) -> HandshakeFailure {
         match () {
-            () if is_nobody(&e) => Unmet::Nobody(e),
-            () if is_unreachable(&e) => Unmet::Unreachable(self.failed(e)),
-            () => Unmet::Failed(self.failed(e)),
+            () if is_nobody(&e) => HandshakeFailure::Nobody(e),
+            () if is_unreachable(&e) => HandshakeFailure::Unreachable(self.failed(e)),
+            () => HandshakeFailure::Failed(self.failed(e)),
         }
     }
 
-    /// Turns [`Unmet`] into an error, for callers that do not wait for the peer to be there.
-    fn settled<T>(&self, met: Result<T, Unmet>) -> Result<T> {
+    /// Turns [`HandshakeFailure`] into an error, for callers that do not wait for the peer to be
+    /// there.
+    fn settled<T>(&self, met: Result<T, HandshakeFailure>) -> Result<T> {
         met.map_err(|unmet| match unmet {
-            Unmet::Nobody(e) => self.failed(e),
-            Unmet::Unreachable(e) | Unmet::Failed(e) => e,
+            HandshakeFailure::Nobody(e) => self.failed(e),
+            HandshakeFailure::Unreachable(e) | HandshakeFailure::Failed(e) => e,
         })
     }
 
     /// Opens a socket to the peer.
-    async fn open(&self) -> Result<TcpStream, Unmet> {
+    async fn open(&self) -> Result<TcpStream, HandshakeFailure> {
         let domain = socket2::Domain::for_address(self.addr);
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)
             .map_err(|e| self.failed(e))?;
@@ -201,8 +202,8 @@ impl Patience {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {
                 self.wait(&socket, PollFlags::OUT).await.map_err(|e| match e {
-                    e @ Error::Connect { .. } => Unmet::Unreachable(e),
-                    e => Unmet::Failed(e),
+                    e @ Error::Connect { .. } => HandshakeFailure::Unreachable(e),
+                    e => HandshakeFailure::Failed(e),
                 })?;
             }
             Err(e) => return Err(self.unmet(e)),
@@ -214,7 +215,7 @@ impl Patience {
         // The kernel may use a free port of this host as the socket's own port. If that is the port
         // it connects to, the socket has met itself.
         if tcp.local_addr().is_ok_and(|own| own == self.addr) {
-            return Err(Unmet::Nobody(io::ErrorKind::ConnectionRefused.into()));
+            return Err(HandshakeFailure::Nobody(io::ErrorKind::ConnectionRefused.into()));
         }
         Ok(tcp)
     }
@@ -224,7 +225,7 @@ impl Patience {
         &mut self,
         kind: HelloKind,
         meant: Option<u64>,
-    ) -> Result<(Socket, Hello), Unmet> {
+    ) -> Result<(Socket, Hello), HandshakeFailure> {
         let mut tcp = self.open().await?;
         self.absent = None;
         let mut nonce = [0; NONCE_LEN];
@@ -272,7 +273,7 @@ impl Patience {
     async fn shake_any(
         &mut self,
         Target { addrs, meant, .. }: &Target,
-    ) -> Result<(Socket, Hello), Unmet> {
+    ) -> Result<(Socket, Hello), HandshakeFailure> {
         let (until, timeout) = (self.until, self.timeout);
         let mut failures = Vec::new();
         for (at, &addr) in addrs.iter().enumerate() {
@@ -298,26 +299,30 @@ impl Patience {
     /// Sums up the failures at all addresses. One address where nobody listens is enough to call
     /// the peer absent, unless a handshake has failed: a peer that is not there yet may start to
     /// listen at that address.
-    fn summed_up(&mut self, mut failures: Vec<(SocketAddr, Unmet)>) -> Unmet {
+    fn summed_up(&mut self, mut failures: Vec<(SocketAddr, HandshakeFailure)>) -> HandshakeFailure {
         self.addr = failures.first().map_or(self.addr, |(first, _)| *first);
         if failures.len() == 1
             && let Some((_, only)) = failures.pop()
         {
             return only;
         }
-        let at = |(addr, unmet): &(SocketAddr, Unmet)| format!("at {addr}: {}", unmet.reason());
+        let at = |(addr, unmet): &(SocketAddr, HandshakeFailure)| {
+            format!("at {addr}: {}", unmet.reason())
+        };
         let reason = failures.iter().map(at).collect::<Vec<_>>().join("; ");
         let mut nobody = None;
         for (_, unmet) in failures {
             match unmet {
-                Unmet::Failed(_) => return Unmet::Failed(self.failed(reason)),
-                Unmet::Nobody(e) => nobody = Some(e.kind()),
-                Unmet::Unreachable(_) => {}
+                HandshakeFailure::Failed(_) => {
+                    return HandshakeFailure::Failed(self.failed(reason));
+                }
+                HandshakeFailure::Nobody(e) => nobody = Some(e.kind()),
+                HandshakeFailure::Unreachable(_) => {}
             }
         }
         match nobody {
-            Some(kind) => Unmet::Nobody(io::Error::new(kind, reason)),
-            None => Unmet::Unreachable(self.failed(reason)),
+            Some(kind) => HandshakeFailure::Nobody(io::Error::new(kind, reason)),
+            None => HandshakeFailure::Unreachable(self.failed(reason)),
         }
     }
 
@@ -327,8 +332,10 @@ impl Patience {
         loop {
             match self.shake_any(target).await {
                 Ok(met) => return Ok(met),
-                Err(Unmet::Failed(e) | Unmet::Unreachable(e)) => return Err(e),
-                Err(Unmet::Nobody(e)) => self.absent = Some(e),
+                Err(HandshakeFailure::Failed(e) | HandshakeFailure::Unreachable(e)) => {
+                    return Err(e);
+                }
+                Err(HandshakeFailure::Nobody(e)) => self.absent = Some(e),
             }
             if self.is_over() {
                 return Err(self.out_of_time());
@@ -435,11 +442,11 @@ pub(crate) fn connect(
     let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
     let (core, greeting) = (Arc::clone(core), Arc::clone(greeting));
     Ok(Attempt::new(|limit| {
-        Patience { core, greeting, limit, addr, until, timeout, absent: None }.connect(target)
+        Connector { core, greeting, limit, addr, until, timeout, absent: None }.connect(target)
     }))
 }
 
-impl Patience {
+impl Connector {
     /// All steps from the first socket to a connection that works.
     async fn connect(mut self, target: Target) -> Result<ConnId> {
         let (mut socket, hello) = if target.awaited {

@@ -17,7 +17,7 @@ use uccl_proto::assembler::fragments;
 
 use super::{
     attached,
-    claims::{Claims, Left},
+    claims::{ClaimWaiters, Claims},
     contexts::FailedContexts,
     core,
     deferred::Deferred,
@@ -49,7 +49,7 @@ pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
 pub(crate) type Sent = talk::Sent<Connection>;
 pub(crate) type Ask = talk::Ask<Connection>;
 pub(crate) type Piece = talk::Piece<Connection>;
-pub(crate) type Lent = loans::Lent<Connection>;
+pub(crate) type Loan = loans::Loan<Connection>;
 pub(crate) type Core = core::Core<Connection>;
 pub(crate) type Workers = workers::Workers<Connection>;
 pub(crate) type Attached = attached::Attached<Connection>;
@@ -115,12 +115,12 @@ pub(crate) struct Claim<'a>(&'a Connection);
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let left = self.0.claims.end();
-        if left == Left::Others {
+        if left == ClaimWaiters::Others {
             // Another caller may sleep and wait for an event that this caller has consumed.
             self.0.hand_over();
         }
         self.0.return_lanes();
-        if left == Left::Workers {
+        if left == ClaimWaiters::Workers {
             self.0.leave_to_workers();
         }
     }

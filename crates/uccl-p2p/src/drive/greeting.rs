@@ -9,7 +9,7 @@ use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, P
 
 use super::{
     connection::{Core, Peer},
-    lanes::Agreed,
+    lanes::Agreement,
 };
 use crate::{
     config::{Checksum, Config, Transport},
@@ -115,7 +115,7 @@ impl Greeting {
         peer: &Hello,
         role: Role,
         token: u128,
-    ) -> Result<Agreed> {
+    ) -> Result<Agreement> {
         let (config, same_host) = (&core.config, self.same_host(peer));
         let (ours, theirs) =
             (config.transport == Transport::Fifo, peer.features.contains(Features::FIFO));
@@ -125,7 +125,7 @@ impl Greeting {
             ));
         }
         let checksum = checksum(config, peer, same_host);
-        Ok(Agreed { role, token, checksum, rails: rails_possible(config, peer), fifo: ours })
+        Ok(Agreement { role, token, checksum, rails: rails_possible(config, peer), fifo: ours })
     }
 
     /// The peer's process, if its memory can be reached. This is tried, not guessed.

@@ -15,7 +15,7 @@ use super::{connection::Core, links::Links, socket::Socket};
 use crate::error::{Error, Result};
 
 /// The options that the two ends have agreed on.
-pub(crate) struct Agreed {
+pub(crate) struct Agreement {
     /// The role of this end.
     pub(crate) role: Role,
     /// A number that only the two ends of this connection know.
@@ -29,7 +29,7 @@ pub(crate) struct Agreed {
 }
 
 /// Makes lanes over connected sockets, or over named pipes in their place.
-pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> Result<Links> {
+pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreement) -> Result<Links> {
     let streams = if agreed.fifo {
         let agreed_over = sockets.into_iter().next().ok_or_else(|| {
             Error::Invalid("named pipes without the socket of their handshake".into())
@@ -43,7 +43,7 @@ pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> R
     Ok(Links { streams, host: None, rails: rails.map(|lane| lane as _) })
 }
 
-fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreement) -> Result<Arc<dyn MessageLane>> {
     let config = &core.config;
     let options = TcpOptions { congestion: config.tcp_congestion.clone(), timeout: config.timeout };
     let Socket { tcp, keys } = socket;
@@ -55,7 +55,11 @@ fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn
     })
 }
 
-fn over_fifos(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_fifos(
+    core: &Arc<Core>,
+    socket: Socket,
+    agreed: &Agreement,
+) -> Result<Arc<dyn MessageLane>> {
     let (folder, name) = (env::temp_dir(), format!("uccl-{:032x}", agreed.token));
     let pipe = match agreed.role {
         Role::Acceptor => uccl_fifo::offer(&folder, &name, socket.tcp.into()),
@@ -69,7 +73,7 @@ fn over_fifos(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<d
 fn stream<P: Pipe>(
     core: &Core,
     (pipe, tx, rx): (P, P::Tx, P::Rx),
-    agreed: &Agreed,
+    agreed: &Agreement,
 ) -> Arc<dyn MessageLane> {
     let (regions, checksum) = (Arc::clone(&core.mrs.table), agreed.checksum);
     let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };

@@ -37,10 +37,11 @@ const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 const OURS: u32 = 2;
 
 /// A transfer that was begun.
-pub(super) enum Begun {
+pub(super) enum Started {
     /// It is over already.
     Done(Outcome),
-    Under(Arc<Transfer>),
+    /// It goes on as this transfer.
+    Transfer(Arc<Transfer>),
 }
 
 impl Endpoint {
