@@ -274,3 +274,44 @@ fn a_connect_that_is_ended_in_any_step_leaves_nothing() {
         }
     }
 }
+
+#[test]
+fn a_unix_socket_at_which_too_many_wait_is_waited_for() {
+    let (addr, listening) = Listening::new();
+    let (own, ep) = (endpoint(FAR), endpoint(FAR));
+    let name = listening.greeting.hello(own.core(), HelloKind::NewConnection, 0).uds_name;
+    let mut others = Vec::new();
+    let full = loop {
+        match FdSocket::connect(name.as_bytes()) {
+            Ok(other) => others.push(other),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    let addrs = [addr];
+    let timeout = Some(Duration::ZERO);
+    let request = ConnectRequest { timeout, ..ConnectRequest::new(&addrs) };
+    let begun = ep.begin_connect(&request).expect("begun");
+    let _met = std::thread::scope(|scope| {
+        let peer = scope.spawn(|| listening.meet(&own, Step::Greeted));
+        while !peer.is_finished() {
+            assert!(begun.poll().is_pending());
+        }
+        peer.join().expect("no panic")
+    });
+    for _ in 0..50 {
+        assert!(begun.poll().is_pending());
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    for _ in &others {
+        patiently(|| listening.uds.accept().expect("a socket"));
+    }
+    let mut socket = patiently(|| {
+        assert!(begun.poll().is_pending());
+        listening.uds.accept().expect("a socket")
+    });
+    patiently(|| {
+        assert!(begun.poll().is_pending());
+        socket.recv().expect("an invitation")
+    });
+}
