@@ -250,8 +250,8 @@ fn a_connect_that_is_ended_in_any_step_leaves_nothing() {
             for _ in 0..20 {
                 assert!(begun.poll().is_pending(), "{step:?}");
             }
-            let listed = usize::from(step == Step::Lane);
-            assert_eq!(ep.core().open_conns().len(), listed, "{step:?}");
+            let listed: Vec<_> = ep.core().open_conns().iter().map(|conn| conn.id).collect();
+            assert_eq!(listed.len(), usize::from(step == Step::Lane), "{step:?}");
             match end {
                 End::Cancel => {
                     let ended = begun.cancel();
@@ -269,6 +269,11 @@ fn a_connect_that_is_ended_in_any_step_leaves_nothing() {
                 }
             }
             assert!(ep.core().open_conns().is_empty(), "{step:?}, {end:?}");
+            // Nor is it kept as one that was lost.
+            for id in listed {
+                let known = ep.core().conn_info(id);
+                assert!(matches!(known, Err(Error::UnknownConnection(_))), "{end:?}: {known:?}");
+            }
             met.sees_the_end(step);
             ep.close().expect("closed");
         }
