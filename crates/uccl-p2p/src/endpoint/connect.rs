@@ -141,7 +141,7 @@ impl Endpoint {
     }
 
     /// Connects to the endpoint that listens at one of these addresses, such as those that
-    /// [`resolve`] found for a name. They are tried in order, all within `timeout`: while others
+    /// [`resolve`](super::resolve) found for a name. They are tried in order, all within `timeout`: while others
     /// are left, an address has an equal share of the time.
     pub fn connect_any(
         &self,
