@@ -55,7 +55,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
-    /// List the modules that import each other in a circle
+    /// List the modules that import each other, or call methods in each other, in a circle
     Circles,
     /// Print the table of settings of docs/settings.md
     ConfigTable,

@@ -36,7 +36,7 @@ enum uccl_status_t
  {
   // Done.
   UCCL_OK = 0,
-  // The transfer is under way. No failure.
+  // The transfer or the connect is under way. No failure.
   UCCL_IN_PROGRESS = 1,
   // An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad
   // value.
@@ -132,6 +132,9 @@ typedef int32_t uccl_op_t;
 
 // The settings of an endpoint that is to be made.
 typedef struct uccl_config_t uccl_config_t;
+
+// A connect that was begun by `uccl_connect_begin`.
+typedef struct uccl_connect_t uccl_connect_t;
 
 // One process's engine for one GPU (or none): it listens, connects, registers memory and moves
 // data.
@@ -288,8 +291,29 @@ uccl_status_t uccl_connect(const struct uccl_endpoint_t *endpoint,
                            int64_t timeout_ms,
                            uint64_t *conn);
 
+// Begins to connect, and returns at once: `uccl_connect_poll` does the rest, and
+// `uccl_connect_cancel` ends it. Neither this nor `uccl_connect_poll` blocks, and no thread is
+// started for it. Any number may be under way at a time.
+//
+// The host in `address` is an IP; a name is refused, because looking it up may block. The timeout
+// counts from here, and `uccl_connect_poll` sees its end.
+uccl_status_t uccl_connect_begin(const struct uccl_endpoint_t *endpoint,
+                                 const char *address,
+                                 int64_t timeout_ms,
+                                 struct uccl_connect_t **connect);
+
+// Goes on with a connect as far as is possible now. UCCL_IN_PROGRESS: it is under way. UCCL_OK:
+// `conn` has the connection. Anything else says why there is none. A result stays: later calls
+// return it again, until `uccl_connect_cancel`.
+uccl_status_t uccl_connect_poll(const struct uccl_connect_t *connect, uint64_t *conn);
+
+// Ends a connect that is under way, and leaves nothing of it: no socket, no memory, no connection.
+// Ends the handle in any case, so call this once for each connect that was begun. A connection
+// that `uccl_connect_poll` has returned stays.
+uccl_status_t uccl_connect_cancel(struct uccl_connect_t *connect);
+
 // Waits for a peer that connects. A timeout of 0 takes a connection that has been made already, or
-// else ends with UCCL_DEADLINE.
+// else ends with UCCL_DEADLINE: this is the form that is polled, and does not block.
 uccl_status_t uccl_accept(const struct uccl_endpoint_t *endpoint, int64_t timeout_ms, struct uccl_accepted_t *accepted);
 
 // Closes a connection. Its unfinished transfers fail.

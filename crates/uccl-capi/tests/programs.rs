@@ -125,6 +125,11 @@ fn data_moves_and_nothing_stays_behind() {
 }
 
 #[test]
+fn connects_are_polled_and_cancelled() {
+    run(C, "connecting.c", "every connect was polled to its end");
+}
+
+#[test]
 fn a_killed_peer_is_lost() {
     run(C, "killed.c", "the peer was lost");
 }

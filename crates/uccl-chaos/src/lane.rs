@@ -384,8 +384,8 @@ impl<L: MessageLane> MessageLane for ChaosLane<L> {
         self.inner.send(parts)
     }
 
-    fn carries_signal(&self, op: &Operation) -> bool {
-        self.inner.carries_signal(op)
+    fn carries_signal(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        self.inner.carries_signal(ours, remote)
     }
 
     /// A signalled write is never repeated: the word would change twice.
@@ -453,8 +453,8 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
         self.host_at_random()?.try_signal(word, change)
     }
 
-    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
-        self.host_at_random().is_some_and(|host| host.signals_by_gpu(write, word))
+    fn signals_by_gpu(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool {
+        self.host_at_random().is_some_and(|host| host.signals_by_gpu(ours, remote, word))
     }
 
     unsafe fn post_signalled_by_gpu(

@@ -206,12 +206,15 @@ impl Pair {
         let (kind, memory) = (OpKind::Write, self.kind());
         let done = Done::new(None);
         let op = Operation { kind, local, memory, remote, done: Arc::clone(&done) as _ };
-        if let Some(host) = self.a.host.as_ref().filter(|host| host.signals_by_gpu(&op, &word)) {
+        if let Some(host) =
+            self.a.host.as_ref().filter(|host| host.signals_by_gpu(memory, &op.remote, &word))
+        {
             // SAFETY: the pair keeps the memory until both lanes are killed.
             done.is_posted(unsafe { host.post_signalled_by_gpu(op, word) });
             return Some(done);
         }
-        let lane = self.a.messages.as_ref().filter(|lane| lane.carries_signal(&op))?;
+        let lane =
+            self.a.messages.as_ref().filter(|lane| lane.carries_signal(memory, &op.remote))?;
         // SAFETY: the pair keeps the memory until both lanes are killed.
         done.is_posted(unsafe { lane.post_signalled(op, word) });
         Some(done)

@@ -17,6 +17,7 @@ use rustix::{
     event::epoll,
     fs::{CWD, Mode, OFlags},
     io::Errno,
+    net::RecvFlags,
     pipe,
 };
 use uccl_fabric::{
@@ -51,6 +52,9 @@ struct Ends {
     /// reader.
     outgoing: Mutex<Option<OwnedFd>>,
     incoming: Mutex<Option<OwnedFd>>,
+    /// The socket over which the two ends agreed on the FIFOs. Its end shows that the peer has left
+    /// before it joined, or has taken its first byte back.
+    agreed: Mutex<Option<OwnedFd>>,
     /// Readable when bytes have come, or room that the sender waits for.
     epoll: OwnedFd,
     /// Paths of both FIFOs. The joining end removes them, or the drop of an end.
@@ -58,25 +62,26 @@ struct Ends {
 }
 
 /// Makes and opens two FIFOs in `folder`, with names that begin with `name`: the end that is
-/// joined.
+/// joined. `agreed` is the socket over which both ends agreed on the name; each keeps its end of
+/// it as long as its pipe.
 ///
 /// # Errors
 /// The names are taken, or the folder cannot be written.
-pub fn offer(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
+pub fn offer(folder: &Path, name: &str, agreed: OwnedFd) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
     let names = names(folder, name);
     for path in &names {
         rustix::fs::mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR)?;
     }
-    Ok(Ends::open(names)?.halves(false))
+    Ok(Ends::open(names, agreed)?.halves(false))
 }
 
-/// Opens the FIFOs that the peer has made, and removes their names.
+/// Opens the FIFOs that the peer has made, and removes their names. `agreed` is as for [`offer`].
 ///
 /// # Errors
 /// The FIFOs do not exist or belong to another user.
-pub fn join(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
+pub fn join(folder: &Path, name: &str, agreed: OwnedFd) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
     let [to_us, to_peer] = names(folder, name);
-    let ends = Ends::open([to_peer, to_us])?;
+    let ends = Ends::open([to_peer, to_us], agreed)?;
     ends.remove_names();
     if let Some(outgoing) = &*ends.outgoing.lock() {
         rustix::io::write(outgoing, &[HELLO])?;
@@ -90,7 +95,7 @@ fn names(folder: &Path, name: &str) -> [PathBuf; 2] {
 }
 
 impl Ends {
-    fn open(names: [PathBuf; 2]) -> io::Result<Self> {
+    fn open(names: [PathBuf; 2], agreed: OwnedFd) -> io::Result<Self> {
         let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let open = |path: &Path, mode| rustix::fs::open(path, flags | mode, Mode::empty());
         let (outgoing, incoming) =
@@ -101,8 +106,10 @@ impl Ends {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&epoll, &incoming, data, epoll::EventFlags::IN)?;
         epoll::add(&epoll, &outgoing, data, epoll::EventFlags::empty())?;
-        let [outgoing, incoming] = [outgoing, incoming].map(|fifo| Mutex::new(Some(fifo)));
-        Ok(Self { outgoing, incoming, epoll, names })
+        epoll::add(&epoll, &agreed, data, epoll::EventFlags::RDHUP)?;
+        let [outgoing, incoming, agreed] =
+            [outgoing, incoming, agreed].map(|end| Mutex::new(Some(end)));
+        Ok(Self { outgoing, incoming, agreed, epoll, names })
     }
 
     fn halves(self, is_joined: bool) -> (FifoPipe, FifoTx, FifoRx) {
@@ -112,6 +119,14 @@ impl Ends {
             FifoTx { ends: Arc::clone(&ends), is_armed: false },
             FifoRx { ends, is_joined },
         )
+    }
+
+    /// Whether the peer has closed its end of the socket.
+    fn has_left(&self) -> bool {
+        let agreed = self.agreed.lock();
+        let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let peeked = agreed.as_ref().map(|socket| rustix::net::recv(socket, &mut [0], peek));
+        !matches!(peeked, Some(Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR)))
     }
 
     fn remove_names(&self) {
@@ -162,6 +177,7 @@ impl PipeRx for FifoRx {
         if !self.is_joined {
             let mut hello = [0];
             match rustix::io::read(incoming, &mut hello) {
+                Ok(0) | Err(Errno::AGAIN) if self.ends.has_left() => return Ok(Some(0)),
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
                 Ok(_) => self.is_joined = true,
                 Err(e) => return Err(e.into()),
@@ -196,6 +212,7 @@ impl Pipe for FifoPipe {
             while rustix::io::read(&outgoing, &mut rest).is_ok_and(|taken| taken > 0) {}
         }
         drop(self.0.incoming.lock().take());
+        drop(self.0.agreed.lock().take());
     }
 }
 

@@ -277,8 +277,8 @@ impl MessageLane for LocalLane {
     }
 
     /// Only a write that goes through the rings as a whole can carry a signal.
-    fn carries_signal(&self, op: &Operation) -> bool {
-        self.is_streamed(op)
+    fn carries_signal(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        self.is_streamed(ours, remote)
     }
 
     unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
@@ -361,7 +361,7 @@ impl HostLane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -379,7 +379,7 @@ impl HostLane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.write_and_signal(&local, remote, word, change) } {
             Ok(done) => done.map(Ok),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -390,7 +390,7 @@ impl HostLane for LocalLane {
         }
         match self.direct.signal(word, change) {
             Ok(changed) => changed.map(Ok),
-            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
+            Err(DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -399,8 +399,8 @@ impl HostLane for LocalLane {
         self.is_gpu_way(ours, remote)
     }
 
-    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
-        self.gpu_signals(write, word)
+    fn signals_by_gpu(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool {
+        self.gpu_signals(ours, remote, word)
     }
 
     unsafe fn post_signalled_by_gpu(

@@ -71,11 +71,11 @@ impl LocalLane {
     }
 
     /// Whether all of a write goes through the rings, in one operation.
-    pub(super) fn is_streamed(&self, op: &Operation) -> bool {
-        let is_one = op.remote.len() <= self.stream.caps().max_pieces;
+    pub(super) fn is_streamed(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        let is_one = remote.len() <= self.stream.caps().max_pieces;
         is_one
-            && self.ways(op.memory, &op.remote) == (Way::Stream, false)
-            && self.stream.carries_signal(op)
+            && self.ways(ours, remote) == (Way::Stream, false)
+            && self.stream.carries_signal(ours, remote)
     }
 
     /// Whether a GPU copies such a piece.
@@ -156,12 +156,12 @@ impl LocalLane {
     }
 
     /// Whether a GPU that makes all copies of a write changes this word behind them, in one job.
-    pub(super) fn gpu_signals(&self, op: &Operation, word: &Word) -> bool {
-        let (way, apart) = self.ways(op.memory, &op.remote);
+    pub(super) fn gpu_signals(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool {
+        let (way, apart) = self.ways(ours, remote);
         matches!(way, Way::Gpu | Way::GpuToHost)
             && !apart
-            && batches(&op.remote).len() == 1
-            && GpuJobs::signals(&self.direct, op.memory, word)
+            && batches(remote).len() == 1
+            && GpuJobs::signals(&self.direct, ours, word)
     }
 
     /// Makes a GPU copy, and change a signal's word afterwards. Pieces that none of our GPUs

@@ -84,7 +84,7 @@ impl Scene {
     fn post_with(&self, lens: &[usize], change: Change) -> (Arc<End>, OpName) {
         let word = self.word(change);
         let (_, op) = self.pair.operation(lens);
-        assert!(self.pair.ours.signals_by_gpu(&op, &word));
+        assert!(self.pair.ours.signals_by_gpu(op.memory, &op.remote, &word));
         let (end, posted) = self.begin(lens, word);
         (end, posted.expect("under way"))
     }
@@ -213,7 +213,7 @@ fn a_word_is_changed_by_right_and_where_it_is_one() {
     let (driver, scene) = paused(4096, Rights::WRITE);
     let refused = |word: Word, why| {
         let (_, op) = scene.pair.operation(&[8]);
-        assert!(!scene.pair.ours.signals_by_gpu(&op, &word), "{word:?}");
+        assert!(!scene.pair.ours.signals_by_gpu(op.memory, &op.remote, &word), "{word:?}");
         let (_, posted) = scene.begin(&[8], word);
         assert_eq!(posted, Err(Err(OpError::Remote(why))), "{word:?}");
     };

@@ -2,7 +2,9 @@
 
 mod address;
 mod at_once;
+mod connect;
 mod handle;
+mod run;
 mod stream;
 mod transfers;
 mod words;
@@ -21,7 +23,8 @@ use uccl_rma::Rails;
 use uccl_wire::advert::Advert;
 
 pub use self::{
-    address::{gpu_index, parse_address, reachable_ip, resolve, told_ip},
+    address::{gpu_index, parse_address, parse_ip_address, reachable_ip, resolve, told_ip},
+    connect::ConnectHandle,
     handle::TransferHandle,
     words::StreamWait,
 };
@@ -35,7 +38,6 @@ use crate::{
     descriptors,
     drive::{
         acceptor::Acceptor,
-        connect::{self, Target},
         connection::{Connection, Core, Transfer, Workers},
         core::Devices,
         greeting::Greeting,
@@ -157,114 +159,6 @@ impl Endpoint {
         self.core().instance
     }
 
-    /// Connects to the endpoint that listens at `addr`, within `timeout` (by default the
-    /// endpoint's; zero waits for ever).
-    pub fn connect(
-        &self,
-        addr: SocketAddr,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        self.connect_any(&[addr], timeout, interrupt)
-    }
-
-    /// Connects to the endpoint that listens at one of these addresses, such as those that
-    /// [`resolve`] found for a name. They are tried in order, all within `timeout`: while others
-    /// are left, an address has an equal share of the time.
-    pub fn connect_any(
-        &self,
-        addrs: &[SocketAddr],
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        let timeout = timeout.unwrap_or(self.config().timeout);
-        self.connect_with(Target { addrs, timeout, meant: None, awaited: false }, interrupt)
-    }
-
-    /// Connects as [`connect`](Self::connect) does, to the endpoint of this
-    /// [`instance`](Self::instance) and no other: an endpoint that was started anew at this
-    /// address, or another one, refuses. Where both ends have a secret, nobody between them can
-    /// lead the connection elsewhere.
-    ///
-    /// # Errors
-    /// Another endpoint listens there, or as [`connect`](Self::connect).
-    pub fn connect_to(
-        &self,
-        addr: SocketAddr,
-        instance: u64,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        let timeout = timeout.unwrap_or(self.config().timeout);
-        let target = Target { addrs: &[addr], timeout, meant: Some(instance), awaited: false };
-        self.connect_with(target, interrupt)
-    }
-
-    /// Connects to an endpoint that may not be listening yet, as when all processes of a job start
-    /// at once and know each other's ports. Tries again until `timeout` has passed.
-    pub fn connect_when_up(
-        &self,
-        addr: SocketAddr,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        self.connect_any_when_up(&[addr], timeout, interrupt)
-    }
-
-    /// Connects as [`connect_when_up`](Self::connect_when_up) does, at one of several addresses, as
-    /// [`connect_any`](Self::connect_any) tries them.
-    pub fn connect_any_when_up(
-        &self,
-        addrs: &[SocketAddr],
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<ConnId> {
-        let timeout = timeout.unwrap_or(self.config().timeout);
-        self.connect_with(Target { addrs, timeout, meant: None, awaited: true }, interrupt)
-    }
-
-    fn connect_with(&self, target: Target<'_>, interrupt: &mut dyn Interrupt) -> Result<ConnId> {
-        let conn = connect::connect(self.here()?, &self.handle.greeting, target, interrupt)?;
-        Ok(conn.id)
-    }
-
-    /// Waits until a peer has connected, and returns its connection.
-    pub fn accept(
-        &self,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<Accepted> {
-        let core = self.here()?;
-        let timeout = timeout.unwrap_or(self.config().transfer_timeout);
-        let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
-        loop {
-            core.usable()?;
-            let mut accepts = core.accepts.lock();
-            if let Some(accepted) = accepts.waiting.pop_front() {
-                return Ok(accepted);
-            }
-            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Err(Error::Timeout(timeout));
-            }
-            core.accepted.wait_for(&mut accepts, left.min(SLICE));
-            drop(accepts);
-            if interrupt.interrupted() {
-                return Err(Error::Interrupted);
-            }
-        }
-    }
-
-    /// From now on every incoming connection is taken as it comes, and `accept` does not return it.
-    pub fn start_passive_accept(&self) -> Result<()> {
-        let core = self.here()?;
-        core.usable()?;
-        let mut accepts = core.accepts.lock();
-        accepts.passive = true;
-        accepts.waiting.clear();
-        Ok(())
-    }
-
     /// Closes a connection; its unfinished transfers fail. When this returns, none of them touches
     /// memory of this endpoint any more, except those that failed with [`Error::StillTouched`]:
     /// their memory must stay allocated. Data that already reached the peer may still land in the
@@ -296,9 +190,7 @@ impl Endpoint {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
         let remote = remote_span(&conn, 0, all, advert)?;
-        let rails = conn.rails_up().map(|rails| rails.link());
-        let host = || conn.links.host.as_ref().map(|host| host.path_to(&remote));
-        Ok(rails.or_else(host).unwrap_or_else(|| conn.lanes[0].caps().link))
+        Ok(conn.path_to(&remote))
     }
 
     /// The path of long one-sided transfers between this memory of the peer's and a local region.
@@ -308,10 +200,7 @@ impl Endpoint {
         let core = self.here()?;
         let (open, mr) = (core.conn(conn)?, core.mrs.get(mr)?);
         let all = Span { addr: 0, len: advert.len as usize };
-        if open.asks_owner(&mr, remote_span(&open, 0, all, advert)?) {
-            return Ok("owner");
-        }
-        self.path(conn, advert)
+        Ok(open.path_from(&mr, remote_span(&open, 0, all, advert)?))
     }
 
     /// Whether transfers can be posted on a connection; the error gives the reason why not.

@@ -113,6 +113,8 @@ pub enum Error {
     },
     /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any
     /// more. If the connection was lost over it, that does not hold for the peer's memory.
+    ///
+    /// Or a connect was cancelled here: no connection was made.
     #[error("cancelled by {by}")]
     Cancelled {
         /// The side that cancelled.

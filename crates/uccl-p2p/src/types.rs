@@ -58,6 +58,30 @@ pub struct Iov {
     pub len: usize,
 }
 
+/// A connection that a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectRequest<'a> {
+    /// Where the peer may listen. The addresses are tried in their order: while others are left, an
+    /// address has an equal share of the time.
+    pub addrs: &'a [SocketAddr],
+    /// How long it may take; `None` takes the endpoint's time, zero is no limit.
+    pub timeout: Option<Duration>,
+    /// The [instance](super::Endpoint::instance) of the endpoint that is meant. Another one
+    /// refuses.
+    pub instance: Option<u64>,
+    /// Whether the peer may not be listening yet: until the time is up, it is tried again.
+    pub waits_for_listener: bool,
+}
+
+impl<'a> ConnectRequest<'a> {
+    /// A connection to any endpoint that listens at one of these addresses now, within the
+    /// endpoint's time.
+    #[must_use]
+    pub fn new(addrs: &'a [SocketAddr]) -> Self {
+        Self { addrs, timeout: None, instance: None, waits_for_listener: false }
+    }
+}
+
 /// A transfer that a caller asks for: n iovs that are moved together.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {

@@ -367,7 +367,8 @@ impl Place {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic alone.
+        // SAFETY: this driver's GPUs have the host's memory; a word that is accessed as an atomic
+        // alone.
         unsafe { AtomicU64::from_ptr(self.ptr() as *mut u64) }
     }
 }
@@ -502,8 +503,8 @@ fn no_stream_waits_for_a_peer_that_is_lost_already() {
     assert!(stream.is_idle().expect("it works"), "it waits");
 }
 
-/// The copies of a staged transfer stand behind the stream's wait, in a queue that both have by chance. The
-/// transfer ends when the stream has gone on, and the connection need not end for it.
+/// The copies of a staged transfer stand behind the stream's wait, in a queue that both have by
+/// chance. The transfer ends when the stream has gone on, and the connection need not end for it.
 #[test]
 fn a_stream_that_holds_its_transfer_up_goes_on_after_the_deadline() {
     let _alone = alone(1);

@@ -4,8 +4,8 @@
 //! in place of those that need no hardware. In a guest, providers of RDMA devices get the two ends
 //! of its first cable; they need `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues, and settings without
 //! which the provider is refused:
-//! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64 FI_MR_CACHE_MAX_COUNT=0
-//! FI_OFI_RXM_USE_SRX=1 ...`
+//! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64
+//! FI_MR_CACHE_MAX_COUNT=0 FI_OFI_RXM_USE_SRX=1 ...`
 
 mod support;
 

@@ -17,10 +17,11 @@ use uccl_fabric::{
     gpu::{self, CopyBy},
     lane::{OpError, OpResult, Operation},
     mem::Span,
+    region::Rights,
 };
 use uccl_wire::{
     frame::Status,
-    rails::{Note, RegionId},
+    rails::{Note, PathKey, RegionId},
 };
 
 use self::staging::Staging;
@@ -98,6 +99,16 @@ pub(super) enum Hold {
 }
 
 impl State {
+    /// The keys with which a peer that has these rights names the memory at this address: one for
+    /// each path with a device that takes it.
+    pub(super) fn keys_of(&mut self, pinned: &Pinned, addr: usize, rights: Rights) -> Vec<PathKey> {
+        let key_of = |path: &mut Path| {
+            let key = path.key_of(pinned, rights)?;
+            Some(PathKey { id: path.id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
+        };
+        self.paths.iter_mut().filter_map(key_of).collect()
+    }
+
     /// The state of a new lane: no paths and no operations.
     pub(super) fn new(bell: Bell, copy_by: &CopyBy) -> Self {
         Self {

@@ -20,6 +20,7 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
+use uccl_device::MemoryKind;
 use uccl_fabric::{
     clock,
     gpu::CopyBy,
@@ -400,8 +401,8 @@ impl<P: Pipe> MessageLane for StreamLane<P> {
         Ok(())
     }
 
-    fn carries_signal(&self, op: &Operation) -> bool {
-        op.kind == OpKind::Write
+    fn carries_signal(&self, _: MemoryKind, _: &[RemoteSpan]) -> bool {
+        true
     }
 
     unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {

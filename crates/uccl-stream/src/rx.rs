@@ -3,6 +3,7 @@
 
 mod begin;
 mod device;
+mod ends;
 mod payload;
 
 use std::{io, sync::atomic::AtomicBool};

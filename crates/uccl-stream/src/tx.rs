@@ -1,5 +1,6 @@
 //! The sending half of a stream lane: queues, and the frame being sent.
 
+mod cut;
 mod device;
 mod frames;
 
@@ -21,7 +22,7 @@ use uccl_fabric::{
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{DESC_LEN, HEADER_LEN, Header, Kind, MAX_DESCS, Status, TRAILER_LEN};
 
-use self::{device::FrameCopy, frames::push_head};
+use self::{cut::push_head, device::FrameCopy};
 use super::{
     MAX_READS, MAX_WRITES,
     crc::add_span,

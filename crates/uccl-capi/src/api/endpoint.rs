@@ -1,8 +1,11 @@
-use std::{ffi::c_char, sync::Arc, time::Duration};
+use std::{ffi::c_char, sync::Arc, task::Poll, time::Duration};
 
-use uccl_p2p::{ConnId, Endpoint, Uninterrupted, parse_address};
+use uccl_p2p::{
+    ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, Uninterrupted, parse_address,
+    parse_ip_address,
+};
 
-use super::{call, config_or_environment, deadline, uccl_config_t, uccl_status_t};
+use super::{call, call_for, config_or_environment, deadline, uccl_config_t, uccl_status_t};
 use crate::{
     args::{self, Out, TextOut},
     failure::{Answer, Failure},
@@ -12,6 +15,9 @@ use crate::{
 /// One process's engine for one GPU (or none): it listens, connects, registers memory and moves
 /// data.
 pub struct uccl_endpoint_t;
+
+/// A connect that was begun by `uccl_connect_begin`.
+pub struct uccl_connect_t;
 
 /// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. For a
 /// call that only waits for something to happen (`uccl_wait`, `uccl_take_notifs`) it is no limit.
@@ -60,10 +66,15 @@ pub struct uccl_stats_t {
 }
 
 static ENDPOINTS: Handles<Endpoint> = Handles::new();
+static CONNECTS: Handles<ConnectHandle> = Handles::new();
 
 /// The endpoint of a handle.
 pub(crate) fn endpoint(handle: *const uccl_endpoint_t) -> Answer<Arc<Endpoint>> {
     ENDPOINTS.get(handle).ok_or_else(|| Failure::no_handle("endpoint"))
+}
+
+fn connect(handle: *const uccl_connect_t) -> Answer<Arc<ConnectHandle>> {
+    CONNECTS.get(handle).ok_or_else(|| Failure::no_handle("connect"))
 }
 
 /// Makes an endpoint, which listens from now on. If `config` is NULL, it has the environment's
@@ -155,8 +166,69 @@ pub unsafe extern "C" fn uccl_connect(
     })
 }
 
+/// Begins to connect, and returns at once: `uccl_connect_poll` does the rest, and
+/// `uccl_connect_cancel` ends it. Neither this nor `uccl_connect_poll` blocks, and no thread is
+/// started for it. Any number may be under way at a time.
+///
+/// The host in `address` is an IP; a name is refused, because looking it up may block. The timeout
+/// counts from here, and `uccl_connect_poll` sees its end.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_connect_begin(
+    endpoint: *const uccl_endpoint_t,
+    address: *const c_char,
+    timeout_ms: i64,
+    connect: *mut *mut uccl_connect_t,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a string, and a place for a pointer.
+        let (address, out) =
+            unsafe { (args::text(address, "address")?, Out::new(connect, "connect")?) };
+        let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
+        let addrs = [parse_ip_address(address)?];
+        let request = ConnectRequest { timeout, ..ConnectRequest::new(&addrs) };
+        out.put(CONNECTS.add(endpoint.begin_connect(&request)?));
+        Ok(())
+    })
+}
+
+/// Goes on with a connect as far as is possible now. UCCL_IN_PROGRESS: it is under way. UCCL_OK:
+/// `conn` has the connection. Anything else says why there is none. A result stays: later calls
+/// return it again, until `uccl_connect_cancel`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_connect_poll(
+    connect: *const uccl_connect_t,
+    conn: *mut u64,
+) -> uccl_status_t {
+    call_for(|| {
+        // SAFETY: a place for an id.
+        let out = unsafe { Out::new(conn, "conn") }?;
+        match self::connect(connect)?.poll() {
+            Poll::Pending => Ok(uccl_status_t::UCCL_IN_PROGRESS),
+            Poll::Ready(result) => {
+                out.put(result?.0);
+                Ok(uccl_status_t::UCCL_OK)
+            }
+        }
+    })
+}
+
+/// Ends a connect that is under way, and leaves nothing of it: no socket, no memory, no connection.
+/// Ends the handle in any case, so call this once for each connect that was begun. A connection
+/// that `uccl_connect_poll` has returned stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_connect_cancel(connect: *mut uccl_connect_t) -> uccl_status_t {
+    call(|| {
+        let ended = self::connect(connect)?;
+        CONNECTS.remove(connect);
+        match ended.cancel() {
+            Err(forked @ Error::Forked { .. }) => Err(forked.into()),
+            _ => Ok(()),
+        }
+    })
+}
+
 /// Waits for a peer that connects. A timeout of 0 takes a connection that has been made already, or
-/// else ends with UCCL_DEADLINE.
+/// else ends with UCCL_DEADLINE: this is the form that is polled, and does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_accept(
     endpoint: *const uccl_endpoint_t,
@@ -167,12 +239,10 @@ pub unsafe extern "C" fn uccl_accept(
         // SAFETY: a place for a connection.
         let out = unsafe { Out::new(accepted, "accepted") }?;
         let endpoint = self::endpoint(endpoint)?;
-        let timeout = match timeout_ms {
-            // The shortest time: zero means no limit to the engine.
-            0 => Some(Duration::from_nanos(1)),
-            ms => deadline(ms)?,
+        let peer = match timeout_ms {
+            0 => endpoint.try_accept()?.ok_or(Error::Timeout(Duration::ZERO))?,
+            ms => endpoint.accept(deadline(ms)?, &mut Uninterrupted)?,
         };
-        let peer = endpoint.accept(timeout, &mut Uninterrupted)?;
         let mut ip = [0; 48];
         for (to, from) in ip.iter_mut().zip(peer.ip.to_string().bytes()) {
             *to = from as c_char;

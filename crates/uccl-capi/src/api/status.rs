@@ -8,7 +8,7 @@ use uccl_p2p::Error;
 pub enum uccl_status_t {
     /// Done.
     UCCL_OK = 0,
-    /// The transfer is under way. No failure.
+    /// The transfer or the connect is under way. No failure.
     UCCL_IN_PROGRESS = 1,
     /// An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad
     /// value.

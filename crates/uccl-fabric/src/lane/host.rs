@@ -78,9 +78,10 @@ pub trait HostLane: MessageLane {
     /// completes it.
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool;
 
-    /// Whether a GPU of ours makes all of a write, and then changes this word of the peer's in the
-    /// same job, as far as is known beforehand.
-    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool;
+    /// Whether a GPU of ours makes all of a write from memory of this kind to these pieces of the
+    /// peer's, and then changes this word of the peer's in the same job, as far as is known
+    /// beforehand.
+    fn signals_by_gpu(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool;
 
     /// Starts a write as [`Lane::post`](super::Lane::post) does, for which
     /// [`signals_by_gpu`](Self::signals_by_gpu) holds. The word changes once, when all bytes of the

@@ -1,7 +1,9 @@
 //! Lanes that carry messages too.
 
+use uccl_device::MemoryKind;
+
 use super::{Lane, LaneError, Operation, Posted};
-use crate::signal::Word;
+use crate::{mem::RemoteSpan, signal::Word};
 
 /// How far the handling of a message is.
 #[must_use]
@@ -36,9 +38,9 @@ pub trait MessageLane: Lane {
     /// The lane is dead.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
 
-    /// Whether the lane can send a signal along with this write. Otherwise the signal follows the
-    /// write when that has ended.
-    fn carries_signal(&self, op: &Operation) -> bool;
+    /// Whether the lane can send a signal along with a write from memory of this kind to these
+    /// pieces of the peer's. Otherwise the signal follows the write when that has ended.
+    fn carries_signal(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool;
 
     /// Starts a write as [`Lane::post`] does, and sends a signal along with it. The peer's end
     /// changes the word once, when all bytes of the write are visible there and before the write

@@ -42,10 +42,7 @@ pub enum DirectError {
     /// the bytes may have moved if a region was revoked during the call; otherwise none has.
     #[error(transparent)]
     Refused(#[from] AccessError),
-    /// The peer's memory is a GPU's.
-    #[error("the memory is a GPU's")]
-    Device,
-    /// The peer's memory cannot be reached from here.
+    /// The peer's memory cannot be reached by this process's CPU.
     #[error("the memory can neither be mapped nor copied through the kernel")]
     Unreachable,
     /// The two sides differ in length.
@@ -98,7 +95,12 @@ struct PeerRegion {
     rights: Rights,
     /// Where it is mapped; null when it is not.
     base: *mut u8,
+    /// Whether it is a GPU's memory, which is never mapped and which no CPU copies.
+    device: bool,
 }
+
+/// The bit of a GPU's memory in the memo, beside those of the rights.
+const DEVICE: u64 = 1 << 63;
 
 impl PeerRegion {
     /// The address in our mapping at which an access starts: null when the region is not mapped.
@@ -211,14 +213,20 @@ impl Direct {
     #[must_use]
     pub fn reach(&self, remote: &RemoteSpan) -> Reach {
         match self.access(remote.slot).and_then(|_access| self.find(remote)) {
+            Ok(found) if found.device => Reach::Gpu,
             Ok(found) if offset_within(found.addr, found.len, remote.addr, remote.len).is_err() => {
                 Reach::None
             }
             Ok(found) if !found.base.is_null() => Reach::Mapped,
             Ok(_) if self.memory.is_some() => Reach::Cma,
-            Err(DirectError::Device) => Reach::Gpu,
             _ => Reach::None,
         }
+    }
+
+    /// The process that the kernel copies to or from, for a region that is not mapped here.
+    #[inline(always)]
+    fn process_of(&self, found: &PeerRegion) -> Result<&PeerMemory, DirectError> {
+        self.memory.as_ref().filter(|_| !found.device).ok_or(DirectError::Unreachable)
     }
 
     /// Finds the region of a range, in the memo if nothing has changed. The caller must have
@@ -231,8 +239,8 @@ impl Direct {
         {
             let same = key == remote.key && slot == u64::from(remote.slot) + 1;
             if same && seen == version && mapped == epoch && version & 1 == 1 {
-                let rights = Rights::from_bits(rights);
-                return Ok(PeerRegion { addr, len, rights, base: base as *mut u8 });
+                let (device, rights) = (rights & DEVICE != 0, Rights::from_bits(rights));
+                return Ok(PeerRegion { addr, len, rights, base: base as *mut u8, device });
             }
         }
         self.find_anew(remote, epoch)
@@ -241,19 +249,17 @@ impl Direct {
     #[cold]
     fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<PeerRegion, DirectError> {
         let checked = self.table.find(remote)?;
-        if checked.device {
-            // The CPU cannot copy it. Copies by GPUs look the memory up elsewhere.
-            return Err(DirectError::Device);
-        }
-        let Checked { version, addr, len, rights, backing, .. } = checked;
+        let Checked { version, addr, len, rights, backing, device, .. } = checked;
+        // Copies by GPUs look a GPU's memory up elsewhere.
         let base = backing
+            .filter(|_| !device)
             .and_then(|b| self.mappings.locate(b.id, b.offset, len))
             .unwrap_or(ptr::null_mut());
-        let bits = rights.to_bits();
+        let bits = rights.to_bits() | if device { DEVICE } else { 0 };
         let slot = u64::from(remote.slot) + 1;
         self.memo
             .put(remote.slot, &[remote.key, slot, version, epoch, addr, len, bits, base as u64]);
-        Ok(PeerRegion { addr, len, rights, base })
+        Ok(PeerRegion { addr, len, rights, base, device })
     }
 
     /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other
@@ -291,11 +297,12 @@ impl Direct {
         remote: &RemoteSpan,
     ) -> Result<u64, DirectError> {
         let _access = self.access(remote.slot)?;
-        let there = self.find(remote)?.admit(remote, access)?;
+        let found = self.find(remote)?;
+        let there = found.admit(remote, access)?;
         if there.is_null() {
-            let memory = self.memory.as_ref().ok_or(DirectError::Unreachable)?;
+            let process = self.process_of(&found)?;
             // SAFETY: the caller's promise.
-            return Ok(unsafe { memory.copy(access, &[*local], &[(remote.addr, remote.len)])? });
+            return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
         }
         // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the
         // access is counted.
@@ -371,14 +378,15 @@ impl Direct {
             self.check_all(access, &remote[first..])?;
         }
         let mut rest = remote;
-        let memory = self.memory.as_ref();
-        let mut walk = Walk { local, rest: Stretch::all(local), access, memory, queue: Vec::new() };
+        let process = self.memory.as_ref();
+        let mut walk =
+            Walk { local, rest: Stretch::all(local), access, process, queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
             self.admits()?;
             self.check_all(access, batch)?;
             for span in batch {
-                let there = self.find(span)?.admit(span, access)?;
+                let there = self.check(access, span)?;
                 // SAFETY: the caller's promise for here; the accesses held keep `there` mapped.
                 unsafe { walk.piece(there, span)? };
             }
@@ -394,12 +402,19 @@ impl Direct {
 
     fn check_all(&self, access: Access, remote: &[RemoteSpan]) -> Result<(), DirectError> {
         for span in remote {
-            let there = self.find(span)?.admit(span, access)?;
-            if there.is_null() && self.memory.is_none() {
-                return Err(DirectError::Unreachable);
-            }
+            self.check(access, span)?;
         }
         Ok(())
+    }
+
+    /// The address in our mapping at which an access starts: null when the kernel has to copy.
+    fn check(&self, access: Access, span: &RemoteSpan) -> Result<*mut u8, DirectError> {
+        let found = self.find(span)?;
+        let there = found.admit(span, access)?;
+        if there.is_null() {
+            self.process_of(&found)?;
+        }
+        Ok(there)
     }
 }
 
@@ -458,7 +473,7 @@ struct Walk<'a> {
     /// The part of it that is not done.
     rest: Stretch,
     access: Access,
-    memory: Option<&'a PeerMemory>,
+    process: Option<&'a PeerMemory>,
     /// Pieces that will go through the kernel in one call.
     queue: Vec<(Span, (u64, u64))>,
 }
@@ -498,10 +513,10 @@ impl Walk<'_> {
         if self.queue.is_empty() {
             return Ok(());
         }
-        let memory = self.memory.ok_or(DirectError::Unreachable)?;
+        let process = self.process.ok_or(DirectError::Unreachable)?;
         let (local, remote): (Vec<_>, Vec<_>) = self.queue.drain(..).unzip();
         // SAFETY: the caller's promise.
-        unsafe { memory.copy(self.access, &local, &remote)? };
+        unsafe { process.copy(self.access, &local, &remote)? };
         Ok(())
     }
 }
@@ -531,6 +546,7 @@ mod tests {
 
     use super::*;
     use crate::shm::hazard::{SLOT_MASK, mark};
+    use uccl_device::MemoryKind;
     use uccl_fabric::alloc::{SharedBuf, lookup};
     use uccl_fabric::region::{Region, RegionTable};
     use uccl_fabric::shm::Segment;
@@ -576,6 +592,29 @@ mod tests {
     fn bytes(buf: &SharedBuf) -> &[u8] {
         // SAFETY: the buffer lives, and nobody writes to it meanwhile.
         unsafe { std::slice::from_raw_parts(buf.as_ptr(), buf.span().len) }
+    }
+
+    #[test]
+    fn memory_of_a_gpu_is_known_from_the_lookup_and_no_cpu_copies_it() {
+        let both = both(true);
+        // Host memory in the place of a GPU's, which a copy would change.
+        let place = [0_u64; 4];
+        let span = Span { addr: place.as_ptr() as usize, len: 32 };
+        let kind = MemoryKind::Cuda { device: 0 };
+        let region = both.table.insert_kind(kind, span, Rights::ALL, None).unwrap();
+        let whole = region.remote();
+        // The second time from the memo.
+        for _ in 0..2 {
+            assert_eq!(both.direct.reach(&whole), Reach::Gpu);
+            let one = both.write(&[1; 32], &[whole]);
+            assert!(matches!(one, Err(DirectError::Unreachable)), "{one:?}");
+            let halves = [0, 16].map(|at| RemoteSpan { addr: whole.addr + at, len: 16, ..whole });
+            let two = both.write(&[1; 32], &halves);
+            assert!(matches!(two, Err(DirectError::Unreachable)), "{two:?}");
+            let word = RemoteSpan { len: 8, ..whole };
+            assert!(matches!(both.direct.signal(&word, Change::Set(1)), Ok(None)));
+        }
+        assert_eq!(std::hint::black_box(&place), &[0; 4]);
     }
 
     #[test]

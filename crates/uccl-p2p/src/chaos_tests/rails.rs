@@ -2,6 +2,7 @@
 
 use std::{
     sync::{Arc, mpsc},
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,8 @@ use super::{
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
-    Accepted, Config, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport, Uninterrupted,
+    Accepted, Config, ConnectRequest, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport,
+    Uninterrupted,
     devices::Opened,
     drive::{
         connection::Connection,
@@ -504,7 +506,7 @@ fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room(
     }
     sides[0].rails[0].unstick();
     assert!(there.now() == before && here.unchanged(), "what was refused has moved");
-    sides[0].connection().check_context(0).expect("nothing has failed");
+    sides[0].connection().failed_contexts.check(0).expect("nothing has failed");
 
     sides[0].ep.disconnect(conn).expect("it was there");
     sides.iter_mut().for_each(|side| side.ep.close().expect("closed"));
@@ -570,6 +572,44 @@ fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
         connecting.join().expect("no panic").expect("it gets through in time");
     });
     b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
+}
+
+#[test]
+fn a_connect_over_rails_is_polled_and_cancelled() {
+    let ([a, b], rail) = rails_alone();
+    let addrs = [b.addr()];
+    let request = ConnectRequest { timeout: Some(Duration::ZERO), ..ConnectRequest::new(&addrs) };
+    let begin = || a.begin_connect(&request).expect("begun");
+    let until = |mut is_so: Box<dyn FnMut() -> bool + '_>| {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < FAR, "it never happens");
+            std::thread::yield_now();
+        }
+    };
+    rail.stick();
+    let stuck = begin();
+    until(Box::new(|| stuck.poll().is_pending() && a.core().open_conns().len() == 1));
+    // The rail is never up, and there is no time limit: a poll that waited would never return.
+    for _ in 0..20 {
+        assert!(stuck.poll().is_pending());
+    }
+    let cancelled = stuck.cancel();
+    assert!(matches!(cancelled, Err(Error::Cancelled { .. })), "{cancelled:?}");
+    assert!(a.core().open_conns().is_empty());
+    until(Box::new(|| b.core().open_conns().is_empty()));
+    rail.unstick();
+    let going = begin();
+    let mut made = None;
+    until(Box::new(|| {
+        if let Poll::Ready(result) = going.poll() {
+            made = Some(result.expect("connected"));
+        }
+        made.is_some()
+    }));
+    b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
+    assert_eq!(made.map(|conn| a.connection(conn).expect("known").lanes), Some(1));
+    [a, b].into_iter().for_each(|ep| ep.close().expect("nobody touches anything"));
 }
 
 #[test]

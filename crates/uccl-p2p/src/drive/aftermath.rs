@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Instant};
 use uccl_fabric::lane::Aftermath;
 
 use super::{
-    connection::{Connection, Core, Lent, Transfer},
+    connection::{Connection, Core, Loan, Transfer},
     given_up::GivenUp,
     regions::Ending,
 };
@@ -19,7 +19,7 @@ impl Core {
     /// Called when the lanes of a connection are dead. Watches the memory that the peer may still
     /// be touching, including memory that was lent with keys made for one message, and the copies
     /// that this process itself is still making.
-    pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
+    pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Loan>) {
         let aftermaths = conn.links.host.iter().filter_map(|lane| lane.aftermath());
         let of_rails = conn.links.rails.iter().filter_map(|lane| lane.aftermath());
         let aftermaths: Vec<Arc<dyn Aftermath>> =
@@ -91,7 +91,8 @@ mod tests {
     use super::*;
     use crate::drive::joined::Joined;
 
-    /// A lane on which the peer touches a slot. It is over once somebody has looked at it after the peer was done.
+    /// A lane on which the peer touches a slot. It is over once somebody has looked at it after the
+    /// peer was done.
     #[derive(Default)]
     struct Touching {
         slot: AtomicU32,

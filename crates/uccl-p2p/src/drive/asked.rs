@@ -109,7 +109,8 @@ impl Connection {
         };
         let transfer = self.admit(plan).map_err(|_| Answer::Declined)?;
         self.talk.lock().session.asked.begun(id, Arc::clone(&transfer));
-        self.post_work(&transfer, work);
+        let route = self.choose_lanes(&work);
+        self.post(&transfer, work, route);
         Ok(transfer)
     }
 

@@ -7,70 +7,26 @@
 
 use std::sync::Arc;
 
-use uccl_device::MemoryKind;
-use uccl_fabric::{
-    lane::{Completion, OpError, OpKind},
-    mem::RemoteSpan,
-    region::Rights,
-};
-use uccl_wire::message::{Answer, AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
+use uccl_fabric::{lane::OpKind, mem::RemoteSpan, region::Rights};
+use uccl_wire::message::{AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
 
 use super::{
     connection::{Ask, Connection, Talk, Transfer},
     loans::Grant,
-    regions::Mr,
-    transfer::Fence,
     work::Work,
 };
 
-/// Less is not worth two messages: the peer's and ours take some microseconds, in which copies
-/// through a locked buffer (8 to 10 GB/s) move about as much.
-const MIN_BYTES: u64 = 64 << 10;
 impl Connection {
-    /// Asks the peer to make the copies that it makes better. Returns the work that is left for the
+    /// Asks the peer to make the copies of the marked pieces. Returns the work that is left for the
     /// lanes.
-    pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
-        if !self.asks_about(&work) {
-            return work;
-        }
-        let always = self.core.config.ask_owners;
-        let better = if always {
-            vec![true; work.pieces()]
-        } else {
-            self.owner_copies(work.memory, &work.remote)
-        };
-        let (asked, mut rest) = work.partition(&better);
-        if !always && asked.len_bytes() < MIN_BYTES {
-            rest.append(asked);
-            return rest;
-        }
+    pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work, marks: &[bool]) -> Work {
+        let (asked, mut rest) = work.partition(marks);
         for part in asked.chunks(MAX_ASK_PIECES) {
             if let Err(part) = self.ask(transfer, part) {
                 rest.append(part);
             }
         }
         rest
-    }
-
-    /// Whether the peer may be asked to make some of these copies.
-    pub(super) fn asks_about(&self, work: &Work) -> bool {
-        let better = || !self.owner_copies(work.memory, &work.remote).is_empty();
-        self.core.config.ask_owners || work.len_bytes() >= MIN_BYTES && better()
-    }
-
-    /// Whether a long copy between this memory of the peer's and a region of ours is left to the
-    /// peer.
-    pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
-        let always = self.core.config.ask_owners;
-        let better = || self.owner_copies(mr.kind, &[remote]).contains(&true);
-        always || mr.region.backing.is_some() && better()
-    }
-
-    /// Which pieces the peer copies better. Empty if the peer is on another host or copies none of
-    /// them better.
-    fn owner_copies(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> Vec<bool> {
-        let host = self.links.host.as_ref();
-        host.map_or_else(Vec::new, |host| host.owner_copies(ours, remote))
     }
 
     /// Asks for one operation, or returns the work if that is not possible.
@@ -98,26 +54,6 @@ impl Connection {
         session.asks.ask(direction, pieces, ask, message);
         self.send_message(&[message]);
         Ok(())
-    }
-
-    /// Handles the peer's answer to an ask: the peer is done with it.
-    pub(super) fn ask_ended(self: &Arc<Self>, ask: Ask, answer: Answer) {
-        let Ask { transfer, work, grants } = ask;
-        drop(grants);
-        let fence = transfer.body.lock().fence;
-        match answer {
-            Answer::Copied => transfer.complete(Ok(())),
-            Answer::Refused(status) => transfer.complete(Err(OpError::Remote(status))),
-            Answer::Declined if fence.is_none() => {
-                self.post_work(&transfer, work);
-                transfer.op_ended();
-                self.kick_if_busy();
-            }
-            Answer::Cancelled | Answer::Declined => {
-                transfer.note_error(transfer.fence_error(fence.unwrap_or(Fence::PeerCancel)));
-                transfer.op_ended();
-            }
-        }
     }
 
     /// Whether the peer has not answered an ask of a transfer.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{
     connection::{Connection, Transfer},
     deferred::{Due, Mark, Start, Waiting},
-    transfer::Carrier as _,
 };
 use crate::error::{Error, Result};
 
@@ -139,7 +138,8 @@ mod tests {
         }
     }
 
-    /// Receives, each into memory of its own, on one end of a connection, and sends of numbers on the other.
+    /// Receives, each into memory of its own, on one end of a connection, and sends of numbers on
+    /// the other.
     struct Receives {
         pair: Joined,
         memory: Vec<Vec<u8>>,

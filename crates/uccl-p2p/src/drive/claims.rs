@@ -75,13 +75,13 @@ impl Claims {
     }
 
     /// Ends a claim. Returns which threads wait for that.
-    pub(super) fn end(&self) -> Left {
+    pub(super) fn end(&self) -> ClaimWaiters {
         self.ended.fetch_add(1, Relaxed);
         if self.callers.fetch_sub(1, SeqCst) > 1 {
-            return Left::Others;
+            return ClaimWaiters::Others;
         }
         let is_awaited = self.is_awaited.load(SeqCst) && self.is_awaited.swap(false, SeqCst);
-        if is_awaited { Left::Workers } else { Left::Nobody }
+        if is_awaited { ClaimWaiters::Workers } else { ClaimWaiters::Nobody }
     }
 
     /// Whether there is any claim.
@@ -98,7 +98,7 @@ impl Claims {
 
 /// The threads that wait for the end of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Left {
+pub(super) enum ClaimWaiters {
     /// Other callers.
     Others,
     /// Workers.
@@ -257,7 +257,7 @@ mod tests {
         let mut now = start;
         while now - start < calls_for {
             claims.begin();
-            assert_eq!(claims.end(), Left::Nobody);
+            assert_eq!(claims.end(), ClaimWaiters::Nobody);
             let away = care.stays_away(claims, false, true, now).expect("callers were there");
             assert!(away <= AWAY.1.min(AWAY.0.max(now - start) * 2), "{away:?}");
             now += away;
@@ -301,10 +301,10 @@ mod tests {
         });
         assert!(long.is_some());
         claims.begin();
-        assert_eq!(claims.end(), Left::Others);
-        assert_eq!(claims.end(), Left::Workers);
+        assert_eq!(claims.end(), ClaimWaiters::Others);
+        assert_eq!(claims.end(), ClaimWaiters::Workers);
         claims.begin();
-        assert_eq!(claims.end(), Left::Nobody, "they have been told");
+        assert_eq!(claims.end(), ClaimWaiters::Nobody, "they have been told");
     }
 
     #[test]

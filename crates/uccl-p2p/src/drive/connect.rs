@@ -1,4 +1,5 @@
-//! The connecting side. It runs on the caller's thread, within a deadline.
+//! The connecting side: an [`Attempt`] within a deadline, on the threads of those that poll it or
+//! wait for it. No step blocks, and dropping the attempt at any step ends it and leaves nothing.
 
 use std::{
     io::{self, Read, Write},
@@ -8,46 +9,46 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use uccl_local as local;
 use uccl_local::{LocalLane, Setup, fdpass::FdSocket};
 use uccl_rma::Role;
 use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
 use super::{
+    attempt::{Attempt, SleepLimit},
     connection::{Connection, Core, Workers},
     greeting::{self, Greeting},
     lanes,
     links::Links,
     socket::{MAX_WORD, Socket},
-    transfer::Carrier as _,
 };
 use crate::{
     config::Transport,
     error::{Error, Result},
-    types::Interrupt,
+    ids::ConnId,
 };
-
-/// How often a waiting call asks whether it was interrupted.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// How long to wait for rails without a sleep. Mostly they are up before a sleep would have ended.
 const NO_NAP: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(200);
 
 /// How long after the first failure to try again, if the peer is not there yet. Doubles each time,
-/// up to [`SLICE`].
+/// up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(1);
+const LAST_RETRY: Duration = Duration::from_millis(50);
+
+/// How long after a failure to try again, if too many wait at the peer's unix socket.
+const CROWDED: Duration = Duration::from_millis(1);
 
 /// The longest turn of an address while others wait for theirs, if there is no limit for all of
 /// them.
 const TURN: Duration = Duration::from_secs(10);
 
 /// The peer to connect to, and how long to try.
-#[derive(Clone, Copy)]
-pub(crate) struct Target<'a> {
+pub(crate) struct Target {
     /// Where the peer may listen, in the order in which it is looked for.
-    pub(crate) addrs: &'a [SocketAddr],
+    pub(crate) addrs: Box<[SocketAddr]>,
     /// How long it may take; zero means for ever.
     pub(crate) timeout: Duration,
     /// The instance of the endpoint that is meant, where that is known. Another one is not
@@ -57,19 +58,21 @@ pub(crate) struct Target<'a> {
     pub(crate) awaited: bool,
 }
 
-/// How long a caller waits, and how it can be interrupted.
-struct Patience<'a> {
+/// The state of a handshake: how long it may take, and where the peer is.
+struct Connector {
+    core: Arc<Core>,
+    greeting: Arc<Greeting>,
+    limit: SleepLimit,
     /// The address that is being tried, or that has answered.
     addr: SocketAddr,
     until: Option<Instant>,
     timeout: Duration,
     /// Why the peer was not there at the last try.
     absent: Option<io::Error>,
-    interrupt: &'a mut dyn Interrupt,
 }
 
 /// Why a handshake did not succeed.
-enum Unmet {
+enum HandshakeFailure {
     /// Nobody listens, or the peer left before it said anything: a peer that is still starting
     /// looks like that.
     Nobody(io::Error),
@@ -79,7 +82,7 @@ enum Unmet {
     Failed(Error),
 }
 
-impl From<Error> for Unmet {
+impl From<Error> for HandshakeFailure {
     fn from(e: Error) -> Self {
         Self::Failed(e)
     }
@@ -97,7 +100,7 @@ fn is_unreachable(e: &io::Error) -> bool {
     matches!(e.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable | TimedOut)
 }
 
-impl Unmet {
+impl HandshakeFailure {
     fn reason(&self) -> String {
         match self {
             Self::Nobody(e) => e.to_string(),
@@ -108,7 +111,7 @@ impl Unmet {
     }
 }
 
-impl Patience<'_> {
+impl Connector {
     fn failed(&self, reason: impl ToString) -> Error {
         Error::Connect { addr: self.addr, reason: reason.to_string() }
     }
@@ -121,44 +124,30 @@ impl Patience<'_> {
         })
     }
 
-    /// Waits until the socket is ready. Fails when the time is up or the caller was interrupted.
-    fn wait(&mut self, fd: &impl AsFd, flags: PollFlags) -> Result<()> {
-        loop {
-            let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Err(self.out_of_time());
-            }
-            let slice = left.unwrap_or(SLICE).min(SLICE);
-            let timeout = Timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as _ };
-            let ready = poll(&mut [PollFd::new(fd, flags)], Some(&timeout));
-            match ready {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return Ok(()),
-                Err(e) => return Err(Error::os("waiting for a socket", e)),
-            }
-            if self.interrupt.interrupted() {
-                return Err(Error::Interrupted);
-            }
+    /// Waits until the socket is ready. Fails when the time is up.
+    async fn wait(&self, fd: &(impl AsFd + Sync), flags: PollFlags) -> Result<()> {
+        if self.is_over() || !self.limit.ready(fd, flags, self.until).await? {
+            return Err(self.out_of_time());
         }
+        Ok(())
     }
 
-    /// Sleeps for `nap`, or less if the time is up before; fails if the caller was interrupted.
-    fn nap(&mut self, nap: Duration) -> Result<()> {
-        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        std::thread::sleep(left.unwrap_or(nap).min(nap));
-        if self.interrupt.interrupted() { Err(Error::Interrupted) } else { Ok(()) }
+    /// Sleeps for `nap`, or less if the time is up before.
+    async fn nap(&self, nap: Duration) {
+        let wake = Instant::now() + nap;
+        self.limit.sleep_until(self.until.map_or(wake, |until| until.min(wake))).await;
     }
 
     fn is_over(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
-    fn send(&mut self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Unmet> {
+    async fn send(&self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<(), HandshakeFailure> {
         while !bytes.is_empty() {
             match tcp.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(tcp, PollFlags::OUT)?;
+                    self.wait(tcp, PollFlags::OUT).await?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.unmet(e)),
@@ -167,17 +156,17 @@ impl Patience<'_> {
         Ok(())
     }
 
-    fn recv(&mut self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize, Unmet> {
+    async fn recv(&self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize, HandshakeFailure> {
         loop {
             match tcp.read(into) {
                 Ok(0) => {
                     let gone = io::ErrorKind::ConnectionReset;
                     let gone = io::Error::new(gone, "the peer closed the connection");
-                    return Err(Unmet::Nobody(gone));
+                    return Err(HandshakeFailure::Nobody(gone));
                 }
                 Ok(n) => return Ok(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(tcp, PollFlags::IN)?;
+                    self.wait(tcp, PollFlags::IN).await?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.unmet(e)),
@@ -185,24 +174,25 @@ impl Patience<'_> {
         }
     }
 
-    fn unmet(&self, e: io::Error) -> Unmet {
+    fn unmet(&self, e: io::Error) -> HandshakeFailure {
         match () {
-            () if is_nobody(&e) => Unmet::Nobody(e),
-            () if is_unreachable(&e) => Unmet::Unreachable(self.failed(e)),
-            () => Unmet::Failed(self.failed(e)),
+            () if is_nobody(&e) => HandshakeFailure::Nobody(e),
+            () if is_unreachable(&e) => HandshakeFailure::Unreachable(self.failed(e)),
+            () => HandshakeFailure::Failed(self.failed(e)),
         }
     }
 
-    /// Turns [`Unmet`] into an error, for callers that do not wait for the peer to be there.
-    fn settled<T>(&self, met: Result<T, Unmet>) -> Result<T> {
+    /// Turns [`HandshakeFailure`] into an error, for callers that do not wait for the peer to be
+    /// there.
+    fn settled<T>(&self, met: Result<T, HandshakeFailure>) -> Result<T> {
         met.map_err(|unmet| match unmet {
-            Unmet::Nobody(e) => self.failed(e),
-            Unmet::Unreachable(e) | Unmet::Failed(e) => e,
+            HandshakeFailure::Nobody(e) => self.failed(e),
+            HandshakeFailure::Unreachable(e) | HandshakeFailure::Failed(e) => e,
         })
     }
 
     /// Opens a socket to the peer.
-    fn open(&mut self) -> Result<TcpStream, Unmet> {
+    async fn open(&self) -> Result<TcpStream, HandshakeFailure> {
         let domain = socket2::Domain::for_address(self.addr);
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)
             .map_err(|e| self.failed(e))?;
@@ -211,9 +201,9 @@ impl Patience<'_> {
         match socket.connect(&self.addr.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {
-                self.wait(&socket, PollFlags::OUT).map_err(|e| match e {
-                    e @ Error::Connect { .. } => Unmet::Unreachable(e),
-                    e => Unmet::Failed(e),
+                self.wait(&socket, PollFlags::OUT).await.map_err(|e| match e {
+                    e @ Error::Connect { .. } => HandshakeFailure::Unreachable(e),
+                    e => HandshakeFailure::Failed(e),
                 })?;
             }
             Err(e) => return Err(self.unmet(e)),
@@ -225,34 +215,34 @@ impl Patience<'_> {
         // The kernel may use a free port of this host as the socket's own port. If that is the port
         // it connects to, the socket has met itself.
         if tcp.local_addr().is_ok_and(|own| own == self.addr) {
-            return Err(Unmet::Nobody(io::ErrorKind::ConnectionRefused.into()));
+            return Err(HandshakeFailure::Nobody(io::ErrorKind::ConnectionRefused.into()));
         }
         Ok(tcp)
     }
 
     /// Opens a socket and does the handshake over it.
-    fn shake(
+    async fn shake(
         &mut self,
-        core: &Core,
-        greeting: &Greeting,
         kind: HelloKind,
         meant: Option<u64>,
-    ) -> Result<(Socket, Hello), Unmet> {
-        let mut tcp = self.open()?;
+    ) -> Result<(Socket, Hello), HandshakeFailure> {
+        let mut tcp = self.open().await?;
         self.absent = None;
         let mut nonce = [0; NONCE_LEN];
         getrandom::fill(&mut nonce).map_err(|e| self.failed(e))?;
-        let mut hello = greeting.hello(core, kind, 0);
+        let mut hello = self.greeting.hello(&self.core, kind, 0);
         hello.requested_port = self.addr.port();
         hello.meant = meant.unwrap_or(0);
-        let mut handshake = Handshake::connector(greeting::psk(&core.config)?, &hello, nonce)
+        let mut handshake = Handshake::connector(greeting::psk(&self.core.config)?, &hello, nonce)
             .map_err(|e| self.failed(e))?;
         let mut bytes = [0; 4096];
         let mut heard = false;
         loop {
             let output = handshake.pending_output();
-            let sent = self.send(&mut tcp, &output);
-            let received = sent.and_then(|()| self.recv(&mut tcp, &mut bytes));
+            let received = match self.send(&mut tcp, &output).await {
+                Ok(()) => self.recv(&mut tcp, &mut bytes).await,
+                Err(unmet) => Err(unmet),
+            };
             // A peer that has spoken is there: if it leaves now, it has failed the handshake.
             let n = if heard { self.settled(received)? } else { received? };
             heard = true;
@@ -280,12 +270,10 @@ impl Patience<'_> {
 
     /// Does the handshake with the peer, at the first of its addresses where that succeeds. While
     /// others are left, an address has an equal share of the time.
-    fn shake_any(
+    async fn shake_any(
         &mut self,
-        core: &Core,
-        greeting: &Greeting,
-        Target { addrs, meant, .. }: Target<'_>,
-    ) -> Result<(Socket, Hello), Unmet> {
+        Target { addrs, meant, .. }: &Target,
+    ) -> Result<(Socket, Hello), HandshakeFailure> {
         let (until, timeout) = (self.until, self.timeout);
         let mut failures = Vec::new();
         for (at, &addr) in addrs.iter().enumerate() {
@@ -298,11 +286,10 @@ impl Patience<'_> {
                 self.timeout = Duration::from_millis(turn.as_millis() as u64);
                 self.until = Some(now + turn);
             }
-            let met = self.shake(core, greeting, HelloKind::NewConnection, meant);
+            let met = self.shake(HelloKind::NewConnection, *meant).await;
             (self.until, self.timeout) = (until, timeout);
             match met {
                 Ok(met) => return Ok(met),
-                Err(Unmet::Failed(Error::Interrupted)) => return Err(Error::Interrupted.into()),
                 Err(unmet) => failures.push((addr, unmet)),
             }
         }
@@ -312,74 +299,70 @@ impl Patience<'_> {
     /// Sums up the failures at all addresses. One address where nobody listens is enough to call
     /// the peer absent, unless a handshake has failed: a peer that is not there yet may start to
     /// listen at that address.
-    fn summed_up(&mut self, mut failures: Vec<(SocketAddr, Unmet)>) -> Unmet {
+    fn summed_up(&mut self, mut failures: Vec<(SocketAddr, HandshakeFailure)>) -> HandshakeFailure {
         self.addr = failures.first().map_or(self.addr, |(first, _)| *first);
         if failures.len() == 1
             && let Some((_, only)) = failures.pop()
         {
             return only;
         }
-        let at = |(addr, unmet): &(SocketAddr, Unmet)| format!("at {addr}: {}", unmet.reason());
+        let at = |(addr, unmet): &(SocketAddr, HandshakeFailure)| {
+            format!("at {addr}: {}", unmet.reason())
+        };
         let reason = failures.iter().map(at).collect::<Vec<_>>().join("; ");
         let mut nobody = None;
         for (_, unmet) in failures {
             match unmet {
-                Unmet::Failed(_) => return Unmet::Failed(self.failed(reason)),
-                Unmet::Nobody(e) => nobody = Some(e.kind()),
-                Unmet::Unreachable(_) => {}
+                HandshakeFailure::Failed(_) => {
+                    return HandshakeFailure::Failed(self.failed(reason));
+                }
+                HandshakeFailure::Nobody(e) => nobody = Some(e.kind()),
+                HandshakeFailure::Unreachable(_) => {}
             }
         }
         match nobody {
-            Some(kind) => Unmet::Nobody(io::Error::new(kind, reason)),
-            None => Unmet::Unreachable(self.failed(reason)),
+            Some(kind) => HandshakeFailure::Nobody(io::Error::new(kind, reason)),
+            None => HandshakeFailure::Unreachable(self.failed(reason)),
         }
     }
 
     /// Does the handshake with a peer that may not be there yet.
-    fn meet(
-        &mut self,
-        core: &Core,
-        greeting: &Greeting,
-        target: Target<'_>,
-    ) -> Result<(Socket, Hello)> {
+    async fn meet(&mut self, target: &Target) -> Result<(Socket, Hello)> {
         let mut nap = FIRST_RETRY;
         loop {
-            match self.shake_any(core, greeting, target) {
+            match self.shake_any(target).await {
                 Ok(met) => return Ok(met),
-                Err(Unmet::Failed(e) | Unmet::Unreachable(e)) => return Err(e),
-                Err(Unmet::Nobody(e)) => self.absent = Some(e),
+                Err(HandshakeFailure::Failed(e) | HandshakeFailure::Unreachable(e)) => {
+                    return Err(e);
+                }
+                Err(HandshakeFailure::Nobody(e)) => self.absent = Some(e),
             }
             if self.is_over() {
                 return Err(self.out_of_time());
             }
-            self.nap(nap)?;
-            core.usable()?;
-            nap = (nap * 2).min(SLICE);
+            self.nap(nap).await;
+            nap = (nap * 2).min(LAST_RETRY);
         }
     }
 
     /// Waits until every rail has been tried, or time is up. Where only rails are allowed, one of
     /// them must work.
-    fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
+    async fn settle(&self, conn: &Arc<Connection>) -> Result<()> {
         let Some(rails) = &conn.links.rails else { return Ok(()) };
-        let mut claim = conn.claim();
         let begun = Instant::now();
         while !rails.is_settled() {
-            conn.progress();
+            {
+                let _claim = conn.claim();
+                conn.progress();
+            }
             if conn.is_failed() {
                 return Err(conn.lost_error());
             }
             if self.is_over() {
                 break;
             }
-            let interrupted;
-            (claim, interrupted) = claim.aside(|| self.interrupt.interrupted());
-            if interrupted {
-                return Err(Error::Interrupted);
-            }
-            claim.beat();
             let nap = if begun.elapsed() < NO_NAP { Duration::ZERO } else { NAP };
-            std::thread::sleep(nap);
+            self.limit.next_look(nap).await;
         }
         if rails.paths_up() == 0 && conn.core.config.transport.needs_rails() {
             let within = match rails.is_settled() {
@@ -392,143 +375,181 @@ impl Patience<'_> {
     }
 
     /// Tells the peer that the lanes are now a connection, and waits for its answer.
-    fn establish(&mut self, socket: &mut Socket, lanes: u16) -> Result<()> {
+    async fn establish(&self, socket: &mut Socket, lanes: u16) -> Result<()> {
         let word = socket.word(lanes.into());
-        let sent = self.send(&mut socket.tcp, &word);
+        let sent = self.send(&mut socket.tcp, &word).await;
         self.settled(sent)?;
         let mut answer = [0; MAX_WORD];
         let answer = &mut answer[..socket.word_len()];
         let mut have = 0;
         while have < answer.len() {
-            let received = self.recv(&mut socket.tcp, &mut answer[have..]);
+            let received = self.recv(&mut socket.tcp, &mut answer[have..]).await;
             have += self.settled(received)?;
         }
         socket.read_word(answer).map(drop).map_err(|e| self.failed(e))
     }
 }
 
-/// Connects to an endpoint.
-pub(crate) fn connect(
-    core: &Arc<Core>,
-    greeting: &Greeting,
-    target: Target<'_>,
-    interrupt: &mut dyn Interrupt,
-) -> Result<Arc<Connection>> {
-    core.usable()?;
-    let Target { addrs, timeout, awaited, .. } = target;
-    let no_address = || Error::Invalid("there is no address to connect to".into());
-    let addr = *addrs.first().ok_or_else(no_address)?;
-    let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
-    let mut patience = Patience { addr, until, timeout, absent: None, interrupt };
-    let (mut socket, hello) = if awaited {
-        patience.meet(core, greeting, target)?
-    } else {
-        let met = patience.shake_any(core, greeting, target);
-        patience.settled(met)?
-    };
-    let addr = patience.addr;
-    let same_host = greeting.same_host(&hello);
-    let local = if greeting.local_possible(core, &hello) {
-        let secret = socket.secret(hello.token);
-        match join_local(core, greeting, &hello, secret, &mut patience) {
-            Ok(lane) => Some(lane),
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
-            Err(e) => {
-                tracing::debug!("no local lane to {addr}: {e}");
-                None
-            }
-        }
-    } else {
-        None
-    };
-    let rails = greeting::rails_possible(&core.config, &hello) && local.is_none();
-    if !rails && core.config.transport.needs_rails() {
-        return Err(patience.failed(format!(
-            "the peer does without RDMA, and only that is allowed here (UCCL_P2P_TRANSPORT={})",
-            core.config.transport
-        )));
+/// A connection in the list of connections until it is complete. If this is dropped before, the
+/// connection ends, and leaves the list.
+struct Draft(Option<Arc<Connection>>);
+
+impl Draft {
+    fn of(conn: &Arc<Connection>) -> Self {
+        Self(Some(Arc::clone(conn)))
     }
-    if local.is_none() && core.config.transport == Transport::Local {
-        return Err(patience.failed(
-            "only same-host memory is allowed (UCCL_P2P_TRANSPORT=local), and the peer is not reachable so",
-        ));
-    }
-    let peer = greeting::peer_of(&hello, addr, same_host);
-    let list =
-        |links| core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)));
-    let (conn, word) = match local {
-        // Before the `Establish` message, after which the peer copies by itself: a thread that
-        // gives memory back has to find this connection in the list.
-        Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(socket)),
-        None => {
-            let agreed =
-                greeting.agreed(core, &hello, Role::Connector, socket.secret(hello.token))?;
-            let count =
-                if agreed.fifo { 1 } else { greeting::lanes(&core.config, &hello, same_host) };
-            let mut streams = Vec::new();
-            for lane_index in 1..count {
-                let kind = HelloKind::JoinLane { token: hello.token, lane_index };
-                let met = patience.shake(core, greeting, kind, Some(hello.instance));
-                streams.push(patience.settled(met)?.0);
-            }
-            patience.establish(&mut socket, count)?;
-            streams.insert(0, socket);
-            (list(lanes::make(core, streams, &agreed)?)?, None)
+
+    /// Ends the connection, without blocking where another thread is ending it already.
+    async fn fail(self, limit: &SleepLimit, e: Error) {
+        let Some(conn) = &self.0 else { return };
+        conn.close(e);
+        while !conn.has_left() {
+            limit.next_look(NAP).await;
         }
-    };
-    if let Err(e) = complete(core, &conn, word, &mut patience) {
-        conn.close(e.clone());
+    }
+
+    /// The connection stays.
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let Some(conn) = self.0.take() else { return };
+        if !conn.is_failed() {
+            conn.close(conn.lost_to("closed here, before it was complete"));
+        }
         // Another thread may be ending it, and it stays listed until then.
         conn.wait_for_end();
-        core.forget_conn(conn.id);
-        return Err(e);
+        conn.core.forget_conn(conn.id);
     }
-    Ok(conn)
 }
 
-/// Turns a listed connection into one that works. `word` is the socket for the `Establish` message,
-/// if that has not been sent yet.
-fn complete(
+/// Begins to connect to an endpoint.
+///
+/// # Errors
+/// The endpoint is closed, or there is no address.
+pub(crate) fn connect(
     core: &Arc<Core>,
-    conn: &Arc<Connection>,
-    word: Option<Socket>,
-    patience: &mut Patience<'_>,
-) -> Result<()> {
-    if let Some(mut socket) = word {
-        patience.establish(&mut socket, 0)?;
-        if conn.is_failed() {
-            return Err(conn.lost_error());
-        }
-    }
-    Workers::attach(core, conn)?;
-    core.offer_memory_to(conn);
-    patience.settle(conn)
+    greeting: &Arc<Greeting>,
+    target: Target,
+) -> Result<Attempt<ConnId>> {
+    core.usable()?;
+    let no_address = || Error::Invalid("there is no address to connect to".into());
+    let addr = *target.addrs.first().ok_or_else(no_address)?;
+    let timeout = target.timeout;
+    let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+    let (core, greeting) = (Arc::clone(core), Arc::clone(greeting));
+    Ok(Attempt::new(|limit| {
+        Connector { core, greeting, limit, addr, until, timeout, absent: None }.connect(target)
+    }))
 }
 
-/// Makes a lane of shared memory with a process of this host.
-fn join_local(
-    core: &Arc<Core>,
-    greeting: &Greeting,
-    peer: &Hello,
-    secret: u128,
-    patience: &mut Patience<'_>,
-) -> Result<LocalLane> {
-    let io = |e: io::Error| Error::os("joining a process of this host", e);
-    let mut socket = FdSocket::connect(peer.uds_name.as_bytes()).map_err(io)?;
-    let invitation = local::invite(&mut socket, secret, &core.mrs.table).map_err(io)?;
-    let answer = loop {
-        if let Some(answer) = socket.recv().map_err(io)? {
-            break answer;
+impl Connector {
+    /// All steps from the first socket to a connection that works.
+    async fn connect(mut self, target: Target) -> Result<ConnId> {
+        let (mut socket, hello) = if target.awaited {
+            self.meet(&target).await?
+        } else {
+            let met = self.shake_any(&target).await;
+            self.settled(met)?
+        };
+        let (core, greeting) = (Arc::clone(&self.core), Arc::clone(&self.greeting));
+        let addr = self.addr;
+        let same_host = greeting.same_host(&hello);
+        let local = if greeting.local_possible(&core, &hello) {
+            let lane = self.join_local(&hello, socket.secret(hello.token)).await;
+            lane.inspect_err(|e| tracing::debug!("no local lane to {addr}: {e}")).ok()
+        } else {
+            None
+        };
+        let rails = greeting::rails_possible(&core.config, &hello) && local.is_none();
+        if !rails && core.config.transport.needs_rails() {
+            return Err(self.failed(format!(
+                "the peer does without RDMA, and only that is allowed here (UCCL_P2P_TRANSPORT={})",
+                core.config.transport
+            )));
         }
-        patience.wait(&socket, PollFlags::IN)?;
-    };
-    let pid = socket.peer().map_err(io)?.pid;
-    let setup = Setup {
-        regions: Arc::clone(&core.mrs.table),
-        process: greeting.process(core, peer, pid),
-        checksum: greeting::checksum(&core.config, peer, true),
-    };
-    invitation.accepted(socket, answer, setup).map_err(io)
+        if local.is_none() && core.config.transport == Transport::Local {
+            return Err(self.failed(
+                "only same-host memory is allowed (UCCL_P2P_TRANSPORT=local), and the peer is not reachable so",
+            ));
+        }
+        let peer = greeting::peer_of(&hello, addr, same_host);
+        let list = |links| {
+            core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(&core), peer, links)))
+        };
+        let (conn, word) = match local {
+            // Before the `Establish` message, after which the peer copies by itself: a thread that
+            // gives memory back has to find this connection in the list.
+            Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(socket)),
+            None => {
+                let agreed =
+                    greeting.agreed(&core, &hello, Role::Connector, socket.secret(hello.token))?;
+                let count =
+                    if agreed.fifo { 1 } else { greeting::lanes(&core.config, &hello, same_host) };
+                let mut streams = Vec::new();
+                for lane_index in 1..count {
+                    let kind = HelloKind::JoinLane { token: hello.token, lane_index };
+                    let met = self.shake(kind, Some(hello.instance)).await;
+                    streams.push(self.settled(met)?.0);
+                }
+                self.establish(&mut socket, count).await?;
+                streams.insert(0, socket);
+                (list(lanes::make(&core, streams, &agreed)?)?, None)
+            }
+        };
+        let draft = Draft::of(&conn);
+        if let Err(e) = self.complete(&conn, word).await {
+            draft.fail(&self.limit, e.clone()).await;
+            return Err(e);
+        }
+        draft.keep();
+        Ok(conn.id)
+    }
+
+    /// Turns a listed connection into one that works. `word` is the socket for the `Establish`
+    /// message, if that has not been sent yet.
+    async fn complete(&self, conn: &Arc<Connection>, word: Option<Socket>) -> Result<()> {
+        if let Some(mut socket) = word {
+            self.establish(&mut socket, 0).await?;
+            if conn.is_failed() {
+                return Err(conn.lost_error());
+            }
+        }
+        Workers::attach(&self.core, conn)?;
+        self.core.offer_memory_to(conn);
+        self.settle(conn).await
+    }
+
+    /// Makes a lane of shared memory with a process of this host.
+    async fn join_local(&self, peer: &Hello, secret: u128) -> Result<LocalLane> {
+        let io = |e: io::Error| Error::os("joining a process of this host", e);
+        let mut socket = loop {
+            match FdSocket::connect(peer.uds_name.as_bytes()) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && !self.is_over() => {
+                    self.nap(CROWDED).await;
+                }
+                connected => break connected.map_err(io)?,
+            }
+        };
+        let regions = &self.core.mrs.table;
+        let invitation = local::invite(&mut socket, secret, regions).map_err(io)?;
+        let answer = loop {
+            if let Some(answer) = socket.recv().map_err(io)? {
+                break answer;
+            }
+            self.wait(&socket, PollFlags::IN).await?;
+        };
+        let pid = socket.peer().map_err(io)?.pid;
+        let setup = Setup {
+            regions: Arc::clone(regions),
+            process: self.greeting.process(&self.core, peer, pid),
+            checksum: greeting::checksum(&self.core.config, peer, true),
+        };
+        invitation.accepted(socket, answer, setup).map_err(io)
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Connections: lanes to one peer, and the unfinished work on them.
 
 use std::{
-    collections::BTreeSet,
     net::SocketAddr,
     sync::{
         Arc,
@@ -14,21 +13,22 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use uccl_fabric::gpu::WordChange;
-use uccl_fabric::lane::{Handling, Lane, LaneError, MessageLane, MessageSink, Moves, OpName};
+use uccl_fabric::lane::{Lane, LaneError, MessageLane, Moves, OpName, RailLane};
 use uccl_proto::assembler::fragments;
 
 use super::{
     attached,
-    claims::{Claims, Left},
+    claims::{ClaimWaiters, Claims},
+    contexts::FailedContexts,
     core,
     deferred::Deferred,
-    fates::{self, Lanes},
     links::Links,
     loans,
+    lost_lanes::{LostLanes, bit},
     park::Parker,
     seats::Seat,
     talk, timers,
-    transfer::{self, After, Carrier, Fence, Kind, Plan, Room},
+    transfer::{self, Plan, Room},
     workers,
 };
 use crate::{
@@ -50,7 +50,7 @@ pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
 pub(crate) type Sent = talk::Sent<Connection>;
 pub(crate) type Ask = talk::Ask<Connection>;
 pub(crate) type Piece = talk::Piece<Connection>;
-pub(crate) type Lent = loans::Lent<Connection>;
+pub(crate) type Loan = loans::Loan<Connection>;
 pub(crate) type Core = core::Core<Connection>;
 pub(crate) type Workers = workers::Workers<Connection>;
 pub(crate) type Attached = attached::Attached<Connection>;
@@ -77,14 +77,14 @@ pub(crate) struct Connection {
     /// The connection for `accept`, kept here until its rails have been tried.
     pub(crate) accepting: Mutex<Option<Accepted>>,
     /// Which lanes are lost.
-    pub(crate) fates: Lanes,
+    pub(crate) lost_lanes: LostLanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
     pub(crate) talk: Mutex<Talk>,
     pub(crate) deferred: Deferred<Self>,
     /// Contexts in which a write has failed.
-    pub(super) failed_contexts: Mutex<BTreeSet<u32>>,
+    pub(crate) failed_contexts: FailedContexts,
     /// The peer's signal that a GPU applies. Messages behind it wait.
     pub(super) word_change: Mutex<Option<(u64, WordChange)>>,
     lost: Mutex<Option<Error>>,
@@ -118,12 +118,12 @@ pub(crate) struct Claim<'a>(&'a Connection);
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let left = self.0.claims.end();
-        if left == Left::Others {
+        if left == ClaimWaiters::Others {
             // Another caller may sleep and wait for an event that this caller has consumed.
             self.0.hand_over();
         }
         self.0.return_lanes();
-        if left == Left::Workers {
+        if left == ClaimWaiters::Workers {
             self.0.leave_to_workers();
         }
     }
@@ -154,13 +154,13 @@ impl Connection {
             id,
             core,
             peer,
-            fates: Lanes::default(),
+            lost_lanes: LostLanes::default(),
             talk: Mutex::new(Talk::new(lanes.len())),
             lanes,
             links,
             attached: Mutex::default(),
             deferred: Deferred::default(),
-            failed_contexts: Mutex::default(),
+            failed_contexts: FailedContexts::default(),
             word_change: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
@@ -216,48 +216,9 @@ impl Connection {
         Claim(self)
     }
 
-    /// Makes all progress that is possible on every lane without blocking.
-    pub(crate) fn progress(self: &Arc<Self>) -> bool {
-        let mut moved = false;
-        for lane in 0..self.lanes.len() {
-            moved |= self.progress_lane(lane);
-        }
-        moved
-    }
-
-    pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.fates.lost(lane) {
-            return self.end_lane(lane);
-        }
-        let begun = lane == 0 && self.begin_due();
-        match self.lanes[lane].progress(&Sink(self)) {
-            Ok(moved) => {
-                if moved && !self.is_stream(lane) {
-                    self.borrow_lane(lane);
-                }
-                self.forward_notes();
-                return moved | begun;
-            }
-            Err(_) if self.is_failed() => {}
-            Err(e) if self.survives(lane, &e) => self.lose_lane(lane, e),
-            Err(e) => self.fail_with(e),
-        }
-        true
-    }
-
     /// Whether the connection survives when this lane dies with this error.
     pub(crate) fn survives(&self, lane: usize, e: &LaneError) -> bool {
         lane > 0 && !matches!(e, LaneError::Closed | LaneError::Protocol(_))
-    }
-
-    fn fail_with(self: &Arc<Self>, e: LaneError) {
-        let error = match e {
-            LaneError::Protocol(reason) => {
-                Error::Protocol { peer: Arc::clone(&self.peer.name), reason }
-            }
-            e => self.lost_to(e),
-        };
-        self.fail(error);
     }
 
     /// Ends the connection. When this returns, nothing touches memory through it any more, and
@@ -308,10 +269,18 @@ impl Connection {
     /// Waits until a closed connection and every transfer on it have ended. Another thread may be
     /// ending it. Peers that copy for us get as much time as they get to let a transfer end.
     pub(crate) fn wait_for_end(self: &Arc<Self>) {
-        while !self.has_ended() || !self.unfinished().is_empty() {
-            self.core.look_after_aftermaths();
-            std::thread::sleep(Duration::from_micros(200));
+        while !self.has_left() {
+            std::thread::sleep(NAP);
         }
+    }
+
+    /// Whether a closed connection and every transfer on it have ended.
+    pub(crate) fn has_left(self: &Arc<Self>) -> bool {
+        let is_over = self.has_ended() && self.unfinished().is_empty();
+        if !is_over {
+            self.core.look_after_aftermaths();
+        }
+        is_over
     }
 
     /// If a socket shows that the peer has ended, waits until the connection has. A thread that
@@ -381,52 +350,6 @@ impl Connection {
         }
     }
 
-    fn count(&self, transfer: &Transfer, ok: bool) {
-        if !transfer.kind.is_callers() {
-            return;
-        }
-        let counters = &self.core.counters;
-        if ok {
-            counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed));
-        } else {
-            counters.failed.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Starts to end a transfer early, as far as that is possible now; may be called again until it
-    /// has ended.
-    pub(crate) fn fence(self: &Arc<Self>, transfer: &Arc<Transfer>, why: Fence) {
-        let (why, ops) = {
-            let mut body = transfer.body.lock();
-            // The first reason stands: a worker may come by here with another while the first
-            // caller is still at it.
-            let why = *body.fence.get_or_insert(why);
-            body.fenced_at.get_or_insert_with(Instant::now);
-            (why, body.ops.clone())
-        };
-        transfer.fencing.store(true, Release);
-        for (lane, op) in ops {
-            let lane = usize::from(lane);
-            // The operations of a lost lane end with the lane.
-            if !self.fates.lost(lane) {
-                self.lanes[lane].cancel(op);
-            }
-        }
-        self.kick_if_busy();
-        if transfer.finished() || self.withdraw_deferred(transfer, transfer.fence_error(why)) {
-            return;
-        }
-        transfer.stop_following();
-        self.withdraw_asks(transfer);
-        match transfer.kind {
-            _ if transfer.notifying.load(Relaxed) => self.withdraw_notif(transfer),
-            Kind::Recv => self.withdraw_recv(transfer),
-            Kind::Send => self.withdraw_send(transfer),
-            Kind::Notif => self.withdraw_notif(transfer),
-            _ => {}
-        }
-    }
-
     /// The lane that carries messages.
     pub(super) fn messages(&self) -> &dyn MessageLane {
         &*self.links.streams[0]
@@ -472,7 +395,7 @@ impl Connection {
     /// Notes that a caller may have consumed an event that would have woken the lane's worker: by
     /// arming the lane, or by looking at rails.
     pub(crate) fn borrow_lane(&self, lane: usize) {
-        let bit = fates::bit(lane);
+        let bit = bit(lane);
         if self.borrowed.load(Relaxed) & bit == 0 {
             self.borrowed.fetch_or(bit, SeqCst);
         }
@@ -487,9 +410,8 @@ impl Connection {
         }
         let borrowed = self.borrowed.swap(0, SeqCst);
         let attached = self.attached.lock();
-        let sleeps = |attached: &&Arc<Attached>| {
-            borrowed & fates::bit(attached.lane) != 0 && attached.is_armed()
-        };
+        let sleeps =
+            |attached: &&Arc<Attached>| borrowed & bit(attached.lane) != 0 && attached.is_armed();
         let sleeping = attached.iter().filter(sleeps);
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
@@ -564,80 +486,50 @@ impl Connection {
     pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
         self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
     }
-}
 
-impl Carrier for Connection {
-    fn peer(&self) -> &Arc<str> {
-        &self.peer.name
-    }
-
-    fn lost_error(&self) -> Error {
+    /// Why it was lost.
+    pub(crate) fn lost_error(&self) -> Error {
         self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
     }
 
-    fn has_ended(&self) -> bool {
+    /// Whether it has ended: nothing touches memory through it any more.
+    pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(SeqCst)
     }
 
-    fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
-        self.is_ours(ops) && !self.is_asking_for(transfer)
+    /// The streams that are not lost.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
+        self.links.streams.iter().enumerate().filter(|(index, _)| !self.lost_lanes.has(*index))
     }
 
-    fn go_on(
-        self: &Arc<Self>,
-        transfer: &Arc<Transfer>,
-        after: After,
-        verdict: Result<()>,
-        fence: Option<Fence>,
-    ) {
-        let verdict = verdict.and_then(|()| self.show_received(transfer));
-        match after {
-            After::Publish => {}
-            After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
-                return self.notify_after(transfer, payload);
-            }
-            After::Signal(word, notif) if verdict.is_ok() && fence.is_none() => {
-                return self.signal_after(transfer, word, notif);
-            }
-            After::Notify(_) | After::Signal(..) => {
-                let fenced = fence.map_or(Ok(()), |fence| Err(transfer.fence_error(fence)));
-                return transfer.publish(verdict.and(fenced));
-            }
-            After::Fin(seq) => self.finish_receive(seq, verdict.as_ref().err(), fence),
-            After::Answer(id) => self.copy_ended(id, verdict.as_ref().err(), fence),
-            After::Deliver { id, payload } => {
-                self.notif_fetched(id, verdict.is_ok().then_some(payload));
-            }
+    /// Whether a lane is a stream, and not the rail lane.
+    pub(super) fn is_stream(&self, index: usize) -> bool {
+        index < self.rails_place()
+    }
+
+    /// The index of the rail lane, if there is one: the last.
+    pub(crate) fn rails_place(&self) -> usize {
+        self.links.streams.len()
+    }
+
+    /// The rail lane, if at least one of its paths works now.
+    pub(crate) fn rails_up(&self) -> Option<&dyn RailLane> {
+        self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
+    }
+
+    /// The lanes that are not lost.
+    pub(crate) fn living(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
+        self.lanes.iter().enumerate().filter(|(lane, _)| !self.lost_lanes.has(*lane))
+    }
+
+    /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
+    /// from completions and messages.
+    pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
+        if !self.lost_lanes.add(lane) || self.is_failed() {
+            return;
         }
-        transfer.publish(verdict);
-    }
-
-    fn transfer_fails(&self, transfer: &Transfer) {
-        if transfer.kind == Kind::Write {
-            self.note_failed_context(transfer.context);
-        }
-    }
-
-    fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
-        self.pending.fetch_sub(1, AcqRel);
-        self.count(transfer, is_done);
-        self.core.transfers.ended(transfer);
-    }
-}
-
-/// Receives a lane's messages.
-struct Sink<'a>(&'a Arc<Connection>);
-
-impl MessageSink for Sink<'_> {
-    fn message(&self, bytes: &[u8]) -> Result<Handling, String> {
-        self.0.hear(bytes)
-    }
-
-    fn go_on(&self) -> Handling {
-        self.0.go_on_with_signal()
-    }
-
-    fn signalled(&self) {
-        self.0.core.signalled.notify();
+        tracing::warn!(conn = %self.id, peer = %self.peer.name, "lane {lane} is lost, the others take over: {why}");
+        self.kick_lane(lane);
+        self.ring_sleepers();
     }
 }

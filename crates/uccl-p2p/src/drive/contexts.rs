@@ -9,7 +9,30 @@
 //! writes after that one. So each write is followed by one strong signal, however many are
 //! outstanding.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+
+/// The contexts of a connection in which a write has failed: they have no strong signals any more.
+#[derive(Default)]
+pub(crate) struct FailedContexts(Mutex<BTreeSet<u32>>);
+
+impl FailedContexts {
+    /// Notes that a write of a context has failed.
+    pub(super) fn note(&self, context: u32) {
+        self.0.lock().insert(context);
+    }
+
+    /// Refuses a strong signal if a write of its context has failed.
+    pub(crate) fn check(&self, context: u32) -> Result<()> {
+        match self.0.lock().contains(&context) {
+            true => Err(Error::ContextFailed { context }),
+            false => Ok(()),
+        }
+    }
+}
 
 /// The scope of strong signals: a connection, by its address, and a context.
 pub(super) type Scope = (usize, u32);

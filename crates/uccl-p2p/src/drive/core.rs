@@ -32,12 +32,12 @@ use crate::{
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
 /// Threads that wait for words which peers change by signals.
 #[derive(Default)]
-pub(crate) struct Signalled {
+pub(crate) struct SignalWaiters {
     lock: Mutex<()>,
     changed: Condvar,
 }
 
-impl Signalled {
+impl SignalWaiters {
     /// Wakes them: a word has changed.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
@@ -126,7 +126,7 @@ pub(crate) struct Core<C: Carrier> {
     pub(super) have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
-    pub(crate) signalled: Signalled,
+    pub(crate) signalled: SignalWaiters,
     /// Streams that wait for words.
     pub(crate) held: HeldStreams,
 }
@@ -168,7 +168,7 @@ impl<C: Carrier> Core<C> {
             have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),
             notified: Condvar::new(),
-            signalled: Signalled::default(),
+            signalled: SignalWaiters::default(),
             held: HeldStreams::default(),
         })
     }

@@ -15,13 +15,13 @@ use std::sync::{Arc, atomic::Ordering::*};
 
 use uccl_fabric::{
     clock,
-    lane::{Completion, Lane, OpError, OpResult, RailLane},
+    lane::{Completion, OpError, OpResult, RailLane},
 };
 use uccl_proto::lanes::OrphanStep;
 
 use super::{
-    connection::{Connection, Piece},
-    fates::bit,
+    connection::{Connection, Piece, Transfer},
+    work::Work,
 };
 
 impl Completion for Piece {
@@ -39,37 +39,18 @@ impl Completion for Piece {
 }
 
 impl Connection {
-    /// The lanes that are not lost.
-    pub(crate) fn living(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
-        self.lanes.iter().enumerate().filter(|(lane, _)| !self.fates.lost(*lane))
-    }
-
     /// Since when the peer owes us a message that its end of some lane is dead.
     pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
-        if self.fates.lost.load(Acquire) == 0 {
+        if !self.lost_lanes.any() {
             return None;
         }
         self.talk.lock().session.lanes.owed_since_ms()
     }
 
-    /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
-    /// from completions and messages.
-    pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
-        if self.fates.lost.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
-            return;
-        }
-        if self.is_failed() {
-            return;
-        }
-        tracing::warn!(conn = %self.id, peer = %self.peer.name, "lane {lane} is lost, the others take over: {why}");
-        self.kick_lane(lane);
-        self.ring_sleepers();
-    }
-
     /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be
     /// called from a completion or a message.
     pub(crate) fn end_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.fates.ending.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
+        if !self.lost_lanes.begin_end(lane) {
             return false;
         }
         self.detach_lane(lane);
@@ -104,6 +85,18 @@ impl Connection {
             self.core.counters.lanes_lost.fetch_add(1, Relaxed);
             self.adopt(orphans);
         }
+    }
+
+    /// Does work over the streams that the rails do not reach, or do not reach any more.
+    pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        let is_fenced = transfer.body.lock().fence.is_some();
+        if is_fenced || self.is_failed() {
+            // The fence or the connection decides which error the caller sees.
+            return Arc::clone(transfer).complete(Err(OpError::LaneDown));
+        }
+        let route = self.choose_streams(&work);
+        self.post(transfer, work, route);
+        transfer.op_ended();
     }
 
     /// Handles an operation that has ended because its lane died.

@@ -13,7 +13,7 @@ use uccl_fabric::lane::{HostLane, OpKind, OpName};
 use super::{
     connection::{Connection, Transfer},
     deferred::{Start, Waiting},
-    transfer::Carrier as _,
+    route::Route,
     work::{Memory, Pieces, Work},
 };
 use crate::types::Op;
@@ -84,7 +84,7 @@ impl Connection {
         };
         let kind = if op == Op::Read { OpKind::Read } else { OpKind::Write };
         let work = Work { kind, memory, local, remote };
-        if self.rails_for(&work).is_some() {
+        if !matches!(self.choose(&work, None), Route::Stream | Route::Streams) {
             let start = Start::OneSided(op, Pieces::merged(work.local, work.remote));
             return Some(Waiting { after, transfer, start });
         }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
 use super::{
-    loans::Lent,
+    loans::Loan,
     timers,
     transfer::{Carrier, Hold},
 };
@@ -17,7 +17,7 @@ pub(super) struct GivenUp<C: Carrier> {
     pub(super) peer: Arc<str>,
     pub(super) since: Instant,
     pub(super) aftermaths: Vec<Arc<dyn Aftermath>>,
-    pub(super) lent: Vec<Lent<C>>,
+    pub(super) lent: Vec<Loan<C>>,
     /// Transfers that must not end before the copies that this process itself still makes. No lane
     /// tells which transfers these copies belong to, so all unfinished ones are held.
     pub(super) copied: Vec<Hold<C>>,
@@ -45,12 +45,12 @@ impl<C: Carrier> GivenUp<C> {
 
     /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access
     /// begins.
-    pub(super) fn take_back(&mut self) -> Vec<Lent<C>> {
+    pub(super) fn take_back(&mut self) -> Vec<Loan<C>> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);
         }
         let aftermaths = &self.aftermaths;
-        let is_free = |lent: &mut Lent<C>| {
+        let is_free = |lent: &mut Loan<C>| {
             let slot = lent.revoked.slot();
             !aftermaths.iter().any(|aftermath| aftermath.touches(slot))
         };
@@ -129,9 +129,9 @@ mod tests {
             let span = Span { addr: 0x1000, len: 64 };
             let region = table.insert(span, Rights::READ, None).expect("there is room");
             let revoked = table.revoke(region.slot, region.key).expect("it was there");
-            Lent::<Connection> { part_of, revoked, hold: None, _payload: None }
+            Loan::<Connection> { part_of, revoked, hold: None, _payload: None }
         });
-        let slots = |lent: &[Lent<Connection>]| -> Vec<_> {
+        let slots = |lent: &[Loan<Connection>]| -> Vec<_> {
             lent.iter().map(|lent| lent.revoked.slot()).collect()
         };
         let [own, part] = slots(&lent)[..] else { panic!("two") };

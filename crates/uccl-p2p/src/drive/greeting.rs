@@ -9,7 +9,7 @@ use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, P
 
 use super::{
     connection::{Core, Peer},
-    lanes::Agreed,
+    lanes::Agreement,
 };
 use crate::{
     config::{Checksum, Config, Transport},
@@ -19,7 +19,7 @@ use crate::{
 
 /// Most TCP lanes of a connection.
 pub(crate) const MAX_LANES: u16 = 63;
-// Each lane has a bit of one word (`fates.rs`), the one over rails as well.
+// Each lane has a bit of one word (`lost_lanes.rs`), the one over rails as well.
 const _: () = assert!((MAX_LANES as u32) < u64::BITS);
 
 /// The part of an endpoint's hello that is the same to every peer.
@@ -115,7 +115,7 @@ impl Greeting {
         peer: &Hello,
         role: Role,
         token: u128,
-    ) -> Result<Agreed> {
+    ) -> Result<Agreement> {
         let (config, same_host) = (&core.config, self.same_host(peer));
         let (ours, theirs) =
             (config.transport == Transport::Fifo, peer.features.contains(Features::FIFO));
@@ -125,7 +125,7 @@ impl Greeting {
             ));
         }
         let checksum = checksum(config, peer, same_host);
-        Ok(Agreed { role, token, checksum, rails: rails_possible(config, peer), fifo: ours })
+        Ok(Agreement { role, token, checksum, rails: rails_possible(config, peer), fifo: ours })
     }
 
     /// The peer's process, if its memory can be reached. This is tried, not guessed.

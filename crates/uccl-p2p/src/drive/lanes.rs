@@ -15,7 +15,7 @@ use super::{connection::Core, links::Links, socket::Socket};
 use crate::error::{Error, Result};
 
 /// The options that the two ends have agreed on.
-pub(crate) struct Agreed {
+pub(crate) struct Agreement {
     /// The role of this end.
     pub(crate) role: Role,
     /// A number that only the two ends of this connection know.
@@ -29,9 +29,12 @@ pub(crate) struct Agreed {
 }
 
 /// Makes lanes over connected sockets, or over named pipes in their place.
-pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> Result<Links> {
+pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreement) -> Result<Links> {
     let streams = if agreed.fifo {
-        vec![over_fifos(core, agreed)?]
+        let agreed_over = sockets.into_iter().next().ok_or_else(|| {
+            Error::Invalid("named pipes without the socket of their handshake".into())
+        })?;
+        vec![over_fifos(core, agreed_over, agreed)?]
     } else {
         let streams = sockets.into_iter().map(|socket| over_tcp(core, socket, agreed));
         streams.collect::<Result<_>>()?
@@ -40,7 +43,7 @@ pub(crate) fn make(core: &Arc<Core>, sockets: Vec<Socket>, agreed: &Agreed) -> R
     Ok(Links { streams, host: None, rails: rails.map(|lane| lane as _) })
 }
 
-fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreement) -> Result<Arc<dyn MessageLane>> {
     let config = &core.config;
     let options = TcpOptions { congestion: config.tcp_congestion.clone(), timeout: config.timeout };
     let Socket { tcp, keys } = socket;
@@ -52,11 +55,15 @@ fn over_tcp(core: &Arc<Core>, socket: Socket, agreed: &Agreed) -> Result<Arc<dyn
     })
 }
 
-fn over_fifos(core: &Arc<Core>, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+fn over_fifos(
+    core: &Arc<Core>,
+    socket: Socket,
+    agreed: &Agreement,
+) -> Result<Arc<dyn MessageLane>> {
     let (folder, name) = (env::temp_dir(), format!("uccl-{:032x}", agreed.token));
     let pipe = match agreed.role {
-        Role::Acceptor => uccl_fifo::offer(&folder, &name),
-        Role::Connector => uccl_fifo::join(&folder, &name),
+        Role::Acceptor => uccl_fifo::offer(&folder, &name, socket.tcp.into()),
+        Role::Connector => uccl_fifo::join(&folder, &name, socket.tcp.into()),
     };
     let io = |e| Error::os(format!("opening named pipes in {}", folder.display()), e);
     Ok(stream(core, pipe.map_err(io)?, agreed))
@@ -66,7 +73,7 @@ fn over_fifos(core: &Arc<Core>, agreed: &Agreed) -> Result<Arc<dyn MessageLane>>
 fn stream<P: Pipe>(
     core: &Core,
     (pipe, tx, rx): (P, P::Tx, P::Rx),
-    agreed: &Agreed,
+    agreed: &Agreement,
 ) -> Arc<dyn MessageLane> {
     let (regions, checksum) = (Arc::clone(&core.mrs.table), agreed.checksum);
     let options = StreamOptions { regions, checksum, copy_by: CopyBy::default() };

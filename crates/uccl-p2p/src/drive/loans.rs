@@ -35,10 +35,10 @@ impl Grant {
     /// watch until the peer is done. If the memory is the caller's, its transfer does not end
     /// before that: after the end the caller may change the memory, and a peer that still reads
     /// would take the changed bytes for the sent ones.
-    pub(crate) fn end<C: Carrier>(self, transfer: &Arc<Transfer<C>>) -> Option<Lent<C>> {
+    pub(crate) fn end<C: Carrier>(self, transfer: &Arc<Transfer<C>>) -> Option<Loan<C>> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
         let hold = self.part_of.map(|_| transfer.hold());
-        Some(Lent { part_of: self.part_of, revoked, hold, _payload: None })
+        Some(Loan { part_of: self.part_of, revoked, hold, _payload: None })
     }
 }
 
@@ -50,7 +50,7 @@ impl Drop for Grant {
 }
 
 /// Memory of ours that a given-up peer may still touch with a key that was made for it.
-pub(crate) struct Lent<C: Carrier> {
+pub(crate) struct Loan<C: Carrier> {
     /// The slot of the registered region that contains it, if there is one.
     pub(crate) part_of: Option<u32>,
     /// The key's slot.

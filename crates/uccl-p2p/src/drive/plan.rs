@@ -5,18 +5,16 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{LaneError, MessageLane, OpError, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{LaneError, OpError, OpKind, Operation, Posted, RemoteSpans, Spans},
     pieces::Stretch,
 };
 
 use super::{
     connection::{Connection, Piece, Transfer},
+    route::Route,
     work::{Memory, Work},
 };
 use crate::types::Op;
-
-/// Transfers are spread over lanes in pieces of at least this many bytes.
-const STRIPE: u64 = 512 << 10;
 
 impl Connection {
     /// Posts the operations of a transfer. Local and remote pieces belong together in pairs.
@@ -32,44 +30,58 @@ impl Connection {
         match transfer.memory() {
             Memory::One(memory) => {
                 all.memory = memory;
-                if let Some(all) = self.post_signalled(transfer, all) {
-                    self.ask_or_post(transfer, all);
+                let route = self.choose(&all, transfer.free_signal().as_ref());
+                self.post(transfer, all, route);
+            }
+            Memory::Several(kinds) => kinds.split(&all).for_each(|part| {
+                let route = self.choose(&part, None);
+                self.post(transfer, part, route);
+            }),
+        }
+    }
+
+    /// Posts work on one kind of local memory on its route.
+    pub(super) fn post<'a>(
+        self: &'a Arc<Self>,
+        transfer: &Arc<Transfer>,
+        work: Work,
+        mut route: Route<'a>,
+    ) {
+        if let Route::GpuAndSignal(_) | Route::StreamAndSignal = route {
+            if self.post_with_signal(transfer, &work, &route) {
+                return;
+            }
+            route = self.choose(&work, None);
+        }
+        match route {
+            Route::Owner(marks) => {
+                let rest = self.ask_owner(transfer, work, &marks);
+                if !rest.local.is_empty() {
+                    let route = self.choose_lanes(&rest);
+                    self.post(transfer, rest, route);
                 }
             }
-            Memory::Several(kinds) => {
-                kinds.split(&all).for_each(|part| self.ask_or_post(transfer, part));
+            Route::Rails(_) => {
+                let (transfer, lane) = (Arc::clone(transfer), self.rails_place());
+                transfer.expect_ops(1);
+                self.post_piece(Piece { transfer, work, lane });
+                self.forward_notes();
+            }
+            Route::Streams => {
+                self.note_checksum(transfer, &work);
+                self.post_cut(transfer, &work);
+            }
+            Route::GpuAndSignal(_) | Route::StreamAndSignal | Route::Stream => {
+                self.note_checksum(transfer, &work);
+                self.post_one(transfer, work);
             }
         }
     }
 
-    fn ask_or_post(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        let asked_nothing = work.local.is_empty();
-        let rest = self.ask_owner(transfer, work);
-        if asked_nothing || !rest.local.is_empty() {
-            self.post_work(transfer, rest);
-        }
-    }
-
-    /// Posts work on one kind of local memory. If the rails reach the memory, it is one operation
-    /// of the rail lane, which cuts and spreads it itself. Otherwise it goes over the streams.
-    pub(super) fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        if self.rails_for(&work).is_none() {
-            return self.post_on_streams(transfer, work);
-        }
-        transfer.expect_ops(1);
-        self.post_piece(Piece { transfer: Arc::clone(transfer), work, lane: self.rails_place() });
-        self.forward_notes();
-    }
-
-    /// Posts work over the streams, which reach any memory. Large work is cut and spread over them.
-    pub(super) fn post_on_streams(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        self.note_checksum(transfer, &work);
-        if self.is_one_operation(&work) {
-            return self.post_one(transfer, work);
-        }
+    /// Cuts work, and spreads it over the streams.
+    fn post_cut(self: &Arc<Self>, transfer: &Arc<Transfer>, work: &Work) {
         let (total, max_pieces) = (work.len_bytes(), self.most_pieces(work.memory));
-        let stripes = self.stripes(total);
-        let limit = total.div_ceil(stripes).next_multiple_of(4096);
+        let limit = total.div_ceil(self.stripes(total)).next_multiple_of(4096);
         let pieces = (&work.local[..], &work.remote[..]);
         let mut rest = Stretch::all(pieces);
         while !rest.is_empty() {
@@ -79,29 +91,19 @@ impl Connection {
         }
     }
 
-    /// Posts a write and its signal as one operation of the first lane, or as one job of a GPU of
-    /// ours, if that is possible. Otherwise returns the work.
-    ///
-    /// No operation of the first lane is ever posted again, because the connection ends with it. So
-    /// the word changes once.
-    fn post_signalled(&self, transfer: &Arc<Transfer>, work: Work) -> Option<Work> {
-        let Some(word) = transfer.free_signal() else { return Some(work) };
-        let op = work.clone().operation(Arc::clone(transfer) as _);
-        let by_gpu = self.links.host.as_ref();
-        let by_gpu =
-            by_gpu.filter(|host| Self::is_for_gpu(&word) && host.signals_by_gpu(&op, &word));
-        if by_gpu.is_none() && !self.streams_take_signal(&work, &op) {
-            return Some(work);
-        }
-        let Some(word) = transfer.take_signal() else { return Some(work) };
+    /// Posts a write and its signal as one operation. False: nothing has happened, and the signal
+    /// has to follow the write.
+    fn post_with_signal(&self, transfer: &Arc<Transfer>, work: &Work, route: &Route<'_>) -> bool {
+        let Some(word) = transfer.take_signal() else { return false };
         transfer.expect_ops(1);
+        let op = work.clone().operation(Arc::clone(transfer) as _);
         let done = Arc::clone(&op.done);
         // SAFETY: as for other operations of a transfer.
         let posted = unsafe {
-            match by_gpu {
-                Some(host) => host.post_signalled_by_gpu(op, word),
-                None => {
-                    self.note_checksum(transfer, &work);
+            match route {
+                Route::GpuAndSignal(host) => host.post_signalled_by_gpu(op, word),
+                _ => {
+                    self.note_checksum(transfer, work);
                     self.messages().post_signalled(op, word)
                 }
             }
@@ -110,24 +112,17 @@ impl Connection {
             Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
             // The GPU reaches the word, but not the data. Nothing has moved: data and signal take
             // the way that they would take without a GPU.
-            Ok(Posted::Done(Err(OpError::HostOnly(_)))) if by_gpu.is_some() => {
+            Ok(Posted::Done(Err(OpError::HostOnly(_))))
+                if matches!(route, Route::GpuAndSignal(_)) =>
+            {
                 transfer.return_signal(word);
                 transfer.op_ended();
-                return Some(work);
+                return false;
             }
             Ok(Posted::Done(result)) => done.complete(result),
             Err(e) => self.not_posted(transfer, e),
         }
-        None
-    }
-
-    /// Whether a write is one operation of the first lane, which takes a signal along.
-    fn streams_take_signal(&self, work: &Work, op: &Operation) -> bool {
-        self.peer.takes_signals
-            && self.is_one_operation(work)
-            && self.rails_for(work).is_none()
-            && !self.asks_about(work)
-            && self.messages().carries_signal(op)
+        true
     }
 
     /// Notes that the data of a transfer carries a checksum, if it does.
@@ -135,24 +130,6 @@ impl Connection {
         if self.lanes[0].caps().checksum && work.len_bytes() > 0 {
             transfer.note_checksum(true);
         }
-    }
-
-    /// Whether the streams carry it as one operation.
-    fn is_one_operation(&self, work: &Work) -> bool {
-        self.stripes(work.len_bytes()) == 1 && work.pieces() <= self.most_pieces(work.memory)
-    }
-
-    /// The number of streams over which this many bytes are spread.
-    fn stripes(&self, bytes: u64) -> u64 {
-        (bytes / STRIPE).clamp(1, self.streams().count().max(1) as u64)
-    }
-
-    fn most_pieces(&self, memory: MemoryKind) -> usize {
-        let most = |lane: &Arc<dyn MessageLane>| match memory.device() {
-            Some(_) => lane.caps().max_gpu_pieces,
-            None => lane.caps().max_pieces,
-        };
-        self.links.streams.iter().map(most).min().unwrap_or(1)
     }
 
     fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {

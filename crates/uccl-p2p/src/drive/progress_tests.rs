@@ -225,7 +225,7 @@ impl MessageLane for Endless {
         Ok(())
     }
 
-    fn carries_signal(&self, _: &Operation) -> bool {
+    fn carries_signal(&self, _: MemoryKind, _: &[RemoteSpan]) -> bool {
         false
     }
 
@@ -249,7 +249,7 @@ impl MessageLane for Endless {
 }
 
 impl HostLane for Endless {
-    fn signals_by_gpu(&self, _: &Operation, _: &Word) -> bool {
+    fn signals_by_gpu(&self, _: MemoryKind, _: &[RemoteSpan], _: &Word) -> bool {
         false
     }
 

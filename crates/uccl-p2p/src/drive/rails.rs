@@ -7,7 +7,7 @@ use uccl_device::{
     MemoryKind,
     cuda::{self, GpuError},
 };
-use uccl_fabric::lane::{Completion, MessageLane, OpError, RailLane};
+use uccl_fabric::lane::RailLane;
 use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
@@ -132,13 +132,8 @@ impl Connection {
     /// The rail lane, if it is not lost and reaches this work's local memory.
     pub(crate) fn rails_for(&self, work: &Work) -> Option<&dyn RailLane> {
         let rails = &**self.links.rails.as_ref()?;
-        let lost = self.fates.lost(self.rails_place());
+        let lost = self.lost_lanes.has(self.rails_place());
         (!lost && work.len_bytes() > 0 && rails.reaches(&work.local, work.memory)).then_some(rails)
-    }
-
-    /// The rail lane, if at least one of its paths works now.
-    pub(crate) fn rails_up(&self) -> Option<&dyn RailLane> {
-        self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
     }
 
     /// Makes writes by devices to our GPUs' memory visible to those GPUs, before anybody here
@@ -167,37 +162,11 @@ impl Connection {
         gpus.into_iter().try_for_each(|device| self.show_gpu(MemoryKind::Cuda { device }))
     }
 
-    /// The index of the rail lane, if there is one: the last.
-    pub(crate) fn rails_place(&self) -> usize {
-        self.links.streams.len()
-    }
-
     /// The rail lane, if operations are under way on it: they end sooner than a socket could be
     /// polled.
     pub(super) fn rails_under_way(&self) -> Option<&dyn RailLane> {
-        let lost = || self.fates.lost(self.rails_place());
+        let lost = || self.lost_lanes.has(self.rails_place());
         self.links.rails.as_deref().filter(|rails| rails.is_under_way() && !lost())
-    }
-
-    /// Whether a lane is a stream, and not the rail lane.
-    pub(super) fn is_stream(&self, index: usize) -> bool {
-        index < self.rails_place()
-    }
-
-    /// The streams that are not lost.
-    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
-        self.links.streams.iter().enumerate().filter(|(index, _)| !self.fates.lost(*index))
-    }
-
-    /// Does work over the streams that the rails do not reach, or do not reach any more.
-    pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        let is_fenced = transfer.body.lock().fence.is_some();
-        if is_fenced || self.is_failed() {
-            // The fence or the connection decides which error the caller sees.
-            return Arc::clone(transfer).complete(Err(OpError::LaneDown));
-        }
-        self.post_on_streams(transfer, work);
-        transfer.op_ended();
     }
 
     /// Why no rail works, as text for people.

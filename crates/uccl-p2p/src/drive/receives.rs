@@ -13,7 +13,7 @@ use uccl_wire::message::{Source, Verdict};
 
 use super::{
     connection::{Connection, Transfer},
-    transfer::{After, Carrier as _, Fence},
+    transfer::{After, Fence},
 };
 use crate::{
     error::{Error, Result},

@@ -7,20 +7,17 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_fabric::{
-    alloc::Shareable, gpu::prepare_words, lane::HostLane, mem::Span, rail::RailError,
-};
+use uccl_fabric::{lane::HostLane, rail::RailError};
 
 use super::{
     connection::{Connection, Core},
     core::{Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge},
     regions::Mr,
     timers,
-    transfer::Carrier as _,
 };
 use crate::{
     error::{Error, Result},
-    ids::{ConnId, MrId},
+    ids::ConnId,
     types::{Accepted, ConnInfo, Notification},
 };
 /// Number of lost connections that are kept with their reason, for callers that ask.
@@ -121,34 +118,6 @@ impl Core {
         }
     }
 
-    /// Adds a region. If its memory is shared, offers it to the peers of this host, which may then
-    /// map it.
-    pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
-        let offer = |memory: &Shareable| self.for_each_host(|lane| lane.offer(memory));
-        let lease = self.mrs.insert(span, offer)?;
-        let mr = lease.mr();
-        if let Some(gpu) = mr.kind.device_only() {
-            // An error shows when a signal uses it.
-            let _ = prepare_words(gpu);
-        }
-        if let Some(Devices { rails, .. }) = self.rails.get() {
-            // If the region is ended meanwhile: the lease keeps its slot from being reused, and the
-            // region is taken from the devices again.
-            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
-        }
-        let id = mr.id;
-        drop(lease);
-        if let Err(e) = self.usable() {
-            // The endpoint has closed meanwhile: the memory is the caller's again, as if this call
-            // had come too late.
-            return match self.release_region(id) {
-                Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
-                Err(touched) => Err(touched),
-            };
-        }
-        Ok(id)
-    }
-
     /// Called when a region has ended. Devices let go of it. Peers forget its memory, unless other
     /// regions lie in it. An error says why a device did not let go: it may still reach the memory.
     pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
@@ -160,7 +129,7 @@ impl Core {
     }
 
     /// Calls `each` with the lane to each peer of this host.
-    fn for_each_host(&self, each: impl Fn(&dyn HostLane)) {
+    pub(super) fn for_each_host(&self, each: impl Fn(&dyn HostLane)) {
         for conn in self.open_conns() {
             conn.links.host.iter().for_each(|lane| each(&**lane));
         }

@@ -188,7 +188,8 @@ impl Core {
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
         ending.let_go(|mr| {
-            // Before the look: a lane that is made after it must not request anything with the region.
+            // Before the look: a lane that is made after it must not request anything with the
+            // region.
             self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
             self.toucher(ending).map_or(Ok(()), Err)?;
             self.let_go_of_memory(mr).map_err(|e| Toucher::device(&e))

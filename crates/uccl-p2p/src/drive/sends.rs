@@ -11,7 +11,7 @@ use super::{
     connection::{Connection, Sent, Session, Talk, Transfer},
     loans::source_of,
     payload,
-    transfer::{Carrier as _, Fence},
+    transfer::Fence,
 };
 use crate::{
     error::{Error, Result},

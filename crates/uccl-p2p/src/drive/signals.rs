@@ -2,7 +2,7 @@
 //! in ours that the peer changes.
 //!
 //! A lane that reaches the word changes it at once. A write that is one operation of the first lane
-//! takes its signal along (`plan.rs`). Otherwise a message on the first lane asks the owner to
+//! takes its signal along (`route.rs`). Otherwise a message on the first lane asks the owner to
 //! change the word. The owner always answers, unless the connection ends. A signal is never sent
 //! twice.
 
@@ -48,12 +48,6 @@ impl Connection {
             transfer.note_error(e);
             transfer.op_ended();
         }
-    }
-
-    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers
-    /// without a GPU the owner adds, by two copies, and an addition between these would be lost.
-    pub(crate) fn is_for_gpu(word: &Word) -> bool {
-        matches!(word.change, Change::Set(_))
     }
 
     /// Changes a word at once, if the lane reaches it.
@@ -135,26 +129,13 @@ impl Connection {
         // Before the check below: a failing write is noted as failed before anybody can see that it
         // has ended.
         earlier.iter().for_each(|earlier| earlier.lead(transfer));
-        self.check_context(transfer.context)
-    }
-
-    /// Refuses a strong signal if a write of its context has failed.
-    pub(crate) fn check_context(&self, context: u32) -> Result<()> {
-        match self.failed_contexts.lock().contains(&context) {
-            true => Err(Error::ContextFailed { context }),
-            false => Ok(()),
-        }
+        self.failed_contexts.check(transfer.context)
     }
 
     /// Whether a strong signal of this context waits for no earlier write.
     pub(crate) fn is_context_clear(&self, context: u32) -> bool {
         // Acquire: a write that has failed is noted as failed before it is counted out.
-        self.pending.load(Acquire) == 0 && self.check_context(context).is_ok()
-    }
-
-    /// Notes that a write of a context has failed.
-    pub(crate) fn note_failed_context(&self, context: u32) {
-        self.failed_contexts.lock().insert(context);
+        self.pending.load(Acquire) == 0 && self.failed_contexts.check(context).is_ok()
     }
 }
 

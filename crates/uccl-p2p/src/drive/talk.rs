@@ -6,7 +6,7 @@ use bytes::Bytes;
 use uccl_proto::{Handles, Session};
 
 use super::{
-    loans::{Grants, Lent},
+    loans::{Grants, Loan},
     transfer::{Carrier, Transfer},
     work::Work,
 };
@@ -52,11 +52,11 @@ impl<C: Carrier> Sent<C> {
     }
 
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
+    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
         let Self { transfer, grants, mut payload } = self;
         let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
         // A payload has only one key.
-        lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
+        lent.map(move |lent| Loan { _payload: payload.take(), ..lent })
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Ask<C: Carrier> {
 
 impl<C: Carrier> Ask<C> {
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
+    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
         let Self { transfer, grants, .. } = self;
         grants.into_iter().filter_map(move |grant| grant.end(&transfer))
     }

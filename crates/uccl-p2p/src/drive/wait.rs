@@ -145,7 +145,7 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
     };
     // No descriptor shows that a stream has reached the point at which a transfer may begin: it has
     // to be polled.
-    if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(arm) {
+    if conn.deferred.any() || conn.lost_lanes.to_be_ended() || !conn.living().all(arm) {
         return;
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };

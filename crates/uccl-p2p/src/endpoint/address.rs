@@ -40,15 +40,46 @@ impl Endpoint {
 /// # Errors
 /// [`Error::Invalid`] gives the reason why the text is no address.
 pub fn parse_address(text: &str) -> Result<Vec<SocketAddr>> {
+    let (host, port) = host_and_port(text)?;
+    resolve(&host, port)
+}
+
+/// A peer's address, as [`parse_address`] reads it, if its host is given by IP. Looks no name up,
+/// which may block.
+///
+/// # Errors
+/// [`Error::Invalid`] gives the reason why the text is no such address.
+pub fn parse_ip_address(text: &str) -> Result<SocketAddr> {
+    let (host, port) = host_and_port(text)?;
+    literal(&host, port)?.ok_or_else(|| {
+        Error::Invalid(format!("{host:?} is a name, and only an IP can be used without a look-up"))
+    })
+}
+
+/// The host and the port in a peer's metadata, or in a text such as `node7:28100`.
+fn host_and_port(text: &str) -> Result<(String, u16)> {
     if let Ok(metadata) = text.parse::<Metadata>() {
-        return resolve(&metadata.ip.to_string(), metadata.port);
+        return Ok((metadata.ip.to_string(), metadata.port));
     }
     let addr = text.split_once('?').map_or(text, |(addr, _)| addr);
     let parts = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let (host, port) = parts.ok_or_else(|| {
         Error::Invalid(format!("{text:?} is not an endpoint's address, such as 10.0.0.1:28100"))
     })?;
-    resolve(host, port)
+    Ok((host.to_owned(), port))
+}
+
+/// The address of a port on a host that is given by IP; `None` if the host is given by name.
+fn literal(host: &str, port: u16) -> Result<Option<SocketAddr>> {
+    if port == 0 {
+        return Err(Error::Invalid("nobody listens on port 0".into()));
+    }
+    let ip = without_brackets(host).parse::<IpAddr>();
+    Ok(ip.ok().map(|ip| SocketAddr::new(ip, port)))
+}
+
+fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host)
 }
 
 /// The addresses of a port on a host, in the order that the system prefers; there is at least one.
@@ -57,14 +88,10 @@ pub fn parse_address(text: &str) -> Result<Vec<SocketAddr>> {
 /// # Errors
 /// [`Error::Invalid`]: the port is 0, or the host is not known.
 pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    if port == 0 {
-        return Err(Error::Invalid("nobody listens on port 0".into()));
+    if let Some(addr) = literal(host, port)? {
+        return Ok(vec![addr]);
     }
-    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    match (bare, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
+    match (without_brackets(host), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
         Ok(addrs) if addrs.is_empty() => Err(Error::Invalid(format!("{host:?} has no address"))),
         Ok(addrs) => Ok(addrs),
         Err(e) => Err(Error::Invalid(format!("{host:?} is no address: {e}"))),

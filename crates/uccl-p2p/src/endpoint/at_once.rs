@@ -9,20 +9,21 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
-    lane::{Completion, HostLane, LaneError, OpError, OpKind, OpName, Operation, Posted},
+    lane::{Completion, HostLane, LaneError, OpKind, OpName, Operation, Posted, RailLane},
     mem::{RemoteSpan, Span},
     signal::Word,
 };
 
 use super::{
     Endpoint, LOOKS, Op, Outcome, Request,
-    transfers::{Begun, check_signal, remote_span, settle, word_of},
+    transfers::{Started, check_signal, remote_span, settle, word_of},
 };
 use crate::{
     drive::{
         connection::{Connection, Piece, Transfer},
-        now::Now,
+        inline_op::InlineOp,
         regions::{Lease, contains, outside},
+        route::Route,
         transfer::{After, Plan, Room},
         work::Work,
     },
@@ -36,8 +37,8 @@ const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// A piece that was posted.
-struct UnderWay<'a> {
-    now: Arc<Now>,
+struct PostedPiece<'a> {
+    now: Arc<InlineOp>,
     name: OpName,
     /// For the transfer that it may become.
     room: Room<'a>,
@@ -120,21 +121,24 @@ impl Endpoint {
     /// Begins a piece in the shortest way: a short piece to or from a process of this host is
     /// copied on this thread; a piece for a GPU or for rails is posted. `None`: it has to become a
     /// transfer right away, which also yields the owner's own error message.
-    pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let Single { conn, lease, local, remote, signal, context, .. } = single;
+    pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Started>> {
+        let Single { conn, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
         if short.is_some() {
             return Ok(short);
         }
-        let memory = lease.mr().kind;
-        match (&conn.links.host, signal) {
-            _ if local.len == 0 => Ok(None),
-            (None, None) => self.carry_now(single),
-            (Some(host), None) if host.is_copied_by_gpu(memory, remote) => {
-                self.copy_now(single, &**host, None)
-            }
-            (Some(host), Some((word, strong))) if !strong || conn.is_context_clear(*context) => {
-                self.copy_now(single, &**host, Some(*word))
+        let is_free = |strong: &bool| !strong || conn.is_context_clear(*context);
+        if local.len == 0 || signal.as_ref().is_some_and(|(_, strong)| !is_free(strong)) {
+            return Ok(None);
+        }
+        let (work, word) = (single.work(), signal.map(|(word, _)| word));
+        match (conn.choose(&work, word.as_ref()), &conn.links.host) {
+            (Route::GpuAndSignal(host), _) => self.copy_now(single, host, work, word),
+            (Route::Rails(rails), _) if word.is_none() => self.carry_now(single, rails, work),
+            (Route::Stream, Some(host))
+                if word.is_none() && host.is_copied_by_gpu(work.memory, remote) =>
+            {
+                self.copy_now(single, &**host, work, None)
             }
             _ => Ok(None),
         }
@@ -142,15 +146,15 @@ impl Endpoint {
 
     /// Moves a short piece, and changes its signal's word, if that takes no longer than starting a
     /// transfer. `None`: the caller has to start one.
-    pub(super) fn make_now(&self, single: &Single) -> Result<Option<Begun>> {
+    pub(super) fn make_now(&self, single: &Single) -> Result<Option<Started>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
-            None => Ok(copy_short(single).then(|| Begun::Done(self.done_now(single)))),
+            None => Ok(copy_short(single).then(|| Started::Done(self.done_now(single)))),
         }
     }
 
     /// Copies a short piece, as [`copy_short`] does, and changes its signal's word.
-    fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Begun>> {
+    fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Started>> {
         let conn = &single.conn;
         if strong && !conn.is_context_clear(single.context) {
             return Ok(None);
@@ -161,7 +165,7 @@ impl Endpoint {
             // SAFETY: inside a region, which the lease keeps registered.
             let done = unsafe { lane.try_signalled(*local, remote, &word.span, word.change) };
             if let Some(Ok(())) = done {
-                return Ok(Some(Begun::Done(self.done_now(single))));
+                return Ok(Some(Started::Done(self.done_now(single))));
             }
         }
         // Before a byte moves: asking the owner to change the word may take a transfer.
@@ -170,12 +174,12 @@ impl Endpoint {
             return Ok(None);
         }
         if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
-            return Ok(Some(Begun::Done(self.done_now(single))));
+            return Ok(Some(Started::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
         let transfer = conn.admit_in(room, single.plan(After::of(Some(word), None), self));
         let hold = transfer.hold();
-        settle(hold, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
+        settle(hold, Ok(())).map(|transfer| Some(Started::Transfer(transfer)))
     }
 
     /// Makes a GPU copy one piece, and change a signal's word then, and waits a moment: most such
@@ -185,18 +189,16 @@ impl Endpoint {
         &self,
         single: &Single,
         lane: &dyn HostLane,
+        work: Work,
         word: Option<Word>,
-    ) -> Result<Option<Begun>> {
-        let posted = self.post_now(single, single.work(), |op| match word {
+    ) -> Result<Option<Started>> {
+        let posted = self.post_now(single, work, |op| match word {
             // SAFETY: `post_now` keeps the memory.
             None => unsafe { lane.post(op) },
-            Some(word) if Connection::is_for_gpu(&word) && lane.signals_by_gpu(&op, &word) => {
-                // SAFETY: as above.
-                unsafe { lane.post_signalled_by_gpu(op, word) }
-            }
-            Some(_) => Ok(Posted::Done(Err(OpError::Unreachable))),
+            // SAFETY: as above.
+            Some(word) => unsafe { lane.post_signalled_by_gpu(op, word) },
         });
-        let UnderWay { now, name, room } = match posted? {
+        let PostedPiece { now, name, room } = match posted? {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
@@ -206,27 +208,30 @@ impl Endpoint {
             (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
         }
         match now.result() {
-            Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
+            Some(Ok(())) => Ok(Some(Started::Done(self.done_now(single)))),
             Some(Err(_)) if word.is_none() => Ok(None),
             // With a signal, a failed copy is not tried again: a second attempt could change the
             // word twice.
             _ => {
-                let heir = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
-                self.outlast(single, room, (0, name), &now, heir).map(Some)
+                let successor = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
+                self.outlast(single, room, (0, name), &now, successor).map(Some)
             }
         }
     }
 
     /// Posts one piece on the rails, and looks at them for a while. If it has not succeeded by
     /// then, it becomes a transfer, which takes another way where the rails cannot move it.
-    fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let (conn, work) = (&single.conn, single.work());
-        let rails = conn.rails_for(&work).filter(|_| !self.config().ask_owners);
-        let Some(lane) = rails else { return Ok(None) };
+    fn carry_now(
+        &self,
+        single: &Single,
+        lane: &dyn RailLane,
+        work: Work,
+    ) -> Result<Option<Started>> {
+        let conn = &single.conn;
         let place = conn.rails_place();
         // SAFETY: `post_now` keeps the memory.
         let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
-        let UnderWay { now, name, room } = match posted? {
+        let PostedPiece { now, name, room } = match posted? {
             Ok(under_way) => under_way,
             Err(over) => return over.map(|over| single.shown().map(|()| over)).transpose(),
         };
@@ -239,12 +244,12 @@ impl Endpoint {
         });
         if let Some(Ok(())) = now.result() {
             single.shown()?;
-            return Ok(Some(Begun::Done(self.done_now(single))));
+            return Ok(Some(Started::Done(self.done_now(single))));
         }
-        let heir = |transfer: &Arc<Transfer>| {
+        let successor = |transfer: &Arc<Transfer>| {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: place }) as _
         };
-        self.outlast(single, room, (place as u16, name), &now, heir).map(Some)
+        self.outlast(single, room, (place as u16, name), &now, successor).map(Some)
     }
 
     /// Posts one piece by a lane's `post`. The inner `Err`: it has been done, or (`None`) has to
@@ -258,12 +263,12 @@ impl Endpoint {
         single: &'a Single,
         work: Work,
         post: impl FnOnce(Operation) -> Result<Posted, LaneError>,
-    ) -> Result<Result<UnderWay<'a>, Option<Begun>>> {
+    ) -> Result<Result<PostedPiece<'a>, Option<Started>>> {
         let room = single.conn.core.transfers.room()?;
-        let now = Arc::new(Now::default());
+        let now = Arc::new(InlineOp::default());
         Ok(match post(work.operation(Arc::clone(&now) as _)) {
-            Ok(Posted::Pending(name)) => Ok(UnderWay { now, name, room }),
-            Ok(Posted::Done(Ok(()))) => Err(Some(Begun::Done(self.done_now(single)))),
+            Ok(Posted::Pending(name)) => Ok(PostedPiece { now, name, room }),
+            Ok(Posted::Done(Ok(()))) => Err(Some(Started::Done(self.done_now(single)))),
             Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
         })
     }
@@ -274,15 +279,15 @@ impl Endpoint {
         single: &Single,
         room: Room<'_>,
         name: (u16, OpName),
-        now: &Now,
-        heir: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
-    ) -> Result<Begun> {
+        now: &InlineOp,
+        successor: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
+    ) -> Result<Started> {
         let transfer = single.conn.admit_in(room, single.plan(After::Publish, self));
         let hold = transfer.hold();
         transfer.expect_ops(1);
         transfer.body.lock().ops.push(name);
-        now.hand_to(heir(&transfer));
-        settle(hold, Ok(())).map(Begun::Under)
+        now.hand_to(successor(&transfer));
+        settle(hold, Ok(())).map(Started::Transfer)
     }
 
     /// Counts a transfer that was done on the spot.

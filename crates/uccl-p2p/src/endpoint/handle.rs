@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     Endpoint, Interrupt, Request, Status, Tried,
-    transfers::{Begun, end},
+    transfers::{Started, end},
 };
 use crate::{
     drive::{connection::Transfer, wait},
@@ -134,8 +134,8 @@ impl Endpoint {
     /// The same as those of `try_run`.
     pub fn try_run_held(&self, request: &Request<'_>) -> Result<Tried<TransferHandle>> {
         Ok(match self.try_begin(request)? {
-            Begun::Done(outcome) => Tried::Done(outcome),
-            Begun::Under(transfer) => Tried::Under(self.handle_of(transfer)),
+            Started::Done(outcome) => Tried::Done(outcome),
+            Started::Transfer(transfer) => Tried::Under(self.handle_of(transfer)),
         })
     }
 

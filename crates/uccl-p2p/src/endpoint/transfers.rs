@@ -13,9 +13,7 @@ use uccl_fabric::{
 };
 use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 
-use super::{
-    CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Tried, Uninterrupted,
-};
+use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Uninterrupted};
 use crate::{
     drive::{
         connection::{Claim, Connection, Found, Hold, Transfer},
@@ -39,10 +37,11 @@ const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 const OURS: u32 = 2;
 
 /// A transfer that was begun.
-pub(super) enum Begun {
+pub(super) enum Started {
     /// It is over already.
     Done(Outcome),
-    Under(Arc<Transfer>),
+    /// It goes on as this transfer.
+    Transfer(Arc<Transfer>),
 }
 
 impl Endpoint {
@@ -55,23 +54,6 @@ impl Endpoint {
         self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
     }
 
-    /// Does a transfer at once if that takes no longer than to start it, and else starts it. A
-    /// transfer that was done at once has no id.
-    pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
-        Ok(match self.try_begin(request)? {
-            Begun::Done(outcome) => Tried::Done(outcome),
-            Begun::Under(transfer) => Tried::Under(transfer.id),
-        })
-    }
-
-    pub(super) fn try_begin(&self, request: &Request<'_>) -> Result<Begun> {
-        let made = match self.single(request)? {
-            Some(single) => self.make_now(&single)?,
-            None => None,
-        };
-        made.map_or_else(|| self.post_transfer(request).map(Begun::Under), Ok)
-    }
-
     /// Starts a transfer that begins when the mark is reached.
     pub(crate) fn post_behind(
         &self,
@@ -82,28 +64,6 @@ impl Endpoint {
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer)
-    }
-
-    /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer
-    /// before it returns.
-    pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
-        let begun = match self.single(request)? {
-            Some(single) => self.begin_now(&single)?,
-            None => None,
-        };
-        match begun {
-            Some(Begun::Done(outcome)) => Ok(outcome),
-            Some(Begun::Under(transfer)) => {
-                self.finish(transfer.conn.claim(), &transfer, interrupt)
-            }
-            None => {
-                let after = request.after.map(CudaStream::mark).transpose()?;
-                let conn = self.usable_conn(request.conn)?;
-                let claim = conn.claim();
-                let transfer = self.start_over(Arc::clone(&conn), request, after)?;
-                self.finish(claim, &transfer, interrupt)
-            }
-        }
     }
 
     /// Waits for the end of a transfer. The caller has to claim the connection before it posts the

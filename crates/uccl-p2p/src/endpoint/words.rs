@@ -21,7 +21,6 @@ use crate::{
     drive::{
         held::{IsLost, Source, Told, Wait, What},
         regions::{Lease, contains, outside},
-        transfer::Carrier as _,
         wait,
     },
     error::{Error, Result},

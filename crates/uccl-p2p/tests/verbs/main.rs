@@ -55,7 +55,8 @@ fn without_devices_a_connection_says_what_is_missing() {
     assert!(why.contains("/nonexistent/libibverbs.so"), "{why}");
 }
 
-/// Short data goes along with its request, which the process copies. The device has the pages still.
+/// Short data goes along with its request, which the process copies. The device has the pages
+/// still.
 #[test]
 fn a_short_write_of_memory_that_is_not_mapped_ends() {
     const LEN: usize = 4096;

@@ -44,7 +44,7 @@ impl RmaLane {
     pub(super) fn grant_landing(&self, state: &mut State) -> Result<Grant, Status> {
         let area = state.landing.area().ok_or(Status::UnknownKey)?;
         let (span, pinned) = (area.span(), Arc::clone(area.pinned()));
-        let paths = self.keys_of(state, &pinned, span.addr, Rights::ALL);
+        let paths = state.keys_of(&pinned, span.addr, Rights::ALL);
         let (addr, len) = (span.addr as u64, span.len as u64);
         Ok(Grant { addr, len, read: true, write: true, staged: false, paths })
     }

@@ -9,7 +9,7 @@ use std::{
 use uccl_fabric::region::{RegionDescription, Rights};
 use uccl_wire::{
     frame::Status,
-    rails::{Grant, LANDING, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
+    rails::{Grant, LANDING, MAX_RAILS, Note, PathId, RailOffer, RegionId},
 };
 
 use super::{RmaLane, Role};
@@ -352,29 +352,13 @@ impl RmaLane {
         let RegionDescription { span, rights, kind, region: root } = described;
         let pinned = self.rails.of_slot(root);
         let paths =
-            pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));
+            pinned.map_or_else(Vec::new, |pinned| state.keys_of(&pinned, span.addr, rights));
         let staged = paths.is_empty() && self.has_landing_for(state, kind);
         if root == region.slot && (staged || !paths.is_empty()) {
             state.lent.by_slot.insert(region.slot, (region.key, false));
         }
         let (addr, len) = (span.addr as u64, span.len as u64);
         Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
-    }
-
-    /// The keys with which a peer that has these rights names the memory at this address: one for
-    /// each path with a device that takes it.
-    pub(super) fn keys_of(
-        &self,
-        state: &mut State,
-        pinned: &Pinned,
-        addr: usize,
-        rights: Rights,
-    ) -> Vec<PathKey> {
-        let key_of = |path: &mut Path| {
-            let key = path.key_of(pinned, rights)?;
-            Some(PathKey { id: path.id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
-        };
-        state.paths.iter_mut().filter_map(key_of).collect()
     }
 
     /// On the connecting end: sends `Settled` when every path has been tried, or [`LATECOMERS`] has

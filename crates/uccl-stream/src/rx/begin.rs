@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Header, Kind, Status};
 
-use super::{Incoming, Rx, RxContext, State, unexpected};
+use super::{Incoming, Rx, RxContext, State, device::Targets, unexpected};
 use crate::{
     ops::SendProgress,
     queue::Reply,
@@ -154,13 +154,4 @@ impl<P: PipeRx> Rx<P> {
         op.done.complete(op.doomed.map_or(result, Err));
         Ok(())
     }
-}
-
-/// The places of the memory that a frame's descriptors name.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Targets {
-    /// A GPU that some of the memory is on.
-    pub(super) device: Option<u32>,
-    /// Some of the memory is the host's.
-    pub(super) host: bool,
 }

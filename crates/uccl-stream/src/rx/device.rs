@@ -1,12 +1,12 @@
 //! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its
 //! place.
 
-use std::sync::{Arc, atomic::Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use uccl_device::cuda::GpuError;
 use uccl_fabric::{
     gpu::Ended,
-    lane::{Handling, LaneError, OpError, OpName},
+    lane::{LaneError, OpError},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
@@ -15,15 +15,20 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Kind, Status};
 
-use super::{
-    Changing, Rx, RxContext,
-    begin::Targets,
-    payload::{fill, read_result},
-};
+use super::{Rx, RxContext, ends::end_read};
 use crate::{
-    ReportedCompletion, remote_of,
+    remote_of,
     upload::{End, InboundChunk, Purpose, Upload},
 };
+
+/// The places of the memory that a frame's descriptors name.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Targets {
+    /// A GPU that some of the memory is on.
+    pub(super) device: Option<u32>,
+    /// Some of the memory is the host's.
+    pub(super) host: bool,
+}
 
 impl<P: PipeRx> Rx<P> {
     /// Whether GPUs copy, or change a word. Only a look shows their end.
@@ -56,22 +61,6 @@ impl<P: PipeRx> Rx<P> {
             }
         }
         any
-    }
-
-    /// Looks at the change of a word that is under way. Returns whether it has ended.
-    fn end_change(&mut self, around: &RxContext<'_>) -> bool {
-        match &self.changing {
-            None => return false,
-            Some(Changing::Message) if around.sink.go_on() == Handling::UnderWay => return false,
-            Some(Changing::Message) => {}
-            Some(Changing::Write { op, change }) => {
-                let Some(changed) = change.ended() else { return false };
-                around.sink.signalled();
-                self.answers.ack(*op, changed.map_or(Status::Fault, |()| Status::Ok));
-            }
-        }
-        self.changing = None;
-        true
     }
 
     /// Data of an operation did not land.
@@ -257,23 +246,12 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
-/// Ends a read of ours after all copies of its data have ended.
-fn end_read(name: OpName, end: End, around: &RxContext<'_>) {
-    let mut ops = around.ops.lock();
-    if let End::Data(target) = end {
-        let op = ops.remove(name);
-        drop(ops);
-        if let Some(op) = op {
-            let result = read_result(&op, &target);
-            op.done.complete(result);
-        }
-        return;
-    }
-    // More of its data may come from the peer, and is thrown away.
-    let done =
-        ops.get_mut(name).map(|op| std::mem::replace(&mut op.done, Arc::new(ReportedCompletion)));
-    drop(ops);
-    if let Some(done) = done {
-        done.complete(Err(OpError::Cancelled));
-    }
+/// Copies `bytes` to memory that belongs to a caller.
+///
+/// # Safety
+/// The span must be writable, and as long as `bytes`.
+pub(super) unsafe fn fill(to: Span, bytes: &[u8]) {
+    debug_assert_eq!(to.len, bytes.len());
+    // SAFETY: as the caller promises; our staging buffer is ours alone.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
 }

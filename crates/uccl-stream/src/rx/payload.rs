@@ -2,17 +2,15 @@
 
 use uccl_fabric::{
     guarded,
-    lane::{Handling, LaneError, OpError, OpResult},
-    mem::{Access, Span},
+    lane::{Handling, LaneError, OpError},
+    mem::Access,
     pipe::PipeRx,
-    signal::{self, Word},
     status_of,
 };
 use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
 
-use super::{Changing, Incoming, Rx, RxContext, State, unexpected};
+use super::{Changing, Incoming, Rx, RxContext, State, ends::read_result, unexpected};
 use crate::{
-    ops::{InFlight, ReadTarget},
     remote_of,
     upload::{End, Purpose},
 };
@@ -169,38 +167,6 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Ends a write of the peer's: changes the word of its signal, and answers. If the status is
-    /// good, all its bytes are visible here.
-    pub(super) fn end_write(
-        &mut self,
-        op: u64,
-        status: Status,
-        word: Option<Word>,
-        around: &RxContext<'_>,
-    ) {
-        // The data that has come since the pipe was cut was thrown away, so a signal or an answer
-        // would be false. An answer could still reach the peer, if this side cuts a pipe in shared
-        // memory. So none is sent, and the peer learns that the lane has ended.
-        if self.is_cut {
-            return;
-        }
-        let status = match word.filter(|_| status == Status::Ok) {
-            None => status,
-            Some(word) => match signal::apply(around.regions, &word) {
-                Ok(Some(change)) => {
-                    self.changing = Some(Changing::Write { op, change });
-                    return;
-                }
-                Ok(None) => {
-                    around.sink.signalled();
-                    status
-                }
-                Err(refused) => refused,
-            },
-        };
-        self.answers.ack(op, status);
-    }
-
     fn finish_data(
         &mut self,
         status: Status,
@@ -233,26 +199,9 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
-pub(super) fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
-    match op.doomed.as_ref().or(target.failed.as_ref()) {
-        Some(e) => Err(e.clone()),
-        None if target.received != op.len => Err(OpError::Remote(Status::Protocol)),
-        None => Ok(()),
-    }
-}
-
 fn deliver(crc_ok: bool, message: &[u8], around: &RxContext<'_>) -> Result<Handling, LaneError> {
     if !crc_ok {
         return Err(unexpected("a message with a wrong checksum"));
     }
     around.sink.message(message).map_err(LaneError::Protocol)
-}
-/// Copies `bytes` to memory that belongs to a caller.
-///
-/// # Safety
-/// The span must be writable, and as long as `bytes`.
-pub(super) unsafe fn fill(to: Span, bytes: &[u8]) {
-    debug_assert_eq!(to.len, bytes.len());
-    // SAFETY: as the caller promises; our staging buffer is ours alone.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
 }

@@ -11,7 +11,7 @@ use uccl_fabric::lane::{Completion, OpResult};
 
 /// Notes how such an operation ends.
 #[derive(Default)]
-pub(crate) struct Now {
+pub(crate) struct InlineOp {
     ended: AtomicBool,
     state: Mutex<State>,
 }
@@ -20,10 +20,10 @@ pub(crate) struct Now {
 struct State {
     result: Option<OpResult>,
     /// The completion in the transfer that the operation has become a part of.
-    heir: Option<Arc<dyn Completion>>,
+    successor: Option<Arc<dyn Completion>>,
 }
 
-impl Now {
+impl InlineOp {
     /// Whether it has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
@@ -34,26 +34,26 @@ impl Now {
         self.state.lock().result.clone()
     }
 
-    /// Makes the operation part of a transfer, which must expect it: `heir` gets its result.
-    pub(crate) fn hand_to(&self, heir: Arc<dyn Completion>) {
+    /// Makes the operation part of a transfer, which must expect it: `successor` gets its result.
+    pub(crate) fn hand_to(&self, successor: Arc<dyn Completion>) {
         let mut state = self.state.lock();
         match state.result.take() {
             Some(result) => {
                 drop(state);
-                heir.complete(result);
+                successor.complete(result);
             }
-            None => state.heir = Some(heir),
+            None => state.successor = Some(successor),
         }
     }
 }
 
-impl Completion for Now {
+impl Completion for InlineOp {
     fn complete(self: Arc<Self>, result: OpResult) {
         let mut state = self.state.lock();
-        match state.heir.take() {
-            Some(heir) => {
+        match state.successor.take() {
+            Some(successor) => {
                 drop(state);
-                heir.complete(result);
+                successor.complete(result);
             }
             None => state.result = Some(result),
         }

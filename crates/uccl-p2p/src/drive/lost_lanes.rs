@@ -4,17 +4,32 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The lost lanes. The session decides how their operations go on.
 #[derive(Default)]
-pub(crate) struct Lanes {
+pub(crate) struct LostLanes {
     /// Lost lanes, one bit each: they must not be used any more.
-    pub(super) lost: AtomicU64,
+    lost: AtomicU64,
     /// Lost lanes that a thread has begun to kill, or has killed.
-    pub(super) ending: AtomicU64,
+    ending: AtomicU64,
 }
 
-impl Lanes {
+impl LostLanes {
     /// Whether a lane is lost.
-    pub(crate) fn lost(&self, lane: usize) -> bool {
+    pub(crate) fn has(&self, lane: usize) -> bool {
         self.lost.load(Acquire) & bit(lane) != 0
+    }
+
+    /// Whether any lane is lost.
+    pub(super) fn any(&self) -> bool {
+        self.lost.load(Acquire) != 0
+    }
+
+    /// Notes that a lane is lost; false if that was known.
+    pub(super) fn add(&self, lane: usize) -> bool {
+        self.lost.fetch_or(bit(lane), AcqRel) & bit(lane) == 0
+    }
+
+    /// Notes that the calling thread kills a lost lane; false if another one does, or has.
+    pub(super) fn begin_end(&self, lane: usize) -> bool {
+        self.ending.fetch_or(bit(lane), AcqRel) & bit(lane) == 0
     }
 
     /// Whether a lane is lost and a thread has at least begun to kill it.
