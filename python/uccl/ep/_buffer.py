@@ -574,17 +574,16 @@ class Buffer(BaseBuffer):
         )
         choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
         call = backend.low_latency_combine(x, choices, handle.state, results, options)
-        if return_recv_hook:
-            call.begin()
-        else:
+        if not return_recv_hook:
             call.finish()
-        event = self._done(async_finish, x, call.out)
+            return call.out, self._done(async_finish, x, call.out), None
+        call.begin()
 
         # The rows live until the hook has been called.
         def finish(x: torch.Tensor = x) -> None:
             call.finish()
 
-        return call.out, event, finish if return_recv_hook else None
+        return call.out, self._done(False), finish
 
     def _combine_shape(self, handle: LowLatencyHandle) -> tuple[int, int, int]:
         """The shape of the experts' rows for a combine."""
