@@ -945,7 +945,7 @@ class TestTransfers:
         # Transfers of parts of the described memory.
         mine.size = 10
         remote[0].addr, remote[0].size = remote[0].addr + 100, 10
-        ok, transfer = a.transfer(self.two.conn_a, "write", [mine, mine], [remote[0], remote[1]])
+        ok, transfer = a.transfer(self.two.conn_a, "WRITE", [mine, mine], [remote[0], remote[1]])
         assert ok and a.wait(transfer, 10) == (True, True), p2p.last_error()
         assert self.dst[100:110].tolist() == self.dst[:10].tolist() == list(range(10))
         b.deregister_memory(theirs)

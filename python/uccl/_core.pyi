@@ -861,7 +861,7 @@ class Endpoint:
     def transfer(
         self,
         conn_id: int,
-        op_name: Literal["read", "write"],
+        op_name: Literal["read", "write", "READ", "WRITE"],
         local_desc_list: Iterable[XferDesc],
         remote_desc_list: Iterable[XferDesc],
         *,

@@ -234,9 +234,10 @@ pub(crate) fn transfer(
             remote.len()
         )));
     }
+    // UCCL's own test writes them in capitals.
     let op = match a.req::<String>(Param::OpName)?.as_str() {
-        "read" => Op::Read,
-        "write" => Op::Write,
+        "read" | "READ" => Op::Read,
+        "write" | "WRITE" => Op::Write,
         name => return Err(CallError::runtime(format!("Invalid op_name: {name}"))),
     };
     let conn = ConnId(a.req(Param::Conn)?);

@@ -55,7 +55,7 @@ params! {
     Strong: "strong" => "bool";
     Context: "context" => "int";
     // Descriptors.
-    OpName: "op_name" => r#"Literal["read", "write"]"#;
+    OpName: "op_name" => r#"Literal["read", "write", "READ", "WRITE"]"#;
     LocalDescs: "local_desc_list" "local_descs" => "Iterable[XferDesc]";
     RemoteDescs: "remote_desc_list" "remote_descs" => "Iterable[XferDesc]";
     // Regions and adverts.
