@@ -38,12 +38,16 @@ use crate::{
     descriptors,
     drive::{
         acceptor::Acceptor,
-        connection::{Connection, Core, Transfer, Workers},
-        core::Devices,
+        core::{
+            Devices,
+            connection::{
+                Connection, Core, Transfer, Workers,
+                transfer::{After, Kind, Plan},
+            },
+        },
         greeting::Greeting,
         places,
         regions::{Mr, contains, outside},
-        transfer::{After, Kind, Plan},
         wait,
     },
     error::{Error, Result},

@@ -17,9 +17,8 @@ use super::{
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
     drive::{
-        connection::{Found, Transfer},
+        core::connection::{Found, Transfer, transfer::Fence},
         deadline,
-        transfer::Fence,
     },
 };
 

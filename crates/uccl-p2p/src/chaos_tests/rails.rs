@@ -21,9 +21,11 @@ use crate::{
     Uninterrupted,
     devices::Opened,
     drive::{
-        connection::Connection,
+        core::connection::{
+            Connection,
+            transfer::{Found, MAX_PENDING},
+        },
         timers::TO_PROBE,
-        transfer::{Found, MAX_PENDING},
     },
     wire::advert::Advert,
 };

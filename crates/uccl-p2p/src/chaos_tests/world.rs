@@ -20,8 +20,10 @@ use uccl_stream::{StreamLane, StreamOptions};
 use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
     drive::{
-        connection::{Connection, Peer, Workers},
-        core::Devices,
+        core::{
+            Devices,
+            connection::{Connection, Peer, Workers},
+        },
         links::Links,
     },
     wire::advert::Advert,

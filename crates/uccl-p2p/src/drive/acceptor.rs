@@ -26,13 +26,15 @@ use uccl_rma::Role;
 use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode};
 
 use super::{
-    connection::{Connection, Core, Workers},
+    core::{
+        connection::{Connection, Core, Workers},
+        workers::ACCEPTOR,
+    },
     greeting::{self, Greeting, MAX_LANES},
     lanes,
     links::Links,
     seats::{Seat, Source},
     socket::{MAX_WORD, Socket},
-    workers::ACCEPTOR,
 };
 use crate::{
     error::{Error, Result},

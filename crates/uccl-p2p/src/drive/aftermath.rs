@@ -9,8 +9,10 @@ use std::{sync::Arc, time::Instant};
 use uccl_fabric::lane::Aftermath;
 
 use super::{
-    connection::{Connection, Core, Loan, Transfer},
-    given_up::GivenUp,
+    core::{
+        connection::{Connection, Core, Loan, Transfer},
+        given_up::GivenUp,
+    },
     regions::Ending,
 };
 use crate::error::Error;

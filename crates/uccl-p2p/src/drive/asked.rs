@@ -16,8 +16,10 @@ use uccl_proto::asked::CopyEnd;
 use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
-    connection::{Connection, Transfer},
-    transfer::{After, Fence, Kind, Plan},
+    core::connection::{
+        Connection, Transfer,
+        transfer::{After, Fence, Kind, Plan},
+    },
     work::Work,
 };
 use crate::error::Error;

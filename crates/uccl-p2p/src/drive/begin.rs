@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{
-    connection::{Connection, Transfer},
+use super::core::connection::{
+    Connection, Transfer,
     deferred::{Due, Mark, Start, Waiting},
 };
 use crate::error::{Error, Result};

@@ -17,7 +17,7 @@ use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
 use super::{
     attempt::{Attempt, SleepLimit},
-    connection::{Connection, Core, Workers},
+    core::connection::{Connection, Core, Workers},
     greeting::{self, Greeting},
     lanes,
     links::Links,

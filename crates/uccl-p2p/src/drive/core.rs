@@ -1,5 +1,9 @@
 //! The state that all parts of an endpoint share.
 
+pub(crate) mod connection;
+pub(crate) mod given_up;
+pub(crate) mod workers;
+
 use std::{
     collections::VecDeque,
     sync::{
@@ -13,14 +17,12 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use uccl_rma::Rails;
 
-use super::{
+use self::{
+    connection::transfer::{Carrier, Transfers},
     given_up::Aftermaths,
-    held::HeldStreams,
-    regions::Mrs,
-    seats::Seats,
-    transfer::{Carrier, Transfers},
     workers::Workers,
 };
+use super::{held::HeldStreams, regions::Mrs, seats::Seats};
 use crate::{
     config::Config,
     error::{Error, Result},

@@ -6,9 +6,8 @@ use std::{
 };
 
 use super::{
-    connection::{Connection, Core, Transfer},
+    core::connection::{Connection, Core, Transfer, transfer::Fence},
     timers,
-    transfer::Fence,
 };
 use crate::error::Error;
 

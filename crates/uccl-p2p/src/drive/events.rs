@@ -8,9 +8,11 @@ use uccl_proto::Event;
 use uccl_wire::message::{Answer, Message};
 
 use super::{
-    connection::{Ask, Connection, Transfer},
+    core::connection::{
+        Ask, Connection, Transfer,
+        transfer::{After, Carrier, Fence, Kind},
+    },
     sends::MAX_QUEUED,
-    transfer::{After, Carrier, Fence, Kind},
 };
 use crate::error::{Error, Result};
 

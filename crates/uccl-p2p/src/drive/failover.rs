@@ -20,7 +20,7 @@ use uccl_fabric::{
 use uccl_proto::lanes::OrphanStep;
 
 use super::{
-    connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, Piece, Transfer},
     work::Work,
 };
 

@@ -5,8 +5,8 @@ use std::{
     time::Instant,
 };
 
-use super::{
-    connection::{Connection, Transfer},
+use super::core::connection::{
+    Connection, Transfer,
     transfer::{Fence, Kind},
 };
 

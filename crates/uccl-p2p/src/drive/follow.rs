@@ -11,8 +11,10 @@ use uccl_device::cuda::Stream;
 use uccl_fabric::lane::{HostLane, OpKind, OpName};
 
 use super::{
-    connection::{Connection, Transfer},
-    deferred::{Start, Waiting},
+    core::connection::{
+        Connection, Transfer,
+        deferred::{Start, Waiting},
+    },
     route::Route,
     work::{Memory, Pieces, Work},
 };

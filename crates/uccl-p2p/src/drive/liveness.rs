@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering::Acquire};
 use uccl_fabric::clock;
 use uccl_proto::liveness::LaneVerdict;
 
-use super::connection::Connection;
+use super::core::connection::Connection;
 
 impl Connection {
     /// Gives up lanes that have been silent for too long while something waits for them. If that is

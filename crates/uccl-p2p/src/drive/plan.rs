@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 
 use super::{
-    connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, Piece, Transfer},
     route::Route,
     work::{Memory, Work},
 };

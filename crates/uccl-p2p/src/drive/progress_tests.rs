@@ -28,7 +28,7 @@ use uccl_wire::{advert::Advert, signal::Change};
 
 use super::{
     acceptor::begin,
-    connection::{Connection, Peer, Workers},
+    core::connection::{Connection, Peer, Workers},
     joined::on_loopback,
     links::Links,
     park::Parker,

@@ -12,10 +12,11 @@ use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::{Connection, Core, Transfer},
-    core::Devices,
+    core::{
+        Devices,
+        connection::{Connection, Core, Transfer, transfer::Kind},
+    },
     timers,
-    transfer::Kind,
     work::Work,
 };
 use crate::{

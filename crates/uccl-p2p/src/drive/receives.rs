@@ -11,8 +11,8 @@ use uccl_fabric::{
 use uccl_proto::incoming::EarlySend;
 use uccl_wire::message::{Source, Verdict};
 
-use super::{
-    connection::{Connection, Transfer},
+use super::core::connection::{
+    Connection, Transfer,
     transfer::{After, Fence},
 };
 use crate::{

@@ -10,8 +10,10 @@ use smallvec::SmallVec;
 use uccl_fabric::{lane::HostLane, rail::RailError};
 
 use super::{
-    connection::{Connection, Core},
-    core::{Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge},
+    core::{
+        Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge,
+        connection::{Connection, Core},
+    },
     regions::Mr,
     timers,
 };

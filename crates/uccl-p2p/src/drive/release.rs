@@ -20,7 +20,7 @@ use uccl_fabric::{gpu::advance_words, rail::RailError};
 
 use super::{
     aftermath::IN_THE_MIDDLE,
-    connection::{Connection, Core},
+    core::connection::{Connection, Core},
     regions::Ending,
     timers,
 };

@@ -13,7 +13,7 @@ use uccl_fabric::{
 };
 use uccl_wire::signal::Change;
 
-use super::{connection::Connection, regions::Mr, work::Work};
+use super::{core::connection::Connection, regions::Mr, work::Work};
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
 const STRIPE: u64 = 512 << 10;

@@ -8,10 +8,10 @@ use uccl_proto::outgoing::SendProtocol;
 use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
-    connection::{Connection, Sent, Session, Talk, Transfer},
-    loans::source_of,
+    core::connection::{
+        Connection, Sent, Session, Talk, Transfer, loans::source_of, transfer::Fence,
+    },
     payload,
-    transfer::Fence,
 };
 use crate::{
     error::{Error, Result},
@@ -191,7 +191,7 @@ mod tests {
     use crate::{
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
-            deferred::{Due, Mark},
+            core::connection::deferred::{Due, Mark},
             joined::Joined,
         },
     };

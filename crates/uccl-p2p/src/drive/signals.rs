@@ -19,10 +19,7 @@ use uccl_wire::{
     signal::{Change, SIGNAL_LEN},
 };
 
-use super::{
-    connection::{Connection, Earlier, Talk, Transfer},
-    transfer::After,
-};
+use super::core::connection::{Connection, Earlier, Talk, Transfer, transfer::After};
 use crate::error::{Error, Result};
 
 impl Connection {
@@ -151,7 +148,7 @@ mod tests {
 
     use super::{
         super::{
-            connection::{Connection, Peer},
+            core::connection::{Connection, Peer},
             joined::Joined,
             links::Links,
         },

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use uccl_rma::Silence;
 
-use super::transfer::{Carrier, Transfer};
+use super::core::connection::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
 /// How long a peer may take to end a transfer that was called off, if `timeout` is off and silence

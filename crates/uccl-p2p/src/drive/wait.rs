@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{
-    connection::{Claim, Connection, Transfer},
+    core::connection::{Claim, Connection, Transfer},
     deadline,
     park::Parker,
     timers,

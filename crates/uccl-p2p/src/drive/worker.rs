@@ -17,9 +17,11 @@ use rustix::event::{
 
 use super::{
     acceptor::Acceptor,
-    connection::{Attached, Connection, Core, Workers},
+    core::{
+        connection::{Attached, Connection, Core, Workers},
+        workers::{ACCEPTOR, BELL, Kick, Shard},
+    },
     places,
-    workers::{ACCEPTOR, BELL, Kick, Shard},
 };
 use crate::error::{Error, Result};
 

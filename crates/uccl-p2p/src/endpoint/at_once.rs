@@ -20,11 +20,13 @@ use super::{
 };
 use crate::{
     drive::{
-        connection::{Connection, Piece, Transfer},
+        core::connection::{
+            Connection, Piece, Transfer,
+            transfer::{After, Plan, Room},
+        },
         inline_op::InlineOp,
         regions::{Lease, contains, outside},
         route::Route,
-        transfer::{After, Plan, Room},
         work::Work,
     },
     error::Result,

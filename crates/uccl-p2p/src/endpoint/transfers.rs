@@ -16,13 +16,14 @@ use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Uninterrupted};
 use crate::{
     drive::{
-        connection::{Claim, Connection, Found, Hold, Transfer},
+        core::connection::{
+            Claim, Connection, Found, Hold, Transfer,
+            deferred::{Mark, Start},
+            transfer::{After, Fence, Plan},
+        },
         deadline,
-        deferred::{Mark, Start},
         regions::{self, Lease},
-        timers,
-        transfer::{After, Fence, Plan},
-        wait,
+        timers, wait,
         work::Pieces,
     },
     error::{Error, Result},

@@ -8,8 +8,8 @@ use uccl_proto::{Handles, Session};
 use super::{
     loans::{Grants, Loan},
     transfer::{Carrier, Transfer},
-    work::Work,
 };
+use crate::drive::work::Work;
 
 /// The types that the engine keeps for each item, for connections of type `C`.
 pub(crate) struct Kept<C>(PhantomData<C>);
@@ -40,19 +40,19 @@ impl<C: Carrier> Talk<C> {
 
 /// A send or a notification that the peer has not answered.
 pub(crate) struct Sent<C: Carrier> {
-    pub(super) transfer: Arc<Transfer<C>>,
-    pub(super) grants: Grants,
+    pub(in crate::drive) transfer: Arc<Transfer<C>>,
+    pub(in crate::drive) grants: Grants,
     /// The payload of a notification that the peer fetches.
-    pub(super) payload: Option<Bytes>,
+    pub(in crate::drive) payload: Option<Bytes>,
 }
 
 impl<C: Carrier> Sent<C> {
-    pub(super) fn of(transfer: &Arc<Transfer<C>>) -> Self {
+    pub(in crate::drive) fn of(transfer: &Arc<Transfer<C>>) -> Self {
         Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
     }
 
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
+    pub(in crate::drive) fn lent(self) -> impl Iterator<Item = Loan<C>> {
         let Self { transfer, grants, mut payload } = self;
         let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
         // A payload has only one key.
@@ -62,20 +62,20 @@ impl<C: Carrier> Sent<C> {
 
 /// A copy that the peer was asked for and has not answered.
 pub(crate) struct Ask<C: Carrier> {
-    pub(super) transfer: Arc<Transfer<C>>,
+    pub(in crate::drive) transfer: Arc<Transfer<C>>,
     /// The work for the lanes if the peer declines.
-    pub(super) work: Work,
-    pub(super) grants: Grants,
+    pub(in crate::drive) work: Work,
+    pub(in crate::drive) grants: Grants,
 }
 
 impl<C: Carrier> Ask<C> {
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
+    pub(in crate::drive) fn lent(self) -> impl Iterator<Item = Loan<C>> {
         let Self { transfer, grants, .. } = self;
         grants.into_iter().filter_map(move |grant| grant.end(&transfer))
     }
 
-    pub(super) fn is_of(&self, transfer: &Arc<Transfer<C>>) -> bool {
+    pub(in crate::drive) fn is_of(&self, transfer: &Arc<Transfer<C>>) -> bool {
         Arc::ptr_eq(&self.transfer, transfer)
     }
 }

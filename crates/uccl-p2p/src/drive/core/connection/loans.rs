@@ -27,7 +27,11 @@ pub(crate) struct Grant {
 impl Grant {
     /// For a region in `table`. `part_of` is the slot of the caller's region that contains it;
     /// `None` if there is none.
-    pub(super) fn new(region: Region, table: Arc<RegionTable>, part_of: Option<u32>) -> Self {
+    pub(in crate::drive) fn new(
+        region: Region,
+        table: Arc<RegionTable>,
+        part_of: Option<u32>,
+    ) -> Self {
         Self { region, table, part_of }
     }
 

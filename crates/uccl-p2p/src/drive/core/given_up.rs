@@ -5,22 +5,21 @@ use std::{sync::Arc, time::Instant};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::{
+use super::connection::{
     loans::Loan,
-    timers,
     transfer::{Carrier, Hold},
 };
-use crate::config::Config;
+use crate::{config::Config, drive::timers};
 
 /// A peer that was given up: its lanes are dead on this side.
-pub(super) struct GivenUp<C: Carrier> {
-    pub(super) peer: Arc<str>,
-    pub(super) since: Instant,
-    pub(super) aftermaths: Vec<Arc<dyn Aftermath>>,
-    pub(super) lent: Vec<Loan<C>>,
+pub(in crate::drive) struct GivenUp<C: Carrier> {
+    pub(in crate::drive) peer: Arc<str>,
+    pub(in crate::drive) since: Instant,
+    pub(in crate::drive) aftermaths: Vec<Arc<dyn Aftermath>>,
+    pub(in crate::drive) lent: Vec<Loan<C>>,
     /// Transfers that must not end before the copies that this process itself still makes. No lane
     /// tells which transfers these copies belong to, so all unfinished ones are held.
-    pub(super) copied: Vec<Hold<C>>,
+    pub(in crate::drive) copied: Vec<Hold<C>>,
 }
 
 impl<C: Carrier> GivenUp<C> {
@@ -30,22 +29,22 @@ impl<C: Carrier> GivenUp<C> {
 
     /// Whether the peer may be touching the region in this slot, with its key or with one made for
     /// a part of it.
-    pub(super) fn touches(&self, slot: u32) -> bool {
+    pub(in crate::drive) fn touches(&self, slot: u32) -> bool {
         let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
         self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
     }
 
-    pub(super) fn copies(&self) -> bool {
+    pub(in crate::drive) fn copies(&self) -> bool {
         self.aftermaths.iter().any(|aftermath| aftermath.copies())
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::drive) fn is_over(&self) -> bool {
         self.aftermaths.iter().all(|aftermath| aftermath.is_over())
     }
 
     /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access
     /// begins.
-    pub(super) fn take_back(&mut self) -> Vec<Loan<C>> {
+    pub(in crate::drive) fn take_back(&mut self) -> Vec<Loan<C>> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);
         }
@@ -58,7 +57,7 @@ impl<C: Carrier> GivenUp<C> {
     }
 
     /// Takes out the transfers that were held for as long as is allowed.
-    pub(super) fn stuck(&mut self, config: &Config) -> Vec<Hold<C>> {
+    pub(in crate::drive) fn stuck(&mut self, config: &Config) -> Vec<Hold<C>> {
         if !timers::is_over(self.since, timers::to_end(config)) {
             return Vec::new();
         }
@@ -68,7 +67,7 @@ impl<C: Carrier> GivenUp<C> {
 }
 
 /// The peers of an endpoint that were given up.
-pub(crate) struct Aftermaths<C: Carrier>(pub(super) Mutex<Vec<GivenUp<C>>>);
+pub(crate) struct Aftermaths<C: Carrier>(pub(in crate::drive) Mutex<Vec<GivenUp<C>>>);
 
 impl<C: Carrier> Default for Aftermaths<C> {
     fn default() -> Self {
@@ -83,7 +82,7 @@ impl<C: Carrier> Aftermaths<C> {
         drop(forgotten);
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
+    pub(in crate::drive) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
         self.0.lock().iter().flat_map(|left| left.aftermaths.iter().cloned()).collect()
     }
 
@@ -101,7 +100,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::drive::connection::Connection;
+    use crate::drive::core::connection::Connection;
 
     /// A lane on which the peer touches some slots until it is done.
     #[derive(Default)]

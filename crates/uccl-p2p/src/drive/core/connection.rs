@@ -1,5 +1,11 @@
 //! Connections: lanes to one peer, and the unfinished work on them.
 
+pub(crate) mod attached;
+pub(crate) mod deferred;
+pub(crate) mod loans;
+pub(crate) mod talk;
+pub(crate) mod transfer;
+
 use std::{
     net::SocketAddr,
     sync::{
@@ -16,22 +22,22 @@ use uccl_fabric::gpu::WordChange;
 use uccl_fabric::lane::{Lane, LaneError, MessageLane, Moves, OpName, RailLane};
 use uccl_proto::assembler::fragments;
 
-use super::{
-    attached,
-    claims::{ClaimWaiters, Claims},
-    contexts::FailedContexts,
-    core,
+use self::{
     deferred::Deferred,
-    links::Links,
-    loans,
-    lost_lanes::{LostLanes, bit},
-    park::Parker,
-    seats::Seat,
-    talk, timers,
-    transfer::{self, Plan, Room},
-    workers,
+    transfer::{Plan, Room},
 };
+use super::workers;
 use crate::{
+    drive::{
+        claims::{ClaimWaiters, Claims},
+        contexts::FailedContexts,
+        core,
+        links::Links,
+        lost_lanes::{LostLanes, bit},
+        park::Parker,
+        seats::Seat,
+        timers,
+    },
     error::{Error, Result},
     ids::ConnId,
     types::{Accepted, ConnInfo, Interrupt},
@@ -86,7 +92,7 @@ pub(crate) struct Connection {
     /// Contexts in which a write has failed.
     pub(crate) failed_contexts: FailedContexts,
     /// The peer's signal that a GPU applies. Messages behind it wait.
-    pub(super) word_change: Mutex<Option<(u64, WordChange)>>,
+    pub(in crate::drive) word_change: Mutex<Option<(u64, WordChange)>>,
     lost: Mutex<Option<Error>>,
     /// The connection has failed or was closed; its lanes may still touch memory.
     failed: AtomicBool,
@@ -315,7 +321,7 @@ impl Connection {
         ops.iter().all(|(lane, op)| *lane == 0 && host.is_some_and(|host| host.is_ours(*op)))
     }
 
-    pub(super) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
+    pub(in crate::drive) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
         self.core.transfers.unfinished(|transfer| Arc::ptr_eq(&transfer.conn, self))
     }
 
@@ -351,7 +357,7 @@ impl Connection {
     }
 
     /// The lane that carries messages.
-    pub(super) fn messages(&self) -> &dyn MessageLane {
+    pub(in crate::drive) fn messages(&self) -> &dyn MessageLane {
         &*self.links.streams[0]
     }
 
@@ -450,7 +456,7 @@ impl Connection {
     }
 
     /// Does one part of the work that threads can share; false when there is none.
-    pub(super) fn help(&self) -> bool {
+    pub(in crate::drive) fn help(&self) -> bool {
         self.links.host.as_ref().is_some_and(|host| host.help())
     }
 
@@ -498,12 +504,12 @@ impl Connection {
     }
 
     /// The streams that are not lost.
-    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
+    pub(in crate::drive) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
         self.links.streams.iter().enumerate().filter(|(index, _)| !self.lost_lanes.has(*index))
     }
 
     /// Whether a lane is a stream, and not the rail lane.
-    pub(super) fn is_stream(&self, index: usize) -> bool {
+    pub(in crate::drive) fn is_stream(&self, index: usize) -> bool {
         index < self.rails_place()
     }
 

@@ -20,14 +20,14 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::{
-    contexts::{Contexts, Scope},
-    park::Parker,
-    payload::Payload,
-    regions::Lease,
-    work::{Kinds, Memory},
-};
 use crate::{
+    drive::{
+        contexts::{Contexts, Scope},
+        park::Parker,
+        payload::Payload,
+        regions::Lease,
+        work::{Kinds, Memory},
+    },
     error::{Error, Result},
     ids::TransferId,
     types::{Op, Outcome, Status},
@@ -202,7 +202,7 @@ pub(crate) struct Body<C> {
     pub(crate) fence: Option<Fence>,
     pub(crate) fenced_at: Option<Instant>,
     /// Its signal has been sent: only the peer knows whether its word has changed.
-    pub(super) is_signalling: bool,
+    pub(in crate::drive) is_signalling: bool,
     /// For a recv: where its data goes, one span per iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
@@ -356,13 +356,13 @@ impl<C: Carrier> Transfer<C> {
 
     /// The signal that may be sent along with its only operation, because nothing else decides
     /// whether the word changes.
-    pub(super) fn free_signal(&self) -> Option<Word> {
+    pub(in crate::drive) fn free_signal(&self) -> Option<Word> {
         self.body.lock().free_signal()
     }
 
     /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to
     /// follow.
-    pub(super) fn take_signal(&self) -> Option<Word> {
+    pub(in crate::drive) fn take_signal(&self) -> Option<Word> {
         let mut body = self.body.lock();
         let word = body.free_signal()?;
         if let After::Signal(_, notif) = std::mem::replace(&mut body.after, After::Publish) {
@@ -373,7 +373,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// Takes a signal back that was not sent along: it has to follow.
-    pub(super) fn return_signal(&self, word: Word) {
+    pub(in crate::drive) fn return_signal(&self, word: Word) {
         let mut body = self.body.lock();
         let notif = match std::mem::replace(&mut body.after, After::Publish) {
             After::Notify(notif) => Some(notif),
@@ -505,7 +505,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// Takes the step [`Body::after`], once no operation is left.
-    pub(super) fn ops_done(self: &Arc<Self>) {
+    pub(in crate::drive) fn ops_done(self: &Arc<Self>) {
         let (after, error, fence) = {
             let mut body = self.body.lock();
             body.ops.clear();
@@ -520,7 +520,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// The error that the caller sees when an operation failed.
-    pub(super) fn op_error(&self, e: OpError) -> Error {
+    pub(in crate::drive) fn op_error(&self, e: OpError) -> Error {
         let peer = Arc::clone(self.conn.peer());
         let fence = self.body.lock().fence;
         match (&e, fence) {
