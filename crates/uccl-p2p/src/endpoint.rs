@@ -39,11 +39,12 @@ use crate::{
     drive::{
         acceptor::Acceptor,
         core::{
-            Devices,
+            Core, Devices,
             connection::{
-                Connection, Core, Transfer, Workers,
-                transfer::{After, Kind, Plan},
+                Connection,
+                transfer::{After, Kind, Plan, Transfer},
             },
+            workers::Workers,
         },
         greeting::Greeting,
         places,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
     drive::{
-        core::connection::{Found, Transfer, transfer::Fence},
+        core::connection::transfer::{Fence, Found, Transfer},
         deadline,
     },
 };

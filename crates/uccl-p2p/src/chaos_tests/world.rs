@@ -22,7 +22,8 @@ use crate::{
     drive::{
         core::{
             Devices,
-            connection::{Connection, Peer, Workers},
+            connection::{Connection, Peer},
+            workers::Workers,
         },
         links::Links,
     },

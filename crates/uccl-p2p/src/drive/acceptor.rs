@@ -27,8 +27,9 @@ use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Ref
 
 use super::{
     core::{
-        connection::{Connection, Core, Workers},
-        workers::ACCEPTOR,
+        Core,
+        connection::Connection,
+        workers::{ACCEPTOR, Workers},
     },
     greeting::{self, Greeting, MAX_LANES},
     lanes,

@@ -10,7 +10,8 @@ use uccl_fabric::lane::Aftermath;
 
 use super::{
     core::{
-        connection::{Connection, Core, Loan, Transfer},
+        Core,
+        connection::{Connection, loans::Loan, transfer::Transfer},
         given_up::GivenUp,
     },
     regions::Ending,

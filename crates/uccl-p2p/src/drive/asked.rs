@@ -17,8 +17,8 @@ use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
     core::connection::{
-        Connection, Transfer,
-        transfer::{After, Fence, Kind, Plan},
+        Connection,
+        transfer::{After, Fence, Kind, Plan, Transfer},
     },
     work::Work,
 };

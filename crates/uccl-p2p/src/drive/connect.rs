@@ -17,7 +17,7 @@ use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
 use super::{
     attempt::{Attempt, SleepLimit},
-    core::connection::{Connection, Core, Workers},
+    core::{Core, connection::Connection, workers::Workers},
     greeting::{self, Greeting},
     lanes,
     links::Links,

@@ -9,8 +9,9 @@ use uccl_wire::message::{Answer, Message};
 
 use super::{
     core::connection::{
-        Ask, Connection, Transfer,
-        transfer::{After, Carrier, Fence, Kind},
+        Connection,
+        talk::Ask,
+        transfer::{After, Fence, Transfer},
     },
     sends::MAX_QUEUED,
 };
@@ -138,26 +139,16 @@ impl Connection {
             counters.failed.fetch_add(1, Relaxed);
         }
     }
-}
 
-impl Carrier for Connection {
-    fn peer(&self) -> &Arc<str> {
-        &self.peer.name
-    }
-
-    fn lost_error(&self) -> Error {
-        Self::lost_error(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        Self::has_ended(self)
-    }
-
-    fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
+    /// Whether only this process still has work to do for a transfer. `ops` are its operations that
+    /// have not ended.
+    pub(super) fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
         self.is_ours(ops) && !self.is_asking_for(transfer)
     }
 
-    fn go_on(
+    /// Takes the step `after`, when all operations of a transfer have ended, with success or
+    /// failure.
+    pub(super) fn go_on(
         self: &Arc<Self>,
         transfer: &Arc<Transfer>,
         after: After,
@@ -186,13 +177,8 @@ impl Carrier for Connection {
         transfer.publish(verdict);
     }
 
-    fn transfer_fails(&self, transfer: &Transfer) {
-        if transfer.kind == Kind::Write {
-            self.failed_contexts.note(transfer.context);
-        }
-    }
-
-    fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
+    /// Notes that a transfer has ended.
+    pub(super) fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
         self.pending.fetch_sub(1, AcqRel);
         self.count(transfer, is_done);
         self.core.transfers.ended(transfer);

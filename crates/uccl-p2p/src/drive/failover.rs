@@ -20,7 +20,7 @@ use uccl_fabric::{
 use uccl_proto::lanes::OrphanStep;
 
 use super::{
-    core::connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, talk::Piece, transfer::Transfer},
     work::Work,
 };
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::core::connection::{
-    Connection, Transfer,
-    transfer::{Fence, Kind},
+    Connection,
+    transfer::{Fence, Kind, Transfer},
 };
 
 impl Connection {

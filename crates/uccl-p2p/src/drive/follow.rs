@@ -12,8 +12,9 @@ use uccl_fabric::lane::{HostLane, OpKind, OpName};
 
 use super::{
     core::connection::{
-        Connection, Transfer,
+        Connection,
         deferred::{Start, Waiting},
+        transfer::Transfer,
     },
     route::Route,
     work::{Memory, Pieces, Work},
@@ -71,11 +72,7 @@ impl Connection {
     }
 
     /// `Some`: it has not begun.
-    fn post_behind(
-        self: &Arc<Self>,
-        waiting: Waiting<Self>,
-        host: &dyn HostLane,
-    ) -> Option<Waiting<Self>> {
+    fn post_behind(self: &Arc<Self>, waiting: Waiting, host: &dyn HostLane) -> Option<Waiting> {
         let Waiting { after, transfer, start } = waiting;
         let event = after.as_ref().and_then(|after| after.event());
         let (Some(event), Memory::One(memory)) = (event, transfer.memory()) else {

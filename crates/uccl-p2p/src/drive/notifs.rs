@@ -11,7 +11,8 @@ use super::{
     core::{
         NOTIF_LIMIT,
         connection::{
-            Connection, Talk,
+            Connection,
+            talk::Talk,
             transfer::{After, Kind, Plan},
         },
     },

@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 
 use super::{
-    core::connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, talk::Piece, transfer::Transfer},
     route::Route,
     work::{Memory, Work},
 };

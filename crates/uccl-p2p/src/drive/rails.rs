@@ -13,8 +13,11 @@ use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
     core::{
-        Devices,
-        connection::{Connection, Core, Transfer, transfer::Kind},
+        Core, Devices,
+        connection::{
+            Connection,
+            transfer::{Kind, Transfer},
+        },
     },
     timers,
     work::Work,

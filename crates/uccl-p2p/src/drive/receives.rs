@@ -12,8 +12,8 @@ use uccl_proto::incoming::EarlySend;
 use uccl_wire::message::{Source, Verdict};
 
 use super::core::connection::{
-    Connection, Transfer,
-    transfer::{After, Fence},
+    Connection,
+    transfer::{After, Fence, Transfer},
 };
 use crate::{
     error::{Error, Result},

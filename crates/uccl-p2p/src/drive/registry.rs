@@ -11,8 +11,7 @@ use uccl_fabric::{lane::HostLane, rail::RailError};
 
 use super::{
     core::{
-        Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge,
-        connection::{Connection, Core},
+        Accepts, Core, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge, connection::Connection,
     },
     regions::Mr,
     timers,
@@ -24,7 +23,7 @@ use crate::{
 };
 /// Number of lost connections that are kept with their reason, for callers that ask.
 const KEPT_LOST: usize = 1024;
-impl Accepts<Connection> {
+impl Accepts {
     fn forget_ended(&mut self) {
         self.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|conn| !conn.is_failed()));
     }

@@ -20,7 +20,7 @@ use uccl_fabric::{gpu::advance_words, rail::RailError};
 
 use super::{
     aftermath::IN_THE_MIDDLE,
-    core::connection::{Connection, Core},
+    core::{Core, connection::Connection},
     regions::Ending,
     timers,
 };

@@ -9,7 +9,10 @@ use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
     core::connection::{
-        Connection, Sent, Session, Talk, Transfer, loans::source_of, transfer::Fence,
+        Connection,
+        loans::source_of,
+        talk::{Sent, Session, Talk},
+        transfer::{Fence, Transfer},
     },
     payload,
 };

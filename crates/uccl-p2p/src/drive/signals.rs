@@ -19,7 +19,11 @@ use uccl_wire::{
     signal::{Change, SIGNAL_LEN},
 };
 
-use super::core::connection::{Connection, Earlier, Talk, Transfer, transfer::After};
+use super::core::connection::{
+    Connection,
+    talk::Talk,
+    transfer::{After, Earlier, Transfer},
+};
 use crate::error::{Error, Result};
 
 impl Connection {

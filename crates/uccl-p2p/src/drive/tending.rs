@@ -9,7 +9,7 @@ use std::{
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{claims::AWAY, core::connection::Attached};
+use super::{claims::AWAY, core::connection::attached::Attached};
 
 impl Attached {
     pub(super) fn progress(&self, now: Instant) -> bool {

@@ -10,10 +10,9 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{
-    core::connection::{Claim, Connection, Transfer},
+    core::connection::{Claim, Connection, transfer::Transfer},
     deadline,
     park::Parker,
-    timers,
 };
 use crate::{error::Error, types::Interrupt};
 
@@ -65,7 +64,7 @@ pub(crate) fn wait(
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
-    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
+    let fence_at = transfer.fence_at();
     loop {
         looks = looks.wrapping_add(1);
         let rails = conn.rails_under_way();
@@ -130,7 +129,7 @@ fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: In
 
 /// How long to sleep at most.
 fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
-    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
+    let fence_at = transfer.fence_at();
     [until, fence_at]
         .into_iter()
         .flatten()

@@ -18,8 +18,9 @@ use rustix::event::{
 use super::{
     acceptor::Acceptor,
     core::{
-        connection::{Attached, Connection, Core, Workers},
-        workers::{ACCEPTOR, BELL, Kick, Shard},
+        Core,
+        connection::{Connection, attached::Attached},
+        workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
     },
     places,
 };
@@ -89,11 +90,23 @@ impl Workers {
     }
 
     /// Makes another thread take part in a lane's work.
-    pub(crate) fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
+    fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
         let this = &core.workers;
         let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
         Self::ensure(core, index);
         this.shards[index].kick(Kick::Help(Arc::clone(attached)));
+    }
+}
+
+impl Connection {
+    /// Wakes workers to take part, if there is work that several threads can share.
+    pub(crate) fn call_help(&self) {
+        if !self.links.host.as_ref().is_some_and(|host| host.wants_help()) {
+            return;
+        }
+        for attached in self.attached.lock().iter() {
+            Workers::call_help(&self.core, attached);
+        }
     }
 }
 
@@ -185,7 +198,7 @@ impl Worker {
         }
     }
 
-    fn shard<'a>(&self, core: &'a Core) -> &'a Shard<Connection> {
+    fn shard<'a>(&self, core: &'a Core) -> &'a Shard {
         &core.workers.shards[self.shard]
     }
 

@@ -21,8 +21,9 @@ use super::{
 use crate::{
     drive::{
         core::connection::{
-            Connection, Piece, Transfer,
-            transfer::{After, Plan, Room},
+            Connection,
+            talk::Piece,
+            transfer::{After, Plan, Room, Transfer},
         },
         inline_op::InlineOp,
         regions::{Lease, contains, outside},
@@ -74,7 +75,7 @@ impl Single {
     }
 
     /// The plan of the transfer that it becomes.
-    fn plan(&self, after: After, endpoint: &Endpoint) -> Plan<Connection> {
+    fn plan(&self, after: After, endpoint: &Endpoint) -> Plan {
         Plan {
             kind: self.op.into(),
             context: self.context,

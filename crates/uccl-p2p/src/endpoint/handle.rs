@@ -12,7 +12,7 @@ use super::{
     transfers::{Started, end},
 };
 use crate::{
-    drive::{core::connection::Transfer, wait},
+    drive::{core::connection::transfer::Transfer, wait},
     error::Result,
     ids::{ConnId, TransferId},
     process::Process,

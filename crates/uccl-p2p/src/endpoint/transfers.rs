@@ -17,9 +17,9 @@ use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Statu
 use crate::{
     drive::{
         core::connection::{
-            Claim, Connection, Found, Hold, Transfer,
+            Claim, Connection,
             deferred::{Mark, Start},
-            transfer::{After, Fence, Plan},
+            transfer::{After, Fence, Found, Hold, Plan, Transfer},
         },
         deadline,
         regions::{self, Lease},

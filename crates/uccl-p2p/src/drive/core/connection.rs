@@ -23,15 +23,16 @@ use uccl_fabric::lane::{Lane, LaneError, MessageLane, Moves, OpName, RailLane};
 use uccl_proto::assembler::fragments;
 
 use self::{
+    attached::Attached,
     deferred::Deferred,
-    transfer::{Plan, Room},
+    talk::{Ask, Sent, Talk},
+    transfer::{Earlier, Plan, Room, Transfer},
 };
-use super::workers;
+use super::Core;
 use crate::{
     drive::{
         claims::{ClaimWaiters, Claims},
         contexts::FailedContexts,
-        core,
         links::Links,
         lost_lanes::{LostLanes, bit},
         park::Parker,
@@ -45,21 +46,6 @@ use crate::{
 
 /// How long to sleep between two looks at whether a connection has ended.
 const NAP: Duration = Duration::from_micros(200);
-
-/// The parts of the engine that are generic over the connection type, for this one.
-pub(crate) type Transfer = transfer::Transfer<Connection>;
-pub(crate) type Hold = transfer::Hold<Connection>;
-pub(crate) type Found = transfer::Found<Connection>;
-pub(crate) type Earlier = transfer::Earlier<Connection>;
-pub(crate) type Talk = talk::Talk<Connection>;
-pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
-pub(crate) type Sent = talk::Sent<Connection>;
-pub(crate) type Ask = talk::Ask<Connection>;
-pub(crate) type Piece = talk::Piece<Connection>;
-pub(crate) type Loan = loans::Loan<Connection>;
-pub(crate) type Core = core::Core<Connection>;
-pub(crate) type Workers = workers::Workers<Connection>;
-pub(crate) type Attached = attached::Attached<Connection>;
 
 /// The peer at the other end.
 pub(crate) struct Peer {
@@ -88,7 +74,7 @@ pub(crate) struct Connection {
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
     pub(crate) talk: Mutex<Talk>,
-    pub(crate) deferred: Deferred<Self>,
+    pub(crate) deferred: Deferred,
     /// Contexts in which a write has failed.
     pub(crate) failed_contexts: FailedContexts,
     /// The peer's signal that a GPU applies. Messages behind it wait.
@@ -326,14 +312,14 @@ impl Connection {
     }
 
     /// Makes a transfer on this connection, unless too many are unfinished.
-    pub(crate) fn admit(&self, plan: Plan<Self>) -> Result<Arc<Transfer>> {
+    pub(crate) fn admit(&self, plan: Plan) -> Result<Arc<Transfer>> {
         let transfer = self.core.transfers.insert(plan)?;
         self.admitted(&transfer);
         Ok(transfer)
     }
 
     /// Makes a transfer on this connection for which there is room.
-    pub(crate) fn admit_in(&self, room: Room<'_>, plan: Plan<Self>) -> Arc<Transfer> {
+    pub(crate) fn admit_in(&self, room: Room<'_>, plan: Plan) -> Arc<Transfer> {
         let transfer = self.core.transfers.insert_in(room, plan);
         self.admitted(&transfer);
         transfer
@@ -341,7 +327,7 @@ impl Connection {
 
     /// Makes a transfer with a strong signal, as [`admit`](Self::admit) does. It has to
     /// [follow](Self::follow) the writes that are returned.
-    pub(crate) fn admit_strong(&self, plan: Plan<Self>) -> Result<(Arc<Transfer>, Earlier)> {
+    pub(crate) fn admit_strong(&self, plan: Plan) -> Result<(Arc<Transfer>, Earlier)> {
         let (transfer, earlier) = self.core.transfers.insert_strong(plan)?;
         self.admitted(&transfer);
         Ok((transfer, earlier))
@@ -443,16 +429,6 @@ impl Connection {
     /// Wakes callers that sleep on the lanes.
     pub(crate) fn ring_sleepers(&self) {
         self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
-    }
-
-    /// Wakes workers to take part, if there is work that several threads can share.
-    pub(crate) fn call_help(&self) {
-        if !self.links.host.as_ref().is_some_and(|host| host.wants_help()) {
-            return;
-        }
-        for attached in self.attached.lock().iter() {
-            Workers::call_help(&self.core, attached);
-        }
     }
 
     /// Does one part of the work that threads can share; false when there is none.

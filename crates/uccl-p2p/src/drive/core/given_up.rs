@@ -5,24 +5,21 @@ use std::{sync::Arc, time::Instant};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::connection::{
-    loans::Loan,
-    transfer::{Carrier, Hold},
-};
+use super::connection::{loans::Loan, transfer::Hold};
 use crate::{config::Config, drive::timers};
 
 /// A peer that was given up: its lanes are dead on this side.
-pub(in crate::drive) struct GivenUp<C: Carrier> {
+pub(in crate::drive) struct GivenUp {
     pub(in crate::drive) peer: Arc<str>,
     pub(in crate::drive) since: Instant,
     pub(in crate::drive) aftermaths: Vec<Arc<dyn Aftermath>>,
-    pub(in crate::drive) lent: Vec<Loan<C>>,
+    pub(in crate::drive) lent: Vec<Loan>,
     /// Transfers that must not end before the copies that this process itself still makes. No lane
     /// tells which transfers these copies belong to, so all unfinished ones are held.
-    pub(in crate::drive) copied: Vec<Hold<C>>,
+    pub(in crate::drive) copied: Vec<Hold>,
 }
 
-impl<C: Carrier> GivenUp<C> {
+impl GivenUp {
     fn touches_slot(&self, slot: u32) -> bool {
         self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
     }
@@ -44,12 +41,12 @@ impl<C: Carrier> GivenUp<C> {
 
     /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access
     /// begins.
-    pub(in crate::drive) fn take_back(&mut self) -> Vec<Loan<C>> {
+    pub(in crate::drive) fn take_back(&mut self) -> Vec<Loan> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);
         }
         let aftermaths = &self.aftermaths;
-        let is_free = |lent: &mut Loan<C>| {
+        let is_free = |lent: &mut Loan| {
             let slot = lent.revoked.slot();
             !aftermaths.iter().any(|aftermath| aftermath.touches(slot))
         };
@@ -57,7 +54,7 @@ impl<C: Carrier> GivenUp<C> {
     }
 
     /// Takes out the transfers that were held for as long as is allowed.
-    pub(in crate::drive) fn stuck(&mut self, config: &Config) -> Vec<Hold<C>> {
+    pub(in crate::drive) fn stuck(&mut self, config: &Config) -> Vec<Hold> {
         if !timers::is_over(self.since, timers::to_end(config)) {
             return Vec::new();
         }
@@ -67,15 +64,10 @@ impl<C: Carrier> GivenUp<C> {
 }
 
 /// The peers of an endpoint that were given up.
-pub(crate) struct Aftermaths<C: Carrier>(pub(in crate::drive) Mutex<Vec<GivenUp<C>>>);
+#[derive(Default)]
+pub(crate) struct Aftermaths(pub(in crate::drive) Mutex<Vec<GivenUp>>);
 
-impl<C: Carrier> Default for Aftermaths<C> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<C: Carrier> Aftermaths<C> {
+impl Aftermaths {
     /// Forgets all of them: the endpoint has nothing left that they could touch.
     pub(crate) fn forget(&self) {
         let forgotten = std::mem::take(&mut *self.0.lock());
@@ -100,7 +92,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::drive::core::connection::Connection;
 
     /// A lane on which the peer touches some slots until it is done.
     #[derive(Default)]
@@ -128,11 +119,10 @@ mod tests {
             let span = Span { addr: 0x1000, len: 64 };
             let region = table.insert(span, Rights::READ, None).expect("there is room");
             let revoked = table.revoke(region.slot, region.key).expect("it was there");
-            Loan::<Connection> { part_of, revoked, hold: None, _payload: None }
+            Loan { part_of, revoked, hold: None, _payload: None }
         });
-        let slots = |lent: &[Loan<Connection>]| -> Vec<_> {
-            lent.iter().map(|lent| lent.revoked.slot()).collect()
-        };
+        let slots =
+            |lent: &[Loan]| -> Vec<_> { lent.iter().map(|lent| lent.revoked.slot()).collect() };
         let [own, part] = slots(&lent)[..] else { panic!("two") };
         let lanes = [own, part].map(|slot| Arc::new(Touching(Mutex::new(vec![slot]))));
         let aftermaths = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Aftermath>).collect();

@@ -34,27 +34,27 @@ pub(in crate::drive) const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
 
-pub(in crate::drive) enum Kick<C> {
+pub(in crate::drive) enum Kick {
     /// Progress this lane.
-    Lane(Arc<Attached<C>>),
+    Lane(Arc<Attached>),
     /// Take part in the lane's shared work.
-    Help(Arc<Attached<C>>),
+    Help(Arc<Attached>),
 }
 
 /// The epoll and the bell that one worker sleeps on, and its tasks.
-pub(in crate::drive) struct Shard<C> {
+pub(in crate::drive) struct Shard {
     pub(in crate::drive) epoll: OwnedFd,
     pub(in crate::drive) bell: Parker,
-    pub(in crate::drive) kicks: Mutex<Vec<Kick<C>>>,
-    pub(in crate::drive) lanes: Mutex<HashMap<u64, Arc<Attached<C>>>>,
+    pub(in crate::drive) kicks: Mutex<Vec<Kick>>,
+    pub(in crate::drive) lanes: Mutex<HashMap<u64, Arc<Attached>>>,
     pub(in crate::drive) started: AtomicBool,
     /// Whether it sleeps without looking at deadlines.
     pub(in crate::drive) unhurried: AtomicBool,
 }
 
 /// The workers of an endpoint. Threads start when there is something for them to do.
-pub(crate) struct Workers<C> {
-    pub(in crate::drive) shards: Vec<Shard<C>>,
+pub(crate) struct Workers {
+    pub(in crate::drive) shards: Vec<Shard>,
     pub(in crate::drive) threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
     /// The CPUs to keep the workers on (`near`), and those on which the first has been kept
@@ -65,7 +65,7 @@ pub(crate) struct Workers<C> {
     pub(in crate::drive) next_helper: AtomicUsize,
 }
 
-impl<C> Workers<C> {
+impl Workers {
     /// `near`: the CPUs on which workers run; `None` for any.
     pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
         let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
@@ -81,7 +81,7 @@ impl<C> Workers<C> {
     }
 
     /// Stops workers from looking after lanes.
-    pub(crate) fn detach(&self, lanes: &[Arc<Attached<C>>]) {
+    pub(crate) fn detach(&self, lanes: &[Arc<Attached>]) {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
@@ -94,7 +94,7 @@ impl<C> Workers<C> {
     }
 
     /// Makes workers look after these lanes now.
-    pub(crate) fn kick(&self, lanes: &[Arc<Attached<C>>]) {
+    pub(crate) fn kick(&self, lanes: &[Arc<Attached>]) {
         for attached in lanes {
             self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
         }
@@ -173,7 +173,7 @@ impl<C> Workers<C> {
     }
 }
 
-impl<C> Shard<C> {
+impl Shard {
     fn new() -> Result<Self> {
         let epoll =
             epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("making an epoll", e))?;
@@ -190,7 +190,7 @@ impl<C> Shard<C> {
         })
     }
 
-    pub(in crate::drive) fn kick(&self, kick: Kick<C>) {
+    pub(in crate::drive) fn kick(&self, kick: Kick) {
         self.kicks.lock().push(kick);
         self.bell.ring();
     }

@@ -8,11 +8,12 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::lane::Lane;
 
+use super::Connection;
 use crate::drive::claims::Care;
 
 /// A lane that a worker looks after.
-pub(crate) struct Attached<C> {
-    pub(crate) conn: Arc<C>,
+pub(crate) struct Attached {
+    pub(crate) conn: Arc<Connection>,
     pub(in crate::drive) link: Arc<dyn Lane>,
     pub(crate) lane: usize,
     /// The worker that looks after it, and the token of the lane's events there.
@@ -25,9 +26,9 @@ pub(crate) struct Attached<C> {
     pub(in crate::drive) care: Mutex<Care>,
 }
 
-impl<C> Attached<C> {
+impl Attached {
     pub(in crate::drive) fn new(
-        conn: &Arc<C>,
+        conn: &Arc<Connection>,
         (lane, link): (usize, &Arc<dyn Lane>),
         shard: usize,
         token: u64,

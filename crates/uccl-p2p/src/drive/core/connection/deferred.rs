@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use uccl_device::cuda::{Event, GpuError};
 use uccl_fabric::mem::Span;
 
-use super::transfer::{Carrier, Hold, Transfer};
+use super::transfer::{Hold, Transfer};
 use crate::{drive::work::Pieces, types::Op};
 
 /// A point on a stream.
@@ -60,27 +60,27 @@ impl Start {
 }
 
 /// A transfer that has not begun.
-pub(in crate::drive) struct Waiting<C: Carrier> {
+pub(in crate::drive) struct Waiting {
     /// The mark that it waits for; `None` if it only waits for its turn behind others.
     pub(in crate::drive) after: Option<Box<dyn Mark>>,
-    pub(in crate::drive) transfer: Arc<Transfer<C>>,
+    pub(in crate::drive) transfer: Arc<Transfer>,
     pub(in crate::drive) start: Start,
 }
 
 /// A transfer that may begin.
-pub(in crate::drive) struct Due<C: Carrier> {
-    pub(in crate::drive) first: Waiting<C>,
+pub(in crate::drive) struct Due {
+    pub(in crate::drive) first: Waiting,
     /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is
     /// dropped.
-    pub(in crate::drive) hold: Hold<C>,
+    pub(in crate::drive) hold: Hold,
     /// The error, if the stream that it waited for failed.
     pub(in crate::drive) failed: Option<GpuError>,
 }
 
 /// The transfers of a connection that have not begun.
-pub(crate) struct Deferred<C: Carrier> {
+pub(crate) struct Deferred {
     /// In the order in which they were posted; `None` once the connection has ended.
-    waiting: Mutex<Option<VecDeque<Waiting<C>>>>,
+    waiting: Mutex<Option<VecDeque<Waiting>>>,
     /// Locked while some of them begin, so that they begin in order.
     pub(in crate::drive) beginning: Mutex<()>,
     /// How many there are, including those that are just beginning; below, how many of them are
@@ -89,7 +89,7 @@ pub(crate) struct Deferred<C: Carrier> {
     ordered: [AtomicUsize; 2],
 }
 
-impl<C: Carrier> Default for Deferred<C> {
+impl Default for Deferred {
     fn default() -> Self {
         Self {
             waiting: Mutex::new(Some(VecDeque::new())),
@@ -100,7 +100,7 @@ impl<C: Carrier> Default for Deferred<C> {
     }
 }
 
-impl<C: Carrier> Deferred<C> {
+impl Deferred {
     /// Whether any transfer has not begun.
     pub(crate) fn any(&self) -> bool {
         self.open.load(SeqCst) > 0
@@ -112,7 +112,7 @@ impl<C: Carrier> Deferred<C> {
 
     /// Adds a transfer; false if the connection has ended. A transfer that was added after that
     /// would keep the connection's memory, and the connection the transfer's.
-    pub(in crate::drive) fn push(&self, transfer: Waiting<C>) -> bool {
+    pub(in crate::drive) fn push(&self, transfer: Waiting) -> bool {
         let mut waiting = self.waiting.lock();
         let Some(waiting) = &mut *waiting else { return false };
         self.open.fetch_add(1, SeqCst);
@@ -131,7 +131,7 @@ impl<C: Carrier> Deferred<C> {
     }
 
     /// Takes out the transfers that may begin now.
-    pub(in crate::drive) fn take_due(&self) -> Vec<Due<C>> {
+    pub(in crate::drive) fn take_due(&self) -> Vec<Due> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
@@ -158,7 +158,7 @@ impl<C: Carrier> Deferred<C> {
 
     /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to
     /// follow.
-    pub(in crate::drive) fn take(&self, transfer: &Arc<Transfer<C>>) -> Option<Waiting<C>> {
+    pub(in crate::drive) fn take(&self, transfer: &Arc<Transfer>) -> Option<Waiting> {
         let mut waiting = self.waiting.lock();
         let waiting = waiting.as_mut()?;
         let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
@@ -166,7 +166,7 @@ impl<C: Carrier> Deferred<C> {
     }
 
     /// Takes a transfer out; false if it is not waiting here.
-    pub(in crate::drive) fn remove(&self, transfer: &Arc<Transfer<C>>) -> bool {
+    pub(in crate::drive) fn remove(&self, transfer: &Arc<Transfer>) -> bool {
         let mut waiting = self.waiting.lock();
         let removed = waiting.as_mut().and_then(|waiting| {
             let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
@@ -185,7 +185,7 @@ impl<C: Carrier> Deferred<C> {
     }
 }
 
-impl<C: Carrier> Waiting<C> {
+impl Waiting {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
         self.after.as_ref().map_or(Ok(true), |mark| mark.is_reached())
     }
