@@ -41,7 +41,7 @@ impl Connection {
         match self.lanes[lane].progress(&Sink(self)) {
             Ok(moved) => {
                 if moved && !self.is_stream(lane) {
-                    self.borrow_lane(lane);
+                    self.care.borrow_lane(lane);
                 }
                 self.forward_notes();
                 return moved | begun;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{
-    core::connection::{Claim, Connection, transfer::Transfer},
+    core::connection::{Connection, care::Claim, transfer::Transfer},
     deadline,
     park::Parker,
 };
@@ -121,9 +121,9 @@ fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: In
         return;
     }
     // Before the lanes are armed: a thread that posts after that rings the bell.
-    conn.sleeper_comes(&parker);
+    conn.care.sleeper_comes(&parker);
     sleep_on(conn, &parker, nap(transfer, until, now));
-    conn.sleeper_goes(&parker);
+    conn.care.sleeper_goes(&parker);
     transfer.unwatch(&parker);
 }
 
@@ -139,7 +139,7 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
 
 fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
     let arm = |(index, lane): (usize, &Arc<dyn Lane>)| {
-        conn.borrow_lane(index);
+        conn.care.borrow_lane(index);
         lane.arm()
     };
     // No descriptor shows that a stream has reached the point at which a transfer may begin: it has

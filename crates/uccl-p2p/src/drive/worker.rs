@@ -66,7 +66,7 @@ impl Workers {
             home.lanes.lock().insert(token, Arc::clone(&attached));
             // Before it is watched, which may fail: the end of the connection detaches the lanes in
             // this list.
-            conn.attached.lock().push(Arc::clone(&attached));
+            conn.care.attach(Arc::clone(&attached));
             epoll::add(
                 &home.epoll,
                 conn.lanes[lane].interest().fd,
@@ -83,8 +83,7 @@ impl Workers {
         if conn.is_failed() {
             // The connection ended while it was being attached: its end has not detached all of
             // them.
-            let attached = std::mem::take(&mut *conn.attached.lock());
-            this.detach(&attached);
+            this.detach(&conn.care.take());
         }
         Ok(())
     }
@@ -104,9 +103,7 @@ impl Connection {
         if !self.links.host.as_ref().is_some_and(|host| host.wants_help()) {
             return;
         }
-        for attached in self.attached.lock().iter() {
-            Workers::call_help(&self.core, attached);
-        }
+        self.care.for_each(|attached| Workers::call_help(&self.core, attached));
     }
 }
 

@@ -17,7 +17,8 @@ use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Statu
 use crate::{
     drive::{
         core::connection::{
-            Claim, Connection,
+            Connection,
+            care::Claim,
             deferred::{Mark, Start},
             transfer::{After, Fence, Found, Hold, Plan, Transfer},
         },

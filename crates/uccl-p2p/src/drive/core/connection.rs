@@ -1,6 +1,7 @@
 //! Connections: lanes to one peer, and the unfinished work on them.
 
 pub(crate) mod attached;
+pub(crate) mod care;
 pub(crate) mod deferred;
 pub(crate) mod loans;
 pub(crate) mod talk;
@@ -10,7 +11,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicUsize, Ordering::*},
     },
     time::{Duration, Instant},
 };
@@ -23,22 +24,14 @@ use uccl_fabric::lane::{Lane, LaneError, MessageLane, Moves, OpName, RailLane};
 use uccl_proto::assembler::fragments;
 
 use self::{
-    attached::Attached,
+    care::{Claim, LaneCare},
     deferred::Deferred,
     talk::{Ask, Sent, Talk},
     transfer::{Earlier, Plan, Room, Transfer},
 };
 use super::Core;
 use crate::{
-    drive::{
-        claims::{ClaimWaiters, Claims},
-        contexts::FailedContexts,
-        links::Links,
-        lost_lanes::{LostLanes, bit},
-        park::Parker,
-        seats::Seat,
-        timers,
-    },
+    drive::{contexts::FailedContexts, links::Links, lost_lanes::LostLanes, seats::Seat, timers},
     error::{Error, Result},
     ids::ConnId,
     types::{Accepted, ConnInfo, Interrupt},
@@ -70,7 +63,7 @@ pub(crate) struct Connection {
     pub(crate) accepting: Mutex<Option<Accepted>>,
     /// Which lanes are lost.
     pub(crate) lost_lanes: LostLanes,
-    pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
+    pub(crate) care: LaneCare,
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
     pub(crate) talk: Mutex<Talk>,
@@ -85,12 +78,6 @@ pub(crate) struct Connection {
     /// No lane touches memory any more.
     ended: AtomicBool,
     pub(crate) pending: AtomicUsize,
-    /// Callers that sleep until a lane shows something.
-    sleepers: Mutex<Vec<Arc<Parker>>>,
-    pub(crate) claims: Claims,
-    /// Lanes, one bit each, with events that callers may have consumed: a worker that sleeps on
-    /// them would not wake.
-    borrowed: AtomicU64,
     /// Where the peer has opened the connection: one seat for each of its streams.
     _seats: Vec<Seat>,
 }
@@ -101,39 +88,6 @@ fn moves_over(link: &str) -> Moves {
         "tcp" => Moves::Tcp,
         "shm" | "fifo" => Moves::Staged,
         _ => Moves::Direct,
-    }
-}
-
-/// While this exists, a caller makes progress itself and workers keep off.
-pub(crate) struct Claim<'a>(&'a Connection);
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        let left = self.0.claims.end();
-        if left == ClaimWaiters::Others {
-            // Another caller may sleep and wait for an event that this caller has consumed.
-            self.0.hand_over();
-        }
-        self.0.return_lanes();
-        if left == ClaimWaiters::Workers {
-            self.0.leave_to_workers();
-        }
-    }
-}
-
-impl Claim<'_> {
-    /// Notes that the caller has looked at the lanes.
-    pub(crate) fn beat(&self) {
-        self.0.claims.beat();
-    }
-
-    /// Runs something that may take long and does not involve the lanes. Workers look after the
-    /// lanes meanwhile.
-    pub(crate) fn aside<T>(self, act: impl FnOnce() -> T) -> (Self, T) {
-        let conn = self.0;
-        drop(self);
-        let done = act();
-        (conn.claim(), done)
     }
 }
 
@@ -150,7 +104,7 @@ impl Connection {
             talk: Mutex::new(Talk::new(lanes.len())),
             lanes,
             links,
-            attached: Mutex::default(),
+            care: LaneCare::default(),
             deferred: Deferred::default(),
             failed_contexts: FailedContexts::default(),
             word_change: Mutex::default(),
@@ -158,9 +112,6 @@ impl Connection {
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
-            sleepers: Mutex::default(),
-            claims: Claims::default(),
-            borrowed: AtomicU64::new(0),
             _seats: Vec::new(),
         }
     }
@@ -204,8 +155,7 @@ impl Connection {
 
     /// Keeps workers off while the caller makes progress itself.
     pub(crate) fn claim(&self) -> Claim<'_> {
-        self.claims.begin();
-        Claim(self)
+        self.care.claim(&self.core.workers)
     }
 
     /// Whether the connection survives when this lane dies with this error.
@@ -227,8 +177,7 @@ impl Connection {
         }
         self.failed.store(true, Release);
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
-        let attached = std::mem::take(&mut *self.attached.lock());
-        self.core.workers.detach(&attached);
+        self.core.workers.detach(&self.care.take());
         // Before the lanes are killed, so that their operations are not posted again.
         let orphans = self.talk.lock().session.lanes.close();
         drop(orphans);
@@ -362,7 +311,7 @@ impl Connection {
         } else if self.lanes.len() > 1 && lane.has_work() {
             // A caller that makes progress on another lane does not look after this one.
             self.kick_lane(0);
-            self.ring_sleepers();
+            self.care.ring_sleepers();
         }
     }
 
@@ -372,7 +321,7 @@ impl Connection {
 
     /// Wakes the workers, to look after all lanes.
     pub(crate) fn kick(&self) {
-        self.core.workers.kick(&self.attached.lock());
+        self.care.kick(&self.core.workers);
     }
 
     /// If a lane or a deferred transfer has work to do, wakes the workers and the callers that
@@ -380,55 +329,14 @@ impl Connection {
     pub(crate) fn kick_if_busy(&self) {
         if self.deferred.any() || self.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
-            self.ring_sleepers();
+            self.care.ring_sleepers();
         }
-    }
-
-    /// Notes that a caller may have consumed an event that would have woken the lane's worker: by
-    /// arming the lane, or by looking at rails.
-    pub(crate) fn borrow_lane(&self, lane: usize) {
-        let bit = bit(lane);
-        if self.borrowed.load(Relaxed) & bit == 0 {
-            self.borrowed.fetch_or(bit, SeqCst);
-        }
-    }
-
-    /// Called when a caller stops making progress. Wakes workers that sleep on lanes with events
-    /// that the caller may have consumed: a woken worker looks for itself, and arms the lane anew
-    /// before it sleeps again.
-    fn return_lanes(&self) {
-        if self.borrowed.load(Relaxed) == 0 {
-            return;
-        }
-        let borrowed = self.borrowed.swap(0, SeqCst);
-        let attached = self.attached.lock();
-        let sleeps =
-            |attached: &&Arc<Attached>| borrowed & bit(attached.lane) != 0 && attached.is_armed();
-        let sleeping = attached.iter().filter(sleeps);
-        sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
     /// Callers stay away for a while: workers that have left lanes to them look after the lanes
     /// again.
     pub(crate) fn leave_to_workers(&self) {
-        // Before the list is read: a worker that leaves its lane to callers later sees this.
-        self.claims.desert();
-        let attached = self.attached.lock();
-        let left = attached.iter().filter(|attached| attached.take_back());
-        left.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
-    }
-
-    /// Wakes one of the callers that sleep on the lanes, because the caller that was awake will not
-    /// look after new events.
-    pub(crate) fn hand_over(&self) {
-        if let Some(sleeper) = self.sleepers.lock().first() {
-            sleeper.ring();
-        }
-    }
-
-    /// Wakes callers that sleep on the lanes.
-    pub(crate) fn ring_sleepers(&self) {
-        self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
+        self.care.leave_to_workers(&self.core.workers);
     }
 
     /// Does one part of the work that threads can share; false when there is none.
@@ -438,35 +346,12 @@ impl Connection {
 
     /// Wakes the worker of one lane.
     pub(crate) fn kick_lane(&self, lane: usize) {
-        let attached = self.attached.lock();
-        attached
-            .iter()
-            .filter(|attached| attached.lane == lane)
-            .for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
+        self.care.kick_some(&self.core.workers, |attached| attached.lane == lane);
     }
 
     /// Stops workers from looking after one lane.
     pub(crate) fn detach_lane(&self, lane: usize) {
-        let gone: Vec<_> = {
-            let mut attached = self.attached.lock();
-            attached.extract_if(.., |attached| attached.lane == lane).collect()
-        };
-        self.core.workers.detach(&gone);
-    }
-
-    /// Whether any caller sleeps on the lanes.
-    pub(crate) fn has_sleepers(&self) -> bool {
-        !self.sleepers.lock().is_empty()
-    }
-
-    /// Notes that a caller goes to sleep on the lanes.
-    pub(crate) fn sleeper_comes(&self, parker: &Arc<Parker>) {
-        self.sleepers.lock().push(Arc::clone(parker));
-    }
-
-    /// Notes that the caller is awake again.
-    pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
-        self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
+        self.core.workers.detach(&self.care.take_lane(lane));
     }
 
     /// Why it was lost.
@@ -512,6 +397,6 @@ impl Connection {
         }
         tracing::warn!(conn = %self.id, peer = %self.peer.name, "lane {lane} is lost, the others take over: {why}");
         self.kick_lane(lane);
-        self.ring_sleepers();
+        self.care.ring_sleepers();
     }
 }
