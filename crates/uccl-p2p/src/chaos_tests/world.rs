@@ -116,7 +116,7 @@ impl<'a> ByRails<'a> {
         let sides = self.join_untried(seed);
         sides[0].until("the first try of every rail", || {
             let settled = |side: &Side| {
-                side.connection().links.rails.as_ref().is_some_and(|r| r.is_settled())
+                side.connection().lanes.rails.as_ref().is_some_and(|r| r.is_settled())
             };
             sides.iter().all(settled)
         });

@@ -54,7 +54,7 @@ impl Connection {
             // slot was noted: check again.
             work = self.locate(direction, pieces)?.0;
         }
-        let host = self.links.host.as_ref();
+        let host = self.lanes.host.as_ref();
         let able = || host.is_some_and(|host| host.copies_as_owner(work.memory, &work.remote));
         if !self.core.config.ask_owners && !able() {
             return Err(Answer::Declined);

@@ -27,20 +27,20 @@ impl Connection {
     /// Makes all progress that is possible on every lane without blocking.
     pub(crate) fn progress(self: &Arc<Self>) -> bool {
         let mut moved = false;
-        for lane in 0..self.lanes.len() {
+        for lane in 0..self.lanes.all.len() {
             moved |= self.progress_lane(lane);
         }
         moved
     }
 
     pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.lost_lanes.has(lane) {
+        if self.lanes.lost.has(lane) {
             return self.end_lane(lane);
         }
         let begun = lane == 0 && self.begin_due();
-        match self.lanes[lane].progress(&Sink(self)) {
+        match self.lanes.all[lane].progress(&Sink(self)) {
             Ok(moved) => {
-                if moved && !self.is_stream(lane) {
+                if moved && !self.lanes.is_stream(lane) {
                     self.care.borrow_lane(lane);
                 }
                 self.forward_notes();
@@ -99,7 +99,7 @@ impl Connection {
     /// Fails for a peer that does not read: nearly every message gets an answer, and the answers
     /// take memory until they are read.
     pub(crate) fn check_unread(&self) -> Result<(), String> {
-        match self.messages().queued_bytes() {
+        match self.lanes.messages().queued_bytes() {
             waiting if waiting > MAX_UNREAD => {
                 Err(format!("more is asked than is read of the answers: {waiting} bytes wait"))
             }
@@ -143,7 +143,7 @@ impl Connection {
     /// Whether only this process still has work to do for a transfer. `ops` are its operations that
     /// have not ended.
     pub(super) fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
-        self.is_ours(ops) && !self.is_asking_for(transfer)
+        self.lanes.is_ours(ops) && !self.is_asking_for(transfer)
     }
 
     /// Takes the step `after`, when all operations of a transfer have ended, with success or

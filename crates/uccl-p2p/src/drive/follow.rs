@@ -26,7 +26,7 @@ impl Connection {
     /// transfer depends on something else, too; GPUs have been given all of its work that they can
     /// be given now.
     pub(crate) fn lead_stream(self: &Arc<Self>, transfer: &Arc<Transfer>, stream: &Stream) -> bool {
-        let Some(host) = &self.links.host else { return false };
+        let Some(host) = &self.lanes.host else { return false };
         self.begin_behind(transfer, &**host);
         let Some(ops) = transfer.plain_ops() else { return false };
         let left = transfer.ops_left();
@@ -44,7 +44,7 @@ impl Connection {
             return false;
         }
         let body = transfer.body.lock();
-        let by_rails = |(lane, _): &(u16, OpName)| usize::from(*lane) >= self.links.streams.len();
+        let by_rails = |(lane, _): &(u16, OpName)| usize::from(*lane) >= self.lanes.streams.len();
         body.ops.is_empty() || !body.ops.iter().all(by_rails)
     }
 

@@ -26,6 +26,7 @@ pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod held;
 pub(crate) mod inline_op;
+pub(crate) mod lane_set;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod liveness;

@@ -100,7 +100,7 @@ impl Connection {
                     }
                 }
                 transfer.bytes.store(total, Ordering::Relaxed);
-                transfer.note_checksum(self.lanes[0].caps().checksum);
+                transfer.note_checksum(self.lanes.all[0].caps().checksum);
             }
         }
         transfer.op_ended();

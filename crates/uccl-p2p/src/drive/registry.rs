@@ -115,7 +115,7 @@ impl Core {
     /// it.
     pub(crate) fn offer_memory_to(&self, conn: &Connection) {
         for memory in self.mrs.shared_memory() {
-            conn.links.host.iter().for_each(|lane| lane.offer(&memory));
+            conn.lanes.host.iter().for_each(|lane| lane.offer(&memory));
         }
     }
 
@@ -132,7 +132,7 @@ impl Core {
     /// Calls `each` with the lane to each peer of this host.
     pub(super) fn for_each_host(&self, each: impl Fn(&dyn HostLane)) {
         for conn in self.open_conns() {
-            conn.links.host.iter().for_each(|lane| each(&**lane));
+            conn.lanes.host.iter().for_each(|lane| each(&**lane));
         }
     }
 

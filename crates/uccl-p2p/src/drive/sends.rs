@@ -30,7 +30,7 @@ impl Connection {
         if session.is_closed() {
             return Err(self.lost_error());
         }
-        if self.messages().queued_bytes() > MAX_QUEUED {
+        if self.lanes.messages().queued_bytes() > MAX_QUEUED {
             return Err(Error::Full {
                 what: "the connection's queue of messages in bytes",
                 limit: MAX_QUEUED,

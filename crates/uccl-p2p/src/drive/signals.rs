@@ -53,7 +53,7 @@ impl Connection {
 
     /// Changes a word at once, if the lane reaches it.
     pub(crate) fn try_signal(&self, word: Word) -> Option<OpResult> {
-        self.links.host.as_ref()?.try_signal(&word.span, word.change)
+        self.lanes.host.as_ref()?.try_signal(&word.span, word.change)
     }
 
     /// Refuses a signal that the peer would not understand: it would end the connection.
@@ -207,7 +207,7 @@ mod tests {
             same_host: true,
             takes_signals: false,
         };
-        let links = Links { streams: conn.links.streams.clone(), host: None, rails: None };
+        let links = Links { streams: conn.lanes.streams.clone(), host: None, rails: None };
         let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));
         let refused = p.a.start_over(Arc::clone(&old), &write, None);
         assert!(matches!(refused, Err(Error::TooOld { .. })), "it was posted");

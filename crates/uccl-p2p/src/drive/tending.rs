@@ -24,7 +24,7 @@ impl Attached {
 
     /// Whether the lane needs a worker no longer.
     pub(super) fn is_over(&self) -> bool {
-        self.conn.is_failed() || self.conn.lost_lanes.ending(self.lane)
+        self.conn.is_failed() || self.conn.lanes.lost.ending(self.lane)
     }
 
     /// Whether the lane has work that its descriptor does not show.
@@ -34,7 +34,7 @@ impl Attached {
 
     /// Whether the lane has to be killed.
     fn is_lost(&self) -> bool {
-        self.conn.lost_lanes.has(self.lane)
+        self.conn.lanes.lost.has(self.lane)
     }
 
     /// Whether callers look after the lane. They do not if it has to be killed: sleeping callers do

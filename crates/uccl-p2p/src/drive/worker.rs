@@ -57,11 +57,12 @@ impl Workers {
     pub(crate) fn attach(core: &Arc<Core>, conn: &Arc<Connection>) -> Result<()> {
         let this = &core.workers;
         let first = (conn.id.0 & 0xFFFF_FFFF) as usize;
-        for lane in 0..conn.lanes.len() {
+        for lane in 0..conn.lanes.all.len() {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached::new(conn, (lane, &conn.lanes[lane]), shard, token));
+            let attached =
+                Arc::new(Attached::new(conn, (lane, &conn.lanes.all[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             // Before it is watched, which may fail: the end of the connection detaches the lanes in
@@ -69,12 +70,12 @@ impl Workers {
             conn.care.attach(Arc::clone(&attached));
             epoll::add(
                 &home.epoll,
-                conn.lanes[lane].interest().fd,
+                conn.lanes.all[lane].interest().fd,
                 EventData::new_u64(token),
                 EventFlags::ONESHOT,
             )
             .map_err(|e| Error::os("watching a lane", e))?;
-            if let Some(end) = conn.lanes[lane].interest().end {
+            if let Some(end) = conn.lanes.all[lane].interest().end {
                 epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
                     .map_err(|e| Error::os("watching a lane's peer", e))?;
             }
@@ -100,7 +101,7 @@ impl Workers {
 impl Connection {
     /// Wakes workers to take part, if there is work that several threads can share.
     pub(crate) fn call_help(&self) {
-        if !self.links.host.as_ref().is_some_and(|host| host.wants_help()) {
+        if !self.lanes.wants_help() {
             return;
         }
         self.care.for_each(|attached| Workers::call_help(&self.core, attached));
@@ -247,7 +248,7 @@ impl Worker {
     /// things to do.
     fn help(&mut self) -> bool {
         while let Some(attached) = self.helping.pop_front() {
-            if attached.conn.help() {
+            if attached.conn.lanes.help() {
                 self.helping.push_back(attached);
                 return true;
             }

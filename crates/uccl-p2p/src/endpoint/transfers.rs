@@ -343,7 +343,7 @@ pub(super) fn word_of(conn: &Connection, request: &Request<'_>, signal: &Signal)
         )));
     }
     let here = Span { addr: 0, len: SIGNAL_LEN as usize };
-    if conn.links.host.is_none() {
+    if conn.lanes.host.is_none() {
         conn.check_signals()?;
     }
     // The index in an error about a foreign advert: the signal's advert counts as the one after the

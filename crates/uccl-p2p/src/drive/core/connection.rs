@@ -17,10 +17,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use smallvec::SmallVec;
-use uccl_fabric::gpu::WordChange;
-use uccl_fabric::lane::{Lane, LaneError, MessageLane, Moves, OpName, RailLane};
+use uccl_fabric::{
+    gpu::WordChange,
+    lane::{LaneError, Moves},
+};
 use uccl_proto::assembler::fragments;
 
 use self::{
@@ -31,7 +31,7 @@ use self::{
 };
 use super::Core;
 use crate::{
-    drive::{contexts::FailedContexts, links::Links, lost_lanes::LostLanes, seats::Seat, timers},
+    drive::{contexts::FailedContexts, lane_set::LaneSet, links::Links, seats::Seat, timers},
     error::{Error, Result},
     ids::ConnId,
     types::{Accepted, ConnInfo, Interrupt},
@@ -57,12 +57,9 @@ pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Peer,
-    pub(crate) lanes: Vec<Arc<dyn Lane>>,
-    pub(crate) links: Links,
+    pub(crate) lanes: LaneSet,
     /// The connection for `accept`, kept here until its rails have been tried.
     pub(crate) accepting: Mutex<Option<Accepted>>,
-    /// Which lanes are lost.
-    pub(crate) lost_lanes: LostLanes,
     pub(crate) care: LaneCare,
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
@@ -94,16 +91,14 @@ fn moves_over(link: &str) -> Moves {
 impl Connection {
     /// A connection that consists of these lanes.
     pub(crate) fn new(id: ConnId, core: Arc<Core>, peer: Peer, links: Links) -> Self {
-        let lanes = links.lanes();
+        let lanes = LaneSet::new(links);
         Self {
             accepting: Mutex::default(),
             id,
             core,
             peer,
-            lost_lanes: LostLanes::default(),
-            talk: Mutex::new(Talk::new(lanes.len())),
+            talk: Mutex::new(Talk::new(lanes.all.len())),
             lanes,
-            links,
             care: LaneCare::default(),
             deferred: Deferred::default(),
             failed_contexts: FailedContexts::default(),
@@ -122,13 +117,14 @@ impl Connection {
     }
 
     pub(crate) fn info(&self) -> ConnInfo {
-        let caps = self.lanes[0].caps();
-        let rails = self.rails_up().map(|rails| (rails.link(), rails.paths_up()));
-        let moves = match self.rails_up() {
+        let caps = self.lanes.all[0].caps();
+        let rails = self.lanes.rails_up().map(|rails| (rails.link(), rails.paths_up()));
+        let moves = match self.lanes.rails_up() {
             Some(rails) => rails.moves(),
             None => moves_over(caps.link),
         };
-        let (link, lanes) = rails.unwrap_or_else(|| (caps.link, self.streams().count()));
+        let (link, lanes) =
+            rails.unwrap_or_else(|| (caps.link, self.lanes.living_streams().count()));
         ConnInfo {
             instance: self.peer.instance,
             addr: self.peer.addr,
@@ -182,7 +178,7 @@ impl Connection {
         let orphans = self.talk.lock().session.lanes.close();
         drop(orphans);
         self.accepting.lock().take();
-        self.lanes.iter().for_each(|lane| lane.kill());
+        self.lanes.all.iter().for_each(|lane| lane.kill());
         // A change that has not begun is not made.
         self.word_change.lock().take();
         let closed = self.talk.lock().session.close();
@@ -203,7 +199,7 @@ impl Connection {
 
     /// Tells the peer that the connection ends, then ends it as [`fail`](Self::fail) does.
     pub(crate) fn close(self: &Arc<Self>, e: Error) {
-        self.streams().for_each(|(_, lane)| lane.bye());
+        self.lanes.living_streams().for_each(|(_, lane)| lane.bye());
         self.fail(e);
     }
 
@@ -230,7 +226,7 @@ impl Connection {
     pub(crate) fn take_in_end(self: &Arc<Self>, interrupt: &mut dyn Interrupt) -> Result<()> {
         let begun = Instant::now();
         let most = timers::to_take_in_end(&self.core.config);
-        while !self.is_failed() && self.shows_end() && begun.elapsed() < most {
+        while !self.is_failed() && self.lanes.shows_end() && begun.elapsed() < most {
             self.kick();
             std::thread::sleep(NAP);
             if interrupt.interrupted() {
@@ -238,22 +234,6 @@ impl Connection {
             }
         }
         Ok(())
-    }
-
-    /// Whether a socket shows that the peer has closed it, or that its process has ended.
-    fn shows_end(&self) -> bool {
-        let lanes: SmallVec<[_; 4]> = self.streams().map(|(_, lane)| lane.interest()).collect();
-        let sockets = lanes.iter().map(|lane| PollFd::from_borrowed_fd(lane.fd, PollFlags::RDHUP));
-        let processes = lanes.iter().filter_map(|lane| lane.end);
-        let processes = processes.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN));
-        let mut fds: SmallVec<[PollFd<'_>; 4]> = sockets.chain(processes).collect();
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|shown| shown > 0)
-    }
-
-    /// Whether only this process still has work to do for these operations.
-    pub(crate) fn is_ours(&self, ops: &[(u16, OpName)]) -> bool {
-        let host = self.links.host.as_ref();
-        ops.iter().all(|(lane, op)| *lane == 0 && host.is_some_and(|host| host.is_ours(*op)))
     }
 
     pub(in crate::drive) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
@@ -291,16 +271,11 @@ impl Connection {
         }
     }
 
-    /// The lane that carries messages.
-    pub(in crate::drive) fn messages(&self) -> &dyn MessageLane {
-        &*self.links.streams[0]
-    }
-
     /// Sends a message that consists of these parts; the first part begins with the message's
     /// prefix. A message longer than the lane takes is cut into fragments. The caller must hold the
     /// session's lock: it keeps the fragments together and the messages in order.
     pub(crate) fn send_message(&self, parts: &[&[u8]]) {
-        let lane = self.messages();
+        let lane = self.lanes.messages();
         let max = lane.caps().max_message;
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let sent =
@@ -308,7 +283,7 @@ impl Connection {
         if sent.is_err() {
             // The lane is dead: the next thread that makes progress ends the connection.
             self.kick();
-        } else if self.lanes.len() > 1 && lane.has_work() {
+        } else if self.lanes.all.len() > 1 && lane.has_work() {
             // A caller that makes progress on another lane does not look after this one.
             self.kick_lane(0);
             self.care.ring_sleepers();
@@ -316,7 +291,8 @@ impl Connection {
     }
 
     fn send_fragments(&self, message: &[u8], max: usize) -> Result<(), LaneError> {
-        fragments(message, max).try_for_each(|(head, part)| self.messages().send(&[&head, part]))
+        fragments(message, max)
+            .try_for_each(|(head, part)| self.lanes.messages().send(&[&head, part]))
     }
 
     /// Wakes the workers, to look after all lanes.
@@ -327,7 +303,7 @@ impl Connection {
     /// If a lane or a deferred transfer has work to do, wakes the workers and the callers that
     /// sleep on the lanes: the descriptors that they poll may not show that work.
     pub(crate) fn kick_if_busy(&self) {
-        if self.deferred.any() || self.living().any(|(_, lane)| lane.has_work()) {
+        if self.deferred.any() || self.lanes.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
             self.care.ring_sleepers();
         }
@@ -337,11 +313,6 @@ impl Connection {
     /// again.
     pub(crate) fn leave_to_workers(&self) {
         self.care.leave_to_workers(&self.core.workers);
-    }
-
-    /// Does one part of the work that threads can share; false when there is none.
-    pub(in crate::drive) fn help(&self) -> bool {
-        self.links.host.as_ref().is_some_and(|host| host.help())
     }
 
     /// Wakes the worker of one lane.
@@ -364,35 +335,10 @@ impl Connection {
         self.ended.load(SeqCst)
     }
 
-    /// The streams that are not lost.
-    pub(in crate::drive) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
-        self.links.streams.iter().enumerate().filter(|(index, _)| !self.lost_lanes.has(*index))
-    }
-
-    /// Whether a lane is a stream, and not the rail lane.
-    pub(in crate::drive) fn is_stream(&self, index: usize) -> bool {
-        index < self.rails_place()
-    }
-
-    /// The index of the rail lane, if there is one: the last.
-    pub(crate) fn rails_place(&self) -> usize {
-        self.links.streams.len()
-    }
-
-    /// The rail lane, if at least one of its paths works now.
-    pub(crate) fn rails_up(&self) -> Option<&dyn RailLane> {
-        self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
-    }
-
-    /// The lanes that are not lost.
-    pub(crate) fn living(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
-        self.lanes.iter().enumerate().filter(|(lane, _)| !self.lost_lanes.has(*lane))
-    }
-
     /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
     /// from completions and messages.
     pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
-        if !self.lost_lanes.add(lane) || self.is_failed() {
+        if !self.lanes.lost.add(lane) || self.is_failed() {
             return;
         }
         tracing::warn!(conn = %self.id, peer = %self.peer.name, "lane {lane} is lost, the others take over: {why}");
