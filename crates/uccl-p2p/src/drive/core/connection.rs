@@ -3,6 +3,7 @@
 pub(crate) mod attached;
 pub(crate) mod care;
 pub(crate) mod deferred;
+mod end;
 pub(crate) mod loans;
 pub(crate) mod talk;
 pub(crate) mod transfer;
@@ -11,7 +12,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        atomic::{AtomicUsize, Ordering::*},
     },
     time::{Duration, Instant},
 };
@@ -26,6 +27,7 @@ use uccl_proto::assembler::fragments;
 use self::{
     care::{Claim, LaneCare},
     deferred::Deferred,
+    end::End,
     talk::{Ask, Sent, Talk},
     transfer::{Earlier, Plan, Room, Transfer},
 };
@@ -69,11 +71,7 @@ pub(crate) struct Connection {
     pub(crate) failed_contexts: FailedContexts,
     /// The peer's signal that a GPU applies. Messages behind it wait.
     pub(in crate::drive) word_change: Mutex<Option<(u64, WordChange)>>,
-    lost: Mutex<Option<Error>>,
-    /// The connection has failed or was closed; its lanes may still touch memory.
-    failed: AtomicBool,
-    /// No lane touches memory any more.
-    ended: AtomicBool,
+    end: End,
     pub(crate) pending: AtomicUsize,
     /// Where the peer has opened the connection: one seat for each of its streams.
     _seats: Vec<Seat>,
@@ -103,9 +101,7 @@ impl Connection {
             deferred: Deferred::default(),
             failed_contexts: FailedContexts::default(),
             word_change: Mutex::default(),
-            lost: Mutex::default(),
-            failed: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            end: End::default(),
             pending: AtomicUsize::new(0),
             _seats: Vec::new(),
         }
@@ -146,7 +142,7 @@ impl Connection {
 
     /// Whether it has failed or was closed. Its lanes may still touch memory.
     pub(crate) fn is_failed(&self) -> bool {
-        self.failed.load(Acquire)
+        self.end.has_begun()
     }
 
     /// Keeps workers off while the caller makes progress itself.
@@ -164,14 +160,9 @@ impl Connection {
     /// dropped. If another thread is ending it already, this returns at once, before that is true.
     /// Must not be called from a completion or a message.
     pub(crate) fn fail(self: &Arc<Self>, e: Error) {
-        {
-            let mut lost = self.lost.lock();
-            if lost.is_some() {
-                return;
-            }
-            *lost = Some(e.clone());
+        if !self.end.begin(&e) {
+            return;
         }
-        self.failed.store(true, Release);
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
         self.core.workers.detach(&self.care.take());
         // Before the lanes are killed, so that their operations are not posted again.
@@ -190,8 +181,8 @@ impl Connection {
         self.core.watch_aftermath(self, lent);
         self.core.look_after_aftermaths();
         // Before the list of transfers is read: a transfer that is posted now is either in the
-        // list, or sees this flag.
-        self.ended.store(true, SeqCst);
+        // list, or sees that the connection has ended.
+        self.end.complete();
         let unfinished = self.unfinished();
         unfinished.iter().for_each(|transfer| transfer.end_with_connection());
         self.core.conn_lost(self, e);
@@ -327,12 +318,12 @@ impl Connection {
 
     /// Why it was lost.
     pub(crate) fn lost_error(&self) -> Error {
-        self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
+        self.end.reason().unwrap_or_else(|| self.lost_to("it broke"))
     }
 
     /// Whether it has ended: nothing touches memory through it any more.
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(SeqCst)
+        self.end.is_over()
     }
 
     /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called
