@@ -22,6 +22,7 @@ pub(crate) mod failover;
 mod fence;
 mod follow;
 mod glances;
+mod gpu_signal;
 pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod held;

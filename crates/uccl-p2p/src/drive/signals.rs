@@ -19,10 +19,13 @@ use uccl_wire::{
     signal::{Change, SIGNAL_LEN},
 };
 
-use super::core::connection::{
-    Connection,
-    talk::Talk,
-    transfer::{After, Earlier, Transfer},
+use super::{
+    core::connection::{
+        Connection,
+        talk::Talk,
+        transfer::{After, Earlier, Transfer},
+    },
+    gpu_signal::SignalStep,
 };
 use crate::error::{Error, Result};
 
@@ -96,7 +99,7 @@ impl Connection {
         let visible = self.show_gpus();
         match visible.map_err(|_| Status::Fault).and_then(|()| apply()) {
             Ok(Some(under_way)) => {
-                *self.word_change.lock() = Some((id, under_way));
+                self.gpu_signal.begin(id, under_way);
                 return Handling::UnderWay;
             }
             Ok(None) => self.answer_signal(id, Status::Ok),
@@ -107,12 +110,11 @@ impl Connection {
 
     /// Looks at the peer's signal that a GPU applies, and answers once it has.
     pub(super) fn go_on_with_signal(&self) -> Handling {
-        let mut under_way = self.word_change.lock();
-        let Some((id, change)) = &*under_way else { return Handling::Ended };
-        let (id, Some(changed)) = (*id, change.ended()) else { return Handling::UnderWay };
-        *under_way = None;
-        drop(under_way);
-        self.answer_signal(id, changed.map_or(Status::Fault, |()| Status::Ok));
+        match self.gpu_signal.look() {
+            SignalStep::Nothing => {}
+            SignalStep::UnderWay => return Handling::UnderWay,
+            SignalStep::Ended(id, status) => self.answer_signal(id, status),
+        }
         Handling::Ended
     }
 

@@ -18,10 +18,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_fabric::{
-    gpu::WordChange,
-    lane::{LaneError, Moves},
-};
+use uccl_fabric::lane::{LaneError, Moves};
 use uccl_proto::assembler::fragments;
 
 use self::{
@@ -33,7 +30,10 @@ use self::{
 };
 use super::Core;
 use crate::{
-    drive::{contexts::FailedContexts, lane_set::LaneSet, links::Links, seats::Seat, timers},
+    drive::{
+        contexts::FailedContexts, gpu_signal::GpuSignal, lane_set::LaneSet, links::Links,
+        seats::Seat, timers,
+    },
     error::{Error, Result},
     ids::ConnId,
     types::{Accepted, ConnInfo, Interrupt},
@@ -69,8 +69,7 @@ pub(crate) struct Connection {
     pub(crate) deferred: Deferred,
     /// Contexts in which a write has failed.
     pub(crate) failed_contexts: FailedContexts,
-    /// The peer's signal that a GPU applies. Messages behind it wait.
-    pub(in crate::drive) word_change: Mutex<Option<(u64, WordChange)>>,
+    pub(in crate::drive) gpu_signal: GpuSignal,
     end: End,
     pub(crate) pending: AtomicUsize,
     /// Where the peer has opened the connection: one seat for each of its streams.
@@ -100,7 +99,7 @@ impl Connection {
             care: LaneCare::default(),
             deferred: Deferred::default(),
             failed_contexts: FailedContexts::default(),
-            word_change: Mutex::default(),
+            gpu_signal: GpuSignal::default(),
             end: End::default(),
             pending: AtomicUsize::new(0),
             _seats: Vec::new(),
@@ -170,8 +169,7 @@ impl Connection {
         drop(orphans);
         self.accepting.lock().take();
         self.lanes.all.iter().for_each(|lane| lane.kill());
-        // A change that has not begun is not made.
-        self.word_change.lock().take();
+        self.gpu_signal.cancel();
         let closed = self.talk.lock().session.close();
         let asks = closed.asks.into_iter().flat_map(Ask::lent);
         let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
