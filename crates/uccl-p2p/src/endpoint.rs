@@ -38,12 +38,17 @@ use crate::{
     descriptors,
     drive::{
         acceptor::Acceptor,
-        connection::{Connection, Core, Transfer, Workers},
-        core::Devices,
+        core::{
+            Core, Devices,
+            connection::{
+                Connection,
+                transfer::{After, Kind, Plan, Transfer},
+            },
+            workers::Workers,
+        },
         greeting::Greeting,
         places,
         regions::{Mr, contains, outside},
-        transfer::{After, Kind, Plan},
         wait,
     },
     error::{Error, Result},

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId,
-    drive::{loans::Grants, regions::Lease},
+    drive::{core::connection::loans::Grants, regions::Lease},
 };
 
 const LEN: usize = 300_000;

@@ -17,9 +17,8 @@ use super::{
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
     drive::{
-        connection::{Found, Transfer},
+        core::connection::transfer::{Fence, Found, Transfer},
         deadline,
-        transfer::Fence,
     },
 };
 

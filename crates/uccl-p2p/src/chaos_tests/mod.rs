@@ -23,7 +23,7 @@ use self::{
 };
 use crate::{
     Change, Error, Op, Request, Signal, Status, Uninterrupted,
-    drive::{deferred::Mark, transfer::Fence},
+    drive::core::connection::{deferred::Mark, transfer::Fence},
 };
 
 const PATIENT: Duration = Duration::from_secs(20);

@@ -21,9 +21,11 @@ use crate::{
     Uninterrupted,
     devices::Opened,
     drive::{
-        connection::Connection,
+        core::connection::{
+            Connection,
+            transfer::{Found, MAX_PENDING},
+        },
         timers::TO_PROBE,
-        transfer::{Found, MAX_PENDING},
     },
     wire::advert::Advert,
 };
@@ -50,7 +52,7 @@ fn workload(seed: u64, rails: ByRails<'_>, plan: Plan, longest: usize) -> Worklo
 }
 
 fn up(side: &Side) -> usize {
-    side.connection().links.rails.as_ref().map_or(0, |rails| rails.paths_up())
+    side.connection().lanes.rails.as_ref().map_or(0, |rails| rails.paths_up())
 }
 
 #[test]
@@ -283,8 +285,8 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
 fn a_peer_that_asks_and_reads_no_answer_is_cut() {
     let sides = ByRails::new(&[RailFaults::default()]).join(1);
     let conn = sides[1].connection();
-    let rails = conn.links.rails.as_ref().expect("rails");
-    let lane = conn.rails_place() as u16;
+    let rails = conn.lanes.rails.as_ref().expect("rails");
+    let lane = conn.lanes.rails_place() as u16;
     let mut ask = Vec::new();
     Note::Ask(RegionId { slot: 7, key: 7 }).encode_to(&mut ask);
     sides[1].lanes[0].inner().pipe().stall();
@@ -470,7 +472,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
     let silent = RailFaults { delay_polls: u32::MAX, ..RailFaults::default() };
     let rails = [RailFaults::default(), silent];
     let mut sides = ByRails::new(&rails).join(1);
-    let paths = sides[0].connection().links.rails.as_ref().expect("rails").describe();
+    let paths = sides[0].connection().lanes.rails.as_ref().expect("rails").describe();
     let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
     assert_eq!(why, [None, Some("nothing has got through yet".to_owned())]);
     move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");
@@ -700,5 +702,5 @@ fn a_transfer_does_not_end_before_a_device_that_outlives_its_lane() {
 
 #[test]
 fn nothing_is_posted_again_while_a_device_outlives_its_lane() {
-    a_device_outlives_its_lane(|conn| conn.lose_lane(conn.rails_place(), "as the test asks"));
+    a_device_outlives_its_lane(|conn| conn.lose_lane(conn.lanes.rails_place(), "as the test asks"));
 }

@@ -15,7 +15,7 @@ use uccl_device::cuda::GpuError;
 use super::world::{FAR, Memory, Side};
 use crate::{
     Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
-    drive::deferred::Mark,
+    drive::core::connection::deferred::Mark,
 };
 
 /// The disturbances beside posting and waiting.

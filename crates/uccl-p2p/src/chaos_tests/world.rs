@@ -20,8 +20,11 @@ use uccl_stream::{StreamLane, StreamOptions};
 use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
     drive::{
-        connection::{Connection, Peer, Workers},
-        core::Devices,
+        core::{
+            Devices,
+            connection::{Connection, Peer},
+            workers::Workers,
+        },
         links::Links,
     },
     wire::advert::Advert,
@@ -113,7 +116,7 @@ impl<'a> ByRails<'a> {
         let sides = self.join_untried(seed);
         sides[0].until("the first try of every rail", || {
             let settled = |side: &Side| {
-                side.connection().links.rails.as_ref().is_some_and(|r| r.is_settled())
+                side.connection().lanes.rails.as_ref().is_some_and(|r| r.is_settled())
             };
             sides.iter().all(settled)
         });

@@ -26,13 +26,16 @@ use uccl_rma::Role;
 use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode};
 
 use super::{
-    connection::{Connection, Core, Workers},
+    core::{
+        Core,
+        connection::Connection,
+        workers::{ACCEPTOR, Workers},
+    },
     greeting::{self, Greeting, MAX_LANES},
     lanes,
     links::Links,
     seats::{Seat, Source},
     socket::{MAX_WORD, Socket},
-    workers::ACCEPTOR,
 };
 use crate::{
     error::{Error, Result},

@@ -9,8 +9,11 @@ use std::{sync::Arc, time::Instant};
 use uccl_fabric::lane::Aftermath;
 
 use super::{
-    connection::{Connection, Core, Loan, Transfer},
-    given_up::GivenUp,
+    core::{
+        Core,
+        connection::{Connection, loans::Loan, transfer::Transfer},
+        given_up::GivenUp,
+    },
     regions::Ending,
 };
 use crate::error::Error;
@@ -20,8 +23,8 @@ impl Core {
     /// be touching, including memory that was lent with keys made for one message, and the copies
     /// that this process itself is still making.
     pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Loan>) {
-        let aftermaths = conn.links.host.iter().filter_map(|lane| lane.aftermath());
-        let of_rails = conn.links.rails.iter().filter_map(|lane| lane.aftermath());
+        let aftermaths = conn.lanes.host.iter().filter_map(|lane| lane.aftermath());
+        let of_rails = conn.lanes.rails.iter().filter_map(|lane| lane.aftermath());
         let aftermaths: Vec<Arc<dyn Aftermath>> =
             aftermaths.chain(of_rails).map(Arc::from).collect();
         if aftermaths.is_empty() {

@@ -16,8 +16,10 @@ use uccl_proto::asked::CopyEnd;
 use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
-    connection::{Connection, Transfer},
-    transfer::{After, Fence, Kind, Plan},
+    core::connection::{
+        Connection,
+        transfer::{After, Fence, Kind, Plan, Transfer},
+    },
     work::Work,
 };
 use crate::error::Error;
@@ -52,7 +54,7 @@ impl Connection {
             // slot was noted: check again.
             work = self.locate(direction, pieces)?.0;
         }
-        let host = self.links.host.as_ref();
+        let host = self.lanes.host.as_ref();
         let able = || host.is_some_and(|host| host.copies_as_owner(work.memory, &work.remote));
         if !self.core.config.ask_owners && !able() {
             return Err(Answer::Declined);

@@ -11,8 +11,12 @@ use uccl_fabric::{lane::OpKind, mem::RemoteSpan, region::Rights};
 use uccl_wire::message::{AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
 
 use super::{
-    connection::{Ask, Connection, Talk, Transfer},
-    loans::Grant,
+    core::connection::{
+        Connection,
+        loans::Grant,
+        talk::{Ask, Talk},
+        transfer::Transfer,
+    },
     work::Work,
 };
 

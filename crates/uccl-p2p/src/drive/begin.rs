@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{
-    connection::{Connection, Transfer},
+use super::core::connection::{
+    Connection,
     deferred::{Due, Mark, Start, Waiting},
+    transfer::Transfer,
 };
 use crate::error::{Error, Result};
 
@@ -59,7 +60,7 @@ impl Connection {
 
     /// Begins a transfer that may begin. Another thread may be ending it already, but has not found
     /// it among the deferred ones.
-    pub(super) fn begin_one(self: &Arc<Self>, due: Due<Self>) {
+    pub(super) fn begin_one(self: &Arc<Self>, due: Due) {
         let Due { first: Waiting { transfer, start, .. }, hold, failed } = due;
         let order = start.order();
         let begun = match failed {

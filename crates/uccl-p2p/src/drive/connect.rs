@@ -17,7 +17,7 @@ use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress};
 
 use super::{
     attempt::{Attempt, SleepLimit},
-    connection::{Connection, Core, Workers},
+    core::{Core, connection::Connection, workers::Workers},
     greeting::{self, Greeting},
     lanes,
     links::Links,
@@ -348,7 +348,7 @@ impl Connector {
     /// Waits until every rail has been tried, or time is up. Where only rails are allowed, one of
     /// them must work.
     async fn settle(&self, conn: &Arc<Connection>) -> Result<()> {
-        let Some(rails) = &conn.links.rails else { return Ok(()) };
+        let Some(rails) = &conn.lanes.rails else { return Ok(()) };
         let begun = Instant::now();
         while !rails.is_settled() {
             {

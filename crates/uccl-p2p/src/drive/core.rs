@@ -1,4 +1,10 @@
-//! The state that all parts of an endpoint share.
+//! The state that all parts of an endpoint share: the core owns the connections, and a connection
+//! owns its transfers. A transfer ends on any thread and needs its connection then, so each part
+//! also holds the part that owns it. That is why their modules are inside each other.
+
+pub(crate) mod connection;
+pub(crate) mod given_up;
+pub(crate) mod workers;
 
 use std::{
     collections::VecDeque,
@@ -13,14 +19,12 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use uccl_rma::Rails;
 
-use super::{
+use self::{
+    connection::{Connection, transfer::Transfers},
     given_up::Aftermaths,
-    held::HeldStreams,
-    regions::Mrs,
-    seats::Seats,
-    transfer::{Carrier, Transfers},
     workers::Workers,
 };
+use super::{held::HeldStreams, regions::Mrs, seats::Seats};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -63,13 +67,13 @@ pub(crate) struct Devices {
 }
 
 /// The entry of a connection id.
-pub(super) enum Entry<C> {
+pub(super) enum Entry {
     Lost(ConnId, Error, Box<ConnInfo>),
-    Open(Arc<C>),
+    Open(Arc<Connection>),
 }
 
-pub(super) struct Conns<C> {
-    pub(super) slab: Slab<Entry<C>>,
+pub(super) struct Conns {
+    pub(super) slab: Slab<Entry>,
     pub(super) lost: VecDeque<usize>,
     pub(super) generation: u32,
 }
@@ -103,22 +107,22 @@ impl Counters {
 }
 
 /// The state of one endpoint, without its threads.
-pub(crate) struct Core<C: Carrier> {
+pub(crate) struct Core {
     pub(crate) config: Config,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
     /// The rails and their registrations, once they are being opened.
     pub(crate) rails: OnceLock<Devices>,
-    pub(crate) transfers: Transfers<C>,
-    pub(crate) workers: Workers<C>,
+    pub(crate) transfers: Transfers,
+    pub(crate) workers: Workers,
     pub(crate) counters: Counters,
     pub(crate) closed: AtomicBool,
     pub(crate) panicked: OnceLock<Arc<str>>,
-    pub(super) conns: RwLock<Conns<C>>,
+    pub(super) conns: RwLock<Conns>,
     /// Peers that were given up and may still touch memory.
-    pub(crate) aftermaths: Aftermaths<C>,
-    pub(crate) accepts: Mutex<Accepts<C>>,
+    pub(crate) aftermaths: Aftermaths,
+    pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     /// The room for streams that peers open.
     pub(crate) seats: Seats,
@@ -132,17 +136,17 @@ pub(crate) struct Core<C: Carrier> {
 }
 
 /// Connections that wait for accept.
-pub(crate) struct Accepts<C> {
+pub(crate) struct Accepts {
     pub(crate) waiting: VecDeque<Accepted>,
     /// Whether callers do not use `accept`: connections are usable as they come.
     pub(crate) passive: bool,
     /// Connections that do not wait for accept yet because their rails have not been tried, and
     /// since when.
-    pub(super) untried: Vec<(Weak<C>, Instant)>,
+    pub(super) untried: Vec<(Weak<Connection>, Instant)>,
 }
 
-impl<C: Carrier> Core<C> {
-    pub(crate) fn new(config: Config, workers: Workers<C>) -> Result<Self> {
+impl Core {
+    pub(crate) fn new(config: Config, workers: Workers) -> Result<Self> {
         let instance = getrandom::u64()
             .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
         Ok(Self {

@@ -6,9 +6,14 @@ use std::{
 };
 
 use super::{
-    connection::{Connection, Core, Transfer},
+    core::{
+        Core,
+        connection::{
+            Connection,
+            transfer::{Fence, Transfer},
+        },
+    },
     timers,
-    transfer::Fence,
 };
 use crate::error::Error;
 
@@ -17,8 +22,7 @@ impl Core {
     pub(crate) fn enforce_deadlines(&self) {
         let now = Instant::now();
         let due = self.transfers.unfinished(|transfer| {
-            transfer.fencing.load(Acquire)
-                || timers::fence_at(transfer, &self.config).is_some_and(|at| at <= now)
+            transfer.fencing.load(Acquire) || transfer.fence_at().is_some_and(|at| at <= now)
         });
         due.iter().for_each(|transfer| enforce(transfer, now));
     }
@@ -31,15 +35,14 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     if transfer.finished() {
         return;
     }
-    let config = &transfer.conn.core.config;
-    let due = timers::fence_at(transfer, config).is_some_and(|at| at <= now);
+    let due = transfer.fence_at().is_some_and(|at| at <= now);
     if due || transfer.fencing.load(Acquire) {
         let by_peer = transfer.waits_for_peer();
         let why = if by_peer { Fence::Deadline } else { Fence::OwnDeadline };
         transfer.conn.fence(transfer, why);
     }
     transfer.let_streams_go(timers::TO_HOLD_STREAMS);
-    let is_late = timers::give_up_at(transfer, config).is_some_and(|at| at <= now);
+    let is_late = transfer.give_up_at().is_some_and(|at| at <= now);
     if is_late && !transfer.finished() && transfer.waits_for_peer() {
         give_up_peer(transfer, "it did not let a transfer end that was called off");
     }

@@ -8,9 +8,12 @@ use uccl_proto::Event;
 use uccl_wire::message::{Answer, Message};
 
 use super::{
-    connection::{Ask, Connection, Transfer},
+    core::connection::{
+        Connection,
+        talk::Ask,
+        transfer::{After, Fence, Transfer},
+    },
     sends::MAX_QUEUED,
-    transfer::{After, Carrier, Fence, Kind},
 };
 use crate::error::{Error, Result};
 
@@ -24,21 +27,21 @@ impl Connection {
     /// Makes all progress that is possible on every lane without blocking.
     pub(crate) fn progress(self: &Arc<Self>) -> bool {
         let mut moved = false;
-        for lane in 0..self.lanes.len() {
+        for lane in 0..self.lanes.all.len() {
             moved |= self.progress_lane(lane);
         }
         moved
     }
 
     pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if self.lost_lanes.has(lane) {
+        if self.lanes.lost.has(lane) {
             return self.end_lane(lane);
         }
         let begun = lane == 0 && self.begin_due();
-        match self.lanes[lane].progress(&Sink(self)) {
+        match self.lanes.all[lane].progress(&Sink(self)) {
             Ok(moved) => {
-                if moved && !self.is_stream(lane) {
-                    self.borrow_lane(lane);
+                if moved && !self.lanes.is_stream(lane) {
+                    self.care.borrow_lane(lane);
                 }
                 self.forward_notes();
                 return moved | begun;
@@ -96,7 +99,7 @@ impl Connection {
     /// Fails for a peer that does not read: nearly every message gets an answer, and the answers
     /// take memory until they are read.
     pub(crate) fn check_unread(&self) -> Result<(), String> {
-        match self.messages().queued_bytes() {
+        match self.lanes.messages().queued_bytes() {
             waiting if waiting > MAX_UNREAD => {
                 Err(format!("more is asked than is read of the answers: {waiting} bytes wait"))
             }
@@ -136,26 +139,16 @@ impl Connection {
             counters.failed.fetch_add(1, Relaxed);
         }
     }
-}
 
-impl Carrier for Connection {
-    fn peer(&self) -> &Arc<str> {
-        &self.peer.name
+    /// Whether only this process still has work to do for a transfer. `ops` are its operations that
+    /// have not ended.
+    pub(super) fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
+        self.lanes.is_ours(ops) && !self.is_asking_for(transfer)
     }
 
-    fn lost_error(&self) -> Error {
-        Self::lost_error(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        Self::has_ended(self)
-    }
-
-    fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
-        self.is_ours(ops) && !self.is_asking_for(transfer)
-    }
-
-    fn go_on(
+    /// Takes the step `after`, when all operations of a transfer have ended, with success or
+    /// failure.
+    pub(super) fn go_on(
         self: &Arc<Self>,
         transfer: &Arc<Transfer>,
         after: After,
@@ -184,13 +177,8 @@ impl Carrier for Connection {
         transfer.publish(verdict);
     }
 
-    fn transfer_fails(&self, transfer: &Transfer) {
-        if transfer.kind == Kind::Write {
-            self.failed_contexts.note(transfer.context);
-        }
-    }
-
-    fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
+    /// Notes that a transfer has ended.
+    pub(super) fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
         self.pending.fetch_sub(1, AcqRel);
         self.count(transfer, is_done);
         self.core.transfers.ended(transfer);

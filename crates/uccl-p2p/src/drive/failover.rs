@@ -20,7 +20,7 @@ use uccl_fabric::{
 use uccl_proto::lanes::OrphanStep;
 
 use super::{
-    connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, talk::Piece, transfer::Transfer},
     work::Work,
 };
 
@@ -41,7 +41,7 @@ impl Completion for Piece {
 impl Connection {
     /// Since when the peer owes us a message that its end of some lane is dead.
     pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
-        if !self.lost_lanes.any() {
+        if !self.lanes.lost.any() {
             return None;
         }
         self.talk.lock().session.lanes.owed_since_ms()
@@ -50,13 +50,13 @@ impl Connection {
     /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be
     /// called from a completion or a message.
     pub(crate) fn end_lane(self: &Arc<Self>, lane: usize) -> bool {
-        if !self.lost_lanes.begin_end(lane) {
+        if !self.lanes.lost.begin_end(lane) {
             return false;
         }
         self.detach_lane(lane);
-        self.lanes[lane].kill();
+        self.lanes.all[lane].kill();
         let is_left = |rails: &Arc<dyn RailLane>| rails.aftermath().is_some();
-        if lane == self.rails_place() && self.links.rails.as_ref().is_some_and(is_left) {
+        if lane == self.lanes.rails_place() && self.lanes.rails.as_ref().is_some_and(is_left) {
             // The peer cannot be told that our end is dead, so it posts nothing again.
             self.fail(self.lost_to("a device does not end what was on it"));
             return true;

@@ -5,9 +5,9 @@ use std::{
     time::Instant,
 };
 
-use super::{
-    connection::{Connection, Transfer},
-    transfer::{Fence, Kind},
+use super::core::connection::{
+    Connection,
+    transfer::{Fence, Kind, Transfer},
 };
 
 impl Connection {
@@ -26,8 +26,8 @@ impl Connection {
         for (lane, op) in ops {
             let lane = usize::from(lane);
             // The operations of a lost lane end with the lane.
-            if !self.lost_lanes.has(lane) {
-                self.lanes[lane].cancel(op);
+            if !self.lanes.lost.has(lane) {
+                self.lanes.all[lane].cancel(op);
             }
         }
         self.kick_if_busy();

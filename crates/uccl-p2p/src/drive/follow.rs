@@ -11,8 +11,11 @@ use uccl_device::cuda::Stream;
 use uccl_fabric::lane::{HostLane, OpKind, OpName};
 
 use super::{
-    connection::{Connection, Transfer},
-    deferred::{Start, Waiting},
+    core::connection::{
+        Connection,
+        deferred::{Start, Waiting},
+        transfer::Transfer,
+    },
     route::Route,
     work::{Memory, Pieces, Work},
 };
@@ -23,7 +26,7 @@ impl Connection {
     /// transfer depends on something else, too; GPUs have been given all of its work that they can
     /// be given now.
     pub(crate) fn lead_stream(self: &Arc<Self>, transfer: &Arc<Transfer>, stream: &Stream) -> bool {
-        let Some(host) = &self.links.host else { return false };
+        let Some(host) = &self.lanes.host else { return false };
         self.begin_behind(transfer, &**host);
         let Some(ops) = transfer.plain_ops() else { return false };
         let left = transfer.ops_left();
@@ -41,7 +44,7 @@ impl Connection {
             return false;
         }
         let body = transfer.body.lock();
-        let by_rails = |(lane, _): &(u16, OpName)| usize::from(*lane) >= self.links.streams.len();
+        let by_rails = |(lane, _): &(u16, OpName)| usize::from(*lane) >= self.lanes.streams.len();
         body.ops.is_empty() || !body.ops.iter().all(by_rails)
     }
 
@@ -69,11 +72,7 @@ impl Connection {
     }
 
     /// `Some`: it has not begun.
-    fn post_behind(
-        self: &Arc<Self>,
-        waiting: Waiting<Self>,
-        host: &dyn HostLane,
-    ) -> Option<Waiting<Self>> {
+    fn post_behind(self: &Arc<Self>, waiting: Waiting, host: &dyn HostLane) -> Option<Waiting> {
         let Waiting { after, transfer, start } = waiting;
         let event = after.as_ref().and_then(|after| after.event());
         let (Some(event), Memory::One(memory)) = (event, transfer.memory()) else {

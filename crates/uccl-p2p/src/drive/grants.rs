@@ -7,8 +7,10 @@ use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::Source;
 
 use super::{
-    connection::Connection,
-    loans::{Grant, Grants, source_of},
+    core::connection::{
+        Connection,
+        loans::{Grant, Grants, source_of},
+    },
     regions::{Lease, Mr, contains},
 };
 use crate::error::{Error, Result};

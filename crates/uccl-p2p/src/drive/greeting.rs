@@ -8,7 +8,7 @@ use uccl_rma::Role;
 use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, Psk};
 
 use super::{
-    connection::{Core, Peer},
+    core::{Core, connection::Peer},
     lanes::Agreement,
 };
 use crate::{

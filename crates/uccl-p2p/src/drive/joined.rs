@@ -17,7 +17,11 @@ pub(crate) struct Joined {
 
 impl Joined {
     pub(crate) fn by_tcp() -> Self {
-        let config = || Config { transport: Transport::Tcp, ..on_loopback() };
+        Self::by(Transport::Tcp)
+    }
+
+    pub(crate) fn by(transport: Transport) -> Self {
+        let config = || Config { transport, ..on_loopback() };
         let [a, b] = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
         let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
         let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;

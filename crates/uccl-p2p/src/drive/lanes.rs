@@ -11,7 +11,7 @@ use uccl_stream::{
     tcp::{TcpOptions, TcpPipe},
 };
 
-use super::{connection::Core, links::Links, socket::Socket};
+use super::{core::Core, links::Links, socket::Socket};
 use crate::error::{Error, Result};
 
 /// The options that the two ends have agreed on.

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering::Acquire};
 use uccl_fabric::clock;
 use uccl_proto::liveness::LaneVerdict;
 
-use super::connection::Connection;
+use super::core::connection::Connection;
 
 impl Connection {
     /// Gives up lanes that have been silent for too long while something waits for them. If that is
@@ -17,7 +17,7 @@ impl Connection {
             return;
         }
         // The rail lane finds by itself which of its paths are silent.
-        for (n, lane) in self.streams() {
+        for (n, lane) in self.lanes.living_streams() {
             let (is_idle, now) = (n > 0 && lane.load() == 0, clock::coarse_ms());
             let look = {
                 let liveness = &mut self.talk.lock().session.liveness;
@@ -50,7 +50,7 @@ impl Connection {
     }
 
     fn heard_first_within(&self, ms: u64) -> bool {
-        clock::coarse_ms().saturating_sub(self.messages().last_heard_ms()) < ms
+        clock::coarse_ms().saturating_sub(self.lanes.messages().last_heard_ms()) < ms
     }
 
     /// Gives up a peer that does not end its side of a dead lane: it keeps transfers from ending.

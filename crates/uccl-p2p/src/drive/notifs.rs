@@ -8,10 +8,15 @@ use uccl_proto::notifications::NextStep;
 use uccl_wire::message::Source;
 
 use super::{
-    connection::{Connection, Talk},
-    core::NOTIF_LIMIT,
+    core::{
+        NOTIF_LIMIT,
+        connection::{
+            Connection,
+            talk::Talk,
+            transfer::{After, Kind, Plan},
+        },
+    },
     payload::Payload,
-    transfer::{After, Kind, Plan},
 };
 use crate::types::{Notification, Op};
 

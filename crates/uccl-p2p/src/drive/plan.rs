@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 
 use super::{
-    connection::{Connection, Piece, Transfer},
+    core::connection::{Connection, talk::Piece, transfer::Transfer},
     route::Route,
     work::{Memory, Work},
 };
@@ -62,7 +62,7 @@ impl Connection {
                 }
             }
             Route::Rails(_) => {
-                let (transfer, lane) = (Arc::clone(transfer), self.rails_place());
+                let (transfer, lane) = (Arc::clone(transfer), self.lanes.rails_place());
                 transfer.expect_ops(1);
                 self.post_piece(Piece { transfer, work, lane });
                 self.forward_notes();
@@ -104,7 +104,7 @@ impl Connection {
                 Route::GpuAndSignal(host) => host.post_signalled_by_gpu(op, word),
                 _ => {
                     self.note_checksum(transfer, work);
-                    self.messages().post_signalled(op, word)
+                    self.lanes.messages().post_signalled(op, word)
                 }
             }
         };
@@ -127,14 +127,14 @@ impl Connection {
 
     /// Notes that the data of a transfer carries a checksum, if it does.
     fn note_checksum(&self, transfer: &Transfer, work: &Work) {
-        if self.lanes[0].caps().checksum && work.len_bytes() > 0 {
+        if self.lanes.all[0].caps().checksum && work.len_bytes() > 0 {
             transfer.note_checksum(true);
         }
     }
 
     fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         transfer.expect_ops(1);
-        if self.lanes.len() > 1 {
+        if self.lanes.all.len() > 1 {
             let transfer = Arc::clone(transfer);
             return self.post_piece(Piece { transfer, work, lane: self.least_loaded() });
         }
@@ -169,7 +169,7 @@ impl Connection {
         let done = Arc::clone(&op.done);
         // SAFETY: the memory is inside regions that the transfer leases, or belongs to the transfer
         // itself, until its last operation has ended.
-        match unsafe { self.lanes[lane].post(op)? } {
+        match unsafe { self.lanes.all[lane].post(op)? } {
             Posted::Pending(name) => transfer.body.lock().ops.push((lane as u16, name)),
             Posted::Done(result) => done.complete(result),
         }
@@ -185,9 +185,9 @@ impl Connection {
     }
 
     pub(super) fn least_loaded(&self) -> usize {
-        if self.lanes.len() == 1 {
+        if self.lanes.all.len() == 1 {
             return 0;
         }
-        self.streams().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
+        self.lanes.living_streams().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
     }
 }

@@ -28,7 +28,10 @@ use uccl_wire::{advert::Advert, signal::Change};
 
 use super::{
     acceptor::begin,
-    connection::{Connection, Peer, Workers},
+    core::{
+        connection::{Connection, Peer},
+        workers::Workers,
+    },
     joined::on_loopback,
     links::Links,
     park::Parker,

@@ -12,10 +12,14 @@ use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::{Connection, Core, Transfer},
-    core::Devices,
+    core::{
+        Core, Devices,
+        connection::{
+            Connection,
+            transfer::{Kind, Transfer},
+        },
+    },
     timers,
-    transfer::Kind,
     work::Work,
 };
 use crate::{
@@ -71,15 +75,15 @@ impl Core {
 impl Connection {
     /// Sends the rail lane's notes to its other end, as messages on the first lane.
     pub(crate) fn forward_notes(&self) {
-        let Some(lane) = &self.links.rails else { return };
+        let Some(lane) = &self.lanes.rails else { return };
         while lane.has_notes() {
             let Some(_in_order) = self.talk.try_lock() else {
                 // Another thread holds the session: the worker that is woken here tries again.
-                return self.kick_lane(self.rails_place());
+                return self.kick_lane(self.lanes.rails_place());
             };
             let Some(note) = lane.take_note() else { return };
             let mut bytes = Vec::with_capacity(PREFIX_LEN + 64);
-            message::link_head(self.rails_place() as u16, &mut bytes);
+            message::link_head(self.lanes.rails_place() as u16, &mut bytes);
             note.encode_to(&mut bytes);
             self.send_message(&[&bytes]);
         }
@@ -87,8 +91,8 @@ impl Connection {
 
     /// Hands a note from the peer's end of a lane to our end.
     pub(crate) fn on_link(self: &Arc<Self>, lane: u16, note: &[u8]) -> Result<(), String> {
-        let is_theirs = usize::from(lane) == self.rails_place();
-        let Some(rails) = self.links.rails.as_ref().filter(|_| is_theirs) else {
+        let is_theirs = usize::from(lane) == self.lanes.rails_place();
+        let Some(rails) = self.lanes.rails.as_ref().filter(|_| is_theirs) else {
             return Err(format!("a note for lane {lane}, which takes none"));
         };
         rails.hear(note)?;
@@ -103,7 +107,7 @@ impl Connection {
     /// up.
     pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
         *self.accepting.lock() = Some(accepted);
-        let is_settled = || self.links.rails.as_ref().is_none_or(|rails| rails.is_settled());
+        let is_settled = || self.lanes.rails.as_ref().is_none_or(|rails| rails.is_settled());
         if !is_settled() {
             self.core.await_rails(self);
         }
@@ -116,7 +120,7 @@ impl Connection {
     /// Called when the peer has not said in time that the rails have been tried: goes on without
     /// them.
     pub(super) fn do_without_rails(self: &Arc<Self>) {
-        if self.rails_up().is_none() && self.core.config.transport.needs_rails() {
+        if self.lanes.rails_up().is_none() && self.core.config.transport.needs_rails() {
             let why = self.why_no_rails();
             return self.close(self.lost_to(format!("no rail works: {why}")));
         }
@@ -131,21 +135,21 @@ impl Connection {
 
     /// The rail lane, if it is not lost and reaches this work's local memory.
     pub(crate) fn rails_for(&self, work: &Work) -> Option<&dyn RailLane> {
-        let rails = &**self.links.rails.as_ref()?;
-        let lost = self.lost_lanes.has(self.rails_place());
+        let rails = &**self.lanes.rails.as_ref()?;
+        let lost = self.lanes.lost.has(self.lanes.rails_place());
         (!lost && work.len_bytes() > 0 && rails.reaches(&work.local, work.memory)).then_some(rails)
     }
 
     /// Makes writes by devices to our GPUs' memory visible to those GPUs, before anybody here
     /// learns of them. Only for GPUs that might see such writes later than news from the CPU.
     pub(super) fn show_gpus(&self) -> Result<()> {
-        let shown = self.links.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
+        let shown = self.lanes.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
         shown.map_err(|e| self.not_shown(&e))
     }
 
     /// The same, for the GPU that owns memory of this kind, if one does.
     pub(crate) fn show_gpu(&self, kind: MemoryKind) -> Result<()> {
-        let gpu = self.links.rails.as_ref().and_then(|_| kind.device_only());
+        let gpu = self.lanes.rails.as_ref().and_then(|_| kind.device_only());
         gpu.map_or(Ok(()), cuda::flush_writes_of).map_err(|e| self.not_shown(&e))
     }
 
@@ -155,23 +159,16 @@ impl Connection {
 
     /// Makes received data visible to our GPUs, if the transfer has received anything.
     pub(super) fn show_received(&self, transfer: &Transfer) -> Result<()> {
-        if self.links.rails.is_none() || !matches!(transfer.kind, Kind::Read | Kind::Recv) {
+        if self.lanes.rails.is_none() || !matches!(transfer.kind, Kind::Read | Kind::Recv) {
             return Ok(());
         }
         let gpus = transfer.gpus();
         gpus.into_iter().try_for_each(|device| self.show_gpu(MemoryKind::Cuda { device }))
     }
 
-    /// The rail lane, if operations are under way on it: they end sooner than a socket could be
-    /// polled.
-    pub(super) fn rails_under_way(&self) -> Option<&dyn RailLane> {
-        let lost = || self.lost_lanes.has(self.rails_place());
-        self.links.rails.as_deref().filter(|rails| rails.is_under_way() && !lost())
-    }
-
     /// Why no rail works, as text for people.
     pub(crate) fn why_no_rails(&self) -> String {
-        let Some(rails) = &self.links.rails else { return "the peer offers none".into() };
+        let Some(rails) = &self.lanes.rails else { return "the peer offers none".into() };
         let paths = rails.describe();
         if paths.is_empty() {
             let Devices { rails, why_none } = self.core.devices();

@@ -11,9 +11,9 @@ use uccl_fabric::{
 use uccl_proto::incoming::EarlySend;
 use uccl_wire::message::{Source, Verdict};
 
-use super::{
-    connection::{Connection, Transfer},
-    transfer::{After, Fence},
+use super::core::connection::{
+    Connection,
+    transfer::{After, Fence, Transfer},
 };
 use crate::{
     error::{Error, Result},
@@ -100,7 +100,7 @@ impl Connection {
                     }
                 }
                 transfer.bytes.store(total, Ordering::Relaxed);
-                transfer.note_checksum(self.lanes[0].caps().checksum);
+                transfer.note_checksum(self.lanes.all[0].caps().checksum);
             }
         }
         transfer.op_ended();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_fabric::{alloc::Shareable, gpu::prepare_words, mem::Span};
 
-use super::{connection::Core, core::Devices};
+use super::core::{Core, Devices};
 use crate::{
     error::{Error, Result},
     ids::MrId,

@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 use uccl_fabric::{lane::HostLane, rail::RailError};
 
 use super::{
-    connection::{Connection, Core},
-    core::{Accepts, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge},
+    core::{
+        Accepts, Core, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge, connection::Connection,
+    },
     regions::Mr,
     timers,
 };
@@ -22,7 +23,7 @@ use crate::{
 };
 /// Number of lost connections that are kept with their reason, for callers that ask.
 const KEPT_LOST: usize = 1024;
-impl Accepts<Connection> {
+impl Accepts {
     fn forget_ended(&mut self) {
         self.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|conn| !conn.is_failed()));
     }
@@ -114,7 +115,7 @@ impl Core {
     /// it.
     pub(crate) fn offer_memory_to(&self, conn: &Connection) {
         for memory in self.mrs.shared_memory() {
-            conn.links.host.iter().for_each(|lane| lane.offer(&memory));
+            conn.lanes.host.iter().for_each(|lane| lane.offer(&memory));
         }
     }
 
@@ -131,7 +132,7 @@ impl Core {
     /// Calls `each` with the lane to each peer of this host.
     pub(super) fn for_each_host(&self, each: impl Fn(&dyn HostLane)) {
         for conn in self.open_conns() {
-            conn.links.host.iter().for_each(|lane| each(&**lane));
+            conn.lanes.host.iter().for_each(|lane| each(&**lane));
         }
     }
 

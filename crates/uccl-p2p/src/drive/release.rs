@@ -20,7 +20,7 @@ use uccl_fabric::{gpu::advance_words, rail::RailError};
 
 use super::{
     aftermath::IN_THE_MIDDLE,
-    connection::{Connection, Core},
+    core::{Core, connection::Connection},
     regions::Ending,
     timers,
 };
@@ -204,7 +204,7 @@ impl Core {
         let mut touching = None;
         for conn in self.open_conns() {
             let asked = conn.end_copies(slot);
-            if asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot)) {
+            if asked || conn.lanes.all.iter().any(|lane| lane.touched_by_peer(slot)) {
                 // The lane may have a note for the peer, which asks it to stop.
                 conn.forward_notes();
                 touching = Some(conn);

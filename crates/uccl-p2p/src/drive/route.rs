@@ -13,7 +13,7 @@ use uccl_fabric::{
 };
 use uccl_wire::signal::Change;
 
-use super::{connection::Connection, regions::Mr, work::Work};
+use super::{core::connection::Connection, regions::Mr, work::Work};
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
 const STRIPE: u64 = 512 << 10;
@@ -84,24 +84,24 @@ impl Connection {
 
     /// The link of a route over lanes.
     fn link_of(&self, route: &Route<'_>, remote: &RemoteSpan) -> &'static str {
-        match (route, &self.links.host) {
+        match (route, &self.lanes.host) {
             (Route::Rails(rails), _) => rails.link(),
             (_, Some(host)) => host.path_to(remote),
-            (_, None) => self.lanes[0].caps().link,
+            (_, None) => self.lanes.all[0].caps().link,
         }
     }
 
     /// The path of transfers between this memory of the peer's and memory of ours that every lane
     /// reaches, in a word for people.
     pub(crate) fn path_to(&self, remote: &RemoteSpan) -> &'static str {
-        self.link_of(&self.rails_up().map_or(Route::Stream, Route::Rails), remote)
+        self.link_of(&self.lanes.rails_up().map_or(Route::Stream, Route::Rails), remote)
     }
 
     /// The lane whose GPU makes all of a write and changes this word behind it, if one does. It
     /// does not add: for writers without a GPU the owner adds, by two copies, and an addition
     /// between these would be lost.
     fn gpu_for(&self, work: &Work, word: &Word) -> Option<&dyn HostLane> {
-        let host = self.links.host.as_deref().filter(|_| matches!(word.change, Change::Set(_)))?;
+        let host = self.lanes.host.as_deref().filter(|_| matches!(word.change, Change::Set(_)))?;
         host.signals_by_gpu(work.memory, &work.remote, word).then_some(host)
     }
 
@@ -112,7 +112,7 @@ impl Connection {
     fn takes_signal(&self, work: &Work) -> bool {
         work.kind == OpKind::Write
             && self.peer.takes_signals
-            && self.messages().carries_signal(work.memory, &work.remote)
+            && self.lanes.messages().carries_signal(work.memory, &work.remote)
     }
 
     /// Which pieces the peer is asked to copy, because its GPUs reach memory that ours do not.
@@ -121,7 +121,7 @@ impl Connection {
         if self.core.config.ask_owners {
             return vec![true; work.pieces()];
         }
-        let Some(host) = self.links.host.as_ref().filter(|_| work.len_bytes() >= MIN_BYTES) else {
+        let Some(host) = self.lanes.host.as_ref().filter(|_| work.len_bytes() >= MIN_BYTES) else {
             return Vec::new();
         };
         let marks = host.owner_copies(work.memory, &work.remote);
@@ -132,7 +132,7 @@ impl Connection {
 
     /// The number of streams over which this many bytes are spread.
     pub(super) fn stripes(&self, bytes: u64) -> u64 {
-        (bytes / STRIPE).clamp(1, self.streams().count().max(1) as u64)
+        (bytes / STRIPE).clamp(1, self.lanes.living_streams().count().max(1) as u64)
     }
 
     /// The most pieces of an operation on memory of this kind.
@@ -141,7 +141,7 @@ impl Connection {
             Some(_) => lane.caps().max_gpu_pieces,
             None => lane.caps().max_pieces,
         };
-        self.links.streams.iter().map(most).min().unwrap_or(1)
+        self.lanes.streams.iter().map(most).min().unwrap_or(1)
     }
 }
 

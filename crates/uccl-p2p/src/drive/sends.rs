@@ -8,10 +8,13 @@ use uccl_proto::outgoing::SendProtocol;
 use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
-    connection::{Connection, Sent, Session, Talk, Transfer},
-    loans::source_of,
+    core::connection::{
+        Connection,
+        loans::source_of,
+        talk::{Sent, Session, Talk},
+        transfer::{Fence, Transfer},
+    },
     payload,
-    transfer::Fence,
 };
 use crate::{
     error::{Error, Result},
@@ -27,7 +30,7 @@ impl Connection {
         if session.is_closed() {
             return Err(self.lost_error());
         }
-        if self.messages().queued_bytes() > MAX_QUEUED {
+        if self.lanes.messages().queued_bytes() > MAX_QUEUED {
             return Err(Error::Full {
                 what: "the connection's queue of messages in bytes",
                 limit: MAX_QUEUED,
@@ -191,7 +194,7 @@ mod tests {
     use crate::{
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
-            deferred::{Due, Mark},
+            core::connection::deferred::{Due, Mark},
             joined::Joined,
         },
     };

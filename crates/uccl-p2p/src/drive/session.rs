@@ -1,7 +1,10 @@
 //! How the engine speaks the protocol: messages are sent in the order in which the session encodes
 //! them.
 
-use super::connection::{Connection, Session, Talk};
+use super::core::connection::{
+    Connection,
+    talk::{Session, Talk},
+};
 
 impl Connection {
     /// Calls the session, and sends the message that it encodes, if any.

@@ -20,8 +20,12 @@ use uccl_wire::{
 };
 
 use super::{
-    connection::{Connection, Earlier, Talk, Transfer},
-    transfer::After,
+    core::connection::{
+        Connection,
+        talk::Talk,
+        transfer::{After, Earlier, Transfer},
+    },
+    gpu_signal::SignalStep,
 };
 use crate::error::{Error, Result};
 
@@ -52,7 +56,7 @@ impl Connection {
 
     /// Changes a word at once, if the lane reaches it.
     pub(crate) fn try_signal(&self, word: Word) -> Option<OpResult> {
-        self.links.host.as_ref()?.try_signal(&word.span, word.change)
+        self.lanes.host.as_ref()?.try_signal(&word.span, word.change)
     }
 
     /// Refuses a signal that the peer would not understand: it would end the connection.
@@ -95,7 +99,7 @@ impl Connection {
         let visible = self.show_gpus();
         match visible.map_err(|_| Status::Fault).and_then(|()| apply()) {
             Ok(Some(under_way)) => {
-                *self.word_change.lock() = Some((id, under_way));
+                self.gpu_signal.begin(id, under_way);
                 return Handling::UnderWay;
             }
             Ok(None) => self.answer_signal(id, Status::Ok),
@@ -106,12 +110,11 @@ impl Connection {
 
     /// Looks at the peer's signal that a GPU applies, and answers once it has.
     pub(super) fn go_on_with_signal(&self) -> Handling {
-        let mut under_way = self.word_change.lock();
-        let Some((id, change)) = &*under_way else { return Handling::Ended };
-        let (id, Some(changed)) = (*id, change.ended()) else { return Handling::UnderWay };
-        *under_way = None;
-        drop(under_way);
-        self.answer_signal(id, changed.map_or(Status::Fault, |()| Status::Ok));
+        match self.gpu_signal.look() {
+            SignalStep::Nothing => {}
+            SignalStep::UnderWay => return Handling::UnderWay,
+            SignalStep::Ended(id, status) => self.answer_signal(id, status),
+        }
         Handling::Ended
     }
 
@@ -151,7 +154,7 @@ mod tests {
 
     use super::{
         super::{
-            connection::{Connection, Peer},
+            core::connection::{Connection, Peer},
             joined::Joined,
             links::Links,
         },
@@ -206,7 +209,7 @@ mod tests {
             same_host: true,
             takes_signals: false,
         };
-        let links = Links { streams: conn.links.streams.clone(), host: None, rails: None };
+        let links = Links { streams: conn.lanes.streams.clone(), host: None, rails: None };
         let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));
         let refused = p.a.start_over(Arc::clone(&old), &write, None);
         assert!(matches!(refused, Err(Error::TooOld { .. })), "it was posted");

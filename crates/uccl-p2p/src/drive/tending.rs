@@ -9,22 +9,22 @@ use std::{
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{claims::AWAY, connection::Attached};
+use super::{claims::AWAY, core::connection::attached::Attached};
 
 impl Attached {
     pub(super) fn progress(&self, now: Instant) -> bool {
         // Checked before: a caller may begin as soon as something has come.
-        let are_callers_there = self.conn.claims.any();
+        let are_callers_there = self.conn.care.claims.any();
         let moved = self.conn.progress_lane(self.lane);
         if moved {
-            self.care.lock().has_done(are_callers_there, &self.conn.claims, now);
+            self.care.lock().has_done(are_callers_there, &self.conn.care.claims, now);
         }
         moved
     }
 
     /// Whether the lane needs a worker no longer.
     pub(super) fn is_over(&self) -> bool {
-        self.conn.is_failed() || self.conn.lost_lanes.ending(self.lane)
+        self.conn.is_failed() || self.conn.lanes.lost.ending(self.lane)
     }
 
     /// Whether the lane has work that its descriptor does not show.
@@ -34,13 +34,14 @@ impl Attached {
 
     /// Whether the lane has to be killed.
     fn is_lost(&self) -> bool {
-        self.conn.lost_lanes.has(self.lane)
+        self.conn.lanes.lost.has(self.lane)
     }
 
     /// Whether callers look after the lane. They do not if it has to be killed: sleeping callers do
     /// not see that.
     pub(super) fn left_to_callers(&self, now: Instant) -> bool {
-        let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
+        let leaves =
+            || self.care.lock().leaves(&self.conn.care.claims, self.conn.care.has_sleepers(), now);
         !self.is_lost() && leaves()
     }
 
@@ -55,7 +56,7 @@ impl Attached {
             return None;
         }
         let hears = self.link.caps().messages;
-        let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
+        let (claims, asleep) = (&self.conn.care.claims, self.conn.care.has_sleepers());
         let away = self.care.lock().stays_away(claims, asleep, hears, now);
         self.is_left.store(away.is_some(), SeqCst);
         // A caller that leaves after this check sees that the lane is left to callers.
@@ -79,7 +80,7 @@ impl Attached {
         if !lane.arm() {
             self.is_armed.store(false, SeqCst);
             // Arming may have consumed the event for which a caller sleeps.
-            self.conn.hand_over();
+            self.conn.care.hand_over();
             return false;
         }
         let interest = lane.interest();

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use uccl_rma::Silence;
 
-use super::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
 /// How long a peer may take to end a transfer that was called off, if `timeout` is off and silence
@@ -19,7 +18,7 @@ pub(crate) const TO_HOLD_STREAMS: Duration = Duration::from_millis(500);
 
 /// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of
 /// its time, at most a fortieth of the connection's.
-fn to_fence(config: &Config, timeout: Duration) -> Duration {
+pub(crate) fn to_fence(config: &Config, timeout: Duration) -> Duration {
     (timeout / 10).min(to_end(config) / 40)
 }
 
@@ -66,15 +65,4 @@ pub(crate) fn to_stop(config: &Config) -> Duration {
 /// Whether a time has passed; a zero time never passes.
 pub(crate) fn is_over(since: Instant, time: Duration) -> bool {
     !time.is_zero() && since.elapsed() > time
-}
-
-/// When a transfer must begin to end, so that it has ended by its deadline.
-pub(crate) fn fence_at<C: Carrier>(transfer: &Transfer<C>, config: &Config) -> Option<Instant> {
-    Some(transfer.deadline()? - to_fence(config, transfer.timeout?))
-}
-
-/// When a peer that does not let a transfer end is given up.
-pub(crate) fn give_up_at<C: Carrier>(transfer: &Transfer<C>, config: &Config) -> Option<Instant> {
-    let fenced_at = transfer.body.lock().fenced_at?;
-    Some(fenced_at + to_end(config))
 }

@@ -10,10 +10,9 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{
-    connection::{Claim, Connection, Transfer},
+    core::connection::{Connection, care::Claim, transfer::Transfer},
     deadline,
     park::Parker,
-    timers,
 };
 use crate::{error::Error, types::Interrupt};
 
@@ -65,13 +64,13 @@ pub(crate) fn wait(
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
-    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
+    let fence_at = transfer.fence_at();
     loop {
         looks = looks.wrapping_add(1);
-        let rails = conn.rails_under_way();
+        let rails = conn.lanes.rails_under_way();
         let is_due = looks.is_multiple_of(if rails.is_some() { LOOKS_AT_RAILS } else { LOOKS });
         let moved = match rails {
-            Some(_) if !is_due => conn.progress_lane(conn.rails_place()),
+            Some(_) if !is_due => conn.progress_lane(conn.lanes.rails_place()),
             _ => conn.progress(),
         };
         if transfer.finished() {
@@ -101,7 +100,8 @@ pub(crate) fn wait(
             return Ok(transfer.finished());
         }
         let quiet = now - *quiet_since.get_or_insert(now);
-        let much = conn.living().any(|(_, lane)| lane.load() > MUCH && !lane.caps().by_device);
+        let much =
+            conn.lanes.living().any(|(_, lane)| lane.load() > MUCH && !lane.caps().by_device);
         if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
             sleep(conn, transfer, until, now);
             quiet_since = None;
@@ -122,15 +122,15 @@ fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: In
         return;
     }
     // Before the lanes are armed: a thread that posts after that rings the bell.
-    conn.sleeper_comes(&parker);
+    conn.care.sleeper_comes(&parker);
     sleep_on(conn, &parker, nap(transfer, until, now));
-    conn.sleeper_goes(&parker);
+    conn.care.sleeper_goes(&parker);
     transfer.unwatch(&parker);
 }
 
 /// How long to sleep at most.
 fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
-    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
+    let fence_at = transfer.fence_at();
     [until, fence_at]
         .into_iter()
         .flatten()
@@ -140,16 +140,17 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
 
 fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
     let arm = |(index, lane): (usize, &Arc<dyn Lane>)| {
-        conn.borrow_lane(index);
+        conn.care.borrow_lane(index);
         lane.arm()
     };
     // No descriptor shows that a stream has reached the point at which a transfer may begin: it has
     // to be polled.
-    if conn.deferred.any() || conn.lost_lanes.to_be_ended() || !conn.living().all(arm) {
+    if conn.deferred.any() || conn.lanes.lost.to_be_ended() || !conn.lanes.living().all(arm) {
         return;
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
-    let interests: SmallVec<[_; 4]> = conn.living().map(|(_, lane)| lane.interest()).collect();
+    let interests: SmallVec<[_; 4]> =
+        conn.lanes.living().map(|(_, lane)| lane.interest()).collect();
     let mut fds: SmallVec<[PollFd<'_>; 5]> = interests
         .iter()
         .map(|interest| {

@@ -17,9 +17,12 @@ use rustix::event::{
 
 use super::{
     acceptor::Acceptor,
-    connection::{Attached, Connection, Core, Workers},
+    core::{
+        Core,
+        connection::{Connection, attached::Attached},
+        workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
+    },
     places,
-    workers::{ACCEPTOR, BELL, Kick, Shard},
 };
 use crate::error::{Error, Result};
 
@@ -54,24 +57,25 @@ impl Workers {
     pub(crate) fn attach(core: &Arc<Core>, conn: &Arc<Connection>) -> Result<()> {
         let this = &core.workers;
         let first = (conn.id.0 & 0xFFFF_FFFF) as usize;
-        for lane in 0..conn.lanes.len() {
+        for lane in 0..conn.lanes.all.len() {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached::new(conn, (lane, &conn.lanes[lane]), shard, token));
+            let attached =
+                Arc::new(Attached::new(conn, (lane, &conn.lanes.all[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             // Before it is watched, which may fail: the end of the connection detaches the lanes in
             // this list.
-            conn.attached.lock().push(Arc::clone(&attached));
+            conn.care.attach(Arc::clone(&attached));
             epoll::add(
                 &home.epoll,
-                conn.lanes[lane].interest().fd,
+                conn.lanes.all[lane].interest().fd,
                 EventData::new_u64(token),
                 EventFlags::ONESHOT,
             )
             .map_err(|e| Error::os("watching a lane", e))?;
-            if let Some(end) = conn.lanes[lane].interest().end {
+            if let Some(end) = conn.lanes.all[lane].interest().end {
                 epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
                     .map_err(|e| Error::os("watching a lane's peer", e))?;
             }
@@ -80,18 +84,27 @@ impl Workers {
         if conn.is_failed() {
             // The connection ended while it was being attached: its end has not detached all of
             // them.
-            let attached = std::mem::take(&mut *conn.attached.lock());
-            this.detach(&attached);
+            this.detach(&conn.care.take());
         }
         Ok(())
     }
 
     /// Makes another thread take part in a lane's work.
-    pub(crate) fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
+    fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
         let this = &core.workers;
         let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
         Self::ensure(core, index);
         this.shards[index].kick(Kick::Help(Arc::clone(attached)));
+    }
+}
+
+impl Connection {
+    /// Wakes workers to take part, if there is work that several threads can share.
+    pub(crate) fn call_help(&self) {
+        if !self.lanes.wants_help() {
+            return;
+        }
+        self.care.for_each(|attached| Workers::call_help(&self.core, attached));
     }
 }
 
@@ -183,7 +196,7 @@ impl Worker {
         }
     }
 
-    fn shard<'a>(&self, core: &'a Core) -> &'a Shard<Connection> {
+    fn shard<'a>(&self, core: &'a Core) -> &'a Shard {
         &core.workers.shards[self.shard]
     }
 
@@ -235,7 +248,7 @@ impl Worker {
     /// things to do.
     fn help(&mut self) -> bool {
         while let Some(attached) = self.helping.pop_front() {
-            if attached.conn.help() {
+            if attached.conn.lanes.help() {
                 self.helping.push_back(attached);
                 return true;
             }

@@ -20,11 +20,14 @@ use super::{
 };
 use crate::{
     drive::{
-        connection::{Connection, Piece, Transfer},
+        core::connection::{
+            Connection,
+            talk::Piece,
+            transfer::{After, Plan, Room, Transfer},
+        },
         inline_op::InlineOp,
         regions::{Lease, contains, outside},
         route::Route,
-        transfer::{After, Plan, Room},
         work::Work,
     },
     error::Result,
@@ -72,7 +75,7 @@ impl Single {
     }
 
     /// The plan of the transfer that it becomes.
-    fn plan(&self, after: After, endpoint: &Endpoint) -> Plan<Connection> {
+    fn plan(&self, after: After, endpoint: &Endpoint) -> Plan {
         Plan {
             kind: self.op.into(),
             context: self.context,
@@ -132,7 +135,7 @@ impl Endpoint {
             return Ok(None);
         }
         let (work, word) = (single.work(), signal.map(|(word, _)| word));
-        match (conn.choose(&work, word.as_ref()), &conn.links.host) {
+        match (conn.choose(&work, word.as_ref()), &conn.lanes.host) {
             (Route::GpuAndSignal(host), _) => self.copy_now(single, host, work, word),
             (Route::Rails(rails), _) if word.is_none() => self.carry_now(single, rails, work),
             (Route::Stream, Some(host))
@@ -160,7 +163,7 @@ impl Endpoint {
             return Ok(None);
         }
         let Single { lease, local, remote, .. } = single;
-        let Some(lane) = &conn.links.host else { return Ok(None) };
+        let Some(lane) = &conn.lanes.host else { return Ok(None) };
         if single.kind == OpKind::Write && lease.mr().kind.is_host_accessible() {
             // SAFETY: inside a region, which the lease keeps registered.
             let done = unsafe { lane.try_signalled(*local, remote, &word.span, word.change) };
@@ -228,7 +231,7 @@ impl Endpoint {
         work: Work,
     ) -> Result<Option<Started>> {
         let conn = &single.conn;
-        let place = conn.rails_place();
+        let place = conn.lanes.rails_place();
         // SAFETY: `post_now` keeps the memory.
         let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
         let PostedPiece { now, name, room } = match posted? {
@@ -302,7 +305,7 @@ impl Endpoint {
 /// Copies a short piece to or from a process of this host, on this thread.
 fn copy_short(single: &Single) -> bool {
     let Single { kind, conn, lease, local, remote, .. } = single;
-    let Some(lane) = &conn.links.host else { return false };
+    let Some(lane) = &conn.lanes.host else { return false };
     if !lease.mr().kind.is_host_accessible() {
         return false;
     }

@@ -14,7 +14,7 @@ use crate::{
     drive::{
         attempt::Attempt,
         connect::{self, Target},
-        connection::Core,
+        core::Core,
     },
     error::{Error, Result},
     ids::ConnId,

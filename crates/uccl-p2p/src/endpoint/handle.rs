@@ -12,7 +12,7 @@ use super::{
     transfers::{Started, end},
 };
 use crate::{
-    drive::{connection::Transfer, wait},
+    drive::{core::connection::transfer::Transfer, wait},
     error::Result,
     ids::{ConnId, TransferId},
     process::Process,
@@ -161,7 +161,7 @@ impl Endpoint {
 mod tests {
     use crate::{
         Change, Error, Op, Request, Signal, Status, Tried, Uninterrupted,
-        drive::{joined::Joined, transfer::KEPT},
+        drive::{core::connection::transfer::KEPT, joined::Joined},
     };
 
     #[test]

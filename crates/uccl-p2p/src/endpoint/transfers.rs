@@ -16,13 +16,15 @@ use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Uninterrupted};
 use crate::{
     drive::{
-        connection::{Claim, Connection, Found, Hold, Transfer},
+        core::connection::{
+            Connection,
+            care::Claim,
+            deferred::{Mark, Start},
+            transfer::{After, Fence, Found, Hold, Plan, Transfer},
+        },
         deadline,
-        deferred::{Mark, Start},
         regions::{self, Lease},
-        timers,
-        transfer::{After, Fence, Plan},
-        wait,
+        timers, wait,
         work::Pieces,
     },
     error::{Error, Result},
@@ -341,7 +343,7 @@ pub(super) fn word_of(conn: &Connection, request: &Request<'_>, signal: &Signal)
         )));
     }
     let here = Span { addr: 0, len: SIGNAL_LEN as usize };
-    if conn.links.host.is_none() {
+    if conn.lanes.host.is_none() {
         conn.check_signals()?;
     }
     // The index in an error about a foreign advert: the signal's advert counts as the one after the

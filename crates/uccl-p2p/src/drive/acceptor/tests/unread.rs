@@ -58,7 +58,7 @@ fn flood(kind: &str, mut say: impl FnMut(u64, &mut Vec<u8>)) {
             break true;
         }
         sent += bytes.len();
-        most = most.max(conn.messages().queued_bytes());
+        most = most.max(conn.lanes.messages().queued_bytes());
         if most > FAR || sent > FLOOD {
             break false;
         }

@@ -17,11 +17,8 @@ use smallvec::SmallVec;
 use uccl_device::cuda::{Event, GpuError};
 use uccl_fabric::mem::Span;
 
-use super::{
-    transfer::{Carrier, Hold, Transfer},
-    work::Pieces,
-};
-use crate::types::Op;
+use super::transfer::{Hold, Transfer};
+use crate::{drive::work::Pieces, types::Op};
 
 /// A point on a stream.
 pub(crate) trait Mark: Send + Sync {
@@ -53,7 +50,7 @@ pub(crate) enum Start {
 
 impl Start {
     /// The group in which it keeps its order: 0 for receives, 1 for sends, `None` if it keeps none.
-    pub(super) fn order(&self) -> Option<usize> {
+    pub(in crate::drive) fn order(&self) -> Option<usize> {
         match self {
             Self::OneSided(..) => None,
             Self::Recv => Some(0),
@@ -63,36 +60,36 @@ impl Start {
 }
 
 /// A transfer that has not begun.
-pub(super) struct Waiting<C: Carrier> {
+pub(in crate::drive) struct Waiting {
     /// The mark that it waits for; `None` if it only waits for its turn behind others.
-    pub(super) after: Option<Box<dyn Mark>>,
-    pub(super) transfer: Arc<Transfer<C>>,
-    pub(super) start: Start,
+    pub(in crate::drive) after: Option<Box<dyn Mark>>,
+    pub(in crate::drive) transfer: Arc<Transfer>,
+    pub(in crate::drive) start: Start,
 }
 
 /// A transfer that may begin.
-pub(super) struct Due<C: Carrier> {
-    pub(super) first: Waiting<C>,
+pub(in crate::drive) struct Due {
+    pub(in crate::drive) first: Waiting,
     /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is
     /// dropped.
-    pub(super) hold: Hold<C>,
+    pub(in crate::drive) hold: Hold,
     /// The error, if the stream that it waited for failed.
-    pub(super) failed: Option<GpuError>,
+    pub(in crate::drive) failed: Option<GpuError>,
 }
 
 /// The transfers of a connection that have not begun.
-pub(crate) struct Deferred<C: Carrier> {
+pub(crate) struct Deferred {
     /// In the order in which they were posted; `None` once the connection has ended.
-    waiting: Mutex<Option<VecDeque<Waiting<C>>>>,
+    waiting: Mutex<Option<VecDeque<Waiting>>>,
     /// Locked while some of them begin, so that they begin in order.
-    pub(super) beginning: Mutex<()>,
+    pub(in crate::drive) beginning: Mutex<()>,
     /// How many there are, including those that are just beginning; below, how many of them are
     /// receives and sends.
     open: AtomicUsize,
     ordered: [AtomicUsize; 2],
 }
 
-impl<C: Carrier> Default for Deferred<C> {
+impl Default for Deferred {
     fn default() -> Self {
         Self {
             waiting: Mutex::new(Some(VecDeque::new())),
@@ -103,19 +100,19 @@ impl<C: Carrier> Default for Deferred<C> {
     }
 }
 
-impl<C: Carrier> Deferred<C> {
+impl Deferred {
     /// Whether any transfer has not begun.
     pub(crate) fn any(&self) -> bool {
         self.open.load(SeqCst) > 0
     }
 
-    pub(super) fn holds_back(&self, start: &Start) -> bool {
+    pub(in crate::drive) fn holds_back(&self, start: &Start) -> bool {
         start.order().is_some_and(|order| self.ordered[order].load(SeqCst) > 0)
     }
 
     /// Adds a transfer; false if the connection has ended. A transfer that was added after that
     /// would keep the connection's memory, and the connection the transfer's.
-    pub(super) fn push(&self, transfer: Waiting<C>) -> bool {
+    pub(in crate::drive) fn push(&self, transfer: Waiting) -> bool {
         let mut waiting = self.waiting.lock();
         let Some(waiting) = &mut *waiting else { return false };
         self.open.fetch_add(1, SeqCst);
@@ -126,7 +123,7 @@ impl<C: Carrier> Deferred<C> {
         true
     }
 
-    pub(super) fn ended(&self, order: Option<usize>) {
+    pub(in crate::drive) fn ended(&self, order: Option<usize>) {
         if let Some(order) = order {
             self.ordered[order].fetch_sub(1, SeqCst);
         }
@@ -134,7 +131,7 @@ impl<C: Carrier> Deferred<C> {
     }
 
     /// Takes out the transfers that may begin now.
-    pub(super) fn take_due(&self) -> Vec<Due<C>> {
+    pub(in crate::drive) fn take_due(&self) -> Vec<Due> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
@@ -161,7 +158,7 @@ impl<C: Carrier> Deferred<C> {
 
     /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to
     /// follow.
-    pub(super) fn take(&self, transfer: &Arc<Transfer<C>>) -> Option<Waiting<C>> {
+    pub(in crate::drive) fn take(&self, transfer: &Arc<Transfer>) -> Option<Waiting> {
         let mut waiting = self.waiting.lock();
         let waiting = waiting.as_mut()?;
         let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
@@ -169,7 +166,7 @@ impl<C: Carrier> Deferred<C> {
     }
 
     /// Takes a transfer out; false if it is not waiting here.
-    pub(super) fn remove(&self, transfer: &Arc<Transfer<C>>) -> bool {
+    pub(in crate::drive) fn remove(&self, transfer: &Arc<Transfer>) -> bool {
         let mut waiting = self.waiting.lock();
         let removed = waiting.as_mut().and_then(|waiting| {
             let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
@@ -188,7 +185,7 @@ impl<C: Carrier> Deferred<C> {
     }
 }
 
-impl<C: Carrier> Waiting<C> {
+impl Waiting {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
         self.after.as_ref().map_or(Ok(true), |mark| mark.is_reached())
     }

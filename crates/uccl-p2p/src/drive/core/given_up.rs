@@ -5,52 +5,48 @@ use std::{sync::Arc, time::Instant};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::{
-    loans::Loan,
-    timers,
-    transfer::{Carrier, Hold},
-};
-use crate::config::Config;
+use super::connection::{loans::Loan, transfer::Hold};
+use crate::{config::Config, drive::timers};
 
 /// A peer that was given up: its lanes are dead on this side.
-pub(super) struct GivenUp<C: Carrier> {
-    pub(super) peer: Arc<str>,
-    pub(super) since: Instant,
-    pub(super) aftermaths: Vec<Arc<dyn Aftermath>>,
-    pub(super) lent: Vec<Loan<C>>,
+pub(in crate::drive) struct GivenUp {
+    pub(in crate::drive) peer: Arc<str>,
+    pub(in crate::drive) since: Instant,
+    pub(in crate::drive) aftermaths: Vec<Arc<dyn Aftermath>>,
+    pub(in crate::drive) lent: Vec<Loan>,
     /// Transfers that must not end before the copies that this process itself still makes. No lane
     /// tells which transfers these copies belong to, so all unfinished ones are held.
-    pub(super) copied: Vec<Hold<C>>,
+    pub(in crate::drive) copied: Vec<Hold>,
 }
 
-impl<C: Carrier> GivenUp<C> {
+impl GivenUp {
     fn touches_slot(&self, slot: u32) -> bool {
         self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
     }
 
     /// Whether the peer may be touching the region in this slot, with its key or with one made for
     /// a part of it.
-    pub(super) fn touches(&self, slot: u32) -> bool {
+    pub(in crate::drive) fn touches(&self, slot: u32) -> bool {
         let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
         self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
     }
 
-    pub(super) fn copies(&self) -> bool {
+    pub(in crate::drive) fn copies(&self) -> bool {
         self.aftermaths.iter().any(|aftermath| aftermath.copies())
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::drive) fn is_over(&self) -> bool {
         self.aftermaths.iter().all(|aftermath| aftermath.is_over())
     }
 
     /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access
     /// begins.
-    pub(super) fn take_back(&mut self) -> Vec<Loan<C>> {
+    pub(in crate::drive) fn take_back(&mut self) -> Vec<Loan> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);
         }
         let aftermaths = &self.aftermaths;
-        let is_free = |lent: &mut Loan<C>| {
+        let is_free = |lent: &mut Loan| {
             let slot = lent.revoked.slot();
             !aftermaths.iter().any(|aftermath| aftermath.touches(slot))
         };
@@ -58,7 +54,7 @@ impl<C: Carrier> GivenUp<C> {
     }
 
     /// Takes out the transfers that were held for as long as is allowed.
-    pub(super) fn stuck(&mut self, config: &Config) -> Vec<Hold<C>> {
+    pub(in crate::drive) fn stuck(&mut self, config: &Config) -> Vec<Hold> {
         if !timers::is_over(self.since, timers::to_end(config)) {
             return Vec::new();
         }
@@ -68,22 +64,17 @@ impl<C: Carrier> GivenUp<C> {
 }
 
 /// The peers of an endpoint that were given up.
-pub(crate) struct Aftermaths<C: Carrier>(pub(super) Mutex<Vec<GivenUp<C>>>);
+#[derive(Default)]
+pub(crate) struct Aftermaths(pub(in crate::drive) Mutex<Vec<GivenUp>>);
 
-impl<C: Carrier> Default for Aftermaths<C> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<C: Carrier> Aftermaths<C> {
+impl Aftermaths {
     /// Forgets all of them: the endpoint has nothing left that they could touch.
     pub(crate) fn forget(&self) {
         let forgotten = std::mem::take(&mut *self.0.lock());
         drop(forgotten);
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
+    pub(in crate::drive) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
         self.0.lock().iter().flat_map(|left| left.aftermaths.iter().cloned()).collect()
     }
 
@@ -101,7 +92,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::drive::connection::Connection;
 
     /// A lane on which the peer touches some slots until it is done.
     #[derive(Default)]
@@ -129,11 +119,10 @@ mod tests {
             let span = Span { addr: 0x1000, len: 64 };
             let region = table.insert(span, Rights::READ, None).expect("there is room");
             let revoked = table.revoke(region.slot, region.key).expect("it was there");
-            Loan::<Connection> { part_of, revoked, hold: None, _payload: None }
+            Loan { part_of, revoked, hold: None, _payload: None }
         });
-        let slots = |lent: &[Loan<Connection>]| -> Vec<_> {
-            lent.iter().map(|lent| lent.revoked.slot()).collect()
-        };
+        let slots =
+            |lent: &[Loan]| -> Vec<_> { lent.iter().map(|lent| lent.revoked.slot()).collect() };
         let [own, part] = slots(&lent)[..] else { panic!("two") };
         let lanes = [own, part].map(|slot| Arc::new(Touching(Mutex::new(vec![slot]))));
         let aftermaths = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Aftermath>).collect();

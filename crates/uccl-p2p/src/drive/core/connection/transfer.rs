@@ -20,14 +20,16 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::{
-    contexts::{Contexts, Scope},
-    park::Parker,
-    payload::Payload,
-    regions::Lease,
-    work::{Kinds, Memory},
-};
+use super::Connection;
 use crate::{
+    drive::{
+        contexts::{Contexts, Scope},
+        park::Parker,
+        payload::Payload,
+        regions::Lease,
+        timers,
+        work::{Kinds, Memory},
+    },
     error::{Error, Result},
     ids::TransferId,
     types::{Op, Outcome, Status},
@@ -115,17 +117,13 @@ impl After {
 }
 
 /// A transfer that waits for another one to end.
-pub(crate) struct Follower<C> {
-    transfer: Arc<Transfer<C>>,
+pub(crate) struct Follower {
+    transfer: Arc<Transfer>,
     is_told: AtomicBool,
 }
 
-/// Called when the other transfer has ended, or when this one stops waiting for it.
-trait Tell: Send + Sync {
-    fn tell(&self, failed: bool);
-}
-
-impl<C: Carrier> Tell for Follower<C> {
+impl Follower {
+    /// Called when the other transfer has ended, or when this one stops waiting for it.
     fn tell(&self, failed: bool) {
         if self.is_told.swap(true, AcqRel) {
             return;
@@ -138,7 +136,7 @@ impl<C: Carrier> Tell for Follower<C> {
 }
 
 /// Followers to tell, and whether the transfer that each followed has failed.
-type ToTell = VecDeque<(Arc<dyn Tell>, bool)>;
+type ToTell = VecDeque<(Arc<Follower>, bool)>;
 
 thread_local! {
     /// The followers that this thread has yet to tell; `None` while it tells none.
@@ -157,11 +155,11 @@ impl Drop for EndsTelling {
 /// Tells followers that a transfer has ended. A follower that ends by that may have followers of
 /// its own: this thread tells them one after the other instead of by recursion, because each may be
 /// the first of thousands.
-fn tell_all<C: Carrier>(followers: Vec<Arc<Follower<C>>>, failed: bool) {
+fn tell_all(followers: Vec<Arc<Follower>>, failed: bool) {
     if followers.is_empty() {
         return;
     }
-    let followers = followers.into_iter().map(|follower| (follower as Arc<dyn Tell>, failed));
+    let followers = followers.into_iter().map(|follower| (follower, failed));
     let is_telling = TO_TELL.with_borrow_mut(|to_tell| match to_tell {
         Some(to_tell) => {
             to_tell.extend(followers);
@@ -193,7 +191,7 @@ pub(crate) enum Fence {
     PeerCancel,
 }
 
-pub(crate) struct Body<C> {
+pub(crate) struct Body {
     result: Option<Result<Outcome>>,
     error: Option<Error>,
     pub(crate) leases: SmallVec<[Lease; 1]>,
@@ -202,19 +200,19 @@ pub(crate) struct Body<C> {
     pub(crate) fence: Option<Fence>,
     pub(crate) fenced_at: Option<Instant>,
     /// Its signal has been sent: only the peer knows whether its word has changed.
-    pub(super) is_signalling: bool,
+    pub(in crate::drive) is_signalling: bool,
     /// For a recv: where its data goes, one span per iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
     /// Signals that CUDA streams wait for, given when the transfer has ended.
     signals: Vec<Signal>,
     /// Transfers that wait for this one.
-    followers: Vec<Arc<Follower<C>>>,
+    followers: Vec<Arc<Follower>>,
     /// One entry for each transfer that this one waits for.
-    following: Vec<Arc<Follower<C>>>,
+    following: Vec<Arc<Follower>>,
 }
 
-impl<C> Body<C> {
+impl Body {
     /// Its signal, if that depends on nothing but its own bytes: it waits for no other transfer,
     /// has not failed, and is not being ended.
     fn free_signal(&self) -> Option<Word> {
@@ -226,45 +224,13 @@ impl<C> Body<C> {
     }
 }
 
-/// The interface of the connection that carries a transfer.
-pub(crate) trait Carrier: Send + Sync + Sized + 'static {
-    /// The peer's name in errors.
-    fn peer(&self) -> &Arc<str>;
-
-    /// Why the connection was lost.
-    fn lost_error(&self) -> Error;
-
-    /// Whether the connection has ended: nothing will touch memory through it any more.
-    fn has_ended(&self) -> bool;
-
-    /// Whether only this process still has work to do for a transfer. `ops` are its operations that
-    /// have not ended.
-    fn is_up_to_us(&self, transfer: &Arc<Transfer<Self>>, ops: &[(u16, OpName)]) -> bool;
-
-    /// Takes the step `after`, when all operations of a transfer have ended, with success or
-    /// failure.
-    fn go_on(
-        self: &Arc<Self>,
-        transfer: &Arc<Transfer<Self>>,
-        after: After,
-        verdict: Result<()>,
-        fence: Option<Fence>,
-    );
-
-    /// Notes that a transfer fails. Called before anybody can see that it has ended.
-    fn transfer_fails(&self, transfer: &Transfer<Self>);
-
-    /// Notes that a transfer has ended.
-    fn transfer_ended(&self, transfer: &Transfer<Self>, is_done: bool);
-}
-
 /// One transfer.
-pub(crate) struct Transfer<C> {
+pub(crate) struct Transfer {
     pub(crate) id: TransferId,
     pub(crate) kind: Kind,
     /// The scope of strong signals that it belongs to.
     pub(crate) context: u32,
-    pub(crate) conn: Arc<C>,
+    pub(crate) conn: Arc<Connection>,
     state: AtomicU8,
     /// Operations that have not ended, and one for the post itself.
     ops_left: AtomicU32,
@@ -280,10 +246,10 @@ pub(crate) struct Transfer<C> {
     /// Its data has been moved, but its notification has not been answered.
     pub(crate) notifying: AtomicBool,
     checksummed: AtomicBool,
-    pub(crate) body: Mutex<Body<C>>,
+    pub(crate) body: Mutex<Body>,
 }
 
-impl<C: Carrier> Transfer<C> {
+impl Transfer {
     pub(crate) fn finished(&self) -> bool {
         self.state.load(Acquire) != PENDING
     }
@@ -306,6 +272,17 @@ impl<C: Carrier> Transfer<C> {
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.timeout.map(|timeout| self.posted + timeout)
+    }
+
+    /// When it must begin to end, so that it has ended by its deadline.
+    pub(crate) fn fence_at(&self) -> Option<Instant> {
+        Some(self.deadline()? - timers::to_fence(&self.conn.core.config, self.timeout?))
+    }
+
+    /// When a peer that does not let it end is given up.
+    pub(crate) fn give_up_at(&self) -> Option<Instant> {
+        let fenced_at = self.body.lock().fenced_at?;
+        Some(fenced_at + timers::to_end(&self.conn.core.config))
     }
 
     /// Rings `parker` when the transfer ends; false if it has ended already.
@@ -356,13 +333,13 @@ impl<C: Carrier> Transfer<C> {
 
     /// The signal that may be sent along with its only operation, because nothing else decides
     /// whether the word changes.
-    pub(super) fn free_signal(&self) -> Option<Word> {
+    pub(in crate::drive) fn free_signal(&self) -> Option<Word> {
         self.body.lock().free_signal()
     }
 
     /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to
     /// follow.
-    pub(super) fn take_signal(&self) -> Option<Word> {
+    pub(in crate::drive) fn take_signal(&self) -> Option<Word> {
         let mut body = self.body.lock();
         let word = body.free_signal()?;
         if let After::Signal(_, notif) = std::mem::replace(&mut body.after, After::Publish) {
@@ -373,7 +350,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// Takes a signal back that was not sent along: it has to follow.
-    pub(super) fn return_signal(&self, word: Word) {
+    pub(in crate::drive) fn return_signal(&self, word: Word) {
         let mut body = self.body.lock();
         let notif = match std::mem::replace(&mut body.after, After::Publish) {
             After::Notify(notif) => Some(notif),
@@ -426,7 +403,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// Keeps it from ending with its connection, because its memory may still be touched.
-    pub(crate) fn hold(self: &Arc<Self>) -> Hold<C> {
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
         self.holds.fetch_add(1, SeqCst);
         Hold(Arc::clone(self))
     }
@@ -505,7 +482,7 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// Takes the step [`Body::after`], once no operation is left.
-    pub(super) fn ops_done(self: &Arc<Self>) {
+    pub(in crate::drive) fn ops_done(self: &Arc<Self>) {
         let (after, error, fence) = {
             let mut body = self.body.lock();
             body.ops.clear();
@@ -520,8 +497,8 @@ impl<C: Carrier> Transfer<C> {
     }
 
     /// The error that the caller sees when an operation failed.
-    pub(super) fn op_error(&self, e: OpError) -> Error {
-        let peer = Arc::clone(self.conn.peer());
+    pub(in crate::drive) fn op_error(&self, e: OpError) -> Error {
+        let peer = Arc::clone(&self.conn.peer.name);
         let fence = self.body.lock().fence;
         match (&e, fence) {
             (OpError::Remote(_), _) => Error::RemoteAccess { peer, reason: e.to_string() },
@@ -543,10 +520,10 @@ impl<C: Carrier> Transfer<C> {
     pub(crate) fn fence_error(&self, fence: Fence) -> Error {
         match fence {
             Fence::Cancel => Error::Cancelled { by: "the caller".into() },
-            Fence::PeerCancel => Error::Cancelled { by: Arc::clone(self.conn.peer()) },
+            Fence::PeerCancel => Error::Cancelled { by: Arc::clone(&self.conn.peer.name) },
             Fence::Deadline => Error::DeadlineExceeded {
                 after: self.timeout.unwrap_or_default(),
-                peer: Some(Arc::clone(self.conn.peer())),
+                peer: Some(Arc::clone(&self.conn.peer.name)),
             },
             Fence::OwnDeadline => {
                 Error::DeadlineExceeded { after: self.timeout.unwrap_or_default(), peer: None }
@@ -579,8 +556,8 @@ impl<C: Carrier> Transfer<C> {
         // a strong signal that follows must not announce bytes that are not there.
         drop(leases);
         drop(signals);
-        if !ok {
-            self.conn.transfer_fails(self);
+        if !ok && self.kind == Kind::Write {
+            self.conn.failed_contexts.note(self.context);
         }
         self.state.store(if ok { DONE } else { FAILED }, Release);
         self.conn.transfer_ended(self, ok);
@@ -592,15 +569,15 @@ impl<C: Carrier> Transfer<C> {
 }
 
 /// While this exists, the transfer does not end with its connection.
-pub(crate) struct Hold<C: Carrier>(Arc<Transfer<C>>);
+pub(crate) struct Hold(Arc<Transfer>);
 
-impl<C: Carrier> Hold<C> {
-    pub(crate) fn transfer(&self) -> &Arc<Transfer<C>> {
+impl Hold {
+    pub(crate) fn transfer(&self) -> &Arc<Transfer> {
         &self.0
     }
 }
 
-impl<C: Carrier> Drop for Hold<C> {
+impl Drop for Hold {
     fn drop(&mut self) {
         // The connection may end at the same time: either this sees its end, or its end sees no
         // hold.
@@ -610,7 +587,7 @@ impl<C: Carrier> Drop for Hold<C> {
     }
 }
 
-impl<C: Carrier> Completion for Transfer<C> {
+impl Completion for Transfer {
     fn complete(self: Arc<Self>, result: OpResult) {
         if let Err(e) = result {
             let error = self.op_error(e);
@@ -621,10 +598,10 @@ impl<C: Carrier> Completion for Transfer<C> {
 }
 
 /// The parameters of a new transfer.
-pub(crate) struct Plan<C> {
+pub(crate) struct Plan {
     pub(crate) kind: Kind,
     pub(crate) context: u32,
-    pub(crate) conn: Arc<C>,
+    pub(crate) conn: Arc<Connection>,
     pub(crate) bytes: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) leases: SmallVec<[Lease; 1]>,
@@ -633,15 +610,15 @@ pub(crate) struct Plan<C> {
 }
 
 /// Transfers by id: the unfinished ones, and the results of those that finished not long ago.
-pub(crate) struct Transfers<C> {
-    inner: Mutex<Inner<C>>,
+pub(crate) struct Transfers {
+    inner: Mutex<Inner>,
     pub(crate) pending: AtomicUsize,
 }
 
 /// The writes that a strong signal follows.
-pub(crate) type Earlier<C> = Vec<Arc<Transfer<C>>>;
+pub(crate) type Earlier = Vec<Arc<Transfer>>;
 /// A transfer, and the writes that it follows.
-type InOrder<C> = (Arc<Transfer<C>>, Earlier<C>);
+type InOrder = (Arc<Transfer>, Earlier);
 
 /// Room for a transfer in the list. It is given back when this is dropped, unless a transfer has
 /// taken it.
@@ -660,27 +637,27 @@ impl Drop for Room<'_> {
     }
 }
 
-enum Slot<C> {
+enum Slot {
     Ended(TransferId, Status),
-    Live(Arc<Transfer<C>>),
+    Live(Arc<Transfer>),
 }
 
 /// A transfer that was looked up by its id.
-pub(crate) enum Found<C> {
+pub(crate) enum Found {
     /// It has ended; only its result is kept.
     Ended(Status),
     /// It may not have ended.
-    Live(Arc<Transfer<C>>),
+    Live(Arc<Transfer>),
 }
 
-struct Inner<C> {
-    slots: Slab<Slot<C>>,
+struct Inner {
+    slots: Slab<Slot>,
     contexts: Contexts,
     kept: VecDeque<usize>,
     generation: u32,
 }
 
-impl<C: Carrier> Transfers<C> {
+impl Transfers {
     pub(crate) fn new() -> Self {
         let inner = Inner {
             slots: Slab::new(),
@@ -704,23 +681,23 @@ impl<C: Carrier> Transfers<C> {
     }
 
     /// Makes a transfer, unless too many are unfinished.
-    pub(crate) fn insert(&self, plan: Plan<C>) -> Result<Arc<Transfer<C>>> {
+    pub(crate) fn insert(&self, plan: Plan) -> Result<Arc<Transfer>> {
         Ok(self.insert_in(self.room()?, plan))
     }
 
     /// Makes a transfer for which there is room.
-    pub(crate) fn insert_in(&self, room: Room<'_>, plan: Plan<C>) -> Arc<Transfer<C>> {
+    pub(crate) fn insert_in(&self, room: Room<'_>, plan: Plan) -> Arc<Transfer> {
         let (transfer, _) = self.insert_in_order(room, plan, false);
         transfer
     }
 
     /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the
     /// writes that are returned.
-    pub(crate) fn insert_strong(&self, plan: Plan<C>) -> Result<InOrder<C>> {
+    pub(crate) fn insert_strong(&self, plan: Plan) -> Result<InOrder> {
         Ok(self.insert_in_order(self.room()?, plan, true))
     }
 
-    fn insert_in_order(&self, room: Room<'_>, plan: Plan<C>, is_strong: bool) -> InOrder<C> {
+    fn insert_in_order(&self, room: Room<'_>, plan: Plan, is_strong: bool) -> InOrder {
         room.take();
         let mut inner = self.inner.lock();
         let Inner { slots, contexts, generation, .. } = &mut *inner;
@@ -773,7 +750,7 @@ impl<C: Carrier> Transfers<C> {
         (transfer, earlier)
     }
 
-    pub(crate) fn find(&self, id: TransferId) -> Result<Found<C>> {
+    pub(crate) fn find(&self, id: TransferId) -> Result<Found> {
         match self.inner.lock().slots.get(index(id)) {
             Some(Slot::Live(transfer)) if transfer.id == id => {
                 Ok(Found::Live(Arc::clone(transfer)))
@@ -784,7 +761,7 @@ impl<C: Carrier> Transfers<C> {
     }
 
     /// Notes that a transfer has ended. Its result is kept until many more have ended.
-    pub(crate) fn ended(&self, transfer: &Transfer<C>) {
+    pub(crate) fn ended(&self, transfer: &Transfer) {
         self.pending.fetch_sub(1, AcqRel);
         let ended = Slot::Ended(transfer.id, transfer.status());
         let mut inner = self.inner.lock();
@@ -804,7 +781,7 @@ impl<C: Carrier> Transfers<C> {
     }
 
     /// The unfinished transfers for which `pick` is true.
-    pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer<C>) -> bool) -> Vec<Arc<Transfer<C>>> {
+    pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
         let inner = self.inner.lock();
         let live = inner.slots.iter().filter_map(|(_, slot)| match slot {
             Slot::Live(transfer) if !transfer.finished() && pick(transfer) => Some(transfer),
@@ -820,88 +797,22 @@ fn index(id: TransferId) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::{scope, sleep};
+
     use super::*;
-    use crate::{drive::regions::Mrs, ids::MrId};
+    use crate::{Transport, drive::joined::Joined};
 
-    /// A connection on which only this process copies. It notes the state that its transfers show
-    /// when it learns of their end.
-    struct Ours {
-        peer: Arc<str>,
-        /// Whether a transfer was said to wait for the peer after its copies had ended.
-        is_blamed: AtomicBool,
-        /// Whether everybody could see that a transfer had ended, before its failure was noted.
-        is_late: AtomicBool,
-        /// A region, and whether it could be deregistered as soon as a transfer could be seen to
-        /// have ended.
-        lends: Option<(Mrs, MrId)>,
-        is_free: AtomicBool,
-        has_ended: AtomicBool,
-        /// How many transfers it was told the end of.
-        ended: AtomicUsize,
-        /// How many transfers go on within each other, and how many have at most.
-        within: [AtomicUsize; 2],
+    /// Longer than any awaited event takes.
+    const FAR: Duration = Duration::from_secs(20);
+
+    /// Two endpoints, and the connection of the first of them.
+    fn joined(by: Transport) -> (Joined, Arc<Connection>) {
+        let pair = Joined::by(by);
+        let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+        (pair, conn)
     }
 
-    impl Default for Ours {
-        fn default() -> Self {
-            Self {
-                peer: "peer".into(),
-                is_blamed: AtomicBool::default(),
-                is_late: AtomicBool::default(),
-                lends: None,
-                is_free: AtomicBool::default(),
-                has_ended: AtomicBool::default(),
-                ended: AtomicUsize::default(),
-                within: <[AtomicUsize; 2]>::default(),
-            }
-        }
-    }
-
-    impl Carrier for Ours {
-        fn peer(&self) -> &Arc<str> {
-            &self.peer
-        }
-
-        fn lost_error(&self) -> Error {
-            Error::Closed
-        }
-
-        fn has_ended(&self) -> bool {
-            self.has_ended.load(SeqCst)
-        }
-
-        fn is_up_to_us(&self, _: &Arc<Transfer<Self>>, _: &[(u16, OpName)]) -> bool {
-            true
-        }
-
-        fn go_on(
-            self: &Arc<Self>,
-            transfer: &Arc<Transfer<Self>>,
-            _: After,
-            verdict: Result<()>,
-            _: Option<Fence>,
-        ) {
-            self.is_blamed.store(transfer.waits_for_peer(), Relaxed);
-            let [now, most] = &self.within;
-            most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
-            transfer.publish(verdict);
-            now.fetch_sub(1, Relaxed);
-        }
-
-        fn transfer_fails(&self, transfer: &Transfer<Self>) {
-            self.is_late.fetch_or(transfer.finished(), Relaxed);
-        }
-
-        fn transfer_ended(&self, transfer: &Transfer<Self>, _: bool) {
-            assert!(transfer.finished(), "nobody can see it");
-            self.ended.fetch_add(1, Relaxed);
-            if let Some((mrs, mr)) = &self.lends {
-                self.is_free.store(mrs.revoke(*mr).is_ok(), Relaxed);
-            }
-        }
-    }
-
-    fn plan(conn: &Arc<Ours>) -> Plan<Ours> {
+    fn plan(conn: &Arc<Connection>) -> Plan {
         Plan {
             kind: Kind::Write,
             context: 0,
@@ -914,79 +825,102 @@ mod tests {
         }
     }
 
+    /// A write that is being posted.
+    fn posting(conn: &Arc<Connection>) -> Arc<Transfer> {
+        conn.admit(plan(conn)).expect("there is room")
+    }
+
     /// A write of one operation, which has been posted.
-    fn write(list: &Transfers<Ours>, conn: &Arc<Ours>) -> Arc<Transfer<Ours>> {
-        let transfer = list.insert(plan(conn)).expect("there is room");
+    fn write(conn: &Arc<Connection>) -> Arc<Transfer> {
+        let transfer = posting(conn);
         transfer.expect_ops(1);
         transfer.op_ended();
         transfer
     }
 
     /// A strong signal, which has been posted, and how many it follows.
-    fn strong(list: &Transfers<Ours>, conn: &Arc<Ours>) -> (Arc<Transfer<Ours>>, usize) {
-        let (transfer, earlier) = list.insert_strong(plan(conn)).expect("there is room");
+    fn strong(conn: &Arc<Connection>) -> (Arc<Transfer>, usize) {
+        let (transfer, earlier) = conn.admit_strong(plan(conn)).expect("there is room");
         earlier.iter().for_each(|earlier| earlier.lead(&transfer));
         transfer.op_ended();
         (transfer, earlier.len())
     }
 
+    /// Waits for a step of another thread.
+    fn wait_until(is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < FAR, "the other thread does not go on");
+            sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn a_transfer_whose_copies_have_ended_waits_for_nobody() {
-        let conn = Arc::new(Ours::default());
-        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        // Only this process copies between two processes of a host.
+        let (_pair, conn) = joined(Transport::Local);
+        let transfer = posting(&conn);
         assert!(transfer.waits_for_peer(), "nothing is under way here");
         transfer.expect_ops(1);
         transfer.body.lock().ops.push((0, OpName(1)));
         transfer.op_ended();
         assert!(!transfer.waits_for_peer() && !transfer.finished());
-        Arc::clone(&transfer).complete(Ok(()));
-        assert!(transfer.finished() && !conn.is_blamed.load(Relaxed));
+        // As they are when the connection learns that the last copy has ended.
+        transfer.ops_left.store(0, SeqCst);
+        transfer.body.lock().ops.clear();
+        assert!(!transfer.waits_for_peer() && !transfer.finished());
+        transfer.publish(Ok(()));
+        assert!(transfer.finished());
     }
 
     /// Two threads have put theirs into the list before either looks at the earlier ones.
     #[test]
     fn of_two_strong_signals_only_the_later_follows_the_other() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let [first, second] = [(); 2].map(|()| list.insert_strong(plan(&conn)).expect("room"));
+        let (_pair, conn) = joined(Transport::Tcp);
+        let [first, second] = [(); 2].map(|()| conn.admit_strong(plan(&conn)).expect("room"));
         assert!(first.1.is_empty());
         assert!(second.1.len() == 1 && Arc::ptr_eq(&second.1[0], &first.0));
     }
 
     #[test]
     fn each_write_is_followed_by_one_strong_signal() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let writes: Vec<_> = (0..3).map(|_| write(&list, &conn)).collect();
-        let (first, followed) = strong(&list, &conn);
+        let (_pair, conn) = joined(Transport::Tcp);
+        let writes: Vec<_> = (0..3).map(|_| write(&conn)).collect();
+        let (first, followed) = strong(&conn);
         assert_eq!(followed, 3);
-        let later = write(&list, &conn);
-        let (second, followed) = strong(&list, &conn);
+        let later = write(&conn);
+        let (second, followed) = strong(&conn);
         assert_eq!(followed, 2, "the first stands for what was before it");
         later.op_ended();
         writes[1..].iter().for_each(Transfer::op_ended);
         assert!(!first.finished() && !second.finished());
         writes[0].op_ended();
         assert!(first.finished() && second.finished());
-        writes.iter().chain([&first, &later, &second]).for_each(|ended| list.ended(ended));
-        assert_eq!(strong(&list, &conn).1, 0, "all have ended");
+        assert!(later.finished());
+        assert_eq!(strong(&conn).1, 0, "all have ended");
     }
 
     #[test]
     fn no_follower_is_told_from_within_one_that_was_told() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let first = write(&list, &conn);
-        let followers: Vec<_> = (0..10).map(|_| strong(&list, &conn).0).collect();
-        first.op_ended();
-        assert!(followers.iter().all(|follower| follower.finished()));
-        assert_eq!(conn.within[1].load(Relaxed), 2, "the first, and each of the others alone");
+        let (_pair, conn) = joined(Transport::Tcp);
+        let all = [(); 4].map(|()| posting(&conn));
+        let [first, one, other, of_one] = &all;
+        first.lead(one);
+        first.lead(other);
+        one.lead(of_one);
+        [of_one, other, one, first].into_iter().for_each(Transfer::op_ended);
+        let ended = conn.core.transfers.inner.lock().kept.clone();
+        let in_turn = all.each_ref().map(|transfer| index(transfer.id));
+        assert_eq!(ended, in_turn, "the follower of a follower after all that follow the first");
     }
 
     /// More followers than a thread's stack has room for, if each were told by recursion.
     #[test]
     fn strong_signals_end_one_after_the_other_however_many_there_are() {
         for is_good in [true, false] {
-            let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-            let first = write(&list, &conn);
-            let followers: Vec<_> = (1..MAX_PENDING).map(|_| strong(&list, &conn)).collect();
+            let (_pair, conn) = joined(Transport::Tcp);
+            let first = write(&conn);
+            let followers: Vec<_> = (1..MAX_PENDING).map(|_| strong(&conn)).collect();
             assert!(followers.iter().all(|(_, followed)| *followed == 1));
             if !is_good {
                 first.note_error(Error::Closed);
@@ -1003,9 +937,9 @@ mod tests {
 
     #[test]
     fn a_follower_that_stops_following_is_not_told_again() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let leader = write(&list, &conn);
-        let (follower, earlier) = list.insert_strong(plan(&conn)).expect("there is room");
+        let (_pair, conn) = joined(Transport::Tcp);
+        let leader = write(&conn);
+        let (follower, earlier) = conn.admit_strong(plan(&conn)).expect("there is room");
         earlier.iter().for_each(|earlier| earlier.lead(&follower));
         // Its own operation.
         follower.expect_ops(1);
@@ -1019,51 +953,62 @@ mod tests {
 
     #[test]
     fn what_has_ended_follows_nobody_and_keeps_nothing() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let leader = write(&list, &conn);
-        let (follower, earlier) = list.insert_strong(plan(&conn)).expect("there is room");
+        let (_pair, conn) = joined(Transport::Tcp);
+        let leader = write(&conn);
+        let (follower, earlier) = conn.admit_strong(plan(&conn)).expect("there is room");
         // Its connection ends meanwhile.
         follower.publish(Err(Error::Closed));
         earlier.iter().for_each(|earlier| earlier.lead(&follower));
-        list.ended(&follower);
         assert_eq!(Arc::strong_count(&follower), 1, "it keeps itself");
         drop((leader, earlier));
     }
 
     #[test]
     fn who_sees_that_a_transfer_has_ended_may_deregister_its_memory() {
+        let (_pair, conn) = joined(Transport::Tcp);
         let memory = [0_u8; 64];
         let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
-        let mrs = Mrs::new(false).expect("a table");
-        let lease = mrs.insert(span, |_| {}).expect("registered");
-        let lends = Some((mrs, lease.mr().id));
-        let conn = Arc::new(Ours { lends, ..Ours::default() });
+        let lease = conn.core.mrs.insert(span, |_| {}).expect("registered");
+        let mr = lease.mr().id;
         let plan = Plan { leases: smallvec::smallvec![lease], ..plan(&conn) };
-        let transfer = Transfers::new().insert(plan).expect("there is room");
-        transfer.op_ended();
-        assert!(transfer.finished() && conn.is_free.load(Relaxed));
+        let transfer = conn.admit(plan).expect("there is room");
+        scope(|threads| {
+            // The thread that ends it stops here, when everybody can see the end.
+            let _list = conn.core.transfers.inner.lock();
+            threads.spawn(|| transfer.op_ended());
+            wait_until(|| transfer.finished());
+            conn.core.mrs.revoke(mr).expect("nothing uses it");
+        });
+        conn.core.mrs.forget(mr);
     }
 
     #[test]
     fn a_failure_is_noted_before_anybody_can_see_it() {
-        let conn = Arc::new(Ours::default());
-        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        let (_pair, conn) = joined(Transport::Tcp);
+        let transfer = posting(&conn);
         transfer.note_error(Error::Closed);
         transfer.note_error(Error::Interrupted);
-        transfer.op_ended();
-        assert!(transfer.finished() && !conn.is_late.load(Relaxed));
+        scope(|threads| {
+            // The thread that ends it stops here, when it has the result.
+            let _contexts = conn.failed_contexts.lock();
+            threads.spawn(|| transfer.op_ended());
+            wait_until(|| transfer.body.lock().result.is_some());
+            for _ in 0..20 {
+                assert!(!transfer.finished(), "it is seen before it is noted");
+                sleep(Duration::from_millis(1));
+            }
+        });
+        assert!(transfer.finished() && conn.failed_contexts.check(0).is_err());
         assert!(matches!(transfer.status(), Status::Failed(Error::Closed)), "the first stays");
     }
 
     #[test]
     fn what_is_held_ends_when_it_is_let_go_of_after_its_connection() {
-        let conn = Arc::new(Ours::default());
-        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
-        let holds = [transfer.hold(), transfer.hold()];
-        conn.has_ended.store(true, SeqCst);
-        transfer.end_with_connection();
-        assert!(!transfer.finished(), "it is held");
-        let [first, second] = holds;
+        let (_pair, conn) = joined(Transport::Tcp);
+        let transfer = posting(&conn);
+        let [first, second] = [transfer.hold(), transfer.hold()];
+        conn.fail(Error::Closed);
+        assert!(conn.has_ended() && !transfer.finished(), "it is held");
         drop(first);
         assert!(!transfer.finished(), "it is held still");
         drop(second);
@@ -1072,31 +1017,31 @@ mod tests {
 
     #[test]
     fn what_has_ended_does_not_end_anew() {
-        let conn = Arc::new(Ours::default());
-        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        let (_pair, conn) = joined(Transport::Tcp);
+        let transfer = posting(&conn);
         transfer.publish(Err(Error::Closed));
         for verdict in [Ok(()), Err(Error::Interrupted)] {
             transfer.publish(verdict);
             assert!(matches!(transfer.status(), Status::Failed(Error::Closed)));
         }
-        assert_eq!(conn.ended.load(Relaxed), 1, "its connection is told once");
+        assert_eq!(conn.pending.load(SeqCst), 0, "its connection is told once");
     }
 
     #[test]
     fn what_was_refused_takes_no_room() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let first = write(&list, &conn);
+        let (_pair, conn) = joined(Transport::Tcp);
+        let list = &conn.core.transfers;
+        let first = write(&conn);
         let mut rooms: Vec<_> = (1..MAX_PENDING).map(|_| list.room().expect("room")).collect();
         for _ in 0..3 {
-            let refused = list.insert(plan(&conn)).map(|transfer| transfer.id);
+            let refused = conn.admit(plan(&conn)).map(|transfer| transfer.id);
             assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
         }
         rooms.pop();
-        let second = write(&list, &conn);
+        let second = write(&conn);
         assert!(list.room().is_err(), "it has taken the room");
         for transfer in [first, second] {
             transfer.op_ended();
-            list.ended(&transfer);
             rooms.push(list.room().expect("it gives its room back"));
         }
         drop(rooms);
@@ -1106,35 +1051,33 @@ mod tests {
     /// Another transfer may have its place in the list, in another context.
     #[test]
     fn a_write_that_has_ended_leaves_its_context() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let ended = write(&list, &conn);
+        let (_pair, conn) = joined(Transport::Tcp);
+        let ended = write(&conn);
         ended.op_ended();
-        list.ended(&ended);
         // As many as are kept, and its place is used again.
         for _ in 0..KEPT {
-            let other = list.insert(Plan { context: 1, ..plan(&conn) }).expect("there is room");
+            let other = conn.admit(Plan { context: 1, ..plan(&conn) }).expect("there is room");
             other.op_ended();
-            list.ended(&other);
         }
-        let again = list.insert(Plan { context: 2, ..plan(&conn) }).expect("there is room");
+        let again = conn.admit(Plan { context: 2, ..plan(&conn) }).expect("there is room");
         assert_eq!(index(again.id), index(ended.id));
-        assert_eq!(strong(&list, &conn).1, 0, "nothing of this context is under way");
+        assert_eq!(strong(&conn).1, 0, "nothing of this context is under way");
     }
 
     #[test]
     fn an_id_does_not_name_a_later_transfer_at_the_same_place() {
-        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
-        let end = |transfer: Arc<Transfer<Ours>>| {
+        let (_pair, conn) = joined(Transport::Tcp);
+        let list = &conn.core.transfers;
+        let end = |transfer: Arc<Transfer>| {
             transfer.op_ended();
-            list.ended(&transfer);
             transfer.id
         };
-        let first = end(write(&list, &conn));
+        let first = end(write(&conn));
         assert!(matches!(list.find(first), Ok(Found::Ended(Status::Done(_)))));
         // As many as are kept, and it is forgotten.
-        (0..KEPT).for_each(|_| _ = end(write(&list, &conn)));
+        (0..KEPT).for_each(|_| _ = end(write(&conn)));
         assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));
-        let again = write(&list, &conn);
+        let again = write(&conn);
         assert_eq!(index(again.id), index(first), "the place is used again");
         assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));
         end(again);

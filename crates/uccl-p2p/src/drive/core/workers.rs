@@ -20,49 +20,52 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use uccl_device::CpuList;
 
-use super::{attached::Attached, park::Parker, places};
-use crate::error::{Error, Result};
+use super::connection::attached::Attached;
+use crate::{
+    drive::{park::Parker, places},
+    error::{Error, Result},
+};
 
 /// How long a thread that waits for workers to end only yields its processor; then also how long
 /// each of its naps is.
 const BRISK: Duration = Duration::from_micros(200);
 
-pub(super) const BELL: u64 = 0;
+pub(in crate::drive) const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
 
-pub(super) enum Kick<C> {
+pub(in crate::drive) enum Kick {
     /// Progress this lane.
-    Lane(Arc<Attached<C>>),
+    Lane(Arc<Attached>),
     /// Take part in the lane's shared work.
-    Help(Arc<Attached<C>>),
+    Help(Arc<Attached>),
 }
 
 /// The epoll and the bell that one worker sleeps on, and its tasks.
-pub(super) struct Shard<C> {
-    pub(super) epoll: OwnedFd,
-    pub(super) bell: Parker,
-    pub(super) kicks: Mutex<Vec<Kick<C>>>,
-    pub(super) lanes: Mutex<HashMap<u64, Arc<Attached<C>>>>,
-    pub(super) started: AtomicBool,
+pub(in crate::drive) struct Shard {
+    pub(in crate::drive) epoll: OwnedFd,
+    pub(in crate::drive) bell: Parker,
+    pub(in crate::drive) kicks: Mutex<Vec<Kick>>,
+    pub(in crate::drive) lanes: Mutex<HashMap<u64, Arc<Attached>>>,
+    pub(in crate::drive) started: AtomicBool,
     /// Whether it sleeps without looking at deadlines.
-    pub(super) unhurried: AtomicBool,
+    pub(in crate::drive) unhurried: AtomicBool,
 }
 
 /// The workers of an endpoint. Threads start when there is something for them to do.
-pub(crate) struct Workers<C> {
-    pub(super) shards: Vec<Shard<C>>,
-    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+pub(crate) struct Workers {
+    pub(in crate::drive) shards: Vec<Shard>,
+    pub(in crate::drive) threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
     /// The CPUs to keep the workers on (`near`), and those on which the first has been kept
     /// (`settled`).
     near: Option<CpuList>,
     settled: OnceLock<CpuList>,
-    pub(super) next_token: AtomicU64,
-    pub(super) next_helper: AtomicUsize,
+    pub(in crate::drive) next_token: AtomicU64,
+    pub(in crate::drive) next_helper: AtomicUsize,
 }
 
-impl<C> Workers<C> {
+impl Workers {
     /// `near`: the CPUs on which workers run; `None` for any.
     pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
         let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
@@ -78,7 +81,7 @@ impl<C> Workers<C> {
     }
 
     /// Stops workers from looking after lanes.
-    pub(crate) fn detach(&self, lanes: &[Arc<Attached<C>>]) {
+    pub(crate) fn detach(&self, lanes: &[Arc<Attached>]) {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
@@ -91,7 +94,7 @@ impl<C> Workers<C> {
     }
 
     /// Makes workers look after these lanes now.
-    pub(crate) fn kick(&self, lanes: &[Arc<Attached<C>>]) {
+    pub(crate) fn kick(&self, lanes: &[Arc<Attached>]) {
         for attached in lanes {
             self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
         }
@@ -115,13 +118,13 @@ impl<C> Workers<C> {
     }
 
     /// Moves the calling thread, a worker, to its CPUs.
-    pub(super) fn settle(&self) {
+    pub(in crate::drive) fn settle(&self) {
         if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
             let _ = self.settled.set(cpus);
         }
     }
 
-    pub(super) fn stopping(&self) -> bool {
+    pub(in crate::drive) fn stopping(&self) -> bool {
         self.stop.load(Acquire)
     }
 
@@ -170,7 +173,7 @@ impl<C> Workers<C> {
     }
 }
 
-impl<C> Shard<C> {
+impl Shard {
     fn new() -> Result<Self> {
         let epoll =
             epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("making an epoll", e))?;
@@ -187,7 +190,7 @@ impl<C> Shard<C> {
         })
     }
 
-    pub(super) fn kick(&self, kick: Kick<C>) {
+    pub(in crate::drive) fn kick(&self, kick: Kick) {
         self.kicks.lock().push(kick);
         self.bell.ring();
     }

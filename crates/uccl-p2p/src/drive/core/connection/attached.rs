@@ -8,26 +8,27 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::lane::Lane;
 
-use super::claims::Care;
+use super::Connection;
+use crate::drive::claims::Care;
 
 /// A lane that a worker looks after.
-pub(crate) struct Attached<C> {
-    pub(crate) conn: Arc<C>,
-    pub(super) link: Arc<dyn Lane>,
+pub(crate) struct Attached {
+    pub(crate) conn: Arc<Connection>,
+    pub(in crate::drive) link: Arc<dyn Lane>,
     pub(crate) lane: usize,
     /// The worker that looks after it, and the token of the lane's events there.
-    pub(super) shard: usize,
-    pub(super) token: u64,
+    pub(in crate::drive) shard: usize,
+    pub(in crate::drive) token: u64,
     /// Whether its worker sleeps until the lane shows something.
-    pub(super) is_armed: AtomicBool,
+    pub(in crate::drive) is_armed: AtomicBool,
     /// Whether its worker sleeps for a certain time and leaves the lane to callers.
-    pub(super) is_left: AtomicBool,
-    pub(super) care: Mutex<Care>,
+    pub(in crate::drive) is_left: AtomicBool,
+    pub(in crate::drive) care: Mutex<Care>,
 }
 
-impl<C> Attached<C> {
-    pub(super) fn new(
-        conn: &Arc<C>,
+impl Attached {
+    pub(in crate::drive) fn new(
+        conn: &Arc<Connection>,
         (lane, link): (usize, &Arc<dyn Lane>),
         shard: usize,
         token: u64,
@@ -45,12 +46,12 @@ impl<C> Attached<C> {
     }
 
     /// Notes that the lane has shown something.
-    pub(super) fn woken(&self) {
+    pub(in crate::drive) fn woken(&self) {
         self.care.lock().woken();
     }
 
     /// Notes that its worker is awake and looks after the lane.
-    pub(super) fn heated(&self) {
+    pub(in crate::drive) fn heated(&self) {
         self.is_armed.store(false, SeqCst);
         self.is_left.store(false, SeqCst);
     }

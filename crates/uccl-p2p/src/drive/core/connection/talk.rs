@@ -1,37 +1,39 @@
 //! A connection's session, and the engine's data for each item of the session.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use uccl_proto::{Handles, Session};
+use uccl_proto::Handles;
 
 use super::{
     loans::{Grants, Loan},
-    transfer::{Carrier, Transfer},
-    work::Work,
+    transfer::Transfer,
 };
+use crate::drive::work::Work;
 
-/// The types that the engine keeps for each item, for connections of type `C`.
-pub(crate) struct Kept<C>(PhantomData<C>);
+/// The types that the engine keeps for each item of a session.
+pub(crate) struct Kept;
 
-impl<C: Carrier> Handles for Kept<C> {
-    type Send = Sent<C>;
-    type Notif = Sent<C>;
-    type Signal = Arc<Transfer<C>>;
-    type Receive = Arc<Transfer<C>>;
-    type Ask = Ask<C>;
-    type Asked = Arc<Transfer<C>>;
-    type Operation = Arc<Piece<C>>;
+pub(crate) type Session = uccl_proto::Session<Kept>;
+
+impl Handles for Kept {
+    type Send = Sent;
+    type Notif = Sent;
+    type Signal = Arc<Transfer>;
+    type Receive = Arc<Transfer>;
+    type Ask = Ask;
+    type Asked = Arc<Transfer>;
+    type Operation = Arc<Piece>;
 }
 
 /// One end of a connection, as the protocol sees it.
-pub(crate) struct Talk<C: Carrier> {
-    pub(crate) session: Session<Kept<C>>,
+pub(crate) struct Talk {
+    pub(crate) session: Session,
     /// Buffer for a message or its head.
     pub(crate) message: Vec<u8>,
 }
 
-impl<C: Carrier> Talk<C> {
+impl Talk {
     /// For a connection with this number of lanes.
     pub(crate) fn new(lanes: usize) -> Self {
         Self { session: Session::new(lanes), message: Vec::new() }
@@ -39,20 +41,20 @@ impl<C: Carrier> Talk<C> {
 }
 
 /// A send or a notification that the peer has not answered.
-pub(crate) struct Sent<C: Carrier> {
-    pub(super) transfer: Arc<Transfer<C>>,
-    pub(super) grants: Grants,
+pub(crate) struct Sent {
+    pub(in crate::drive) transfer: Arc<Transfer>,
+    pub(in crate::drive) grants: Grants,
     /// The payload of a notification that the peer fetches.
-    pub(super) payload: Option<Bytes>,
+    pub(in crate::drive) payload: Option<Bytes>,
 }
 
-impl<C: Carrier> Sent<C> {
-    pub(super) fn of(transfer: &Arc<Transfer<C>>) -> Self {
+impl Sent {
+    pub(in crate::drive) fn of(transfer: &Arc<Transfer>) -> Self {
         Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
     }
 
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
+    pub(in crate::drive) fn lent(self) -> impl Iterator<Item = Loan> {
         let Self { transfer, grants, mut payload } = self;
         let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
         // A payload has only one key.
@@ -61,36 +63,30 @@ impl<C: Carrier> Sent<C> {
 }
 
 /// A copy that the peer was asked for and has not answered.
-pub(crate) struct Ask<C: Carrier> {
-    pub(super) transfer: Arc<Transfer<C>>,
+pub(crate) struct Ask {
+    pub(in crate::drive) transfer: Arc<Transfer>,
     /// The work for the lanes if the peer declines.
-    pub(super) work: Work,
-    pub(super) grants: Grants,
+    pub(in crate::drive) work: Work,
+    pub(in crate::drive) grants: Grants,
 }
 
-impl<C: Carrier> Ask<C> {
+impl Ask {
     /// The memory that the peer may still be using.
-    pub(super) fn lent(self) -> impl Iterator<Item = Loan<C>> {
+    pub(in crate::drive) fn lent(self) -> impl Iterator<Item = Loan> {
         let Self { transfer, grants, .. } = self;
         grants.into_iter().filter_map(move |grant| grant.end(&transfer))
     }
 
-    pub(super) fn is_of(&self, transfer: &Arc<Transfer<C>>) -> bool {
+    pub(in crate::drive) fn is_of(&self, transfer: &Arc<Transfer>) -> bool {
         Arc::ptr_eq(&self.transfer, transfer)
     }
 }
 
 /// An operation of a connection with several lanes: it can be posted again when its lane dies.
-pub(crate) struct Piece<C: Carrier> {
-    pub(crate) transfer: Arc<Transfer<C>>,
+#[derive(Clone)]
+pub(crate) struct Piece {
+    pub(crate) transfer: Arc<Transfer>,
     pub(crate) work: Work,
     /// The lane on which it was posted.
     pub(crate) lane: usize,
-}
-
-impl<C: Carrier> Clone for Piece<C> {
-    fn clone(&self) -> Self {
-        let Self { transfer, work, lane } = self;
-        Self { transfer: Arc::clone(transfer), work: work.clone(), lane: *lane }
-    }
 }

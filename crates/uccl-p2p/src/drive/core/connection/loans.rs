@@ -11,7 +11,7 @@ use uccl_fabric::{
 };
 use uccl_wire::message::Source;
 
-use super::transfer::{Carrier, Hold, Transfer};
+use super::transfer::{Hold, Transfer};
 
 /// The grants of one message.
 pub(crate) type Grants = SmallVec<[Grant; 1]>;
@@ -27,7 +27,11 @@ pub(crate) struct Grant {
 impl Grant {
     /// For a region in `table`. `part_of` is the slot of the caller's region that contains it;
     /// `None` if there is none.
-    pub(super) fn new(region: Region, table: Arc<RegionTable>, part_of: Option<u32>) -> Self {
+    pub(in crate::drive) fn new(
+        region: Region,
+        table: Arc<RegionTable>,
+        part_of: Option<u32>,
+    ) -> Self {
         Self { region, table, part_of }
     }
 
@@ -35,7 +39,7 @@ impl Grant {
     /// watch until the peer is done. If the memory is the caller's, its transfer does not end
     /// before that: after the end the caller may change the memory, and a peer that still reads
     /// would take the changed bytes for the sent ones.
-    pub(crate) fn end<C: Carrier>(self, transfer: &Arc<Transfer<C>>) -> Option<Loan<C>> {
+    pub(crate) fn end(self, transfer: &Arc<Transfer>) -> Option<Loan> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
         let hold = self.part_of.map(|_| transfer.hold());
         Some(Loan { part_of: self.part_of, revoked, hold, _payload: None })
@@ -50,13 +54,13 @@ impl Drop for Grant {
 }
 
 /// Memory of ours that a given-up peer may still touch with a key that was made for it.
-pub(crate) struct Loan<C: Carrier> {
+pub(crate) struct Loan {
     /// The slot of the registered region that contains it, if there is one.
     pub(crate) part_of: Option<u32>,
     /// The key's slot.
     pub(crate) revoked: RevokedRegion,
     /// Keeps the transfer from ending while the peer may touch the memory.
-    pub(crate) hold: Option<Hold<C>>,
+    pub(crate) hold: Option<Hold>,
     /// The memory itself, if nothing else keeps it allocated.
     pub(crate) _payload: Option<Bytes>,
 }
