@@ -91,7 +91,7 @@ class TestModule:
     def test_oob_ip_is_an_address(self) -> None:
         socket.getaddrinfo(p2p.get_oob_ip(), 1, flags=socket.AI_NUMERICHOST)
 
-    def test_oob_ip_is_what_endpoints_tell(self) -> None:
+    def test_oob_ip_is_the_address_that_endpoints_tell(self) -> None:
         with p2p.Endpoint(port=0) as ep:
             told, _port, _gpu = p2p.Endpoint.parse_metadata(ep.get_metadata())
         assert told == p2p.get_oob_ip() == p2p.get_oob_ip(0) == p2p.get_oob_ip(local_gpu_idx=0)
@@ -140,7 +140,7 @@ class TestSignals:
             ), p2p.last_error()
         assert (words == [0, 8, 0, 0]).all() and (there == here).all()
 
-    def test_what_is_waited_for(self, two: Two) -> None:
+    def test_a_signal_is_waited_for_until_its_value_or_the_timeout(self, two: Two) -> None:
         words = np.zeros(2, np.uint64)
         assert two.b.wait_signal(words, 0) == (False, 0)
         assert "no registered memory" in (p2p.last_error() or "")
@@ -1164,7 +1164,7 @@ class TestTransfers:
             ca, self.src, 100, self.two.b.advertise_ipc(self.two.conn_b, self.dst, 100)[1]
         )
 
-    def test_what_is_advertised_goes_with_its_object(self) -> None:
+    def test_an_advert_goes_with_its_object(self) -> None:
         a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
         before = b.stats()["regions"]
         dst = np.zeros(256, np.uint8)
@@ -1207,7 +1207,7 @@ class TestTransfers:
         assert b.stats()["regions"] == before
         kept.extend(b"x")
 
-    def test_what_was_advertised_may_outlive_its_endpoint(self) -> None:
+    def test_an_advertised_object_may_outlive_its_endpoint(self) -> None:
         with p2p.Endpoint(port=0, bind="127.0.0.1") as c:
             ip, port, gpu = self.two.a.parse_metadata(self.two.a.get_metadata())
             ok, conn = c.connect(ip, gpu, port)

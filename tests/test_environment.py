@@ -71,7 +71,7 @@ def test_links_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -
             p2p.Endpoint(port=0, transport=link)
 
 
-def test_what_has_no_effect_is_named_once() -> None:
+def test_a_variable_without_effect_is_named_once() -> None:
     environment = {**os.environ, "UCCL_PORT_ENTROPY": "32", "UCCL_P2P_COMPRESS_STRATEGY": "none"}
     command = [sys.executable, "-W", "always", "-c", MADE]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

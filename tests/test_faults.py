@@ -112,7 +112,7 @@ class TestPeerLost:
         assert pair.a.call("method", "remove_remote_endpoint", pair.conn_a)[0] in (True, False)
         pair.a.call("close")
 
-    def test_what_a_killed_process_leaves(self, spawn: Spawn) -> None:
+    def test_files_of_a_killed_process_do_not_hinder_a_connection(self, spawn: Spawn) -> None:
         """Files of a killed process do not keep a new process of the same id from connecting over
         libfabric's `shm`."""
         if lack := lacking("libfabric:shm"):
@@ -336,7 +336,7 @@ class TestConnecting:
         (ok, _), why = peer.call("method", "connect", "127.0.0.1", 0, port)
         assert not ok and str(port) in why
 
-    def test_a_name_whose_first_address_nobody_listens_at(self, tmp_path: Path) -> None:
+    def test_connecting_tries_all_addresses_of_a_name(self, tmp_path: Path) -> None:
         """Connecting tries all addresses of a name: localhost may be ::1 first."""
         hosts = tmp_path / "hosts"
         hosts.write_text("::1 twofold\n127.0.0.1 twofold\n")

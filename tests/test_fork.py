@@ -75,7 +75,7 @@ def test_a_child_drops_its_copy(pair: Pair) -> None:
     pair.is_in_use()
 
 
-def test_a_child_that_calls_is_told_whose_it_is(pair: Pair) -> None:
+def test_a_child_that_calls_is_told_the_owner(pair: Pair) -> None:
     parent = os.getpid()
 
     def call() -> None:

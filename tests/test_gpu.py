@@ -244,7 +244,7 @@ class TestTwoProcesses:
         answer = run(pair.a, "work_behind_read", pair.conn_a, "m", adverts, size // count)
         assert answer == pattern_crc(size, 9)
 
-    def test_what_waits_for_a_stream_can_end_early(
+    def test_a_transfer_that_waits_for_a_stream_can_end_early(
         self, connect: Connect, link: dict[str, Any]
     ) -> None:
         pair = connect(**link)

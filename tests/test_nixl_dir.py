@@ -111,7 +111,7 @@ def test_one_that_is_loaded_already_is_chosen(site: Site) -> None:
     assert from_package(Path(done.stdout.strip())) == "nixl_cu12", done.stderr
 
 
-def test_what_is_lacking_is_said_with_what_to_do(site: Site) -> None:
+def test_a_missing_package_is_named_with_the_remedy(site: Site) -> None:
     assert "pip install nixl" in site.refused()
     site.package("nixl_cu12", "0.10.1")
     assert "NIXL 0.10.1 is too old" in site.refused()

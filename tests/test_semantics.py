@@ -92,7 +92,7 @@ class TestSendRecv:
         assert set(pair.b.call("get", "dst")) == {0x5C}
 
     @pytest.mark.rails
-    def test_a_size_past_the_region_is_what_the_region_holds(self, pair: Pair) -> None:
+    def test_a_size_past_the_region_is_cut_to_the_region(self, pair: Pair) -> None:
         """Programs of the first release receive with twice the length they registered."""
         pair.a.call("buf", "src", 4096, seed=1)
         pair.a.call("buf", "long", 4097, seed=2)

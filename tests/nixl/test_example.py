@@ -12,7 +12,7 @@ import agents
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "python" / "nixl_read_write.py"
 
 
-def test_it_does_what_it_says(plugin_dir: str) -> None:
+def test_the_example_moves_its_bytes(plugin_dir: str) -> None:
     env = {**os.environ, **agents.environment("UCCL", "local", None)}
     done = subprocess.run(
         [sys.executable, EXAMPLE], env=env, capture_output=True, text=True, timeout=60

@@ -11,7 +11,7 @@ import uccl
 import uccl.nixl
 
 
-def test_it_is_refused_with_what_to_do() -> None:
+def test_it_is_refused_with_the_remedy() -> None:
     with pytest.raises(ImportError, match=r"NIXL 0\.10\.1 is too old.*pip install 'nixl>="):
         uccl.nixl_plugin_dir()
 

@@ -94,7 +94,7 @@ class TestTransfers:
 
 
 class TestMemory:
-    def test_what_was_registered_later_is_loaded_later(self, any_pair: Pair) -> None:
+    def test_memory_that_was_registered_later_is_loaded_later(self, any_pair: Pair) -> None:
         a, b = any_pair.a, any_pair.b
         any_pair.meet()
         a.notify(b, b"connected")
@@ -104,7 +104,7 @@ class TestMemory:
             assert a.write(mine, theirs) == "DONE"
             assert theirs.get() == pattern(MIB, round).tobytes()
 
-    def test_what_was_not_loaded_is_refused(self, any_pair: Pair) -> None:
+    def test_memory_that_was_not_loaded_is_refused(self, any_pair: Pair) -> None:
         mine, _ = any_pair.bufs(4096)
         unknown = any_pair.b.buf(4096)
         with pytest.raises(PeerError, match="nixlNotFound"):
@@ -122,7 +122,7 @@ class TestMemory:
         assert theirs.guarded() and theirs.get() == bytes(4096)
 
     @ours
-    def test_the_owner_refuses_what_it_has_deregistered(self, any_pair: Pair) -> None:
+    def test_the_owner_refuses_memory_that_it_has_deregistered(self, any_pair: Pair) -> None:
         """The owner also refuses access to its first region, of which other agents still have the
         metadata."""
         mine, theirs = any_pair.bufs(4096, seed_a=1)
@@ -221,7 +221,7 @@ class TestMemory:
             pair.a.state(key)
 
     @ours
-    def test_what_is_known_of_memory(self, pair: Pair) -> None:
+    def test_query_memory_knows_the_kind_of_registered_memory(self, pair: Pair) -> None:
         mine = pair.a.buf(4096)
         asked = [(mine.address, 4096, 0, ""), (mine.address + 1, 4096, 0, ""), (1, 1, 0, "")]
         known, *unknown = pair.a.nixl("query_memory", asked, "UCCL", "DRAM")
@@ -284,7 +284,7 @@ class TestFaults:
             pair.b.kill(signal.SIGCONT)
 
     @ours
-    def test_release_ends_what_is_under_way(self, connect: Callable[..., Pair]) -> None:
+    def test_release_ends_a_transfer_that_is_under_way(self, connect: Callable[..., Pair]) -> None:
         pair = connect(link="tcp", timeout_ms="4000")
         mine, theirs = pair.bufs(64 * MIB, seed_a=1)
         key = pair.a.prepare("WRITE", mine, theirs)

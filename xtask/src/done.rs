@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_outweighs_what_was_seen() {
+    fn a_failure_outweighs_the_results_before_it() {
         let seen = Done::with("2 passed").or_failed(Err(anyhow::anyhow!("exit status: 1")));
         assert_eq!(seen.expect("it is kept").verdict(), "FAILED");
         assert_eq!(Done::skipped("lacks a wheel").verdict(), "skipped");

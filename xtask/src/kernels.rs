@@ -262,7 +262,7 @@ ptxas info    : Compile time = 20.163 ms
 ";
 
     #[test]
-    fn what_a_kernel_takes_is_read() {
+    fn the_registers_and_local_memory_of_a_kernel_are_read() {
         let found = usage(SAID).expect("one kernel");
         assert_eq!(found, [Usage { kernel: "copy".to_owned(), registers: 113, local: 24 }]);
         assert!(found[0].judge().is_err());

@@ -18,6 +18,7 @@ mod headers;
 mod install;
 mod kernels;
 mod libfabric;
+mod limits;
 mod lint;
 mod loom;
 mod mutants;
@@ -80,8 +81,8 @@ enum Command {
     Stubs(stubs::StubsArgs),
     Test(test::TestArgs),
     Widths(widths::WidthsArgs),
-    /// Comments in which a pronoun stands for the thing: the share of each folder, or the lines of
-    /// the folders named
+    /// Comments and names of functions in which a pronoun stands for the thing: the share and the
+    /// count of each folder, or the lines of the folders named
     Words {
         /// Folders, named as `cargo xtask words` prints them
         folders: Vec<String>,

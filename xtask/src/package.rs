@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_field_is_named() {
         let sound = package(r#""readme": "README.md", "categories": ["b"], "publish": null"#);
         assert!(sound.is_published() && sound.lacking().is_empty());
         let bare = package(r#""readme": null, "categories": [], "publish": []"#);

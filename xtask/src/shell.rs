@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_too_long_is_heard() {
+    fn a_program_that_took_too_long_is_heard() {
         let sleeper = Program::new("sh").args(["-c", "echo one; echo two >&2; sleep 600"]);
         let (status, said) = sleeper.limit(Duration::from_millis(500)).hear().expect("it starts");
         assert!(status.is_err_and(|e| e.to_string().contains("and was ended")));

@@ -123,7 +123,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "words",
         group: Group::Lint,
-        about: "whether comments name things, and no folder has fewer that do",
+        about: "whether comments and functions name things, and no folder has fewer that do",
         run: |_| words::check().map(Done::with),
     },
     Step {

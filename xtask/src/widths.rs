@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::tree;
+use crate::{limits::Limits, tree};
 
 /// The most columns of a line.
 const WIDTH: usize = 100;
@@ -45,30 +45,16 @@ pub(crate) fn run(args: &WidthsArgs) -> Result<()> {
 
 /// Fails if a folder has more long lines than it may have. Returns the count of all.
 pub(crate) fn check() -> Result<String> {
-    let limits = fs::read_to_string(tree::root().join(LIMITS)).context(LIMITS)?;
-    let limits: BTreeMap<String, usize> = toml::from_str(&limits).context(LIMITS)?;
-    let all = all()?;
-    let over = over(&all, &limits);
+    let (limits, all) = (Limits::read(LIMITS)?, all()?);
+    let counts = all.into_iter().map(|(name, lines)| (name, lines.len())).collect();
+    let over = limits.over(&counts);
     ensure!(
         over.is_empty(),
         "lines of more than {WIDTH} columns; `cargo xtask widths FOLDER` lists them, and `--wrap` \
          wraps comments:\n{}",
         over.join("\n")
     );
-    let lower = limits.iter().filter(|(name, limit)| all.get(*name).map_or(0, Vec::len) < **limit);
-    let lower: Vec<_> = lower.map(|(name, _)| name.as_str()).collect();
-    let count: usize = all.values().map(Vec::len).sum();
-    Ok(match lower.is_empty() {
-        true => format!("{count} long lines"),
-        false => format!("{count} long lines; lower in {LIMITS}: {}", lower.join(", ")),
-    })
-}
-
-/// The folders with more long lines than their limits.
-fn over(all: &BTreeMap<String, Vec<String>>, limits: &BTreeMap<String, usize>) -> Vec<String> {
-    let limit = |name: &String| limits.get(name).copied().unwrap_or(0);
-    let over = all.iter().filter(|(name, lines)| lines.len() > limit(name));
-    over.map(|(name, lines)| format!("{name}: {}, at most {}", lines.len(), limit(name))).collect()
+    Ok(format!("{} long lines{}", counts.values().sum::<usize>(), limits.note(&counts)))
 }
 
 /// The long lines of each folder.
@@ -259,15 +245,6 @@ mod tests {
             assert_eq!(long_lines(&line).count(), 1, "{line}");
         }
         assert_eq!(long_lines(&format!("//{}", " x".repeat(WIDTH / 2 - 1))).count(), 0);
-    }
-
-    #[test]
-    fn a_folder_may_have_as_many_as_its_limit() {
-        let all = [("crates/a".to_owned(), vec![String::new(); 2])].into();
-        let limit = |limit: usize| [("crates/a".to_owned(), limit)].into();
-        assert!(over(&all, &limit(2)).is_empty());
-        assert_eq!(over(&all, &limit(1)), ["crates/a: 2, at most 1"]);
-        assert_eq!(over(&all, &BTreeMap::new()), ["crates/a: 2, at most 0"]);
     }
 
     #[test]

@@ -1,69 +1,96 @@
-//! Counts the lines of comments in which a pronoun of [`PRONOUNS`] stands for the thing.
+//! Counts the lines of comments and the names of functions in which a pronoun of [`PRONOUNS`]
+//! stands for the thing.
 //!
-//! The tests fail if the share of such lines in a folder is above [`LIMIT`].
+//! The tests fail if the share of such lines in a folder is above [`LIMIT`], or if a folder has
+//! more such functions than `xtask/words.toml` says.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tree;
+use crate::{limits::Limits, tree};
 
 /// Pronouns that stand in place of a thing's name.
 const PRONOUNS: [&str; 5] = ["what", "who", "whose", "whoever", "whatever"];
 /// The largest share of a folder, in per cent.
 const LIMIT: f64 = 2.0;
+/// The largest counts of functions, by folder.
+const LIMITS: &str = "xtask/words.toml";
+/// Words that may come before the keyword of a function.
+const MODIFIERS: [&str; 8] = ["async", "C", "const", "crate", "extern", "pub", "super", "unsafe"];
 /// Folders with subfolders that are counted one by one.
 const NESTED: [&str; 2] = ["crates", "python"];
 /// Folders of the root that hold code.
 const FOLDERS: [&str; 5] = ["bench", "examples", "kernels", "tests", "xtask"];
 
-/// Comment lines of a folder.
+/// A line: its position and its text.
+type Line = (String, String);
+
+/// The comments and functions of a folder.
 #[derive(Default)]
-struct Comments {
-    count: usize,
-    /// Position and text of each line with a pronoun.
-    with_pronoun: Vec<(String, String)>,
+struct Wording {
+    /// The number of comment lines.
+    comments: usize,
+    /// Comment lines with a pronoun.
+    with_pronoun: Vec<Line>,
+    /// Functions with a pronoun in their names.
+    functions: Vec<Line>,
 }
 
-impl Comments {
+impl Wording {
     fn per_cent(&self) -> f64 {
-        100.0 * self.with_pronoun.len() as f64 / self.count.max(1) as f64
+        100.0 * self.with_pronoun.len() as f64 / self.comments.max(1) as f64
     }
 
     fn add(&mut self, name: &str, text: &str, language: Language) {
+        let at = |number: usize, line: &str| (format!("{name}:{number}"), line.trim().to_owned());
         for (number, line) in language.comments(text) {
-            self.count += 1;
+            self.comments += 1;
             if has_pronoun(line) {
-                self.with_pronoun.push((format!("{name}:{number}"), line.trim().to_owned()));
+                self.with_pronoun.push(at(number, line));
             }
         }
+        let functions = (1..).zip(text.lines()).filter(|(_, line)| is_named_by_pronoun(line));
+        self.functions.extend(functions.map(|(number, line)| at(number, line)));
     }
 }
 
-/// Fails if a folder is above its limit. Returns the counts as text.
+/// Fails if a folder is above its limits. Returns the counts as text.
 pub(crate) fn check() -> Result<String> {
-    let all = all()?;
-    let over = all.iter().filter(|(_, comments)| is_above_limit(comments.per_cent()));
+    let (limits, all) = (Limits::read(LIMITS)?, all()?);
+    let over = all.iter().filter(|(_, wording)| is_above_limit(wording.per_cent()));
     let over: Vec<_> =
-        over.map(|(name, comments)| format!("{name}: {:.1} %", comments.per_cent())).collect();
+        over.map(|(name, wording)| format!("{name}: {:.1} %", wording.per_cent())).collect();
+    let pronouns = PRONOUNS.join(", ");
     ensure!(
         over.is_empty(),
-        "over {LIMIT} % of comments with {}; `cargo xtask words FOLDER` lists them:\n{}",
-        PRONOUNS.join(", "),
+        "over {LIMIT} % of comments with {pronouns}; `cargo xtask words FOLDER` lists them:\n{}",
         over.join("\n")
     );
-    let count: usize = all.values().map(|comments| comments.count).sum();
-    let found: usize = all.values().map(|comments| comments.with_pronoun.len()).sum();
-    Ok(format!("{found} of {count} lines of comments"))
+    let comments: usize = all.values().map(|wording| wording.comments).sum();
+    let found: usize = all.values().map(|wording| wording.with_pronoun.len()).sum();
+    let functions = all.into_iter().map(|(name, wording)| (name, wording.functions.len()));
+    let functions = functions.collect();
+    let over = limits.over(&functions);
+    ensure!(
+        over.is_empty(),
+        "functions named with {pronouns}; `cargo xtask words FOLDER` lists them:\n{}",
+        over.join("\n")
+    );
+    let count: usize = functions.values().sum();
+    let note = limits.note(&functions);
+    Ok(format!("{found} of {comments} lines of comments, {count} functions{note}"))
 }
 
-/// Prints the share of each folder, or the lines of the named folders.
+/// Prints the share and the count of each folder, or the lines of the named folders.
 pub(crate) fn print(folders: &[String]) -> Result<()> {
-    for (name, comments) in all()? {
+    for (name, wording) in all()? {
         if folders.is_empty() {
-            println!("{:5.1} %  {name}", comments.per_cent());
+            let count = wording.functions.len();
+            println!("{:5.1} %  {count:3}  {name}", wording.per_cent());
         } else if folders.contains(&name) {
-            comments.with_pronoun.iter().for_each(|(at, line)| println!("{at}: {line}"));
+            let lines = wording.with_pronoun.iter().chain(&wording.functions);
+            lines.for_each(|(at, line)| println!("{at}: {line}"));
         }
     }
     Ok(())
@@ -74,7 +101,7 @@ fn is_above_limit(per_cent: f64) -> bool {
     per_cent >= LIMIT + 0.05
 }
 
-fn all() -> Result<BTreeMap<String, Comments>> {
+fn all() -> Result<BTreeMap<String, Wording>> {
     let root = tree::root();
     let mut folders: Vec<String> = FOLDERS.map(str::to_owned).into();
     for nested in NESTED {
@@ -85,16 +112,16 @@ fn all() -> Result<BTreeMap<String, Comments>> {
             }
         }
     }
-    folders.into_iter().map(|name| Ok((name.clone(), comments_in(&name)?))).collect()
+    folders.into_iter().map(|name| Ok((name.clone(), wording_of(&name)?))).collect()
 }
 
-fn comments_in(folder: &str) -> Result<Comments> {
-    let mut comments = Comments::default();
-    look(&tree::root().join(folder), folder, &mut comments)?;
-    Ok(comments)
+fn wording_of(folder: &str) -> Result<Wording> {
+    let mut wording = Wording::default();
+    look(&tree::root().join(folder), folder, &mut wording)?;
+    Ok(wording)
 }
 
-fn look(path: &Path, name: &str, comments: &mut Comments) -> Result<()> {
+fn look(path: &Path, name: &str, wording: &mut Wording) -> Result<()> {
     let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
     let mut entries = entries.collect::<std::io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
@@ -102,17 +129,34 @@ fn look(path: &Path, name: &str, comments: &mut Comments) -> Result<()> {
         let (path, file) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let name = format!("{name}/{file}");
         if path.is_dir() && !file.starts_with('.') && file != "results" {
-            look(&path, &name, comments)?;
+            look(&path, &name, wording)?;
         } else if let Some(language) = Language::of(&file) {
-            comments.add(&name, &fs::read_to_string(&path)?, language);
+            wording.add(&name, &fs::read_to_string(&path)?, language);
         }
     }
     Ok(())
 }
 
 fn has_pronoun(line: &str) -> bool {
-    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
-    words.into_iter().any(|word| PRONOUNS.iter().any(|pronoun| word.eq_ignore_ascii_case(pronoun)))
+    words(line).any(is_pronoun)
+}
+
+/// Whether a line begins a function of Rust or Python with a pronoun in its name.
+fn is_named_by_pronoun(line: &str) -> bool {
+    if !line.trim_start().starts_with(|c: char| c.is_ascii_lowercase()) {
+        return false;
+    }
+    let mut words = words(line).skip_while(|word| MODIFIERS.contains(word));
+    let is_function = words.next().is_some_and(|word| matches!(word, "fn" | "def"));
+    is_function && words.next().is_some_and(|name| name.split('_').any(is_pronoun))
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+fn is_pronoun(word: &str) -> bool {
+    PRONOUNS.iter().any(|pronoun| word.eq_ignore_ascii_case(pronoun))
 }
 
 /// The syntax of comments in a file.
@@ -159,9 +203,9 @@ mod tests {
     use super::*;
 
     fn found(text: &str, language: Language) -> (usize, Vec<String>) {
-        let mut comments = Comments::default();
-        comments.add("file", text, language);
-        (comments.count, comments.with_pronoun.into_iter().map(|(at, _)| at).collect())
+        let mut wording = Wording::default();
+        wording.add("file", text, language);
+        (wording.comments, wording.with_pronoun.into_iter().map(|(at, _)| at).collect())
     }
 
     #[test]
@@ -181,6 +225,22 @@ mod tests {
     }
 
     #[test]
+    fn a_function_named_by_a_pronoun_is_found() {
+        let functions = |text: &str, language| {
+            let mut wording = Wording::default();
+            wording.add("file", text, language);
+            wording.functions
+        };
+        let named = "fn what_comes() {}\n    pub(crate) async fn told_who(a: u8) {\n";
+        let found = functions(named, Language::Slashes);
+        assert_eq!(found[0], ("file:1".to_owned(), "fn what_comes() {}".to_owned()));
+        assert_eq!((found.len(), found[1].0.as_str()), (2, "file:2"));
+        assert_eq!(functions("    def test_whose(self):\n", Language::Python).len(), 1);
+        let sound = "fn somewhat_later(what: u8) {}\n// fn what_was()\nlet what = \"fn who\";\n";
+        assert!(functions(sound, Language::Slashes).is_empty());
+    }
+
+    #[test]
     fn a_share_may_be_its_limit_and_no_more() {
         assert!([0.0, LIMIT, LIMIT + 0.04].iter().all(|share| !is_above_limit(*share)));
         assert!(is_above_limit(LIMIT + 0.06));
@@ -188,12 +248,12 @@ mod tests {
 
     #[test]
     fn a_line_too_many_fails_the_check() {
-        let mut comments = Comments::default();
-        comments.add("file", &"// A noun.\n".repeat(49), Language::Slashes);
-        assert!(!is_above_limit(comments.per_cent()));
-        comments.add("file", "// What it is.\n", Language::Slashes);
-        assert!(!is_above_limit(comments.per_cent()), "one of fifty");
-        comments.add("file", "// Whoever has it.\n", Language::Slashes);
-        assert!(is_above_limit(comments.per_cent()), "two of fifty-one");
+        let mut wording = Wording::default();
+        wording.add("file", &"// A noun.\n".repeat(49), Language::Slashes);
+        assert!(!is_above_limit(wording.per_cent()));
+        wording.add("file", "// What it is.\n", Language::Slashes);
+        assert!(!is_above_limit(wording.per_cent()), "one of fifty");
+        wording.add("file", "// Whoever has it.\n", Language::Slashes);
+        assert!(is_above_limit(wording.per_cent()), "two of fifty-one");
     }
 }

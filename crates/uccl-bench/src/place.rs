@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn the_error_for_a_missing_gpu_names_the_reason() {
         // An ordinal that no machine has: without a GPU the reason, with some their number.
         let error = context(u32::MAX).expect_err("no such GPU").to_string();
         match Gpus::get().why_none() {

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_gives_way_to_what_is_said() {
+    fn arguments_override_a_preset() {
         let row = |p: &Point| (p.op, p.size, p.iovs);
         let sweep = args("--preset kv-sweep");
         let rows: Vec<_> = sweep.points(0).iter().map(row).collect();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn arguments_that_contradict_each_other_are_refused() {
         for wrong in [
             "--op fly",
             "--size 4X",

@@ -258,7 +258,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn json_keeps_what_is_missing_as_null() {
+    fn json_has_null_for_a_missing_number() {
         let report = Report {
             version: "0",
             machine: Machine {

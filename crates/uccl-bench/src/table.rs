@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_a_dash_and_a_note_follows() {
+    fn a_missing_number_is_a_dash_and_a_note_follows() {
         let mut missing = crate::report::Row::limit("vm-read", 4096);
         missing.note = Some("refused".into());
         let line = row(&missing);

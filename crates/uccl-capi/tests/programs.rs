@@ -145,7 +145,7 @@ fn faults_through_the_engine_interface() {
 }
 
 #[test]
-fn what_plugins_rely_on() {
+fn plugins_find_the_functions_that_they_rely_on() {
     run(CPP, "engine_plugin.cpp", "what plugins rely on is there");
     // With strings of another layout.
     run_with(
@@ -203,7 +203,7 @@ const PLUGIN: [&str; 23] = [
 
 /// The library exports the functions that the two headers declare, and nothing besides.
 #[test]
-fn only_what_the_headers_declare_is_exported() {
+fn the_library_exports_only_functions_that_the_headers_declare() {
     if Command::new("nm").arg("--version").output().is_err() {
         eprintln!("skipped: lacks nm: the library's symbols");
         return;

@@ -121,7 +121,7 @@ fn a_cut_ends_both_directions() {
 }
 
 #[test]
-fn our_own_cut_lets_the_peer_have_what_was_sent() {
+fn our_own_cut_lets_the_peer_have_the_bytes_sent_before() {
     let (mut a, mut b) = pair(0, Faults::default()).expect("a pair");
     send(&mut a.1, &[1, 2, 3]).expect("alive");
     send(&mut b.1, &[4]).expect("alive");

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_program_needs_is_found() {
+    fn the_c_library_is_found_and_an_unknown_library_is_not() {
         // This test program is linked with it.
         if cfg!(target_env = "gnu") {
             assert!(find("libc.so.6").is_some());

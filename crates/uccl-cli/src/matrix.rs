@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_shows() {
+    fn the_matrix_marks_a_nic_that_is_down_and_gpus_without_peer_access() {
         let machine = Machine::two_sockets();
         machine.port(1, "1: DOWN");
         let rows = rows_of(&machine, &two(GpuLink::None).visible);

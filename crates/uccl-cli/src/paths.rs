@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_rule_over_what_the_machine_allows() {
+    fn settings_rule_over_the_machine() {
         let root = tempfile::TempDir::new().expect("a temporary folder");
         let topology = Topology::read(root.path()).expect("a topology");
         let paths = |config: &Config| paths(&topology, &examples::none(), config);

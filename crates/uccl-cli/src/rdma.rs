@@ -177,7 +177,7 @@ mod tests {
     };
 
     #[test]
-    fn what_cannot_be_used_is_shown_with_the_reason() {
+    fn a_device_that_cannot_be_used_is_shown_with_the_reason() {
         let iwarp = VerbsDevice { unusable: Some("iWARP".into()), ..device("siw0", true) };
         let verbs = Ok(vec![device("mlx5_0", true), device("mlx5_1", false), iwarp]);
         let rdma = Rdma { verbs, libfabric: Ok(fabric(&["tcp", "efa"])) };

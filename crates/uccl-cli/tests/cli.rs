@@ -126,7 +126,7 @@ fn files_are_written_beside_the_table() {
 }
 
 #[test]
-fn mistakes_are_told_with_what_to_do() {
+fn the_message_for_a_mistake_names_the_remedy() {
     for (arguments, word) in [
         (&["bench", "--size", "4X"][..], "4K"),
         (&["bench", "--json", "-", "--csv", "-"], "file"),

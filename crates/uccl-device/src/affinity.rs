@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stays_within_what_it_was_allowed() {
+    fn a_thread_stays_within_the_cpus_that_it_was_allowed() {
         // In a thread of its own, so that the restriction ends with it.
         let thread = std::thread::spawn(|| {
             let allowed = allowed_cpus().expect("the kernel says");

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_answer_what_they_hold() {
+    fn a_list_knows_its_length_and_its_cpus() {
         let list: CpuList = [4, 2, 3].into_iter().collect();
         assert_eq!((list.len(), list.is_empty()), (3, false));
         assert!(list.contains(3) && !list.contains(5));

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_on_no_node() {
+    fn an_address_that_is_not_mapped_is_on_no_node() {
         assert_eq!(node_at(0), None);
     }
 }

@@ -49,7 +49,7 @@ fn copy_works(context: &'static Context) {
 
 /// This driver's last GPU sees writes of other devices in order.
 #[test]
-fn what_other_devices_wrote_is_flushed_for_gpus_that_need_it() {
+fn writes_of_other_devices_are_flushed_for_gpus_that_need_it() {
     let context = context();
     let fake = fake_driver::load();
     let gpus = Gpus::get();

@@ -115,7 +115,7 @@ fn spoilt_records_lead_to_no_other_memory() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     emulator::load();
-    let errors = SMALL.names_who_does_not_come();
+    let errors = SMALL.names_the_rank_that_does_not_come();
     assert_eq!(errors[1], "");
 }
 
@@ -185,7 +185,7 @@ fn a_rank_that_was_left_out_of_normal_mode_takes_part_again() {
 }
 
 #[test]
-fn ranks_that_differ_are_told_in_what() {
+fn ranks_that_differ_are_told_the_difference() {
     emulator::load();
     let errors = SMALL.fails(Duration::from_secs(20), |me| Some(Case { top_k: 1 + me, ..SMALL }));
     let errors = errors.join(" / ");
@@ -335,7 +335,7 @@ fn more_ranks_than_a_warp_has_threads_make_the_bytes_of_the_cpu() {
 #[test]
 fn a_rank_that_does_not_come_to_normal_mode_is_named() {
     emulator::load();
-    NORMAL.names_who_does_not_come();
+    NORMAL.names_the_rank_that_does_not_come();
 }
 
 #[test]
@@ -346,13 +346,13 @@ fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
 }
 
 #[test]
-fn what_a_rank_does_wrong_in_normal_mode_is_named() {
+fn a_fault_of_a_rank_in_normal_mode_is_named() {
     emulator::load();
-    NORMAL.names_what_is_wrong("choice 1 of token 0 is no expert");
+    NORMAL.names_the_fault_of_a_rank("choice 1 of token 0 is no expert");
 }
 
 #[test]
-fn a_host_that_is_interrupted_gives_up_what_does_not_come() {
+fn a_host_that_is_interrupted_gives_up_its_call() {
     emulator::load();
     NORMAL.gives_up_when_interrupted();
 }
@@ -394,15 +394,15 @@ fn flags_of_normal_mode_lead_no_further_than_counts() {
 }
 
 #[test]
-fn ranks_that_differ_in_normal_mode_are_told_in_what() {
+fn ranks_that_differ_in_normal_mode_are_told_the_difference() {
     emulator::load();
-    NORMAL.tells_in_what_ranks_differ();
+    NORMAL.names_the_difference_of_ranks();
 }
 
 const FAR: Case = Case { route: Route::ViaHost(2, Transport::Tcp), ..SMALL };
 
 #[test]
-fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
+fn a_gpu_with_far_peers_makes_the_bytes_of_the_cpu() {
     emulator::load();
     for (nodes, ranks, transport) in [
         (2, 2, Transport::Tcp),
@@ -453,7 +453,7 @@ fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
 #[test]
 fn a_far_rank_that_does_not_come_is_named() {
     emulator::load();
-    FAR.names_who_does_not_come();
+    FAR.names_the_rank_that_does_not_come();
 }
 
 #[test]
@@ -547,7 +547,7 @@ fn ranks_of_a_node_that_do_not_reach_each_other_go_by_the_host_and_say_why() {
 }
 
 #[test]
-fn who_finds_no_room_for_commands_gives_up_in_time_and_leaves_no_gap() {
+fn a_push_without_room_gives_up_in_time_and_leaves_no_gap() {
     const OVERDUE: u32 = 1;
     const POISONED: u32 = 3;
     let ring = emulator::Ring::new(64, Duration::from_millis(200));

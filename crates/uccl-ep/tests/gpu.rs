@@ -84,7 +84,7 @@ fn one_rank_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
-fn one_rank_whose_rows_come_back_as_logfmt_makes_the_bytes_of_the_cpu() {
+fn one_rank_with_rows_back_as_logfmt_makes_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     Case { ranks: 1, is_packed: true, ..CASE }.run();
 }
@@ -179,7 +179,7 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 #[test]
 fn a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
-    let errors = CASE.names_who_does_not_come();
+    let errors = CASE.names_the_rank_that_does_not_come();
     assert!(errors[1].is_empty(), "{errors:?}");
     CASE.run();
 }
@@ -218,7 +218,7 @@ fn a_rank_that_was_left_out_takes_part_again() {
 }
 
 #[test]
-fn ranks_that_differ_are_told_in_what() {
+fn ranks_that_differ_are_told_the_difference() {
     let Some(_alone) = alone() else { return };
     let errors = CASE.fails(Duration::from_secs(5), |me| Some(Case { top_k: 1 + me, ..CASE }));
     let errors = errors.join(" / ");
@@ -290,7 +290,7 @@ fn rows_by_expert_are_the_bytes_of_the_cpu() {
 #[test]
 fn a_rank_that_does_not_come_to_normal_mode_is_named() {
     let Some(_alone) = alone() else { return };
-    Normal { slots: 32, ..NORMAL }.names_who_does_not_come();
+    Normal { slots: 32, ..NORMAL }.names_the_rank_that_does_not_come();
 }
 
 #[test]
@@ -300,14 +300,14 @@ fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
 }
 
 #[test]
-fn what_a_rank_does_wrong_in_normal_mode_is_named() {
+fn a_fault_of_a_rank_in_normal_mode_is_named() {
     let Some(_alone) = alone() else { return };
     // The error may name either of the two choices.
-    NORMAL.names_what_is_wrong("of token 0 is no expert");
+    NORMAL.names_the_fault_of_a_rank("of token 0 is no expert");
 }
 
 #[test]
-fn a_host_that_is_interrupted_gives_up_what_does_not_come() {
+fn a_host_that_is_interrupted_gives_up_its_call() {
     let Some(_alone) = alone() else { return };
     NORMAL.gives_up_when_interrupted();
 }
@@ -319,9 +319,9 @@ fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
 }
 
 #[test]
-fn ranks_that_differ_in_normal_mode_are_told_in_what() {
+fn ranks_that_differ_in_normal_mode_are_told_the_difference() {
     let Some(_alone) = alone() else { return };
-    NORMAL.tells_in_what_ranks_differ();
+    NORMAL.names_the_difference_of_ranks();
 }
 
 /// Ranks, their nodes, and the transport between these.
@@ -372,7 +372,7 @@ fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
 fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
     let far = Case { route: Route::ViaHost(2, Transport::Tcp), ..CASE };
-    far.names_who_does_not_come();
+    far.names_the_rank_that_does_not_come();
     far.run();
 }
 

@@ -612,7 +612,7 @@ fn more_than_an_outbox_holds_arrives_in_parts() {
 }
 
 #[test]
-fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
+fn a_far_rank_that_goes_away_is_named_with_its_missing_marks() {
     let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
         let own = RankTokens::new(1, group.rank(), 3, 2, 8);
         let is_there = group.rank() != 1;
@@ -704,7 +704,7 @@ fn a_call_that_is_dropped_is_one_that_a_rank_gave_up_on() {
 }
 
 #[test]
-fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
+fn a_rank_that_has_too_little_room_for_its_rows_tells_the_others() {
     gives_up(|dispatch| {
         let outputs = DispatchOutput {
             len: 1,
@@ -723,7 +723,7 @@ fn a_rank_that_has_too_little_room_for_what_arrives_tells_the_others() {
 }
 
 #[test]
-fn ranks_that_differ_are_told_in_what() {
+fn ranks_that_differ_are_told_the_difference() {
     let errors = world(Ranks::near(2), |group| {
         let own = RankTokens::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
@@ -738,7 +738,7 @@ fn ranks_that_differ_are_told_in_what() {
 }
 
 #[test]
-fn what_has_no_room_is_refused_with_the_sizes() {
+fn tokens_without_room_are_refused_with_the_sizes() {
     world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
         let own = RankTokens::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();

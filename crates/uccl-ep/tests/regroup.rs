@@ -308,7 +308,7 @@ fn ranks_that_are_at_different_calls_go_on_at_the_furthest() {
 }
 
 #[test]
-fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
+fn writes_of_a_rank_that_was_replaced_are_seen_by_nobody() {
     for spread in [NEAR, APART] {
         let board = Board::default();
         ranks(|me| {

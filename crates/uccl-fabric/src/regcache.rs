@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_does_not_wait_for_one_that_is_being_made() {
+    fn a_caller_that_shares_a_registration_does_not_wait_for_another() {
         let cache = RegCache::<u32>::default();
         let (there, wanted) = (Span { addr: 4096, len: 8 }, Span { addr: 8192, len: 8 });
         let _one = acquire(&cache, there, &mut 0);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_nothing() {
+    fn a_registration_that_fails_leaves_nothing() {
         let cache = RegCache::<u32>::default();
         let span = Span { addr: 4096, len: 1 };
         assert_eq!(cache.acquire(span, || Err("no")).map(|_| ()), Err("no"));

@@ -99,7 +99,7 @@ mod tests {
     use crate::mem::Span;
 
     #[test]
-    fn a_word_changes_for_who_may_and_only_where_it_is_aligned() {
+    fn only_a_peer_with_the_right_changes_a_word_and_only_where_it_is_aligned() {
         let table = RegionTable::new().expect("a table");
         let memory: Vec<AtomicU64> = (0..4).map(AtomicU64::new).collect();
         let span = Span { addr: memory.as_ptr() as usize, len: 32 };

@@ -233,7 +233,7 @@ fn best_provider(
             "{} has no provider that moves memory between hosts one-sidedly, of reliable datagrams and with \
              delivery that can be told. It has {}",
             library.name(),
-            what_there_is(settings)
+            usable_providers(settings)
         ))
     })
 }
@@ -245,12 +245,12 @@ fn absent(library: &Library, settings: &LibfabricSettings, provider: &str) -> Ra
          {}. It has {}",
         library.name(),
         providers::remedy(provider),
-        what_there_is(settings)
+        usable_providers(settings)
     ))
 }
 
 /// The providers that could be asked for instead.
-fn what_there_is(settings: &LibfabricSettings) -> String {
+fn usable_providers(settings: &LibfabricSettings) -> String {
     let listing = offers(settings).map(|listing| listing.offers).unwrap_or_default();
     let usable = |offer: &&Offer| offer.endpoint_type == "rdm" && offer.caps.contains(&"rma");
     let mut names: Vec<_> = listing.iter().filter(usable).map(|o| o.provider.as_str()).collect();

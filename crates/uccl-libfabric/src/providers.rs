@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn verbs_is_trusted_once_it_caches_nothing_and_shares_what_it_receives_into() {
+    fn verbs_is_trusted_once_it_caches_nothing_and_shares_its_receive_context() {
         let asks_for = |set: &[(&str, &str)]| {
             let setting = |name: &str| {
                 set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_is_trusted_as_long_as_it_shares_what_it_receives_into() {
+    fn tcp_is_trusted_as_long_as_it_shares_its_receive_context() {
         let with = |srx: Option<&str>| {
             demand("tcp;ofi_rxm", (1, 17), |name| {
                 srx.filter(|_| name == "FI_OFI_RXM_USE_SRX").map(str::to_owned)
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_reads_twice_is_refused_or_drained() {
+    fn a_provider_that_ends_reads_twice_is_refused_or_drained() {
         let net = |version| demand("net", version, |_| None);
         assert!(net((1, 17)).is_some_and(|why| why.contains("1.18")));
         assert_eq!(net((1, 18)), None);

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ready_made_is_valid() {
+    fn ready_made_settings_are_valid() {
         for settings in
             [LibfabricSettings::default(), LibfabricSettings::cxi(), LibfabricSettings::efa()]
         {
@@ -158,7 +158,7 @@ mod tests {
 
     /// So that a channel posts as many requests as it may.
     #[test]
-    fn queues_of_efa_are_short_and_hold_what_is_in_flight() {
+    fn queues_of_efa_are_short_and_hold_the_requests_in_flight() {
         let efa = LibfabricSettings::efa();
         for size in [efa.tx_size, efa.rx_size] {
             assert!(size.is_some_and(|size| (efa.max_inflight + 4..=1024).contains(&size)));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn a_setting_that_makes_no_sense_is_named() {
         let refused = |change: fn(&mut LibfabricSettings)| {
             let mut settings = LibfabricSettings::default();
             change(&mut settings);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_context_of_ours_is_nobody() {
+    fn a_context_that_is_not_ours_ends_nothing() {
         let mut slots = Slots::new(2);
         let slot = slots.take(1, Write).expect("room");
         let inside = slots.context(slot).wrapping_byte_add(8);

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_socket_is_kept() {
+    fn messages_that_do_not_fit_the_socket_are_kept() {
         let (mut a, mut b) = pair();
         let one = file("one");
         let sent = 40;
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_says_who_came() {
+    fn a_listener_knows_the_process_that_came() {
         let name = format!("uccl-test-{}-{:?}", std::process::id(), std::thread::current().id());
         let listener = FdListener::bind(name.as_bytes()).unwrap();
         assert!(listener.accept().unwrap().is_none());

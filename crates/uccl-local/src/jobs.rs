@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_ends_what_is_left_and_takes_no_more() {
+    fn a_kill_ends_the_copies_that_are_left_and_takes_no_more() {
         let jobs = Jobs::default();
         let ((_, first), (_, second)) = (post(&jobs, 3), post(&jobs, 1));
         let held = jobs.take(End::Front).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_early_leaves_no_load_behind() {
+    fn a_copy_that_ends_early_leaves_no_load_behind() {
         let jobs = Jobs::default();
         let (cancelled, sender) = post(&jobs, 3);
         jobs.take(End::Back).unwrap().copied(Ok(()));

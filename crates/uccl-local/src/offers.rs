@@ -94,7 +94,7 @@ mod tests {
     const OFFER: u8 = 1;
 
     #[test]
-    fn what_was_offered_is_retracted_however_late_the_peer_reads() {
+    fn an_offer_is_retracted_however_late_the_peer_reads() {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let [ours, mut theirs] = [ours, theirs].map(|end| FdSocket::new(end).expect("a socket"));
         let mut line = Line::new(ours);

@@ -172,7 +172,7 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
 
 /// A copy through the kernel can wait for the peer's pages without a limit.
 #[test]
-fn what_a_kill_cannot_end_is_told_to_whoever_takes_memory_back() {
+fn the_aftermath_of_a_kill_knows_a_copy_that_cannot_be_ended() {
     let both = lanes();
     let stuck = both.ours.direct.claim_owned(3).expect("a word");
     assert!(!both.ours.direct.close(Instant::now() + WATCH / 5, || ()));
@@ -206,7 +206,7 @@ fn a_peer_is_not_left_while_a_copy_to_its_memory_is_under_way() {
 }
 
 #[test]
-fn what_waits_in_the_rings_is_the_peers_and_copies_are_ours() {
+fn an_operation_in_the_rings_is_the_peers_and_a_copy_is_ours() {
     let both = lanes();
     let (_buf, mapped) = both.mapped(LONG);
     let private = vec![0u8; LONG];
@@ -233,7 +233,7 @@ fn what_waits_in_the_rings_is_the_peers_and_copies_are_ours() {
 /// A receiver, for instance one that was stopped, still finds bytes in the rings that came before
 /// the peer left.
 #[test]
-fn what_was_in_the_rings_does_not_land_when_the_peer_has_given_it_up() {
+fn bytes_in_the_rings_do_not_land_when_the_peer_has_given_them_up() {
     for begun in [false, true] {
         let both = lanes();
         let private = vec![0xEE_u8; LONG];

@@ -33,7 +33,7 @@ const WATCH: Duration = Duration::from_millis(100);
 const CROWDED_SLICE: usize = 128 << 20;
 
 #[test]
-fn a_cancelled_write_ends_with_what_the_gpu_has_of_it() {
+fn a_cancelled_write_ends_with_the_part_that_the_gpu_has() {
     let driver = Driver::paused();
     let pair = pair(GIB);
     let (end, name) = pair.write(&[GIB]);
@@ -92,7 +92,7 @@ fn a_short_write_passes_a_long_one() {
 }
 
 #[test]
-fn lanes_take_turns_and_whoever_makes_progress_serves_all() {
+fn lanes_take_turns_and_the_progress_of_one_serves_all() {
     let driver = Driver::paused();
     let (one, other) = (pair(GIB), pair(GIB));
     let (first, first_name) = one.write(&[GIB]);
@@ -224,7 +224,7 @@ fn short_writes_beyond_the_hazard_words_wait_for_no_poster() {
 }
 
 #[test]
-fn a_kill_takes_back_what_waits_and_waits_for_the_rest() {
+fn a_kill_takes_back_waiting_slices_and_waits_for_the_rest() {
     let driver = Driver::paused();
     let pair = pair(GIB);
     let writes = [pair.write(&[GIB]).0, pair.write(&[SLICE]).0, pair.write(&[64]).0];
@@ -243,7 +243,7 @@ fn a_kill_takes_back_what_waits_and_waits_for_the_rest() {
 }
 
 #[test]
-fn a_kill_tells_what_another_lane_has_seen_end() {
+fn a_kill_tells_of_a_copy_that_another_lane_has_seen_end() {
     let driver = Driver::paused();
     let (one, other) = (pair(SLICE), pair(GIB));
     let (end, _) = one.write(&[SLICE]);
@@ -261,7 +261,7 @@ fn a_kill_tells_what_another_lane_has_seen_end() {
 
 /// The posting thread has claimed the hazard words, and is in the driver.
 #[test]
-fn a_kill_waits_for_who_is_enqueuing() {
+fn a_kill_waits_for_a_thread_that_enqueues() {
     for lens in [&[64][..], &[GIB]] {
         let driver = Driver::paused();
         driver.fake.pause(false);
@@ -288,7 +288,7 @@ fn a_kill_waits_for_who_is_enqueuing() {
 }
 
 #[test]
-fn what_a_gpu_does_not_end_is_told_to_whoever_takes_memory_back() {
+fn the_aftermath_of_a_kill_knows_a_copy_that_the_gpu_does_not_end() {
     let driver = Driver::paused();
     let pair = pair(GIB);
     let (long, _) = pair.write(&[GIB]);
@@ -313,7 +313,7 @@ fn what_a_gpu_does_not_end_is_told_to_whoever_takes_memory_back() {
 
 /// The name of the first copy by a GPU once stood for an operation with parts in the rings.
 #[test]
-fn what_a_gpu_copies_is_nobody_elses_to_end() {
+fn a_copy_by_a_gpu_is_ended_by_its_own_lane_only() {
     let driver = Driver::paused();
     let pair = pair(GIB);
     let (_, name) = pair.write(&[GIB]);

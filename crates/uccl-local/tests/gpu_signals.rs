@@ -181,7 +181,7 @@ fn a_write_that_does_not_end_well_does_not_signal() {
 }
 
 #[test]
-fn who_takes_a_word_back_waits_for_the_signal_that_is_under_way() {
+fn an_owner_that_takes_a_word_back_waits_for_a_signal_under_way() {
     let (driver, scene) = paused(4096, Rights::ALL);
     let (end, _) = scene.post(&[8]);
     let slot = scene.region.slot;

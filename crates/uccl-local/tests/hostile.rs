@@ -360,7 +360,7 @@ impl Hostile {
                 Some(segment) => self.socket.send(&named(1, id), &[segment.fd()]),
                 None => Ok(()),
             },
-            4 => self.offer_what_is_none(id),
+            4 => self.offer_unusable_descriptors(id),
             5 => {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 if let Some(segment) = self.offered.get(id as usize) {
@@ -383,7 +383,7 @@ impl Hostile {
         !said.is_err_and(|e| !uccl_local::fdpass::is_want(&e))
     }
 
-    fn offer_what_is_none(&mut self, id: u32) -> std::io::Result<()> {
+    fn offer_unusable_descriptors(&mut self, id: u32) -> std::io::Result<()> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memfd = rustix::fs::memfd_create("offered", flags).expect("a memfd");
         rustix::fs::ftruncate(&memfd, LEN as u64).expect("a length");

@@ -74,7 +74,7 @@ fn locked_memory_of_its_own_is_left_to_its_owner() {
 }
 
 #[test]
-fn nobody_copies_as_owner_what_no_gpu_reaches() {
+fn nobody_copies_as_owner_memory_that_no_gpu_reaches() {
     let (lane, _peer, theirs) = lane();
     let span = Span { addr: 0x10_0000, len: 1 << 20 };
     let gpu = Cuda { device: 0 };

@@ -65,7 +65,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn it_holds_all_plugins_and_what_they_look_for() {
+fn it_holds_all_plugins_and_the_libraries_that_they_look_for() {
     let world = World::new();
     let folder = world.provide().expect("a folder");
     assert!(folder.starts_with(world.at("cache/uccl/nixl")), "{folder:?}");
@@ -146,7 +146,7 @@ fn temporary_files_serve_where_the_cache_cannot() {
 }
 
 #[test]
-fn what_is_lacking_is_named() {
+fn a_missing_plugin_or_package_is_named() {
     let world = World::new();
     let provide = |ours: &str, theirs: &str| {
         provide_in(&world.roots(), &world.at(ours), &world.at(theirs)).expect_err("it is refused")

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_made_is_refused() {
+    fn metadata_of_another_form_are_refused() {
         for text in [
             "",
             "uccl/1",

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_refused_with_what_differs() {
+    fn another_order_is_refused_with_the_first_difference() {
         let mut table = as_here();
         table.swap(11, 12);
         let refused = compare(&table, Path::new("libplugin_X.so")).expect_err("refused");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plugin_is_passed_over() {
+    fn a_file_that_is_no_plugin_is_passed_over() {
         assert_eq!(table_in(b"not an ELF file"), None);
         let own = fs::read("/proc/self/exe").expect("this program");
         assert_eq!(table_in(&own), None);

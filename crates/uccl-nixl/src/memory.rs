@@ -82,7 +82,7 @@ mod tests {
     const REGION: Advert = Advert { addr: 0x1000, len: 0x100, key: 7, slot: 1, instance: 2 };
 
     #[test]
-    fn pieces_lie_inside_what_was_registered() {
+    fn pieces_lie_inside_the_registered_region() {
         let memory = Memory::Remote(REGION);
         let whole = memory.piece(0x1000, 0x100).expect("all of it");
         assert_eq!(whole, REGION);

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn a_parameter_that_is_not_understood_is_named() {
         for (name, value) in [("transprot", "tcp"), ("port", "70000"), ("timeout_ms", "soon")] {
             let refused = config([(name, value)].into_iter()).expect_err("refused").to_string();
             assert!(refused.to_lowercase().contains(name), "{refused}");

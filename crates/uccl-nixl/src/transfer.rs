@@ -107,7 +107,7 @@ impl Transfer {
     pub(crate) fn cancel(&self) -> Result<()> {
         let mut posted = self.posted.lock();
         let TransferState::InFlight(transfer, _) = &*posted else { return Ok(()) };
-        let said = what_a_cancel_says(&transfer.cancel()?);
+        let said = cancel_result(&transfer.cancel()?);
         *posted =
             said.as_ref().err().map_or(TransferState::Ended, |e| TransferState::Failed(e.clone()));
         Ok(said?)
@@ -121,7 +121,7 @@ impl Transfer {
 
 /// A transfer that ended by itself, with or without success, has no error left to report, unless
 /// its memory must not be freed.
-fn what_a_cancel_says(status: &Stand) -> Result<(), Engine> {
+fn cancel_result(status: &Stand) -> Result<(), Engine> {
     match status {
         Stand::Failed(e @ Engine::StillTouched { .. }) => Err(e.clone()),
         Stand::Done(_) | Stand::Failed(_) | Stand::Pending => Ok(()),
@@ -138,11 +138,11 @@ mod tests {
     fn a_cancel_tells_of_memory_that_may_still_be_touched_and_of_nothing_else() {
         let cancelled = Engine::Cancelled { by: "the caller".into() };
         for ended in [Stand::Done(Outcome::default()), Stand::Failed(cancelled)] {
-            assert!(what_a_cancel_says(&ended).is_ok());
+            assert!(cancel_result(&ended).is_ok());
         }
         let (by, reason) = ("peer".into(), "it is stuck".into());
         let touched = Engine::StillTouched { regions: [].into(), by, reason };
-        let said = what_a_cancel_says(&Stand::Failed(touched));
+        let said = cancel_result(&Stand::Failed(touched));
         assert!(matches!(said, Err(Engine::StillTouched { .. })), "{said:?}");
     }
 }

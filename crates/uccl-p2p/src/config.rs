@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn a_setting_that_is_not_understood_is_named() {
         for (name, value) in [
             ("UCCL_P2P_TRANSPORT", "smoke"),
             ("UCCL_P2P_NUM_CPUS", "0"),
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_changes_nothing() {
+    fn a_setting_that_cannot_be_set_changes_nothing() {
         let mut config = Config::default();
         for name in ["", "TIMEOUT_MS", "UCCL_P2P_timeout_ms", "UCCL_P2P_PORT", "uccl_p2p_bind"] {
             let refused = config.set(name, "1").expect_err("no such setting").to_string();

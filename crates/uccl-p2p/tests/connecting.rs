@@ -164,7 +164,7 @@ fn trickle(mut from: TcpStream, mut to: TcpStream) {
 }
 
 #[test]
-fn a_peer_whose_bytes_come_one_at_a_time_is_connected_to() {
+fn a_peer_that_sends_one_byte_at_a_time_is_connected_to() {
     let _alone = alone();
     let (here, there) = (endpoint(Transport::Auto), endpoint(Transport::Auto));
     let (relay, addr) = listener();

@@ -97,7 +97,7 @@ fn flushes(fake: Fake, gpu: u32) -> Option<[i32; 4]> {
 }
 
 #[test]
-fn what_devices_wrote_is_shown_to_gpus_that_need_it_before_anybody_is_told() {
+fn writes_of_devices_are_shown_to_gpus_that_need_it_before_anybody_is_told() {
     let fake = fake_driver::load();
     let count = Gpus::get().devices().len() as u32;
     let Some(last) = flushes(fake, count - 1) else { return };

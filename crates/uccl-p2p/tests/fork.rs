@@ -151,7 +151,7 @@ fn an_endpoint_that_was_closed_before_is_dropped_by_a_child_too() {
 }
 
 #[test]
-fn every_call_of_a_child_says_whose_the_endpoint_is() {
+fn every_call_of_a_child_names_the_owner_of_the_endpoint() {
     for transport in TRANSPORTS {
         let p = pair(transport);
         let mut memory = vec![1; 100];

@@ -151,7 +151,7 @@ fn a_deadline_ends_a_long_write_and_blames_nobody() {
 }
 
 #[test]
-fn a_cancel_of_a_long_write_waits_for_what_the_gpu_has() {
+fn a_cancel_of_a_long_write_waits_for_the_part_that_the_gpu_has() {
     let scene = scene();
     let transfer = scene.post(None);
     thread::scope(|scope| {
@@ -272,7 +272,7 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_registration() {
 
 /// The copy that changes the word is under way when the connection ends.
 #[test]
-fn a_word_whose_connection_has_ended_is_let_go_after_its_change() {
+fn a_word_of_an_ended_connection_is_let_go_after_its_change() {
     let scene = scene();
     let word = Advert { addr: scene.advert.addr + 192, len: 8, ..scene.advert };
     let signal = Some(Signal { advert: word, change: Change::Set(9), strong: false });

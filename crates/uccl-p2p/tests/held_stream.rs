@@ -283,7 +283,7 @@ fn staged_transfers_pass_a_wait_in_the_only_queue() {
 /// Memory is returned to the driver only after the stream has continued. Before that the driver
 /// would wait for the stream, and block the change of the word.
 #[test]
-fn a_stream_that_waits_for_a_word_of_a_gpu_is_known_to_who_gives_memory_back() {
+fn memory_is_given_back_only_after_a_stream_that_waits_for_a_word_of_a_gpu() {
     let _alone = alone(0);
     let words = DeviceBuffer::new(context(0), 4096).expect("memory");
     let ep = endpoint(Transport::Tcp);

@@ -92,7 +92,7 @@ fn ends_may_go_as_soon_as_they_are_joined() {
 }
 
 #[test]
-fn without_the_library_a_connection_says_what_is_missing() {
+fn without_the_library_a_connection_names_the_missing_library() {
     let ends = [0; 2].map(|_| {
         let mut config = support::config(Transport::Libfabric);
         config.set("UCCL_LIBFABRIC_SO", "/nonexistent/libfabric.so").expect("a path");

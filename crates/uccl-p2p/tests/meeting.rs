@@ -53,7 +53,7 @@ fn a_peer_that_starts_later_is_waited_for() {
 }
 
 #[test]
-fn who_hangs_up_before_a_word_is_taken_for_one_that_starts() {
+fn a_peer_that_hangs_up_before_a_word_is_taken_for_one_that_starts() {
     let here = Endpoint::new(config()).expect("an endpoint");
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let addr = listener.local_addr().expect("its address");
@@ -70,7 +70,7 @@ fn who_hangs_up_before_a_word_is_taken_for_one_that_starts() {
 }
 
 #[test]
-fn who_never_comes_is_waited_for_as_long_as_was_said() {
+fn a_peer_that_never_comes_is_waited_for_until_the_timeout() {
     let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
     let mut asked = 0;
     let mut count = Asked(0, |times| {
@@ -102,7 +102,7 @@ fn waiting_for_a_peer_is_interrupted_and_ends_with_the_endpoint() {
 }
 
 #[test]
-fn what_a_peer_answers_is_its_answer_and_nobody_is_not_waited_for_unasked() {
+fn a_refusal_ends_the_wait_and_a_plain_connect_does_not_wait() {
     let here = Endpoint::new(config()).expect("an endpoint");
     let gone = here.connect(free(), LONG, &mut Uninterrupted);
     assert!(matches!(gone, Err(Error::Connect { .. })), "{gone:?}");
@@ -142,7 +142,7 @@ fn all_addresses_are_tried_in_their_order() {
 }
 
 #[test]
-fn who_is_at_none_of_its_addresses_is_missed_at_each() {
+fn a_peer_that_is_at_none_of_its_addresses_is_missed_at_each() {
     let (nobody, other) = (free(), free());
     let here = Endpoint::new(config()).expect("an endpoint");
     let time = Some(Duration::from_millis(300));
@@ -158,7 +158,7 @@ fn who_is_at_none_of_its_addresses_is_missed_at_each() {
 }
 
 #[test]
-fn who_comes_later_is_found_at_its_second_address() {
+fn a_peer_that_starts_later_is_found_at_its_second_address() {
     let (here, nobody, addr) = (Endpoint::new(config()).expect("an endpoint"), free(), free());
     let mut there = None;
     let mut start = Asked(0, |asked| {

@@ -134,7 +134,7 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
 
 /// The peer has to confirm the end of each transfer.
 #[test]
-fn a_transfer_is_cancelled_by_who_cannot_sleep() {
+fn a_transfer_is_cancelled_by_a_thread_that_cannot_sleep() {
     let _alone = ONE_TEST.lock();
     for transport in LINKS {
         let p = pair(transport);
@@ -156,7 +156,7 @@ fn a_transfer_is_cancelled_by_who_cannot_sleep() {
 }
 
 #[test]
-fn who_comes_meanwhile_is_accepted_afterwards() {
+fn a_peer_that_comes_meanwhile_is_accepted_afterwards() {
     let _alone = ONE_TEST.lock();
     let p = pair(Transport::Tcp);
     let (domain, kind) = (socket2::Domain::IPV4, socket2::Type::STREAM);

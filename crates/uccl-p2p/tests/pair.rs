@@ -74,7 +74,7 @@ fn the_path_is_the_links() {
 
 /// The writer changes a mapped word by itself, without its owner's help.
 #[test]
-fn a_signal_to_mapped_memory_is_applied_by_who_gives_it() {
+fn a_signal_to_mapped_memory_is_applied_by_its_writer() {
     let p = pair_with(|config| (config.transport, config.cma) = (Transport::Local, false));
     let (from, to) = (p.a.alloc(4096).expect("memory"), p.b.alloc(4096).expect("memory"));
     // SAFETY: aligned, zeroed, and there until the end of the test.
@@ -250,7 +250,7 @@ fn workers_run_anywhere_where_affinity_is_switched_off() {
 }
 
 #[test]
-fn what_has_moved_is_counted_whichever_way_it_took() {
+fn bytes_that_moved_are_counted_on_every_path() {
     for (link, p) in pairs() {
         let mut ours = vec![1; 1 << 20];
         let mut theirs = vec![2; 1 << 20];

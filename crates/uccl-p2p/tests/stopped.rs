@@ -277,7 +277,7 @@ fn an_owner_that_dies_touches_nothing_any_more() {
 /// A caller that only polls keeps workers off the connection, and never sleeps on its socket. It
 /// notices the peer's death all the same, without a timeout.
 #[test]
-fn a_killed_peer_is_noticed_by_who_polls() {
+fn a_killed_peer_is_noticed_by_a_caller_that_polls() {
     let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
     let (addr, _) = said.split_once(' ').expect("an address and an advert");
     let ep = Endpoint::new(Config {

@@ -223,7 +223,7 @@ fn memory_of_a_send_that_is_gone_costs_the_send() {
 
 /// The peer's memory is mapped here, so that this process copies by itself.
 #[test]
-fn our_own_memory_that_is_gone_costs_a_copy_to_what_is_mapped() {
+fn our_own_memory_that_is_gone_costs_a_copy_to_mapped_memory() {
     let p = pair(Link::Rings);
     let shared = p.b.alloc(LEN).expect("memory");
     let at = shared.as_ptr() as usize;

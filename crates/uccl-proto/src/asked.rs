@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_whose_region_was_revoked_is_refused() {
+    fn a_copy_of_a_revoked_region_is_refused() {
         let (mut asked, mut out) = (Asked::default(), Vec::new());
         note(&mut asked, 1, 2).expect("as agreed");
         assert_eq!(asked.revoke(2), None);

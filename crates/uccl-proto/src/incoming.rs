@@ -237,7 +237,7 @@ mod tests {
 
     /// An honest peer keeps to the agreed limits.
     #[test]
-    fn what_no_receive_has_met_is_bounded_in_bytes() {
+    fn sends_that_no_receive_has_met_are_bounded_in_bytes() {
         let mut inbox = Inbox::default();
         for seq in 0..4 {
             come(&mut inbox, seq, 1, EAGER_WINDOW / 4).expect("as agreed");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_receive_has_met_is_bounded_in_pieces() {
+    fn sends_that_no_receive_has_met_are_bounded_in_pieces() {
         let mut inbox = Inbox::default();
         for seq in 0..(MAX_PIECES / 65_536) as u64 {
             come(&mut inbox, seq, 65_536, 0).expect("as agreed");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_receive_has_met_is_bounded_in_number() {
+    fn sends_that_no_receive_has_met_are_bounded_in_number() {
         let mut inbox = Inbox::default();
         for seq in 0..MAX_UNEXPECTED as u64 {
             come(&mut inbox, seq, 0, 0).expect("as agreed");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_bounded() {
+    fn notifications_that_are_not_taken_are_bounded() {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         notifs.arrived(1, &vec![0; EAGER_WINDOW]).expect("as agreed");
         assert_eq!(notifs.arrived(2, &[0]), Err(Violation::Notifs));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_delivered_makes_room_for_more() {
+    fn a_delivered_notification_makes_room_for_more() {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         for id in 1..=3 {
             notifs.arrived(id, &vec![7; EAGER_WINDOW]).expect("as agreed");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_fetches_is_not_answered() {
+    fn a_notification_that_is_not_fetched_is_not_answered() {
         let (mut notifs, mut out) = (Notifications::default(), Vec::new());
         notifs.announced(1, SOURCE).expect("as agreed");
         assert!(!notifs.fetched(1, true, &mut out) && out.is_empty());

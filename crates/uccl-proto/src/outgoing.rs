@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_makes_room_for_bytes_in_messages() {
+    fn a_message_that_ended_makes_room_for_bytes_in_messages() {
         let (mut outbox, mut out) = (Outbox::default(), Vec::new());
         for id in 0..(EAGER_WINDOW / EAGER_MAX) as u32 {
             assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(SendProtocol::Eager));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_at_the_end_is_given_back() {
+    fn signals_that_are_open_at_the_end_are_given_back() {
         let (mut signals, mut out) = (Signals::default(), Vec::new());
         for handle in 1..=3 {
             signals.send(WORD, Change::Set(1), handle, &mut out).expect("there is room");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rings_for_what_is_watched() {
+    fn it_rings_for_a_watched_descriptor() {
         let bell = Bell::new().expect("a bell");
         let (reader, mut writer) = io::pipe().expect("a pipe");
         bell.watch(reader.as_fd()).expect("watched");

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_the_shortest() {
+    fn the_shortest_registration_is_found() {
         let mut rng = fastrand::Rng::with_seed(1);
         let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (PinRegistry::default(), Vec::new());
         for number in 0..2000 {

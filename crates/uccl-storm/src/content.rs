@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_known_and_the_rest_stays() {
+    fn a_pattern_that_is_set_is_known_and_the_rest_stays() {
         let mut rng = fastrand::Rng::with_seed(7);
         let patterns: Vec<_> =
             (0..5).map(|stamp| (stamp > 0).then(|| Pattern::data(stamp))).collect();

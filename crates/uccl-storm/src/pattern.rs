@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_filled_is_found_again_and_a_changed_byte_is_not() {
+    fn a_fill_compares_equal_and_a_changed_byte_is_found() {
         let mut memory = vec![0_u8; 3 * BLOCK];
         for (from, len) in [(0, 1), (3, 5), (7, 9), (13, 2 * BLOCK), (5, 0)] {
             let pattern = Pattern::data(7).moved(from, 11);

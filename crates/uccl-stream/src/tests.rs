@@ -136,7 +136,7 @@ fn reads_land_whole() {
 }
 
 #[test]
-fn the_owner_refuses_what_it_did_not_grant() {
+fn the_owner_refuses_an_access_that_it_did_not_grant() {
     let (a, b) = pair(false);
     let (mut from, mut to) = (pattern(5000), vec![0xEE; 5000]);
     let remote = b.register(&mut to, Rights::READ);

@@ -141,7 +141,7 @@ fn a_fence_waits_for_copies() {
 }
 
 #[test]
-fn a_write_is_answered_when_what_a_gpu_copies_of_it_has_landed() {
+fn a_write_is_answered_when_the_copies_of_a_gpu_have_landed() {
     const LEN: usize = 50_000;
     let late = GpuFaults { delay_polls: 1000, seed: 3, ..GpuFaults::default() };
     let mut stage = stage_with_gpu(2 * LEN, late);
@@ -191,7 +191,7 @@ fn end_of(stage: &Stage, done: &Done, dest: &Patch) -> Option<OpResult> {
 
 /// A cancel does not wait for a GPU.
 #[test]
-fn a_cancelled_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
+fn a_cancelled_read_ends_when_the_copies_of_a_gpu_have_landed() {
     let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
     let (stage, name, done) = half_read(&dest);
     stage.side.lane.cancel(name);
@@ -211,7 +211,7 @@ fn a_read_that_the_peer_refuses_halfway_ends_when_its_copies_have_ended() {
 
 /// All of it has come, and the GPU has yet to copy it.
 #[test]
-fn a_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
+fn a_read_ends_when_the_copies_of_a_gpu_have_landed() {
     let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
     let (mut stage, name, done) = half_read(&dest);
     let frame = Header { last: true, len: 25_000, ..Header::bare(Kind::Data, name.0, 0) }.encode();

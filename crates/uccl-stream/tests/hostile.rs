@@ -25,7 +25,7 @@ fn elsewhere(len: u64) -> RemoteSpan {
 }
 
 #[test]
-fn an_ack_does_not_end_what_is_still_being_sent() {
+fn an_ack_does_not_end_a_write_that_is_still_being_sent() {
     let mut rng = Rng::with_seed(1);
     for answer in [Status::Ok, Status::Cut, Status::Denied] {
         let mut stage = stage(1000);
@@ -204,7 +204,7 @@ fn a_write_that_was_damaged_is_not_answered_as_done() {
 }
 
 #[test]
-fn a_read_whose_data_was_damaged_does_not_end_well() {
+fn a_read_with_damaged_data_does_not_end_well() {
     for len in LENS {
         for n in 0..4 {
             let mut stage = stage(2 * len);
@@ -226,7 +226,7 @@ fn a_read_whose_data_was_damaged_does_not_end_well() {
 }
 
 #[test]
-fn a_write_whose_sender_could_not_read_its_memory_is_not_answered_as_done() {
+fn a_write_that_its_sender_could_not_read_is_not_answered_as_done() {
     let dest = Patch::new(&mut Rng::with_seed(11), &[100]);
     let mut stage = stage(10_000);
     let region = stage.side.register(dest.whole(), Rights::WRITE);
@@ -243,7 +243,7 @@ fn a_write_whose_sender_could_not_read_its_memory_is_not_answered_as_done() {
 }
 
 #[test]
-fn what_comes_for_a_read_that_has_failed_is_not_placed() {
+fn data_for_a_read_that_has_failed_are_not_placed() {
     let mut stage = stage(10_000);
     let dest = Patch::new(&mut Rng::with_seed(12), &[100]);
     let before = dest.now();
@@ -306,7 +306,7 @@ fn a_message_that_was_damaged_ends_the_lane() {
 }
 
 #[test]
-fn what_is_posted_must_add_up() {
+fn lengths_of_a_posted_operation_must_add_up() {
     use uccl_fabric::lane::{Operation, Posted};
     let mut rng = Rng::with_seed(4);
     let stage = stage(1000);

@@ -151,7 +151,7 @@ fn floods_of_short_writes_in_both_directions_pass() {
 }
 
 #[test]
-fn what_is_posted_beside_a_kill_ends_or_is_refused() {
+fn a_write_that_is_posted_beside_a_kill_ends_or_is_refused() {
     for seed in 0..200 {
         let mut rng = Rng::with_seed(seed);
         let sides = plain_sides(true);

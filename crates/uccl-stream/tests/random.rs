@@ -302,7 +302,7 @@ fn some_faults(rng: &mut Rng) -> Faults {
 }
 
 #[test]
-fn operations_end_once_and_move_what_they_should() {
+fn operations_end_once_and_move_the_right_bytes() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
         let faults = [some_faults(&mut rng), some_faults(&mut rng)];

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn follows_what_happens() {
+    fn the_rate_follows_the_losses() {
         let mut rate = LossRate::default();
         for n in 0..1000 {
             rate.record(n % 10 == 0);

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn parameters_that_cannot_work_are_refused() {
         let refused = |change: fn(&mut Params)| {
             let mut params = Params::default();
             change(&mut params);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_or_twice_breaks_the_path() {
+    fn a_packet_that_comes_too_late_or_twice_breaks_the_path() {
         for allowed in [0, 2] {
             let (mut receiver, now) = (receiver(|p| p.reorder = allowed), Instant::now());
             let last = allowed + 2;
@@ -322,7 +322,9 @@ mod tests {
     proptest! {
         /// Compares the receiver with a set of all numbers that came.
         #[test]
-        fn tells_what_came(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..200)) {
+        fn acknowledgements_name_the_packets_that_came(
+            steps in prop::collection::vec((0u64..300, any::<bool>()), 1..200),
+        ) {
             const REORDER: u64 = 64;
             let mut receiver = receiver(|p| (p.window, p.reorder) = (192, 64));
             let now = Instant::now();

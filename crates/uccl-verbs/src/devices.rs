@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rdma_is_refused() {
+    fn unsupported_transports_are_refused_with_the_reason() {
         assert!(unsupported(abi::TRANSPORT_IB).is_none());
         assert!(unsupported(2).is_some_and(|why| why.contains("no reliable connections")));
         assert!(unsupported(abi::TRANSPORT_IWARP).is_some_and(|why| why.contains("TCP is used")));

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_may_do_what_they_have_a_right_to() {
+    fn peers_get_the_access_that_their_rights_name() {
         let flags = |rights, relaxed| Reach { rights, relaxed }.flags();
         let both = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE;
         assert_eq!(flags(Rights::ALL, false), both);

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_fit_what_the_device_has() {
+    fn queues_fit_the_limits_of_the_device() {
         // SAFETY: all its fields are numbers, for which zero is a value.
         let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
         (attr.max_cqe, attr.max_qp_wr) = (32767, 1 << 20);

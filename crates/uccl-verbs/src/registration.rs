@@ -85,7 +85,7 @@ fn register_gpu(pd: &Arc<Pd>, span: Span, reach: Reach) -> Result<Mr, RailError>
         Err(error) => error.to_string(),
     };
     Mr::new(pd, span, reach).map_err(|errno| RailError::Provider {
-        what: what(pd, span),
+        what: attempt(pd, span),
         why: format!(
             "GPU memory can be reached neither by dma-buf ({by_file}) nor by a peer memory module \
              ({}; modprobe nvidia-peermem)",
@@ -94,7 +94,7 @@ fn register_gpu(pd: &Arc<Pd>, span: Span, reach: Reach) -> Result<Mr, RailError>
     })
 }
 
-fn what(pd: &Pd, span: Span) -> String {
+fn attempt(pd: &Pd, span: Span) -> String {
     let Span { addr, len } = span;
     format!("registering {len} bytes at {addr:#x} with {} (ibv_reg_mr)", pd.context().name())
 }
@@ -107,7 +107,7 @@ fn refused(pd: &Pd, span: Span, errno: i32) -> RailError {
         libc::EIO | libc::ENODEV => return pd.context().error("ibv_reg_mr", errno),
         _ => error.to_string(),
     };
-    RailError::Provider { what: what(pd, span), why }
+    RailError::Provider { what: attempt(pd, span), why }
 }
 
 /// How many bytes this process may lock, if there is a limit.

@@ -80,7 +80,7 @@ mod tests {
 
     /// The status in a trailer marks filler; it differs by one bit from the status of data.
     #[test]
-    fn filler_whose_status_is_damaged_is_no_data() {
+    fn filler_with_a_damaged_status_is_no_data() {
         let mut crc = Crc::new();
         crc.add(b"some payload");
         let data = Crc::trailer(Some(&crc), Status::Ok);

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_card_is_named() {
+    fn bytes_that_are_no_card_are_refused_with_the_reason() {
         assert_eq!(EpCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         assert_eq!(EpCard::decode(&[0; EP_CARD_LEN]), Err(EpCardError::WrongMagic(0)));
         let mut bytes = [0; EP_CARD_LEN];

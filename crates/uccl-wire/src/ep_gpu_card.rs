@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_card_is_named() {
+    fn bytes_that_are_no_card_are_refused_with_the_reason() {
         assert_eq!(EpGpuCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         let cpu = EpGpuCard::decode(&[0; EP_GPU_CARD_LEN]);
         assert_eq!(cpu, Err(EpCardError::WrongMagic(0)));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_refused() {
+    fn an_offer_that_does_not_add_up_is_refused() {
         let whole = GpuOffer {
             id: 1,
             gpu: [2; 16],

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn bytes_that_are_no_address_are_refused() {
         let whole = ADDRESS.encode().unwrap();
         let refused = |at: usize, value: u8| {
             let mut bytes = whole.clone();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn bytes_that_are_no_key_are_refused() {
         assert_eq!(FabricKey::decode(&[3, 0]), Err(FabricError::Kind(3)));
         assert_eq!(FabricKey::decode(&[1; 10]), Err(FabricError::TooLong(1)));
         assert!(matches!(FabricKey::decode(&[1; 8]), Err(FabricError::Truncated(_))));

@@ -546,7 +546,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_is_written_the_same(bytes in vec(any::<u8>(), 0..80)) {
+        fn a_note_that_is_read_is_written_the_same(bytes in vec(any::<u8>(), 0..80)) {
             if let Ok(note) = Note::decode(&bytes) {
                 prop_assert_eq!(encoded(&note), bytes);
             }

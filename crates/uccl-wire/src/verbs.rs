@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_device_takes_is_refused() {
+    fn an_address_that_no_device_takes_is_refused() {
         let bytes = address().encode();
         for cut in 0..bytes.len() {
             assert!(VerbsAddress::decode(&bytes[..cut]).is_err(), "{cut} bytes");

@@ -98,7 +98,7 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; fini
     }
 
     #[test]
-    fn a_program_that_was_ended_tells_what_it_had_run() {
+    fn a_program_that_was_ended_names_the_tests_that_it_had_run() {
         let said = [
             "running 2 tests",
             "test a::good ... ok",

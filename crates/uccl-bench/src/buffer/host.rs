@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_filled_is_found() {
+    fn a_fill_is_found_and_another_pattern_is_not() {
         let (mut buffer, pieces) = poisoned();
         assert!(buffer.check(&pieces, 7).is_some_and(|wrong| wrong.contains("iov 0 is wrong")));
         buffer.fill(&pieces, 7);

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_cross_are_counted_once_for_what_they_are_sent_to() {
+    fn rows_are_counted_once_for_each_rank_or_node_that_gets_them() {
         // Four ranks of two experts on two nodes; rank 0's two tokens.
         let shape =
             Shape { ranks: 4, nodes: 2, num_tokens: 2, hidden: 128, num_topk: 4, num_experts: 8 };

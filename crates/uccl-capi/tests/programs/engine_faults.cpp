@@ -70,7 +70,7 @@ static void null_is_refused() {
   CHECK(uccl_engine_prepare_fifo(p.a, mr, memory, 1, nullptr) < 0);
 }
 
-static void what_does_not_fit_is_refused() {
+static void a_call_that_does_not_fit_its_objects_is_refused() {
   Pair p;
   uccl_mr_t mr = registered(p.a), theirs = registered(p.b);
   FifoItem const item = item_of(p.b, theirs);
@@ -108,7 +108,7 @@ static void what_does_not_fit_is_refused() {
   says("longer than");
 }
 
-static void what_is_gone_is_refused() {
+static void an_object_that_is_gone_is_refused() {
   uccl_engine_t* engine = uccl_engine_create(1, false);
   WELL(uccl_engine_destroy(engine));  // nothing was registered, nobody connected
   CHECK(uccl_engine_destroy(engine) < 0);
@@ -217,8 +217,8 @@ int main() {
   a_killed_peer_ends_transfers(peer, port);
 
   null_is_refused();
-  what_does_not_fit_is_refused();
-  what_is_gone_is_refused();
+  a_call_that_does_not_fit_its_objects_is_refused();
+  an_object_that_is_gone_is_refused();
   a_waiting_accept_ends(uccl_engine_stop_accept);
   a_waiting_accept_ends(uccl_engine_destroy);
   nobody_is_there();

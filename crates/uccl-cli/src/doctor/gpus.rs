@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_does_not_start_says_what_is_commonly_missing() {
+    fn the_remedy_for_a_driver_that_does_not_start_names_the_usual_lack() {
         for (code, word) in [
             (34, "stub"),
             (100, "--gpus all"),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_nic_that_is_down_is_named_with_what_is_used_instead() {
+    fn the_nearest_nic_that_is_down_is_named_with_its_substitute() {
         let machine = Machine::two_sockets();
         machine.port(1, "1: DOWN");
         let nics = finding(&machine, &two(GpuLink::Pcie), "NICs near GPUs");

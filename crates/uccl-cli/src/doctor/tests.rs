@@ -45,7 +45,7 @@ fn a_plain_box_works() {
 }
 
 #[test]
-fn what_slows_down_has_a_cost_and_a_remedy() {
+fn a_finding_that_slows_transfers_has_a_cost_and_a_remedy() {
     let mut facts = facts(&[
         ("proc/sys/kernel/yama/ptrace_scope", "1"),
         ("proc/sys/net/ipv4/tcp_congestion_control", "bbr"),

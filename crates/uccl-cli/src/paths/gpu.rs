@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_rule_over_what_gpus_could_do() {
+    fn settings_rule_over_the_paths_of_gpus() {
         let gpus = two(GpuLink::Nvlink);
         let best = paths(&gpus, &probes(None), Transport::Auto);
         assert_eq!(names(&best), ["cuda_ipc", "cma", "mapped", "tcp"].map(Some));

@@ -204,7 +204,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_the_driver_does_not_know_is_pageable() {
+    fn memory_that_the_driver_does_not_know_is_pageable() {
         assert_eq!(answers(&[]).judge(0x1000), Ok(Pointer::PAGEABLE));
         let here = 0_u8;
         let pointer = classify((&raw const here).addr() as u64).expect("an answer");

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_looked_for_again_after_a_load_and_no_sooner() {
+    fn a_missing_symbol_is_looked_for_again_after_a_load_and_no_sooner() {
         let (awaited, searches) = (LazySymbol::new(), Cell::new(0));
         let search = |loads, found: Option<u8>| {
             let find = || {

@@ -107,7 +107,7 @@ fn a_batch_of_copies_arrives_whole() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_an_error_with_its_name() {
+fn a_refusal_of_the_driver_is_an_error_with_its_name() {
     let Some(found) = gpus(1) else { return };
     let huge = found[0].device().memory_bytes() * 4;
     let error = DeviceBuffer::new(found[0], huge).expect_err("too much").to_string();

@@ -183,7 +183,7 @@ fn memory_that_cannot_be_shared_says_why() {
 }
 
 #[test]
-fn what_is_forged_is_refused_and_harms_nothing() {
+fn a_forged_handle_is_refused_and_harms_nothing() {
     let Some(found) = gpus(1) else { return };
     let importer = Importer::default();
     let memory = buffer(found[0], &pattern(14, LEN));
@@ -225,7 +225,7 @@ fn hold(peer: &Peer) {
 }
 
 #[test]
-fn an_owner_may_free_what_another_process_has_open() {
+fn an_owner_may_free_memory_that_another_process_has_open() {
     let Some(found) = gpus(1) else { return };
     let exporter = Exporter::default();
     let memory = buffer(found[0], &pattern(10, LEN));

@@ -229,7 +229,7 @@ fn order(topology: &Topology, visible: Option<&str>) -> Option<Vec<PciAddress>> 
 }
 
 #[test]
-fn ordinals_follow_what_a_process_sees() {
+fn ordinals_follow_the_gpus_that_a_process_sees() {
     let machine = hgx();
     let address = |index| match gpu_of(index) {
         Place::Device(pci) => pci,

@@ -68,7 +68,7 @@ fn a_default_route_of_the_same_metric_is_as_good() {
 }
 
 #[test]
-fn what_cannot_be_used_is_not_told() {
+fn an_address_that_cannot_be_used_is_not_told() {
     let lines =
         [routes("eth0", [10, 0, 0, 0], Some(100)), routes("eth1", [10, 0, 0, 0], Some(100))];
     let mut topology = machine(&lines, [10, 0, 0, 6]);

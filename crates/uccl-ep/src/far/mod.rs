@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_a_rank_whose_proxy_has_ended_say_so_before_their_time_is_over() {
+    fn calls_of_a_rank_without_proxy_say_so_before_their_time_is_over() {
         // The first number of rows fits an outbox, the second waits for room there.
         for count in [1, 2 * OUTBOX_LEN / ROW] {
             let [own, _peer] = without_proxy();

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_at_first_costs_nothing_and_what_comes_later_its_time() {
+    fn a_rank_that_is_there_at_first_costs_nothing_and_a_later_one_its_time() {
         let mut wait_times = WaitTimes::new(3);
         wait_times.update(|rank| rank == 0);
         std::thread::sleep(Duration::from_millis(2));

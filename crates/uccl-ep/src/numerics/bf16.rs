@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_what_another_library_does() {
+    fn rounding_agrees_with_another_library() {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..1_000_000 {
             let value = f32::from_bits(random.u32(..));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_goes_to_the_nearest_and_ties_to_even() {
+    fn a_value_between_two_codes_goes_to_the_nearest_and_ties_to_even() {
         for code in 0..7u8 {
             let middle = f32::midpoint(ALL[code as usize], ALL[code as usize + 1]);
             assert_eq!(from_f32(middle), code + (code & 1), "{middle}");

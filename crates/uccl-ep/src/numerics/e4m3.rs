@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_goes_to_the_nearest_and_ties_to_even() {
+    fn a_value_between_two_codes_goes_to_the_nearest_and_ties_to_even() {
         for bits in 0..0x7eu8 {
             let [low, high] = [to_f32(bits), to_f32(bits + 1)];
             // Exact: both have few bits.

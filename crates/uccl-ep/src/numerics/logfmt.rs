@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn small_groups_are_packed_and_nearly_what_they_were() {
+    fn small_groups_are_packed_and_come_back_nearly_equal() {
         let mut random = fastrand::Rng::with_seed(3);
         let mut values: Vec<f32> = (0..4 * GROUP).map(|_| random.f32() * 1.8 - 0.9).collect();
         (values[0], values[1]) = (0.0, -0.0);

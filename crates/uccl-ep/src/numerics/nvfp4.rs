@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_number_spoils_its_group_and_no_other() {
+    fn a_value_that_is_no_number_spoils_its_group_and_no_other() {
         let mut values = [1.0; UNIT];
         (values[3], values[GROUP], values[2 * GROUP]) = (f32::NAN, f32::INFINITY, f32::MAX);
         let (codes, scales) = quantised(&values, 6.0);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_zeros_whatever_the_scales() {
+    fn zeros_stay_zeros_at_any_scale() {
         let zeros = [0.0, -0.0].repeat(UNIT / 2);
         let (mut codes, _) = quantised(&zeros, f32::MAX);
         assert_eq!(codes, [0, 8].repeat(UNIT / 2));

@@ -100,7 +100,7 @@ mod tests {
     use crate::shared::protocol::Mark;
 
     #[test]
-    fn a_thing_is_missing_since_it_was_first_missed_whatever_else_comes() {
+    fn a_mark_is_missing_since_it_was_first_missed_though_others_come() {
         let late = |peer, round, seen| {
             let (expected, seen) =
                 ([round, seen]).map(|round| Mark { call: 3, round, is_last: false }).into();

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_first_is_named() {
+    fn the_first_value_that_differs_is_named() {
         let ours = header(Phase::Dispatch, [5, 6]);
         let said = |theirs: Header<2, 1>| {
             ours.values_of(0, 1, theirs.to_words()).map_err(|e| e.to_string())

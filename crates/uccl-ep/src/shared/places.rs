@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_go_around_and_wait_for_what_they_overlap() {
+    fn calls_go_around_and_wait_for_the_calls_that_they_overlap() {
         let mut places = Places::default();
         assert_eq!(taken(&mut places, 40), (1, 0, vec![]));
         assert_eq!(taken(&mut places, 40), (2, 40, vec![]));

@@ -232,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_fits_in_a_length_takes_no_more_than_it(
+        fn records_that_fit_in_a_length_take_no_more_than_it(
             payload in 1usize..20_000, scales in 0usize..200, top_k in 0usize..=32, len in 0usize..1 << 22,
             local in 0usize..300,
         ) {

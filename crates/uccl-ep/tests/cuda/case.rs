@@ -458,7 +458,7 @@ impl Case {
     }
 
     /// The first rank names one that does not come. Returns each rank's error.
-    pub(crate) fn names_who_does_not_come(self) -> Vec<String> {
+    pub(crate) fn names_the_rank_that_does_not_come(self) -> Vec<String> {
         let errors = self.fails(Duration::from_millis(500), |me| (me == 0).then_some(self));
         assert_second_is_late(&errors);
         errors

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_finds_what_the_owner_registered() {
+    fn a_peer_finds_the_memory_that_the_owner_registered() {
         let table = RegionTable::new().unwrap();
         let before = insert(&table, None);
         let peer = map(&table);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_refuses_what_the_owner_would() {
+    fn a_peer_refuses_the_same_requests_as_the_owner() {
         let table = RegionTable::new().unwrap();
         let region = table.insert(Span { addr: 0x1000, len: 64 }, Rights::READ, None).unwrap();
         let peer = map(&table);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_see_who_reaches_a_region() {
+    fn peers_see_whether_cpus_and_gpus_reach_a_region() {
         use MemoryKind::{Cuda, Host, Managed, Pinned};
         let table = RegionTable::new().unwrap();
         let peer = map(&table);

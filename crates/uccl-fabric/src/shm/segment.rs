@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_shrink_or_is_too_long_is_refused() {
+    fn a_segment_that_could_shrink_or_is_too_long_is_refused() {
         let kind = |fd: OwnedFd, max| Mapping::of(fd, MapMode::ReadOnly, max).unwrap_err().kind();
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 4096).unwrap();

@@ -14,10 +14,10 @@ use crate::pair::{Memory, PATIENCE, Pair, for_each_provider, open, pattern};
 
 for_each_provider!(
     a_wrong_key_is_refused,
-    what_is_out_of_range_is_refused,
+    a_request_that_is_out_of_range_is_refused,
     memory_is_out_of_reach_once_it_is_deregistered,
-    a_peer_that_goes_away_ends_what_is_in_flight,
-    a_drop_ends_what_is_in_flight,
+    a_peer_that_goes_away_ends_the_requests_in_flight,
+    a_drop_ends_the_requests_in_flight,
     a_drop_in_the_middle_of_an_answer_harms_nobody,
     rails_are_independent,
 );
@@ -84,7 +84,7 @@ fn a_wrong_key_is_refused(provider: &str) {
     }
 }
 
-fn what_is_out_of_range_is_refused(provider: &str) {
+fn a_request_that_is_out_of_range_is_refused(provider: &str) {
     let Some(rail) = open(provider) else { return };
     let (ours, theirs) = (Memory::new(&rail, 5000, pattern), Memory::new(&rail, 6000, |_| 1));
     let mut pair = Pair::new(&rail);
@@ -111,7 +111,7 @@ fn memory_is_out_of_reach_once_it_is_deregistered(provider: &str) {
     is_refused(provider, &mut pair, request, &theirs);
 }
 
-fn a_peer_that_goes_away_ends_what_is_in_flight(provider: &str) {
+fn a_peer_that_goes_away_ends_the_requests_in_flight(provider: &str) {
     if needs_two_processes(provider) {
         return;
     }
@@ -151,7 +151,7 @@ fn a_peer_that_goes_away_ends_what_is_in_flight(provider: &str) {
     drop(a);
 }
 
-fn a_drop_ends_what_is_in_flight(provider: &str) {
+fn a_drop_ends_the_requests_in_flight(provider: &str) {
     if needs_two_processes(provider) {
         return;
     }

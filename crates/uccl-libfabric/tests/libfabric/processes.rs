@@ -18,7 +18,7 @@ use crate::pair::{End, Memory, PATIENCE, for_each_provider, open, pattern};
 
 for_each_provider!(
     bytes_go_between_processes,
-    a_killed_peer_ends_what_is_in_flight,
+    a_killed_peer_ends_the_requests_in_flight,
     a_stopped_peer_is_not_waited_for_for_ever,
 );
 
@@ -151,7 +151,7 @@ fn bytes_go_between_processes(provider: &str) {
     assert_eq!(peer.lines.next().expect("a verdict").expect("text"), "true");
 }
 
-fn a_killed_peer_ends_what_is_in_flight(provider: &str) {
+fn a_killed_peer_ends_the_requests_in_flight(provider: &str) {
     fails_after(provider, |child| {
         child.kill().expect("it is ours");
         child.wait().expect("it ends");

@@ -15,7 +15,7 @@ use uccl_fabric::{
 
 use crate::pair::{Memory, PATIENCE, Pair, for_each_provider, open, pattern};
 
-for_each_provider!(both_ends_sleep_and_are_woken, who_has_nothing_to_do_may_sleep);
+for_each_provider!(both_ends_sleep_and_are_woken, a_thread_without_work_may_sleep);
 
 /// Sleeps as an engine does: armed, on the descriptor, no longer than `wake_in` and `most` allow.
 fn sleep(channel: &mut dyn Channel, most: Duration) -> Result<(), RailError> {
@@ -83,7 +83,7 @@ fn both_ends_sleep_and_are_woken(provider: &str) {
     drop(a);
 }
 
-fn who_has_nothing_to_do_may_sleep(provider: &str) {
+fn a_thread_without_work_may_sleep(provider: &str) {
     let Some(rail) = open(provider) else { return };
     let mut pair = Pair::new(&rail);
     pair.a.channel.probe(1).expect("it goes");

@@ -12,7 +12,7 @@ for_each_provider!(
     many_small_ones_arrive,
     both_directions_at_once,
     probes_end,
-    what_is_too_long_fails_alone,
+    a_request_that_is_too_long_fails_alone,
 );
 
 fn writes_of_any_length_arrive(provider: &str) {
@@ -125,7 +125,7 @@ fn probes_end(provider: &str) {
     drop(pair);
 }
 
-fn what_is_too_long_fails_alone(provider: &str) {
+fn a_request_that_is_too_long_fails_alone(provider: &str) {
     let Some(rail) = open(provider) else { return };
     let mut pair = Pair::new(&rail);
     let memory = Memory::new(&rail, 64, pattern);

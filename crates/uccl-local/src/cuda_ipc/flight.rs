@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_knows_who_reaches_what() {
+    fn a_route_knows_its_direction_and_whether_a_kernel_copies() {
         use MemoryKind::{Cuda, Host, Pinned};
         let gpu = Cuda { device: 0 };
         let of = |kind, ours, device| {

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_locked_for_peers_is_bounded_in_all() {
+    fn memory_that_is_locked_for_peers_is_bounded_in_all() {
         let half = LockedBytes::of(50, 100).unwrap();
         let rest = LockedBytes::of(50, 100).unwrap();
         assert!(LockedBytes::of(1, 100).is_none() && LockedBytes::of(u64::MAX, 100).is_none());

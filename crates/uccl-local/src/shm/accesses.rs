@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_writes_changes_nothing_that_we_know() {
+    fn words_that_the_peer_writes_change_nothing_that_we_know() {
         let (initiator, owner) = sides();
         let guard = initiator.try_claim(3).unwrap();
         for scribble in [0, 4, u64::MAX] {

@@ -751,7 +751,7 @@ mod tests {
     /// The memo keeps the place of a region under its slot, which another region may have taken
     /// since.
     #[test]
-    fn what_is_remembered_of_a_region_ends_with_it() {
+    fn the_memo_of_a_region_ends_with_it() {
         let both = both(false);
         let bufs = [0; 2].map(|_| SharedBuf::new(100).unwrap());
         bufs.iter().for_each(|buf| both.share(buf));
@@ -918,7 +918,7 @@ mod tests {
 
     /// The accesses may wait for something that only the closing thread can do.
     #[test]
-    fn who_closes_does_meanwhile_what_accesses_wait_for() {
+    fn the_closing_thread_does_the_work_that_accesses_wait_for() {
         let both = both(false);
         let mut flights =
             vec![both.direct.claim_owned(1).unwrap(), both.direct.claim_owned(2).unwrap()];
@@ -942,7 +942,7 @@ mod tests {
 
     /// The peer can write every hazard word, at any time.
     #[test]
-    fn what_the_peer_writes_unmaps_nothing_and_blocks_nobody() {
+    fn words_that_the_peer_writes_unmap_nothing_and_block_nobody() {
         let both = both(false);
         let buf = SharedBuf::new(100).unwrap();
         both.share(&buf);

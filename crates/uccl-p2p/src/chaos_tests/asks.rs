@@ -71,7 +71,7 @@ impl Asked {
 }
 
 #[test]
-fn owners_copy_what_they_are_asked_to() {
+fn owners_copy_if_both_sides_agreed_to_it() {
     for (asks, copies) in [([true, true], 2), ([false, true], 0), ([true, false], 0)] {
         let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, asks);
         let mut rng = Rng::with_seed(1);
@@ -86,7 +86,7 @@ fn owners_copy_what_they_are_asked_to() {
 }
 
 #[test]
-fn deregistration_ends_what_was_asked() {
+fn deregistration_ends_a_copy_that_was_asked_for() {
     each_seed(|seed| {
         let op = if seed % 2 == 0 { Op::Write } else { Op::Read };
         let asked = Asked::post(seed, op, 3000, PATIENT);

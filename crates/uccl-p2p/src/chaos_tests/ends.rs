@@ -173,7 +173,7 @@ fn a_transfer_that_is_posted_meanwhile_does_not_either() {
 }
 
 #[test]
-fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
+fn a_transfer_of_a_lost_lane_is_posted_again_after_the_peers_word() {
     let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
     ends.stall(0);
     ends.stall(1);
@@ -200,7 +200,7 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
 /// A caller that has called a transfer off gets its memory back, and the transfer is not attempted
 /// again.
 #[test]
-fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
+fn a_transfer_of_a_lost_lane_is_not_posted_again_if_it_is_to_end() {
     let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
     (0..2).for_each(|lane| ends.stall(lane));
     let [ours, theirs] = [0, 1].map(|side| &ends.sides[side]);
@@ -249,14 +249,14 @@ fn a_peer_has_its_time_to_let_a_transfer_end() {
 }
 
 #[test]
-fn a_peer_is_not_given_up_for_what_only_we_hold() {
+fn a_peer_is_not_given_up_for_a_transfer_that_only_we_hold() {
     for op in [Op::Write, Op::Read, Op::Recv] {
         assert!(lives(op, true, 1000), "{op:?}");
     }
 }
 
 #[test]
-fn who_deregisters_a_region_as_well_leaves_the_next_in_its_slot_alone() {
+fn a_second_deregistration_leaves_the_next_region_in_the_slot_alone() {
     let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
     let mut rng = Rng::with_seed(1);
     let memory = [(); 2].map(|()| Memory::new(&mut rng, &[100]));
@@ -277,7 +277,7 @@ fn who_deregisters_a_region_as_well_leaves_the_next_in_its_slot_alone() {
 }
 
 #[test]
-fn all_who_are_at_a_region_are_asked_to_let_go_at_once() {
+fn all_lanes_at_a_region_are_asked_to_let_go_at_once() {
     let mut first = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
     let second = join_again(&first, 2);
     let memory = Memory::new(&mut Rng::with_seed(1), &[100]);

@@ -166,7 +166,7 @@ fn a_stalled_first_lane_is_a_silent_peer() {
 }
 
 #[test]
-fn a_write_whose_signal_nobody_has_answered_is_lost_and_not_cancelled() {
+fn a_write_without_answer_to_its_signal_is_lost_and_not_cancelled() {
     let mut rng = Rng::with_seed(1);
     let sides = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
     let [from, to] = [(); 2].map(|()| Memory::new(&mut rng, &[100]));
@@ -202,7 +202,7 @@ impl Mark for Broken {
 }
 
 #[test]
-fn a_stream_that_fails_fails_what_waits_for_it_and_nothing_else() {
+fn a_stream_that_fails_fails_the_transfers_behind_it_and_nothing_else() {
     let mut rng = Rng::with_seed(1);
     let mut sides = join(1, &[LaneChaos::default()], PATIENT);
     let memory = Memory::new(&mut rng, &[1000]);

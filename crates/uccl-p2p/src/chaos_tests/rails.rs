@@ -135,7 +135,7 @@ fn some_copies(rng: &mut Rng) -> CopyBy {
 }
 
 #[test]
-fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
+fn memory_that_a_side_cannot_register_goes_over_rails_all_the_same() {
     let rails = [RailFaults::default(), RailFaults::default()];
     let copy_by = [copies(3, None), copies(3, None)];
     let mut sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(1);
@@ -234,7 +234,7 @@ fn a_device_that_does_not_let_go_is_named_and_asked_again() {
 /// A lane that is made while a region is given back sees that the region was retired, even if no
 /// lane could be asked before.
 #[test]
-fn nothing_new_is_requested_with_what_is_given_back() {
+fn nothing_new_is_requested_with_a_region_that_is_given_back() {
     let timeout = Duration::from_millis(20);
     let sides = ByRails { timeout, ..ByRails::new(&[RailFaults::default()]) }.join(1);
     let (_memory, mr) = one_region(&sides[0]);
@@ -385,7 +385,7 @@ fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
 }
 
 #[test]
-fn who_deregisters_a_region_as_well_leaves_the_registration_of_the_next_alone() {
+fn a_second_deregistration_leaves_the_registration_of_the_next_region_alone() {
     let rails = [RailFaults::default()];
     let mut sides = ByRails::new(&rails).join(1);
     let mut rng = Rng::with_seed(1);
@@ -480,7 +480,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
 }
 
 #[test]
-fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room() {
+fn a_call_that_may_become_a_transfer_is_refused_before_it_moves_if_none_fits() {
     let rails = [RailFaults::default()];
     let mut sides = ByRails { timeout: Duration::ZERO, ..ByRails::new(&rails) }.join(1);
     let mut rng = Rng::with_seed(1);
@@ -518,7 +518,7 @@ fn what_may_become_a_transfer_is_refused_before_it_moves_where_there_is_no_room(
 }
 
 #[test]
-fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
+fn a_connection_with_rails_that_are_never_tried_is_accepted_in_time() {
     let rails = [RailFaults { delay_polls: u32::MAX, ..RailFaults::default() }];
     let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join_untried(1);
     // From now on no bytes from the peer arrive, so its message that it has tried the rails never

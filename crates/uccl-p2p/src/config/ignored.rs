@@ -70,7 +70,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn what_has_no_effect_is_named_with_what_has() {
+    fn a_variable_without_effect_is_named_with_its_substitute() {
         let set = [
             ("UCCL_PORT_ENTROPY", "32"),
             ("UCCL_P2P_COMPRESS_STRATEGY", "none"),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ignored_is_no_setting() {
+    fn an_ignored_variable_is_no_setting() {
         for ignored in IGNORED {
             let all = Config::settings().iter();
             let names = all.flat_map(|setting| setting.twins().iter().chain([&setting.name]));

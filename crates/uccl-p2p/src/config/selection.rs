@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selection_is_refused() {
+    fn a_text_that_is_no_selection_is_refused() {
         for text in ["", "^", "^=", ",", "mlx5_0:", "mlx5_0:0", "mlx5_0:x", "a:300"] {
             assert!(text.parse::<Selection>().is_err(), "{text}");
         }

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_called_off_while_it_waited_holds_nobody_back() {
+    fn a_receive_that_was_cancelled_while_it_waited_holds_nobody_back() {
         let all = Receives::new(2);
         let first = all.post(0, Some(&Told::default()));
         assert!(all.conn.deferred.holds_back(&Start::Recv));

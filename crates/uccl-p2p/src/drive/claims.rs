@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_does_what_the_next_call_would_have_done_stays_away() {
+    fn a_worker_that_does_the_work_of_the_next_call_stays_away() {
         let (claims, start) = (Claims::default(), Instant::now());
         let mut care = Care::default();
         for calls in 0..u32::from(CREDIT) {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_takes_what_callers_wait_for_stays_away() {
+    fn a_worker_that_takes_the_work_of_waiting_callers_stays_away() {
         let (claims, start) = (Claims::default(), Instant::now());
         let mut care = Care::default();
         for _ in 0..CREDIT {

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strong_signal_follows_what_is_before_it_as_far_as_the_last_strong_one() {
+    fn a_strong_signal_follows_all_writes_back_to_the_last_strong_one() {
         let mut contexts = Contexts::default();
         for (at, is_strong) in [(7, false), (2, true), (5, false), (3, false), (9, true), (4, true)]
         {
@@ -130,7 +130,7 @@ mod tests {
 
     /// Compared with a list of all writes, in order.
     #[test]
-    fn the_order_is_kept_whatever_ends_first() {
+    fn the_order_is_kept_in_any_order_of_ends() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut contexts = Contexts::default();
         let mut all: Vec<(Scope, u32, bool)> = Vec::new();

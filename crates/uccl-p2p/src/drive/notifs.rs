@@ -126,7 +126,7 @@ mod tests {
     /// The sender sees the end of a notification only when the peer's caller can take it, whether
     /// it came with its message or was fetched.
     #[test]
-    fn what_has_been_delivered_can_be_taken() {
+    fn a_delivered_notification_can_be_taken() {
         let pair = Joined::by_tcp();
         let (a, b) = (&pair.a, &pair.b);
         for len in [10, 2 * EAGER_MAX] {
@@ -146,7 +146,7 @@ mod tests {
 
     /// Notifications from before the end are taken first.
     #[test]
-    fn who_waits_for_the_notifications_of_a_lost_peer_is_told() {
+    fn a_caller_that_waits_for_notifications_of_a_lost_peer_is_told() {
         let pair = Joined::by_tcp();
         let (a, b) = (&pair.a, &pair.b);
         std::thread::scope(|scope| {

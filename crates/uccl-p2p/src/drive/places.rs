@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_keep_to_the_node_of_their_gpu_within_what_is_allowed() {
+    fn workers_keep_to_the_allowed_cpus_of_their_gpus_node() {
         let (topology, place) = with_gpu(&["0-3", "4-7"]);
         let kept = |allowed, workers| near_and_enough(&topology, place, &cpus(allowed), workers);
         assert_eq!(kept("0-7", 4), Some(cpus("4-7")));

@@ -225,7 +225,7 @@ mod tests {
     /// The peer keeps data that came with its message until a receive takes it. It ends the
     /// connection if there is more of that than was agreed.
     #[test]
-    fn what_travels_with_its_message_and_is_not_received_fits_a_window() {
+    fn data_that_came_with_messages_and_are_not_received_fit_a_window() {
         let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
         let pair = Joined::by_tcp();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));

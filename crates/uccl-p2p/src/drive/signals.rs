@@ -166,7 +166,7 @@ mod tests {
     const FAR: Duration = Duration::from_secs(20);
 
     #[test]
-    fn who_waits_for_a_word_is_woken_by_a_signal_that_comes_with_its_write() {
+    fn a_caller_that_waits_for_a_word_is_woken_by_a_signal_with_its_write() {
         let p = Joined::by_tcp();
         let word = Box::new(AtomicU64::new(0));
         let at = word.as_ptr() as usize;

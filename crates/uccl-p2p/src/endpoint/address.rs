@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_found_by_what_they_say_and_by_where_they_are() {
+    fn peers_are_found_by_their_metadata_and_by_their_addresses() {
         let at = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), 28100);
         for (text, ip) in [
             ("10.0.0.1:28100?0", "10.0.0.1"),

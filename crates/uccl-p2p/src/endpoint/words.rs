@@ -278,7 +278,7 @@ mod tests {
     use crate::{Error, Uninterrupted, Until, drive::joined::Joined};
 
     #[test]
-    fn who_waits_for_a_peers_signal_is_told_that_the_peer_is_lost() {
+    fn a_caller_that_waits_for_a_peers_signal_is_told_that_the_peer_is_lost() {
         let pair = Joined::by_tcp();
         let word = AtomicU64::new(0);
         let at = word.as_ptr() as usize;

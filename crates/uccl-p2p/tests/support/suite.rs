@@ -46,7 +46,7 @@ fn write_and_read() {
 }
 
 #[test]
-fn what_is_tried_is_done_or_under_way() {
+fn a_transfer_that_is_tried_is_done_or_under_way() {
     for (link, p) in pairs() {
         for len in [8, 4096, 3 << 20] {
             let (mut from, mut to) = (pattern(len, 6), vec![0; len]);
@@ -659,7 +659,7 @@ fn an_advert_reaches_the_region_that_it_was_made_of_and_no_other() {
 }
 
 #[test]
-fn cancel_and_deadline_end_what_never_would() {
+fn cancel_and_deadline_end_a_transfer_that_would_never_end() {
     for (link, p) in pairs() {
         let mut memory = vec![0xEE; 1 << 20];
         let mr = register(&p.a, &mut memory);
@@ -701,7 +701,7 @@ fn ended_by_itself(ep: &Endpoint, id: TransferId) -> Status {
 }
 
 #[test]
-fn what_uses_a_region_is_ended_and_nothing_else() {
+fn transfers_that_use_a_region_are_ended_and_no_others() {
     for (link, p) in pairs() {
         let (mut one, mut other) = (vec![0; 4096], vec![0; 4096]);
         let (mine, others) = (register(&p.a, &mut one), register(&p.a, &mut other));

@@ -40,7 +40,7 @@ fn the_path_is_rdma() {
 }
 
 #[test]
-fn without_devices_a_connection_says_what_is_missing() {
+fn without_devices_a_connection_names_the_missing_library() {
     let only = |config: &mut Config| {
         config.transport = Transport::Verbs;
         set(config, "UCCL_IBV_SO", "/nonexistent/libibverbs.so");

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn a_note_that_makes_no_sense_is_refused() {
         let owner = Owner::new(Rights::READ);
         owner.granted(owner.id()).expect("it lives");
         assert!(owner.stage(CHUNKS as u16, false, 1).is_err(), "no such chunk");

@@ -61,7 +61,7 @@ fn lanes_are_made_while_devices_are_being_opened() {
 }
 
 #[test]
-fn who_opens_no_device_says_so() {
+fn a_side_that_opens_no_device_says_so() {
     let ends = unopened();
     open(&ends.a);
     let bytes = vec![1; 64];
@@ -110,7 +110,7 @@ fn an_operation_waits_for_memory_of_ours_that_is_yet_to_be_registered() {
 }
 
 #[test]
-fn an_operation_goes_elsewhere_if_no_device_takes_what_it_waited_for() {
+fn an_operation_goes_elsewhere_if_no_device_takes_its_memory() {
     let ends = unopened();
     let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
     let (_, theirs) = (ends.a.register(&ours), ends.b.register(&theirs));
@@ -128,7 +128,7 @@ fn an_operation_goes_elsewhere_if_no_device_takes_what_it_waited_for() {
 }
 
 #[test]
-fn what_waits_for_a_registration_can_be_cancelled() {
+fn a_write_that_waits_for_a_registration_can_be_cancelled() {
     let ends = unopened();
     let (ours, theirs) = (vec![1; 4096], vec![2; 4096]);
     let (_, theirs) = (ends.a.register(&ours), ends.b.register(&theirs));
@@ -182,7 +182,7 @@ fn regions_that_wait_hold_up_no_drop() {
 }
 
 #[test]
-fn nothing_waits_for_devices_whose_opening_panics() {
+fn nothing_waits_for_devices_after_a_panic_in_their_opening() {
     let end = unopened().a;
     let bytes = vec![1; 4096];
     let region = end.register(&bytes);

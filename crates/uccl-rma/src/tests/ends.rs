@@ -71,7 +71,7 @@ fn a_killed_lane_waits_for_its_devices_together_and_not_for_ever() {
 }
 
 #[test]
-fn what_a_device_does_not_end_is_kept_and_told_of() {
+fn an_operation_that_a_device_does_not_end_is_kept_and_told_of() {
     let slow = Slow::new();
     let (lane, rails) = (&slow.ends.a.lane, &slow.ends.a.rails);
     let other = vec![3; 4096];
@@ -123,7 +123,7 @@ fn memory_that_was_lent_over_a_channel_that_does_not_end_is_kept() {
 }
 
 #[test]
-fn nothing_is_left_of_a_lane_whose_devices_end() {
+fn nothing_is_left_of_a_lane_after_its_devices_end() {
     let ends = Ends::joined();
     let lane = &ends.a.lane;
     lane.kill();
@@ -134,7 +134,7 @@ fn nothing_is_left_of_a_lane_whose_devices_end() {
 
 /// Another lane would be given memory that a GPU still writes to.
 #[test]
-fn what_a_gpu_may_still_copy_does_not_go_another_way() {
+fn a_write_that_a_gpu_may_still_copy_does_not_go_another_way() {
     let ends = keys::staged_within(Role::Connector, u32::MAX);
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
     let _local = ends.a.register(&ours);

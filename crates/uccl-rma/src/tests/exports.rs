@@ -108,7 +108,7 @@ fn a_region_that_ends_while_its_key_is_made_is_denied() {
 }
 
 #[test]
-fn who_waits_for_a_key_is_told_when_its_channel_is_lost() {
+fn a_write_that_waits_for_a_key_does_not_outlast_its_channel() {
     let ends = with_keys_of_channels();
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
     let (_, region) = (ends.a.register(&ours), ends.b.register(&theirs));

@@ -78,7 +78,7 @@ impl Hostile {
 
 /// Slots are small numbers, which anybody can guess.
 #[test]
-fn who_does_not_know_a_region_is_told_no_key() {
+fn a_peer_that_does_not_know_a_region_is_told_no_key() {
     let ends = Ends::joined();
     let bytes = vec![7; 4096];
     let region = ends.b.register(&bytes);
@@ -122,7 +122,7 @@ fn a_part_that_may_be_read_is_not_written_by_its_key() {
 }
 
 #[test]
-fn what_a_device_refused_for_a_part_is_tried_again() {
+fn a_registration_that_was_refused_for_a_part_is_tried_again() {
     let ends = Ends::joined();
     let bytes = vec![7; 4096];
     let region = ends.b.register(&bytes);
@@ -437,7 +437,7 @@ fn a_region_is_not_released_while_a_part_is_to_be_requested_again_there() {
 }
 
 #[test]
-fn what_was_called_off_is_not_requested_again() {
+fn a_write_that_was_called_off_is_not_requested_again() {
     let stale = Stale::new();
     stale.ends.a.rail().stick();
     let write = stale.write();

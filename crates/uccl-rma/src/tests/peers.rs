@@ -328,7 +328,7 @@ fn a_device_that_takes_long_over_a_part_holds_up_nobody() {
 }
 
 #[test]
-fn who_asks_about_a_part_is_answered_when_the_device_is_done() {
+fn a_question_about_a_part_is_answered_when_the_device_is_done() {
     let ends = Ends::joined();
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
     ends.a.register(&ours);
@@ -394,7 +394,7 @@ impl OnePath {
 }
 
 #[test]
-fn what_waits_for_a_key_holds_up_nothing_behind_it() {
+fn a_write_that_waits_for_a_key_holds_up_nothing_behind_it() {
     let all = OnePath::new(RailFaults::default());
     let first = id_of(&all.regions[0]);
     let is_lost = |note: &Note| matches!(note, Note::Grant(of, _) if *of == first);
@@ -408,7 +408,7 @@ fn what_waits_for_a_key_holds_up_nothing_behind_it() {
 }
 
 #[test]
-fn what_is_cancelled_ends_though_no_device_has_room() {
+fn a_cancelled_write_ends_though_no_device_has_room() {
     let all = OnePath::new(RailFaults { depth: 1, ..RailFaults::default() });
     let (ends, other) = (&all.ends, &all.ends.a.devices[1]);
     other.stick();

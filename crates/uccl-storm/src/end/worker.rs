@@ -226,7 +226,7 @@ impl Worker {
         match ended {
             Ok(()) => {
                 if flying {
-                    self.end_what_uses(i);
+                    self.end_all_that_use(i);
                 }
                 self.is_mine_again(i, "deregistered");
             }

@@ -76,7 +76,7 @@ fn ask(socket: &TcpStream, what: libc::Ioctl) -> usize {
 /// After a reset the kernel still hands out earlier bytes, for instance to a receiver that was
 /// stopped.
 #[test]
-fn what_came_before_a_reset_does_not_land_after_it() {
+fn bytes_that_came_before_a_reset_do_not_land_after_it() {
     for begun in [false, true] {
         let (a, b) = pair(false);
         let (mut from, mut to) = (pattern(LEN), vec![0xEE; LEN]);
@@ -116,7 +116,7 @@ fn a_goodbye_is_heard_behind_a_reset() {
 
 /// A lane that cannot send any more must still receive earlier frames of the peer.
 #[test]
-fn a_goodbye_is_heard_by_who_is_sending() {
+fn a_goodbye_is_heard_by_a_lane_that_is_sending() {
     let (a, b) = pair(false);
     a.lane.send(&[b"the last word"]).expect("a lives");
     a.lane.bye();
@@ -172,7 +172,7 @@ impl Pipe for Leaking {
 }
 
 #[test]
-fn what_was_thrown_away_is_not_said_to_have_landed() {
+fn a_write_that_was_thrown_away_is_not_said_to_have_landed() {
     let (a, b) = streams();
     let a = side(a, false);
     let (pipe, tx, rx) = TcpPipe::new(b, &TcpOptions::default()).expect("a pipe");

@@ -33,7 +33,7 @@ fn send_all(sender: &mut Sender, now: Instant, items: std::ops::Range<u64>) {
 }
 
 #[test]
-fn what_an_acknowledgement_passes_over_is_lost() {
+fn a_packet_that_an_acknowledgement_passes_over_is_lost() {
     let now = Instant::now();
     let mut sender = sender(now, |_| ());
     send_all(&mut sender, now, 100..105);
@@ -89,7 +89,7 @@ fn silence_is_answered_with_one_probe_number_and_death() {
 }
 
 #[test]
-fn a_probe_settles_what_came_before_it() {
+fn a_probe_settles_the_packets_before_it() {
     let start = Instant::now();
     let mut sender = sender(start, |_| ());
     send_all(&mut sender, start, 0..2);
@@ -125,7 +125,7 @@ fn an_acknowledgement_with_nothing_new_does_not_end_the_silence() {
 }
 
 #[test]
-fn the_window_is_what_an_acknowledgement_can_tell_of() {
+fn the_window_is_as_long_as_an_acknowledgement_can_tell_of() {
     let start = Instant::now();
     let mut sender = sender(start, |p| (p.window, p.reorder, p.congestion) = (250, 6, None));
     send_all(&mut sender, start, 0..250);

@@ -32,7 +32,7 @@ fn devices_are_listed_with_their_ports() {
 }
 
 #[test]
-fn what_is_known_of_the_guests_devices_is_told() {
+fn the_list_describes_the_guests_devices() {
     if !env::var("RDMA_VM_DEVS").is_ok_and(|devices| devices.starts_with("rxe0a")) {
         return eprintln!("skipped: lacks a guest with soft-RoCE");
     }
@@ -72,7 +72,7 @@ fn devices_that_are_not_there_are_named() {
 
 /// Runs everywhere: a machine without RDMA gets a message with the remedy.
 #[test]
-fn a_machine_without_rdma_says_what_it_lacks() {
+fn a_machine_without_rdma_names_the_library_that_it_lacks() {
     let settings =
         VerbsSettings { library: Some("libno-such.so.1".to_owned()), ..Default::default() };
     let said = refusal(settings);

@@ -104,7 +104,7 @@ fn a_region_that_is_no_more_registered_is_out_of_reach() {
 }
 
 #[test]
-fn a_peer_whose_end_is_gone_is_lost() {
+fn a_peer_that_has_dropped_its_end_is_lost() {
     for (name, settings) in all_kinds_of_channels() {
         let settings = VerbsSettings { timeout: 10, retries: 3, ..settings };
         let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
@@ -141,7 +141,7 @@ fn a_channel_that_is_not_joined_takes_nothing() {
 
 /// When the drop has returned, requests in flight do not land any more.
 #[test]
-fn a_drop_ends_what_is_in_flight() {
+fn a_drop_ends_the_requests_in_flight() {
     let Some(rails) = Rails::shared() else { return };
     const LEN: usize = 16 << 20;
     for kind in [Write, Read] {
@@ -215,7 +215,7 @@ fn over_uc() -> VerbsSettings {
 
 /// By the clock alone the peer has been silent for too long; but its answer has come.
 #[test]
-fn who_looks_late_finds_that_the_peer_had_answered() {
+fn a_side_that_looks_late_finds_that_the_peer_had_answered() {
     let Some(rails) = Rails::open(Cable::Shared, &over_uc()) else { return };
     let (ours, theirs) = (Memory::random(&rails.a, 4096, 9), Memory::zeros(&rails.b, 4096));
     let mut pair = rails.joined();

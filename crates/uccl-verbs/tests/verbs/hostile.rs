@@ -38,7 +38,7 @@ fn no_address_harms_a_channel() {
 }
 
 #[test]
-fn what_is_no_address_is_refused_and_the_channel_can_still_be_joined() {
+fn bytes_that_are_no_address_are_refused_and_the_channel_can_be_joined() {
     let Some(rails) = Rails::shared() else { return };
     let mut a = rails.a.open().expect("a channel");
     let mut b = rails.b.open().expect("a channel");

@@ -86,7 +86,7 @@ fn sleep_both(pair: &mut Pair) {
 
 /// A poller that saw the end itself leaves the event behind; that must not wake a later sleeper.
 #[test]
-fn what_was_polled_wakes_no_later_sleeper() {
+fn an_end_that_was_polled_wakes_no_later_sleeper() {
     let Some(rails) = Rails::shared() else { return };
     let mut pair = rails.joined();
     assert!(pair.a.arm().expect("it lives"));

@@ -206,7 +206,7 @@ proptest! {
 
     /// Bytes that follow the handshake on the stream are left alone, wherever the pieces end.
     #[test]
-    fn what_follows_is_left(
+    fn bytes_behind_the_handshake_are_left(
         psk in psks(), tail in vec(any::<u8>(), 1..50), pieces in vec(0usize..70, 0..20),
     ) {
         let (to_a, to_c) = transcript(psk);
@@ -580,7 +580,7 @@ fn an_answer_that_cannot_be_sent_can_be_replaced() {
 }
 
 #[test]
-fn an_acceptor_can_refuse_what_the_hello_asks() {
+fn an_acceptor_can_refuse_the_request_of_a_hello() {
     let (to_a, _) = transcript(None);
     let (mut c, mut a) = ends_at(None, 1);
     assert!(matches!(a.feed(&to_a[1]), Ok(Progress::PeerHello { .. })));

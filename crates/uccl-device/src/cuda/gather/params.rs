@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_fit_in_what_drivers_take() {
+    fn parameters_fit_the_size_that_drivers_take() {
         const { assert!(size_of::<CopySmall>() <= 4096) };
         const { assert!(size_of::<CopyWide>() <= 32764) };
         assert!(layout_assertions().contains("sizeof(UcclPiece) == 24"));

@@ -238,7 +238,7 @@ impl World {
             // It is a deadlock only when no message is left and no rank can act.
             let moved =
                 moved || self.deliver() || self.act_anywhere()? || self.deliver_of(|_, _| true);
-            if !moved && self.all_know_who_is_gone() {
+            if !moved && self.all_know_the_rank_that_is_gone() {
                 return Err(format!(
                     "nothing can happen any more, after {step} steps{}",
                     self.state()
@@ -248,7 +248,7 @@ impl World {
         unreachable!("the loop returns")
     }
 
-    fn all_know_who_is_gone(&self) -> bool {
+    fn all_know_the_rank_that_is_gone(&self) -> bool {
         let Some((gone, _)) = self.goes else { return true };
         let others = || self.ranks.iter().enumerate().filter(|(rank, _)| *rank != gone);
         self.went.is_some_and(|went| others().all(|(_, rank)| rank.has_dropped[went][gone]))

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 impl Normal {
     /// A rank that does not come is named, whether or not the host asks how much arrives.
-    pub(crate) fn names_who_does_not_come(self) {
+    pub(crate) fn names_the_rank_that_does_not_come(self) {
         for (is_worst, guess) in [(false, None), (true, None), (false, Some(4))] {
             let case = Self { is_worst, guess, ..self };
             let errors = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
@@ -34,7 +34,7 @@ impl Normal {
 
     /// A rank's fault is named. `second` is the error of two choices of a token, the second of
     /// which is no expert.
-    pub(crate) fn names_what_is_wrong(self, second: &str) {
+    pub(crate) fn names_the_fault_of_a_rank(self, second: &str) {
         let few = Self { slots: 20, ..self };
         let experts = (few.ranks * few.local_experts) as i32;
         for (wrong, said) in [
@@ -91,7 +91,7 @@ impl Normal {
     }
 
     /// Ranks with different calls get an error that names the difference.
-    pub(crate) fn tells_in_what_ranks_differ(self) {
+    pub(crate) fn names_the_difference_of_ranks(self) {
         let few = Self { slots: 20, ..self };
         let errors = few.fails(LIMIT, |me| Some(Self { scales: 1 + me, ..few }));
         let errors = errors.join(" / ");

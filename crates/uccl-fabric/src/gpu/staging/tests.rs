@@ -274,7 +274,7 @@ fn every_copy_is_released_once_whether_its_end_is_reported_or_cleared() {
 }
 
 #[test]
-fn what_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
+fn a_copy_that_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
     let (mut staging, script) = staging(Direction::HostToDevice);
     let mut memory = vec![0_u8; CHUNK];
     start(&mut staging, 0, &mut memory);

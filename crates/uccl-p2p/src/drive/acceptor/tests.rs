@@ -75,7 +75,7 @@ fn establish(tcp: &mut TcpStream, lanes: u64) -> u64 {
 }
 
 #[test]
-fn who_has_shaken_hands_does_not_give_way_to_who_has_not() {
+fn a_stream_with_a_handshake_does_not_give_way_to_silent_streams() {
     let (own, other) = (endpoint(), endpoint());
     let stranger = Stranger::new(&own, &other);
     let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
@@ -175,7 +175,7 @@ fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
 }
 
 #[test]
-fn a_connection_whose_rails_are_not_tried_counts_among_those_that_wait() {
+fn a_connection_with_untried_rails_counts_among_those_that_wait() {
     let (other, stranger, _first) = with_untried_rails(Duration::ZERO);
     let waits = Accepted { conn: crate::ConnId(0), ip: [127, 0, 0, 1].into(), gpu_index: 0 };
     other.core().accepts.lock().waiting = vec![waits; MAX_ACCEPTS - 1].into();

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_stays_while_any_lane_of_the_peer_touches_it() {
+    fn a_loan_stays_while_any_lane_of_the_peer_touches_it() {
         const REGISTERED: u32 = 1000;
         let table = RegionTable::new().expect("a table");
         let lent = [None, Some(REGISTERED)].map(|part_of| {

@@ -359,7 +359,7 @@ impl Worker {
     }
 
     /// Ends the moves, sends and receives of a deregistered buffer. None of them may be pending.
-    pub(super) fn end_what_uses(&mut self, buffer: usize) {
+    pub(super) fn end_all_that_use(&mut self, buffer: usize) {
         let uses = |known: &Move| known.parts.iter().any(|part| part.buffer == buffer);
         while let Some(at) = self.moves.iter().position(uses) {
             self.must_have_ended(at, "its region was deregistered");

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_stays_so() {
+    fn support_that_is_given_up_stays_so() {
         let trust = UcSupport::new("rxe0:1");
         assert!(trust.holds());
         trust.give_up("packets overtake each other");
