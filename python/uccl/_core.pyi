@@ -10,16 +10,16 @@ __all__ = [
     "Endpoint",
     "EpBlock",
     "EpCombine",
-    "EpCudaCombine",
-    "EpCudaDispatch",
+    "EpCudaDispatchLayout",
+    "EpCudaDispatchShape",
     "EpCudaGroup",
-    "EpCudaHandle",
-    "EpCudaLaidOut",
+    "EpCudaLowLatencyCombine",
+    "EpCudaLowLatencyDispatch",
+    "EpCudaLowLatencyHandle",
     "EpCudaNormalCombine",
     "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
-    "EpCudaNormalKind",
-    "EpCudaParts",
+    "EpCudaWorkspaceLayout",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
@@ -32,8 +32,8 @@ __all__ = [
     "_nixl_plugin_dir",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
+    "ep_cuda_max_tokens",
     "ep_cuda_records_len",
-    "ep_cuda_room_for",
     "ep_cuda_scratch_len",
     "ep_dispatch_len",
     "ep_node",
@@ -98,11 +98,11 @@ class _DispatchShape(Protocol):
     @property
     def has_weights(self) -> bool: ...
     @property
-    def zeroes_foreign(self) -> bool: ...
+    def zero_foreign_weights(self) -> bool: ...
     @property
-    def zeroes_gaps(self) -> bool: ...
+    def zero_gaps(self) -> bool: ...
     @property
-    def tells(self) -> bool: ...
+    def fills_tables(self) -> bool: ...
     @property
     def alignment(self) -> int | None: ...
 
@@ -113,7 +113,7 @@ _RecvArgs: TypeAlias = tuple[
     bool,
     int,
     int,
-    EpCudaParts,
+    EpCudaWorkspaceLayout,
 ]
 
 _SendArgs: TypeAlias = tuple[
@@ -124,7 +124,7 @@ _SendArgs: TypeAlias = tuple[
     bool,
     tuple[int, int] | None,
     int,
-    EpCudaLaidOut | None,
+    EpCudaDispatchLayout | None,
     EpCudaNormalHandle | None,
     int,
     int,
@@ -1023,7 +1023,7 @@ class EpGroup:
     def has_block(self, address: int, len: int) -> bool:
         """Whether memory lies in a block of this rank."""
 
-    def there(self) -> list[bool]:
+    def present(self) -> list[bool]:
         """By rank, whether it is present, masked or not."""
 
     def mask(self, rank: int, is_masked: bool) -> None:
@@ -1043,9 +1043,11 @@ class EpRouting:
         """Routes tokens by the experts that they chose: `tokens * top_k` integers at `experts`."""
 
     @staticmethod
-    def by_rank(*, goes: int, tokens: int, per_expert: Sequence[int], ranks: int) -> EpRouting:
-        """Routes tokens by ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert`
-        counts the tokens of each expert.
+    def by_rank(
+        *, token_in_rank: int, tokens: int, per_expert: Sequence[int], ranks: int
+    ) -> EpRouting:
+        """Routes tokens by ranks: `tokens * ranks` bytes at `token_in_rank`, each 0 or 1.
+        `per_expert` counts the tokens of each expert.
         """
 
     @property
@@ -1066,7 +1068,7 @@ class EpRouting:
     def per_expert(self) -> list[int]:
         """By expert, the number of tokens that chose it."""
 
-    def fill_goes(self, out: int) -> None:
+    def fill_token_in_rank(self, out: int) -> None:
         """Fills `tokens * ranks` bytes: by token and rank, 1 if the token is sent to the rank, else
         0.
         """
@@ -1100,19 +1102,19 @@ class EpDispatch:
         *,
         rows: int,
         stride: int,
-        kind: str,
+        format: str,
         len: int,
         global_scale: float = 1.0,
         scales: tuple[int, int, int, int] | None = None,
         weights: int = 0,
-        slots: int | None = None,
+        max_tokens: int | None = None,
         room: int = 0,
         relays: bool = False,
-        stays: bool = False,
+        is_stable: bool = False,
     ) -> Self:
-        """Starts to send tokens; with `relays`, once to each other node, if the group can. `slots`
-        is the limit of each rank's tokens; without it the call takes `room` bytes. With `stays` the
-        rows do not change until the call has ended.
+        """Starts to send tokens; with `relays`, once to each other node, if the group can.
+        `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
+        With `is_stable` the rows do not change until the call has ended.
         """
 
     def __enter__(self) -> Self: ...
@@ -1138,7 +1140,7 @@ class EpDispatch:
         choices: int = 0,
         is_64: bool = False,
         weights: int = 0,
-        zeroes_foreign: bool = False,
+        zero_foreign_weights: bool = False,
         starts: Sequence[int] | None = None,
     ) -> EpHandle:
         """Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
@@ -1157,14 +1159,14 @@ class EpHandle:
     def relays(self) -> int:
         """The number of nodes over which tokens were relayed; 1 if they were not."""
 
-    def fill_low_latency(self, src_info: int, layout_range: int, slots: int) -> None:
-        """Fills the tables of low latency mode, for `slots` rows of each local expert: the token of
-        each row (i32), and, by expert and rank, the first row and the number of rows (i64).
+    def fill_low_latency(self, src_info: int, layout_range: int, rows: int) -> None:
+        """Fills the tables of low latency mode, with `rows` rows for each local expert: the token
+        of each row (i32), and, by expert and rank, the first row and the number of rows (i64).
         """
 
-    def fill_source_metadata(self, out: int, most: int) -> None:
-        """Fills `[m, K + 2]` i32 for the received tokens: `rank * most + token`, `rank * K + k`
-        with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
+    def fill_source_metadata(self, out: int, max_tokens: int) -> None:
+        """Fills `[m, K + 2]` i32 for the received tokens: `rank * max_tokens + token`, `rank * K +
+        k` with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
         """
 
     def check_is_last(self) -> None:
@@ -1188,13 +1190,13 @@ class EpCombine:
         sends: str,
         weights: int = 0,
         is_packed: bool = False,
-        stays: bool = False,
-        leaves: bool = False,
+        is_stable: bool = False,
+        has_hook: bool = False,
         relays: str | None = None,
     ) -> Self:
         """Starts to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or
         "choice", is the order in which relays sum them; without it every row is sent all the way.
-        `leaves` leaves rows in a block, where their receivers read them.
+        `has_hook` leaves rows in a block, where their receivers read them.
         """
 
     def finish(
@@ -1229,11 +1231,11 @@ class EpCudaGroup:
         blocks: int,
         is_alone: bool,
         node: int | None,
-        by_host: bool,
+        via_host: bool,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> Self:
         """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
-        `blocks` blocks. With `by_host` no rank accesses the memory of another's GPU.
+        `blocks` blocks. With `via_host` no rank accesses the memory of another's GPU.
         """
 
     @property
@@ -1241,11 +1243,11 @@ class EpCudaGroup:
         """The address of the pool on the GPU."""
 
     @property
-    def is_by_host(self) -> bool:
+    def is_via_host(self) -> bool:
         """Whether ranks reach each other through the host's memory."""
 
     @property
-    def has_whole_calls(self) -> bool:
+    def can_fuse(self) -> bool:
         """Whether one launch may do a whole call of normal mode."""
 
     @property
@@ -1255,7 +1257,7 @@ class EpCudaGroup:
         """
 
     @property
-    def unreached(self) -> str | None:
+    def unreached_reason(self) -> str | None:
         """The reason why ranks of one node do not reach each other's GPU memory, or None."""
 
     @property
@@ -1265,7 +1267,7 @@ class EpCudaGroup:
     def check(self) -> None:
         """Raises the error of a call that has failed. Waits for no call."""
 
-    def tell_too_many(self, stream: int) -> None:
+    def announce_too_many(self, stream: int) -> None:
         """Enqueues a notice to peers that this rank has more tokens than a call has room for, and
         so makes no call.
         """
@@ -1276,7 +1278,7 @@ class EpCudaGroup:
         """
 
 @final
-class EpCudaDispatch:
+class EpCudaLowLatencyDispatch:
     """A dispatch."""
 
     def __new__(
@@ -1285,7 +1287,7 @@ class EpCudaDispatch:
         *,
         rows: int,
         stride: int,
-        kind: str,
+        format: str,
         len: int,
         global_scale: tuple[float, int],
         experts: int,
@@ -1293,7 +1295,7 @@ class EpCudaDispatch:
         tokens: int,
         top_k: int,
         num_experts: int,
-        slots: int,
+        max_tokens: int,
         scratch: int,
         stream: int,
     ) -> Self:
@@ -1315,24 +1317,24 @@ class EpCudaDispatch:
         table: tuple[int, int, int],
         scales: tuple[int, int, int, int] | None = None,
         tiles: tuple[int, int] | None = None,
-    ) -> EpCudaHandle:
+    ) -> EpCudaLowLatencyHandle:
         """Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address,
         and strides in words by row, expert and word; `tiles` an address, and the number of tile
         rows of each expert.
         """
 
 @final
-class EpCudaHandle:
+class EpCudaLowLatencyHandle:
     """The state of a dispatch that its combine needs."""
 
 @final
-class EpCudaCombine:
+class EpCudaLowLatencyCombine:
     """A combine."""
 
     def __new__(
         cls,
         group: EpCudaGroup,
-        handle: EpCudaHandle,
+        handle: EpCudaLowLatencyHandle,
         *,
         rows: int,
         hidden: int,
@@ -1352,7 +1354,7 @@ class EpCudaCombine:
         """Enqueues the sums, and the sends unless they were enqueued."""
 
 @final
-class EpCudaLaidOut:
+class EpCudaDispatchLayout:
     """The layout of tokens, for dispatches of the same tokens."""
 
 @final
@@ -1364,7 +1366,7 @@ class EpCudaNormalDispatch:
         each local expert. Waits at most `limit` seconds.
         """
 
-    def in_place(self) -> tuple[int, int, int, int] | None:
+    def zero_copy_view(self) -> tuple[int, int, int, int] | None:
         """The place where rows can stay, or None: the number of rows, the offset of the first in
         the pool, their distance in bytes, and the offset of the first scale.
         """
@@ -1374,10 +1376,10 @@ class EpCudaNormalHandle:
     """The state of a dispatch that a combine, or a dispatch to the same rows, needs."""
 
 @final
-class EpCudaNormalKind:
+class EpCudaDispatchShape:
     """The shape of dispatches."""
 
-    def __new__(cls, alike: _DispatchShape) -> Self: ...
+    def __new__(cls, shape: _DispatchShape) -> Self: ...
     def begin(self, group: EpCudaGroup, sending: _SendArgs) -> EpCudaNormalDispatch:
         """Enqueues the sends of tokens."""
 
@@ -1395,10 +1397,10 @@ class EpCudaNormalKind:
         """
 
 @final
-class EpCudaParts:
+class EpCudaWorkspaceLayout:
     """The layout of a workspace, which is read once for all dispatches that use it."""
 
-    def __new__(cls, parts: _WorkspaceLayout) -> Self: ...
+    def __new__(cls, layout: _WorkspaceLayout) -> Self: ...
 
 @final
 class EpCudaNormalCombine:
@@ -1479,9 +1481,9 @@ def ep_nodes(of_ranks: Sequence[bytes]) -> tuple[int, int]:
     unless all have the same number of consecutive ranks.
     """
 
-def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int:
+def ep_cuda_records_len(max_tokens: int, ranks: int, top_k: int) -> int:
     """Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
-    `slots` tokens of each rank.
+    `max_tokens` tokens of each rank.
     """
 
 def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int:
@@ -1490,7 +1492,7 @@ def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -
 def ep_cuda_combine_scratch_len() -> int:
     """Bytes of memory that a combine needs on the GPU until it has ended."""
 
-def ep_cuda_room_for(
+def ep_cuda_max_tokens(
     group: EpCudaGroup,
     tokens: int,
     *,
@@ -1499,7 +1501,7 @@ def ep_cuda_room_for(
     hidden: int,
     top_k: int,
     local_experts: int,
-    stays: bool,
+    zero_copy: bool,
 ) -> int:
     """The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
     `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
@@ -1516,10 +1518,10 @@ def ep_cuda_layout(
     num_experts: int,
     per_rank: int,
     per_expert: int,
-    goes: int,
+    token_in_rank: int,
     scratch: int,
     stream: int,
-) -> EpCudaLaidOut:
+) -> EpCudaDispatchLayout:
     """Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
     Dispatches with the returned layout use the scratch memory.
     """

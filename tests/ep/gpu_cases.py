@@ -108,7 +108,7 @@ def via_host(rank: Rank) -> None:
     """Ranks use the host's memory in both modes if one of them may not use NVLink."""
     ways = [True, rank.rank() > 0, False]
     buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
-    assert [buffer._backend.native.is_by_host for buffer in buffers] == [False, True, True]
+    assert [buffer._backend.native.is_via_host for buffer in buffers] == [False, True, True]
     exact = Exact(rank, buffers[2])
     # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
@@ -210,9 +210,9 @@ def room_of_the_hint(rank: Rank) -> None:
         "hidden": HIDDEN,
         "top_k": 8,
         "local_experts": 128,
-        "stays": True,
+        "zero_copy": True,
     }
-    assert _core.ep_cuda_room_for(buffer._backend.native, 4096, **sizes) >= 4096
+    assert _core.ep_cuda_max_tokens(buffer._backend.native, 4096, **sizes) >= 4096
     rank.allgather(b"")
 
 
@@ -543,8 +543,8 @@ def few_blocks(rank: Rank) -> None:
     if rank.size() == 1:
         exact.buffer._backend.plans.plans.clear()
         elastic._backend.plans.plans.clear()
-        with mock.patch.object(_core, "EpCudaNormalKind") as kind:
-            begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(
+        with mock.patch.object(_core, "EpCudaDispatchShape") as shape:
+            begun = shape.return_value.begin = shape.return_value.dispatch = mock.Mock(
                 side_effect=ValueError
             )
             for call in (

@@ -85,7 +85,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::cuda_records_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
-    m.add_function(wrap_pyfunction!(ep::cuda_room_for, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_max_tokens, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_layout, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;

@@ -25,12 +25,12 @@ class CallShape(NamedTuple):
     choice_words: int
     """Words of each returned choice, or 0."""
     has_weights: bool
-    zeroes_foreign: bool
-    zeroes_gaps: bool
+    zero_foreign_weights: bool
+    zero_gaps: bool
     is_col_major: bool
     zero_copy: bool
     """Whether received rows may be a view of the communication buffer."""
-    tells: bool
+    fills_tables: bool
     """Whether the dispatch fills the handle's tables: one that reuses a handle does not."""
     has_estimate: bool
     """Whether memory for received rows may be allocated from an estimate, before the host has
@@ -42,7 +42,7 @@ class ShapePlan:
 
     def __init__(self, shape: CallShape, ranks: int) -> None:
         self.shape, self._ranks = shape, ranks
-        self.native = _core.EpCudaNormalKind(shape)
+        self.native = _core.EpCudaDispatchShape(shape)
         #: The most tokens of any rank that the pool has room for; -1 before the first check.
         self.max_tokens = -1
         #: The estimated layout of the next received rows.
@@ -67,7 +67,7 @@ class ShapePlans:
     def __init__(self, group: CudaGroup, count_timeout: float) -> None:
         """The host waits up to ``count_timeout`` seconds for counts."""
         self.group, self.count_timeout = group, count_timeout
-        self.can_estimate = group.native.has_whole_calls
+        self.can_estimate = group.native.can_fuse
         self.plans: dict[tuple[Any, ...], ShapePlan] = {}
 
     def plan_for(self, *key: Any) -> ShapePlan:
@@ -88,9 +88,9 @@ def workspace_layout(
         return WorkspaceOffsets(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).packed()
     tokens, local_experts = row_layout.tokens, shape.num_experts // ranks
     is_by_expert = row_layout.alignment is not None
-    tables = (1 + ranks, local_experts, tokens, tokens) if shape.tells else (0, 0, 0, 0)
+    tables = (1 + ranks, local_experts, tokens, tokens) if shape.fills_tables else (0, 0, 0, 0)
     expert_tables = (0, 0)
-    if shape.tells and is_by_expert:
+    if shape.fills_tables and is_by_expert:
         expert_tables = local_experts, (2 + shape.top_k) * tokens
     choices = tokens * shape.top_k * shape.choice_words
     weights = row_layout.num_rows() if is_by_expert else tokens * shape.top_k

@@ -156,7 +156,7 @@ class NormalDispatch:
                 memory.row_layout = layout = RowLayout.of_counts(counts, self._shape.alignment)
         if unfinished is not None:
             # Rows may be a view, or there was no estimate, or it was too small.
-            view = unfinished.in_place() if self._may_view else None
+            view = unfinished.zero_copy_view() if self._may_view else None
             memory = self._recv_memory(layout, None, view)
             handle = plan.native.receive(unfinished, self._recv_args(memory))
         returned = self._routing.cached or self._new_handle(handle, memory, own, counts is not None)
@@ -176,7 +176,7 @@ class NormalDispatch:
             return routing.cached.max_tokens
         if max_tokens is not None:
             if routing.tokens > max_tokens:
-                self._tell_too_many()
+                self._announce_too_many()
                 raise ValueError(
                     f"this rank has {routing.tokens} tokens, and room for {max_tokens} of each "
                     "rank: num_max_tokens_per_rank is the most of any rank"
@@ -184,19 +184,19 @@ class NormalDispatch:
             return max_tokens
         if routing.tokens > self._plan.max_tokens:
             try:
-                self._plan.max_tokens = self._room()
+                self._plan.max_tokens = self._max_tokens_in_pool()
             except ValueError as why:
-                self._tell_too_many()
+                self._announce_too_many()
                 raise ValueError(
                     f"{why}; programs that ask for its size set {TOKENS} to half of the tokens of "
                     "a rank, on all ranks"
                 ) from None
         return self._plan.max_tokens
 
-    def _room(self) -> int:
+    def _max_tokens_in_pool(self) -> int:
         """The tokens of each rank that the pool has room for. Raises if this rank has more."""
         routing, shape = self._routing, self._shape
-        return _core.ep_cuda_room_for(
+        return _core.ep_cuda_max_tokens(
             self._group.native,
             routing.tokens,
             payload=shape.row_bytes,
@@ -204,13 +204,13 @@ class NormalDispatch:
             hidden=shape.hidden,
             top_k=routing.top_k,
             local_experts=routing.num_experts // self._group.ranks,
-            stays=shape.zero_copy,
+            zero_copy=shape.zero_copy,
         )
 
-    def _tell_too_many(self) -> None:
+    def _announce_too_many(self) -> None:
         # The work of a captured graph is not done now, on any rank.
         if not torch.cuda.is_current_stream_capturing():
-            self._group.native.tell_too_many(self._group.stream())
+            self._group.native.announce_too_many(self._group.stream())
 
     def _scratch_words(self) -> tuple[int, int]:
         routing, group = self._routing, self._group

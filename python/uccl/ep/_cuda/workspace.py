@@ -57,7 +57,7 @@ class WorkspaceLayout:
     def __init__(self, offsets: WorkspaceOffsets, length: int) -> None:
         self.offsets, self.length = offsets, length
         #: The engine's copy of the offsets.
-        self.native = _core.EpCudaParts(offsets)
+        self.native = _core.EpCudaWorkspaceLayout(offsets)
 
 
 class Workspace(NamedTuple):

@@ -23,10 +23,10 @@ use crate::ep::{call_over, calls::engine, detached_drop::DetachedDrop, exception
 /// The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
 /// `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
 /// Raises if this rank has more.
-#[pyfunction(name = "ep_cuda_room_for")]
-#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, stays))]
+#[pyfunction(name = "ep_cuda_max_tokens")]
+#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, zero_copy))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
-pub(crate) fn cuda_room_for(
+pub(crate) fn cuda_max_tokens(
     group: &PyCudaGroup,
     tokens: usize,
     payload: usize,
@@ -34,14 +34,14 @@ pub(crate) fn cuda_room_for(
     hidden: usize,
     top_k: usize,
     local_experts: usize,
-    stays: bool,
+    zero_copy: bool,
 ) -> PyResult<usize> {
-    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy: stays };
-    shape.room_for(tokens, &group.group).map_err(|e| exception(&e))
+    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy };
+    shape.max_tokens(tokens, &group.group).map_err(|e| exception(&e))
 }
 
 /// The layout of tokens, for dispatches of the same tokens.
-#[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaDispatchLayout", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatchLayout {
     layout: DispatchLayout,
 }
@@ -49,7 +49,7 @@ pub(crate) struct PyDispatchLayout {
 /// Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
 /// Dispatches with the returned layout use the scratch memory.
 #[pyfunction(name = "ep_cuda_layout")]
-#[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, goes, scratch, stream))]
+#[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, token_in_rank, scratch, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
 pub(crate) fn cuda_layout(
     py: Python<'_>,
@@ -61,13 +61,13 @@ pub(crate) fn cuda_layout(
     num_experts: usize,
     per_rank: u64,
     per_expert: u64,
-    goes: u64,
+    token_in_rank: u64,
     scratch: u64,
     stream: u64,
 ) -> PyResult<PyDispatchLayout> {
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-    let layout = LayoutOutput { per_rank, per_expert, token_in_rank: goes };
+    let layout = LayoutOutput { per_rank, per_expert, token_in_rank };
     // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
     // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
     let done = py.detach(|| unsafe {
@@ -92,16 +92,16 @@ struct DispatchShape {
     /// Words of a choice; 0 if choices are not returned.
     choice_words: usize,
     has_weights: bool,
-    zeroes_foreign: bool,
-    zeroes_gaps: bool,
+    zero_foreign_weights: bool,
+    zero_gaps: bool,
     /// Whether tables of rows are written: not for a dispatch to earlier rows.
-    tells: bool,
+    fills_tables: bool,
     /// The alignment of an expert's rows, for rows by expert.
     alignment: Option<usize>,
 }
 
 /// The shape of dispatches.
-#[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaDispatchShape", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
 }
@@ -130,7 +130,7 @@ pub(crate) struct SendArgs {
     #[pyo3(item(8))]
     cached: Option<Py<PyNormalHandle>>,
     #[pyo3(item(9))]
-    slots: usize,
+    max_tokens: usize,
     #[pyo3(item(10))]
     blocks: usize,
     #[pyo3(item(11))]
@@ -149,7 +149,7 @@ pub(crate) struct RecvArgs {
     #[pyo3(item(2))]
     scales: Option<(u64, usize, usize)>,
     #[pyo3(item(3))]
-    stays: bool,
+    zero_copy: bool,
     #[pyo3(item(4))]
     tokens: usize,
     #[pyo3(item(5))]
@@ -172,7 +172,7 @@ struct WorkspaceLayout {
 }
 
 /// The layout of a workspace, which is read once for all dispatches that use it.
-#[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaWorkspaceLayout", module = "uccl._core", frozen)]
 pub(crate) struct PyWorkspaceLayout {
     layout: WorkspaceLayout,
 }
@@ -180,8 +180,8 @@ pub(crate) struct PyWorkspaceLayout {
 #[pymethods]
 impl PyWorkspaceLayout {
     #[new]
-    fn new(parts: WorkspaceLayout) -> Self {
-        Self { layout: parts }
+    fn new(layout: WorkspaceLayout) -> Self {
+        Self { layout }
     }
 }
 
@@ -194,7 +194,7 @@ impl PyDispatchShape {
         stream: &Stream,
     ) -> uccl_ep::Result<Dispatch> {
         let DispatchShape { row_bytes, top_k, num_experts, .. } = self.shape;
-        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } =
+        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, max_tokens, scratch, .. } =
             send_args;
         let scales = send_args.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words,
@@ -224,7 +224,7 @@ impl PyDispatchShape {
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only; its layouts and handles are of this group, and their streams are
         // waited for.
-        unsafe { Dispatch::begin(group, &sent, routing, slots, Launch { stream, scratch }) }
+        unsafe { Dispatch::begin(group, &sent, routing, max_tokens, Launch { stream, scratch }) }
     }
 
     fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
@@ -232,12 +232,13 @@ impl PyDispatchShape {
         let (at, shape) = (&layout.get().layout, &self.shape);
         let address = |words: u64| workspace + 4 * words;
         let address_if = |is_there: bool, words: u64| if is_there { address(words) } else { 0 };
-        let by_expert = shape.alignment.filter(|_| shape.tells).map(|alignment| ExpertLayout {
-            alignment,
-            tokens: *tokens,
-            ends: address(at.ends),
-            metadata: address(at.metadata),
-        });
+        let by_expert =
+            shape.alignment.filter(|_| shape.fills_tables).map(|alignment| ExpertLayout {
+                alignment,
+                tokens: *tokens,
+                ends: address(at.ends),
+                metadata: address(at.metadata),
+            });
         DispatchOutput {
             len: *len,
             rows: *rows,
@@ -250,9 +251,9 @@ impl PyDispatchShape {
             choices: address_if(shape.choice_words > 0, at.choices),
             is_64: shape.choice_words == 2,
             weights: address_if(shape.has_weights, at.weights),
-            zeroes_foreign_weights: shape.zeroes_foreign,
-            zeroes_gaps: shape.zeroes_gaps,
-            tables: shape.tells.then(|| RowTables {
+            zero_foreign_weights: shape.zero_foreign_weights,
+            zero_gaps: shape.zero_gaps,
+            tables: shape.fills_tables.then(|| RowTables {
                 src_info: address(at.src_info),
                 origin: address(at.origin),
                 starts: address(at.starts),
@@ -269,11 +270,11 @@ impl PyDispatchShape {
         recv_args: &RecvArgs,
         stream: &Stream,
     ) -> uccl_ep::Result<Handle> {
-        let (outputs, stays) = (self.outputs(recv_args), recv_args.stays);
+        let (outputs, zero_copy) = (self.outputs(recv_args), recv_args.zero_copy);
         // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet; it
         // keeps the tables with the handle.
         unsafe {
-            match stays {
+            match zero_copy {
                 true => dispatch.receive_zero_copy(&outputs, stream),
                 false => dispatch.receive(&outputs, stream),
             }
@@ -288,8 +289,8 @@ type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<
 #[pymethods]
 impl PyDispatchShape {
     #[new]
-    fn new(alike: DispatchShape) -> Self {
-        Self { shape: alike }
+    fn new(shape: DispatchShape) -> Self {
+        Self { shape }
     }
 
     /// Enqueues the sends of tokens.
@@ -371,7 +372,7 @@ impl PyNormalDispatch {
 
     /// The place where rows can stay, or None: the number of rows, the offset of the first in the
     /// pool, their distance in bytes, and the offset of the first scale.
-    fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
+    fn zero_copy_view(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
         let dispatch = self.dispatch.lock();
         let place = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
         Ok(place.map(|place| {
