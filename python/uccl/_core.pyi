@@ -20,6 +20,7 @@ __all__ = [
     "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
     "EpCudaWorkspaceLayout",
+    "EpCudaZeroCopyView",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
@@ -106,31 +107,49 @@ class _DispatchShape(Protocol):
     @property
     def alignment(self) -> int | None: ...
 
-_RecvArgs: TypeAlias = tuple[
-    int,
-    int,
-    tuple[int, int, int] | None,
-    bool,
-    int,
-    int,
-    EpCudaWorkspaceLayout,
-]
+class _RecvArgs(Protocol):
+    @property
+    def len(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def scales(self) -> tuple[int, int, int] | None: ...
+    @property
+    def zero_copy(self) -> bool: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def workspace(self) -> int: ...
+    @property
+    def layout(self) -> EpCudaWorkspaceLayout: ...
 
-_SendArgs: TypeAlias = tuple[
-    int,
-    tuple[int, int, int, int] | None,
-    int,
-    int,
-    bool,
-    tuple[int, int] | None,
-    int,
-    EpCudaDispatchLayout | None,
-    EpCudaNormalHandle | None,
-    int,
-    int,
-    int,
-    int,
-]
+class _SendArgs(Protocol):
+    @property
+    def rows(self) -> int: ...
+    @property
+    def scales(self) -> tuple[int, int, int, int] | None: ...
+    @property
+    def weights(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def is_64(self) -> bool: ...
+    @property
+    def ranks(self) -> tuple[int, int] | None: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def layout(self) -> EpCudaDispatchLayout | None: ...
+    @property
+    def cached(self) -> EpCudaNormalHandle | None: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
 
 class _WorkspaceLayout(Protocol):
     @property
@@ -1366,10 +1385,8 @@ class EpCudaNormalDispatch:
         each local expert. Waits at most `limit` seconds.
         """
 
-    def zero_copy_view(self) -> tuple[int, int, int, int] | None:
-        """The place where rows can stay, or None: the number of rows, the offset of the first in
-        the pool, their distance in bytes, and the offset of the first scale.
-        """
+    def zero_copy_view(self) -> EpCudaZeroCopyView | None:
+        """The rows as a view of the pool, or None if they have to be copied out."""
 
 @final
 class EpCudaNormalHandle:
@@ -1380,14 +1397,14 @@ class EpCudaDispatchShape:
     """The shape of dispatches."""
 
     def __new__(cls, shape: _DispatchShape) -> Self: ...
-    def begin(self, group: EpCudaGroup, sending: _SendArgs) -> EpCudaNormalDispatch:
+    def begin(self, group: EpCudaGroup, send_args: _SendArgs) -> EpCudaNormalDispatch:
         """Enqueues the sends of tokens."""
 
-    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _RecvArgs) -> EpCudaNormalHandle:
+    def receive(self, dispatch: EpCudaNormalDispatch, recv_args: _RecvArgs) -> EpCudaNormalHandle:
         """Enqueues the receipt, behind the sends."""
 
     def dispatch(
-        self, group: EpCudaGroup, sending: _SendArgs, receiving: _RecvArgs, limit: float | None
+        self, group: EpCudaGroup, send_args: _SendArgs, recv_args: _RecvArgs, limit: float | None
     ) -> tuple[
         EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None
     ]:
@@ -1401,6 +1418,26 @@ class EpCudaWorkspaceLayout:
     """The layout of a workspace, which is read once for all dispatches that use it."""
 
     def __new__(cls, layout: _WorkspaceLayout) -> Self: ...
+
+@final
+class EpCudaZeroCopyView:
+    """Received rows in the pool."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first row in the pool."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a row to the next."""
+
+    @property
+    def scales_offset(self) -> int:
+        """The offset of the first scale in the pool; 0 without scales."""
 
 @final
 class EpCudaNormalCombine:

@@ -554,8 +554,8 @@ def few_blocks(rank: Rank) -> None:
                 lambda: elastic.dispatch(x, handle=kept),
             ):
                 pytest.raises(ValueError, call)
-        blocks = 10
-        assert [call.args[1][blocks] for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
+        blocks = [call.args[1].max_blocks for call in begun.call_args_list]
+        assert blocks == [2, Buffer.num_sms, 6, 0]
         with mock.patch.object(_core, "EpCudaNormalCombine", side_effect=ValueError) as begun:
             pytest.raises(ValueError, exact.buffer.combine, rows, handle, config=config)
             pytest.raises(ValueError, elastic.combine, rows, kept)

@@ -74,6 +74,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyNormalHandle>()?;
     m.add_class::<ep::PyDispatchShape>()?;
     m.add_class::<ep::PyWorkspaceLayout>()?;
+    m.add_class::<ep::PyZeroCopyView>()?;
     m.add_class::<ep::PyNormalCombine>()?;
     m.add_class::<ep_settings::PySettings>()?;
     m.add_function(wrap_pyfunction!(ep_settings::ep_settings, m)?)?;

@@ -28,7 +28,8 @@ pub(crate) use self::{
     cuda::{
         PyCudaGroup, PyDispatchLayout, PyDispatchShape, PyLowLatencyCombine, PyLowLatencyDispatch,
         PyLowLatencyHandle, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyWorkspaceLayout,
-        cuda_combine_scratch_len, cuda_layout, cuda_max_tokens, cuda_records_len, cuda_scratch_len,
+        PyZeroCopyView, cuda_combine_scratch_len, cuda_layout, cuda_max_tokens, cuda_records_len,
+        cuda_scratch_len,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,

@@ -7,7 +7,6 @@ allocation, and they are made after the launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,47 +26,84 @@ MAX_ALIGNMENT = 1 << 16
 COMBINE_SCRATCH_WORDS = to_words(_core.ep_cuda_combine_scratch_len())
 #: Words of scratch for a combine, and for a dispatch.
 NO_SCRATCH = (0, 0)
-#: The engine's description of received rows that are a view of the communication buffer: the rows,
-#: the first one's offset in the pool, the bytes between them, and the first scale's offset.
-View = tuple[int, int, int, int]
 
 
-#: The engine's arguments about sent tokens; 0 is no address. Rows; scales, with words of a token
-#: and strides by token and by word; weights; experts, and whether they have 64 bits; for tokens
-#: with ranks and without choices, a byte by token and rank, and i32 by expert; tokens; a counted
-#: layout, or the handle of an earlier dispatch; the most tokens of any rank, and the most blocks;
-#: scratch; the stream.
-SendArgs = tuple[
-    int,
-    "tuple[int, int, int, int] | None",
-    int,
-    int,
-    bool,
-    "tuple[int, int] | None",
-    int,
-    Any,
-    Any,
-    int,
-    int,
-    int,
-    int,
-]
-#: The engine's arguments about output memory: rows and their address; scales, with strides by row
-#: and by word; whether both are a view of the communication buffer; tokens; the workspace.
-RecvArgs = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
+class SendArgs:
+    """The arguments about sent tokens. The native module reads them by name; 0 is no address."""
+
+    __slots__ = (
+        "rows",
+        "scales",
+        "weights",
+        "experts",
+        "is_64",
+        "ranks",
+        "tokens",
+        "layout",
+        "cached",
+        "max_tokens",
+        "max_blocks",
+        "scratch",
+        "stream",
+    )
+    rows: int
+    scales: tuple[int, int, int, int] | None
+    """The address of scales, their words for each token, and strides by token and by word."""
+    weights: int
+    experts: int
+    is_64: bool
+    """Whether an expert is an i64."""
+    ranks: tuple[int, int] | None
+    """For tokens without choices: a byte by token and rank, and i32 by expert."""
+    tokens: int
+    layout: Any
+    """A counted layout of the tokens, or None."""
+    cached: Any
+    """The handle of an earlier dispatch to the same rows, or None."""
+    max_tokens: int
+    """The most tokens of any rank."""
+    max_blocks: int
+    scratch: int
+    stream: int
 
 
-@dataclass
 class RecvMemory:
-    """The output memory of a dispatch."""
+    """The output memory of a dispatch. The native module reads the first seven by name."""
 
+    __slots__ = (
+        "len",
+        "rows",
+        "scales",
+        "zero_copy",
+        "tokens",
+        "workspace",
+        "layout",
+        "row_layout",
+        "row_tensor",
+        "scale_tensor",
+        "tables",
+        "view",
+    )
+    len: int
+    """The number of rows."""
+    rows: int
+    """The address of rows."""
+    scales: tuple[int, int, int] | None
+    """The address of scales, and strides by row and by word."""
+    zero_copy: bool
+    """Whether rows and scales are a view of the communication buffer."""
+    tokens: int
+    workspace: int
+    """The address of the workspace."""
+    layout: Any
+    """The native layout of the workspace."""
     row_layout: RowLayout
-    rows: torch.Tensor | None
+    row_tensor: torch.Tensor | None
     """None where rows and scales are a view of the communication buffer."""
-    scales: torch.Tensor | None
+    scale_tensor: torch.Tensor | None
     """None also where the workspace has the scales."""
-    workspace: Workspace
-    view: View | None = None
+    tables: Workspace
+    view: _core.EpCudaZeroCopyView | None
 
 
 class NormalDispatch:
@@ -100,10 +136,10 @@ class NormalDispatch:
             refuse_in_graph(routing.layout)
         # Without choices, nothing marks the rows of a view that have no token.
         self._may_view = options.zero_copy and routing.top_k > 0
-        scale_args = scales_in(scales, tokens, group.device)
         self._plans, self._group, self._routing, self._options = plans, group, routing, options
         # The dispatch reads these tensors until its work has ended.
         self._rows, self._scales, self._weights = rows, scales, weights
+        scale_args = scales_in(scales, tokens, group.device)
         self._addresses = address(rows), scale_args, address(weights)
         has_columns = scales is not None and options.is_col_major
         # In the order of `CallShape`, which a plan makes once: that takes a microsecond or two.
@@ -150,7 +186,7 @@ class NormalDispatch:
             memory = self._recv_memory(layout, own)
             timeout = None if self._row_layout else self._plans.count_timeout
             handle, unfinished, counts = plan.native.dispatch(
-                native, self._send_args(own), self._recv_args(memory), timeout
+                native, self._send_args(own), memory, timeout
             )
             if counts is not None:
                 memory.row_layout = layout = RowLayout.of_counts(counts, self._shape.alignment)
@@ -158,7 +194,7 @@ class NormalDispatch:
             # Rows may be a view, or there was no estimate, or it was too small.
             view = unfinished.zero_copy_view() if self._may_view else None
             memory = self._recv_memory(layout, None, view)
-            handle = plan.native.receive(unfinished, self._recv_args(memory))
+            handle = plan.native.receive(unfinished, memory)
         returned = self._routing.cached or self._new_handle(handle, memory, own, counts is not None)
         received = self._received(memory)
         if counts is None:
@@ -238,59 +274,58 @@ class NormalDispatch:
         return Workspace(memory, memory.data_ptr(), layout)
 
     def _recv_memory(
-        self, row_layout: RowLayout, workspace: Workspace | None, view: View | None = None
+        self,
+        row_layout: RowLayout,
+        workspace: Workspace | None,
+        view: _core.EpCudaZeroCopyView | None = None,
     ) -> RecvMemory:
         """Memory for rows of this layout, or only a workspace for rows that are a view."""
+        memory = RecvMemory()
+        memory.view, memory.zero_copy = view, view is not None
+        memory.row_tensor = memory.scale_tensor = memory.scales = None
         if view is not None:
-            row_layout = RowLayout(view[0], is_view=True)
-            tables = self._workspace(NO_SCRATCH, row_layout)
-            return RecvMemory(row_layout, None, None, tables, view)
-        num_rows, scales = row_layout.num_rows(), None
-        rows = self._group.empty((num_rows, self._shape.hidden), self._rows.dtype)
-        if self._shape.is_col_major:
-            scales = scales_for(self._scales, num_rows, True)
-        tables = workspace or self._workspace(NO_SCRATCH, row_layout)
-        return RecvMemory(row_layout, rows, scales, tables)
+            row_layout, memory.rows = RowLayout(view.num_rows, is_view=True), 0
+            num_rows = view.num_rows
+        else:
+            num_rows, hidden = row_layout.num_rows(), self._shape.hidden
+            rows = memory.row_tensor = self._group.empty((num_rows, hidden), self._rows.dtype)
+            memory.rows = rows.data_ptr()
+        memory.row_layout, memory.len, memory.tokens = row_layout, num_rows, row_layout.tokens
+        tables = memory.tables = workspace or self._workspace(NO_SCRATCH, row_layout)
+        memory.workspace, memory.layout = tables.address, tables.layout.native
+        if self._shape.scales and view is None:
+            self._add_scales(memory)
+        return memory
+
+    def _add_scales(self, memory: RecvMemory) -> None:
+        shape, tables = self._shape, memory.tables
+        if shape.is_col_major:
+            scales = memory.scale_tensor = scales_for(self._scales, memory.len, True)
+            assert scales is not None, "a shape with scales is that of a call with scales"
+            row_stride, word_stride = scales.stride()
+            memory.scales = address(scales), row_stride, word_stride
+        else:
+            at = tables.address + 4 * tables.layout.offsets.scales
+            memory.scales = at, shape.scales, 1
 
     def _send_args(self, own: Workspace) -> SendArgs:
-        (rows, scales, weights), routing = self._addresses, self._routing
+        (rows, scales, weights), routing, args = self._addresses, self._routing, SendArgs()
         idx, ranks, layout, cached = routing.topk_idx, routing.ranks, routing.layout, routing.cached
-        return (
-            rows,
-            scales,
-            weights,
-            address(idx),
-            idx is not None and idx.dtype == torch.int64,
-            None if ranks is None else (address(ranks[0]), address(ranks[1])),
-            routing.tokens,
-            None if layout is None else layout.native,
-            None if cached is None else cached.native,
-            self._max_tokens,
-            self._options.max_blocks,
-            own.address + 4 * own.layout.offsets.dispatch_scratch,
-            self._stream,
-        )
-
-    def _recv_args(self, memory: RecvMemory) -> RecvArgs:
-        scale_words, workspace, scales = self._shape.scales, memory.workspace, None
-        if memory.scales is not None:
-            row_stride, word_stride = memory.scales.stride()
-            scales = address(memory.scales), row_stride, word_stride
-        elif scale_words and memory.view is None:
-            scales = workspace.address + 4 * workspace.layout.offsets.scales, scale_words, 1
-        return (
-            memory.row_layout.num_rows(),
-            address(memory.rows),
-            scales,
-            memory.view is not None,
-            memory.row_layout.tokens,
-            workspace.address,
-            workspace.layout.native,
-        )
+        args.rows, args.scales, args.weights = rows, scales, weights
+        args.experts = address(idx)
+        args.is_64 = idx is not None and idx.dtype == torch.int64
+        args.ranks = None if ranks is None else (address(ranks[0]), address(ranks[1]))
+        args.tokens = routing.tokens
+        args.layout = None if layout is None else layout.native
+        args.cached = None if cached is None else cached.native
+        args.max_tokens, args.max_blocks = self._max_tokens, self._options.max_blocks
+        args.scratch = own.address + 4 * own.layout.offsets.dispatch_scratch
+        args.stream = self._stream
+        return args
 
     def _received(self, memory: RecvMemory) -> Received:
         """The caller's tensors, with the rows of the layout."""
-        shape, workspace, layout = self._shape, memory.workspace, memory.row_layout
+        shape, workspace, layout = self._shape, memory.tables, memory.row_layout
         offsets, num_rows, scales = workspace.layout.offsets, layout.num_rows(), self._scales
         choices = weights = None
         if self._options.choice_dtype is not None:
@@ -302,27 +337,28 @@ class NormalDispatch:
             weights = workspace.tensor(offsets.weights, weight_shape, torch.float32)
         if memory.view is not None:
             return Received(*self._view_tensors(memory.view), choices, weights)
-        rows = memory.rows
+        rows = memory.row_tensor
         assert rows is not None, "rows that are no view have memory of their own"
         if rows.shape[0] > num_rows:
             rows.resize_((num_rows, shape.hidden))
         if scales is not None:
             scale_shape = (num_rows, *scales.shape[1:])
             scales = (
-                memory.scales
+                memory.scale_tensor
                 if shape.is_col_major
                 else workspace.tensor(offsets.scales, scale_shape, scales.dtype)
             )
         return Received(rows, scales, choices, weights)
 
-    def _view_tensors(self, view: View) -> Tokens:
+    def _view_tensors(self, view: _core.EpCudaZeroCopyView) -> Tokens:
         """Rows in the communication buffer, and their scales."""
-        (num_rows, rows_at, stride, scales_at), scales = view, self._scales
+        num_rows, stride, scales = view.num_rows, view.stride, self._scales
         in_pool = self._group.rows_in_pool
-        rows = in_pool(rows_at, stride, (num_rows, self._shape.hidden), self._rows.dtype)
+        rows = in_pool(view.offset, stride, (num_rows, self._shape.hidden), self._rows.dtype)
         if scales is None:
             return rows, None
-        return rows, in_pool(scales_at, stride, (num_rows, *scales.shape[1:]), scales.dtype)
+        scale_shape = (num_rows, *scales.shape[1:])
+        return rows, in_pool(view.scales_offset, stride, scale_shape, scales.dtype)
 
     def _new_handle(
         self, native: Any, memory: RecvMemory, own: Workspace, is_counted: bool
@@ -337,7 +373,7 @@ class NormalDispatch:
             is_counted,
             own.memory,
             None if layout is None else layout.memory,
-            memory.workspace,
+            memory.tables,
             self._stream,
             own.address,
         )

@@ -106,55 +106,37 @@ pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
 }
 
-/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or
-/// to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of
-/// its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
+/// The input of a dispatch: attributes of a Python object. Tokens are sent to the ranks of
+/// `experts`; or to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert,
+/// the number of its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
 #[derive(FromPyObject)]
 pub(crate) struct SendArgs {
-    #[pyo3(item(0))]
     rows: u64,
-    #[pyo3(item(1))]
     scales: Option<ScalesTuple>,
-    #[pyo3(item(2))]
     weights: u64,
-    #[pyo3(item(3))]
     experts: u64,
-    #[pyo3(item(4))]
     is_64: bool,
-    #[pyo3(item(5))]
     ranks: Option<(u64, u64)>,
-    #[pyo3(item(6))]
     tokens: usize,
-    #[pyo3(item(7))]
     layout: Option<Py<PyDispatchLayout>>,
-    #[pyo3(item(8))]
     cached: Option<Py<PyNormalHandle>>,
-    #[pyo3(item(9))]
     max_tokens: usize,
-    #[pyo3(item(10))]
-    blocks: usize,
-    #[pyo3(item(11))]
+    /// The most blocks of a launch; 0: as many as the group has.
+    max_blocks: usize,
     scratch: u64,
-    #[pyo3(item(12))]
     stream: u64,
 }
 
-/// Memory for received rows, from a tuple of Python.
+/// Memory for received rows: attributes of a Python object.
 #[derive(FromPyObject)]
 pub(crate) struct RecvArgs {
-    #[pyo3(item(0))]
     len: usize,
-    #[pyo3(item(1))]
     rows: u64,
-    #[pyo3(item(2))]
+    /// An address, and strides in words by row and by word.
     scales: Option<(u64, usize, usize)>,
-    #[pyo3(item(3))]
     zero_copy: bool,
-    #[pyo3(item(4))]
     tokens: usize,
-    #[pyo3(item(5))]
     workspace: u64,
-    #[pyo3(item(6))]
     layout: Py<PyWorkspaceLayout>,
 }
 
@@ -202,7 +184,7 @@ impl PyDispatchShape {
             token_stride,
             word_stride,
         });
-        let max_blocks = NonZero::new(send_args.blocks);
+        let max_blocks = NonZero::new(send_args.max_blocks);
         let sent = DispatchInput {
             rows,
             stride: row_bytes,
@@ -299,10 +281,10 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: SendArgs,
+        send_args: SendArgs,
     ) -> PyResult<PyNormalDispatch> {
-        let stream = group.stream(sending.stream);
-        let begun = py.detach(|| self.begin(&group.group, &sending, &stream));
+        let stream = group.stream(send_args.stream);
+        let begun = py.detach(|| self.begin(&group.group, &send_args, &stream));
         Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
     }
 
@@ -311,11 +293,11 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         dispatch: &PyNormalDispatch,
-        receiving: RecvArgs,
+        recv_args: RecvArgs,
     ) -> PyResult<PyNormalHandle> {
         let received = py.detach(|| {
             let begun = dispatch.dispatch.lock().take().ok_or_else(call_over)?;
-            self.end(begun, &receiving, &dispatch.stream)
+            self.end(begun, &recv_args, &dispatch.stream)
         });
         Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
     }
@@ -327,17 +309,17 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: SendArgs,
-        receiving: RecvArgs,
+        send_args: SendArgs,
+        recv_args: RecvArgs,
         limit: Option<f64>,
     ) -> PyResult<DispatchResult> {
-        let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
+        let (stream, limit) = (group.stream(send_args.stream), limit.map(timeout_of).transpose()?);
         let (handle, left, counts) = engine(py, |interrupted| {
-            let mut dispatch = self.begin(&group.group, &sending, &stream)?;
+            let mut dispatch = self.begin(&group.group, &send_args, &stream)?;
             let Some(limit) = limit else {
-                return Ok((Some(self.end(dispatch, &receiving, &stream)?), None, None));
+                return Ok((Some(self.end(dispatch, &recv_args, &stream)?), None, None));
             };
-            let outputs = self.outputs(&receiving);
+            let outputs = self.outputs(&recv_args);
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
             let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
             let left = attempt.handle.is_none().then_some(dispatch);
@@ -370,14 +352,15 @@ impl PyNormalDispatch {
         })
     }
 
-    /// The place where rows can stay, or None: the number of rows, the offset of the first in the
-    /// pool, their distance in bytes, and the offset of the first scale.
-    fn zero_copy_view(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
+    /// The rows as a view of the pool, or None if they have to be copied out.
+    fn zero_copy_view(&self) -> PyResult<Option<PyZeroCopyView>> {
         let dispatch = self.dispatch.lock();
-        let place = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
-        Ok(place.map(|place| {
-            let scales_at = place.scales.map_or(0, |scales| scales.words - place.pool);
-            (place.len, place.rows - place.pool, place.stride, scales_at)
+        let view = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
+        Ok(view.map(|view| PyZeroCopyView {
+            num_rows: view.len,
+            offset: view.rows - view.pool,
+            stride: view.stride,
+            scales_offset: view.scales.map_or(0, |scales| scales.words - view.pool),
         }))
     }
 }
@@ -385,6 +368,42 @@ impl PyNormalDispatch {
 impl PyNormalDispatch {
     fn of(dispatch: Dispatch, stream: Stream) -> Self {
         Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))), stream }
+    }
+}
+
+/// Received rows in the pool.
+#[pyclass(name = "EpCudaZeroCopyView", module = "uccl._core", frozen)]
+pub(crate) struct PyZeroCopyView {
+    num_rows: usize,
+    offset: u64,
+    stride: usize,
+    scales_offset: u64,
+}
+
+#[pymethods]
+impl PyZeroCopyView {
+    /// The number of rows.
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// The offset of the first row in the pool.
+    #[getter]
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes from a row to the next.
+    #[getter]
+    fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The offset of the first scale in the pool; 0 without scales.
+    #[getter]
+    fn scales_offset(&self) -> u64 {
+        self.scales_offset
     }
 }
 
