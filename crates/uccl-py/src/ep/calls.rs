@@ -66,9 +66,9 @@ pub(crate) struct PyDispatch {
 
 #[pymethods]
 impl PyDispatch {
-    /// Starts to send tokens; with `relays`, once to each other node, if the group can. `max_tokens`
-    /// is the limit of each rank's tokens; without it the call takes `room` bytes. With `is_stable`
-    /// the rows do not change until the call has ended.
+    /// Starts to send tokens; with `relays`, once to each other node, if the group can.
+    /// `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
+    /// With `is_stable` the rows do not change until the call has ended.
     #[new]
     #[pyo3(signature = (group, routing, *, rows, stride, format, len, global_scale=1.0, scales=None, weights=0, max_tokens=None, room=0, relays=false, is_stable=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
