@@ -25,6 +25,7 @@ __all__ = [
     "EpGroup",
     "EpHandle",
     "EpRouting",
+    "EpRowLayout",
     "EpSettings",
     "SharedMemory",
     "XferDesc",
@@ -91,6 +92,8 @@ class _DispatchShape(Protocol):
     @property
     def row_bytes(self) -> int: ...
     @property
+    def scales(self) -> int: ...
+    @property
     def top_k(self) -> int: ...
     @property
     def num_experts(self) -> int: ...
@@ -106,6 +109,10 @@ class _DispatchShape(Protocol):
     def fills_tables(self) -> bool: ...
     @property
     def alignment(self) -> int | None: ...
+    @property
+    def is_col_major(self) -> bool: ...
+    @property
+    def has_estimate(self) -> bool: ...
 
 class _RecvArgs(Protocol):
     @property
@@ -150,24 +157,6 @@ class _SendArgs(Protocol):
     def scratch(self) -> int: ...
     @property
     def stream(self) -> int: ...
-
-class _WorkspaceLayout(Protocol):
-    @property
-    def starts(self) -> int: ...
-    @property
-    def per_expert(self) -> int: ...
-    @property
-    def src_info(self) -> int: ...
-    @property
-    def origin(self) -> int: ...
-    @property
-    def ends(self) -> int: ...
-    @property
-    def metadata(self) -> int: ...
-    @property
-    def choices(self) -> int: ...
-    @property
-    def weights(self) -> int: ...
 
 @disjoint_base
 class Endpoint:
@@ -1380,11 +1369,6 @@ class EpCudaDispatchLayout:
 class EpCudaNormalDispatch:
     """A dispatch that has begun."""
 
-    def counts(self, limit: float) -> tuple[list[int], list[int]]:
-        """The received counts, once every rank has sent them: tokens by rank, and tokens that chose
-        each local expert. Waits at most `limit` seconds.
-        """
-
     def zero_copy_view(self) -> EpCudaZeroCopyView | None:
         """The rows as a view of the pool, or None if they have to be copied out."""
 
@@ -1394,11 +1378,34 @@ class EpCudaNormalHandle:
 
 @final
 class EpCudaDispatchShape:
-    """The shape of dispatches."""
+    """The shape of dispatches, and their plan."""
 
-    def __new__(cls, shape: _DispatchShape) -> Self: ...
+    def __new__(cls, shape: _DispatchShape, ranks: int) -> Self: ...
+    @property
+    def estimate(self) -> EpRowLayout | None:
+        """The estimated layout of the next received rows."""
+
+    @estimate.setter
+    def estimate(self, estimate: EpRowLayout | None) -> None: ...
+    def learn(self, received: EpRowLayout, max_tokens: int) -> None:
+        """Remembers the received layout as the estimate for the next call, where each rank has up
+        to `max_tokens` tokens.
+        """
+
+    def workspace(
+        self, combine_scratch: int, dispatch_scratch: int, rows: EpRowLayout | None
+    ) -> EpCudaWorkspaceLayout:
+        """The layout of a workspace with so many words of scratch, for a combine and for the
+        dispatch, and, for received `rows`, with tables and small tensors.
+        """
+
     def begin(self, group: EpCudaGroup, send_args: _SendArgs) -> EpCudaNormalDispatch:
         """Enqueues the sends of tokens."""
+
+    def counts(self, dispatch: EpCudaNormalDispatch, limit: float) -> tuple[EpRowLayout, list[int]]:
+        """The layout of received rows, and tokens that chose each local expert, once every rank has
+        sent its counts. Waits at most `limit` seconds.
+        """
 
     def receive(self, dispatch: EpCudaNormalDispatch, recv_args: _RecvArgs) -> EpCudaNormalHandle:
         """Enqueues the receipt, behind the sends."""
@@ -1406,7 +1413,7 @@ class EpCudaDispatchShape:
     def dispatch(
         self, group: EpCudaGroup, send_args: _SendArgs, recv_args: _RecvArgs, limit: float | None
     ) -> tuple[
-        EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None
+        EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[EpRowLayout, list[int]] | None
     ]:
         """Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a
         guess: the call waits for counts while rows are in flight. If the rows do not fit, a later
@@ -1414,10 +1421,104 @@ class EpCudaDispatchShape:
         """
 
 @final
-class EpCudaWorkspaceLayout:
-    """The layout of a workspace, which is read once for all dispatches that use it."""
+class EpRowLayout:
+    """The layout of received rows: one for each token, or one for each token and local expert."""
 
-    def __new__(cls, layout: _WorkspaceLayout) -> Self: ...
+    def __new__(
+        cls,
+        tokens: int,
+        alignment: int | None = None,
+        rows: int | None = None,
+        *,
+        is_view: bool = False,
+    ) -> Self:
+        """Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment`
+        and `rows` it has rows by token.
+        """
+
+    @staticmethod
+    def upper_bound(
+        tokens: int, alignment: int | None, top_k: int, local_experts: int
+    ) -> EpRowLayout:
+        """The layout with room for `tokens` tokens, for any choices of local experts."""
+
+    @property
+    def tokens(self) -> int:
+        """Received tokens, or an upper bound if the host has no counts."""
+
+    @property
+    def alignment(self) -> int | None:
+        """The alignment of each expert's first row; None for rows by token."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows by expert, with the gaps between experts; None for rows by token."""
+
+    @property
+    def min_combine_rows(self) -> int:
+        """The least rows of a combine's input, as far as the host has counts."""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the rows are a view of the communication buffer."""
+
+    def num_rows(self) -> int:
+        """Rows of the output tensor."""
+
+@final
+class EpCudaWorkspaceLayout:
+    """The offsets of a workspace's sub-buffers, and its length, in words of four bytes."""
+
+    @property
+    def combine_scratch(self) -> int:
+        """Scratch of the handle's first combine."""
+
+    @property
+    def dispatch_scratch(self) -> int:
+        """Scratch of the dispatch."""
+
+    @property
+    def starts(self) -> int:
+        """`[R + 1]`: the first token of each rank."""
+
+    @property
+    def per_expert(self) -> int:
+        """`[E/R]`: tokens of each local expert."""
+
+    @property
+    def src_info(self) -> int:
+        """`[m]`: token numbers at their ranks."""
+
+    @property
+    def origin(self) -> int:
+        """`[m]`: ranks of tokens, and this rank's index among the token's ranks."""
+
+    @property
+    def ends(self) -> int:
+        """`[E/R]`: the end of each expert's rows, for rows by expert."""
+
+    @property
+    def metadata(self) -> int:
+        """`[m, K + 2]`: sources and rows of tokens, for rows by expert."""
+
+    @property
+    def choices(self) -> int:
+        """Received choices."""
+
+    @property
+    def weights(self) -> int:
+        """Received weights."""
+
+    @property
+    def scales(self) -> int:
+        """Received scales."""
+
+    @property
+    def len(self) -> int:
+        """Words of the workspace."""
+
+    def is_same(self, other: Self) -> bool:
+        """Whether sub-buffers have the same offsets and lengths."""
 
 @final
 class EpCudaZeroCopyView:

@@ -73,6 +73,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyNormalDispatch>()?;
     m.add_class::<ep::PyNormalHandle>()?;
     m.add_class::<ep::PyDispatchShape>()?;
+    m.add_class::<ep::PyRowLayout>()?;
     m.add_class::<ep::PyWorkspaceLayout>()?;
     m.add_class::<ep::PyZeroCopyView>()?;
     m.add_class::<ep::PyNormalCombine>()?;

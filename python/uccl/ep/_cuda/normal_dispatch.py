@@ -14,7 +14,7 @@ import torch
 from uccl import _core
 from uccl.ep._backend import DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
-from uccl.ep._cuda.call_shape import ShapePlans, workspace_layout
+from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing
 from uccl.ep._cuda.workspace import Workspace, to_words
 from uccl.ep._ranks import TOKENS
@@ -172,24 +172,24 @@ class NormalDispatch:
         expert where the host waits for counts. With an estimate, rows are on their way while it
         waits."""
         plan, native, counts = self._plan, self._group.native, None
-        layout, handle = self._row_layout or plan.estimate, None
+        layout, handle = self._row_layout or plan.native.estimate, None
         unfinished: _core.EpCudaNormalDispatch | None
         if layout is None or self._may_view:
             # Whether rows are a view, or their number, is known only after the call has begun.
             own = self._workspace(self._scratch, None)
             unfinished = plan.native.begin(native, self._send_args(own))
             if layout is None:
-                counts = unfinished.counts(self._plans.count_timeout)
-                layout = RowLayout.of_counts(counts, self._shape.alignment)
+                layout, counts = plan.native.counts(unfinished, self._plans.count_timeout)
         else:
             own = self._workspace(self._scratch, layout)
             memory = self._recv_memory(layout, own)
             timeout = None if self._row_layout else self._plans.count_timeout
-            handle, unfinished, counts = plan.native.dispatch(
+            handle, unfinished, arrived = plan.native.dispatch(
                 native, self._send_args(own), memory, timeout
             )
-            if counts is not None:
-                memory.row_layout = layout = RowLayout.of_counts(counts, self._shape.alignment)
+            if arrived is not None:
+                layout, counts = arrived
+                memory.row_layout = layout
         if unfinished is not None:
             # Rows may be a view, or there was no estimate, or it was too small.
             view = unfinished.zero_copy_view() if self._may_view else None
@@ -200,9 +200,10 @@ class NormalDispatch:
         if counts is None:
             return received, returned, []
         plan.update_estimate(layout, self._max_tokens)
-        if plan.estimate is not None:
-            plan.next_workspace = self._workspace(self._scratch, plan.estimate), self._stream
-        return received, returned, counts[1]
+        estimate = plan.native.estimate
+        if estimate is not None:
+            plan.next_workspace = self._workspace(self._scratch, estimate), self._stream
+        return received, returned, counts
 
     def _checked_max_tokens(self) -> int:
         """The most tokens of any rank: the caller's number, or else the room; with a handle, the
@@ -264,13 +265,13 @@ class NormalDispatch:
 
     def _workspace(self, scratch: tuple[int, int], row_layout: RowLayout | None) -> Workspace:
         """A new workspace, or the one that the call before has left."""
-        layout = workspace_layout(self._shape, self._group.ranks, scratch, row_layout)
+        layout = self._plan.native.workspace(*scratch, row_layout)
         # A captured dispatch has memory of its own, and never waits for counts.
         if self._row_layout is None:
             ready, self._plan.next_workspace = self._plan.next_workspace, None
-            if ready is not None and ready[0].layout is layout and ready[1] == self._stream:
+            if ready is not None and ready[0].layout.is_same(layout) and ready[1] == self._stream:
                 return ready[0]
-        memory = self._group.empty((layout.length,), torch.int32)
+        memory = self._group.empty((layout.len,), torch.int32)
         return Workspace(memory, memory.data_ptr(), layout)
 
     def _recv_memory(
@@ -292,7 +293,7 @@ class NormalDispatch:
             memory.rows = rows.data_ptr()
         memory.row_layout, memory.len, memory.tokens = row_layout, num_rows, row_layout.tokens
         tables = memory.tables = workspace or self._workspace(NO_SCRATCH, row_layout)
-        memory.workspace, memory.layout = tables.address, tables.layout.native
+        memory.workspace, memory.layout = tables.address, tables.layout
         if self._shape.scales and view is None:
             self._add_scales(memory)
         return memory
@@ -305,7 +306,7 @@ class NormalDispatch:
             row_stride, word_stride = scales.stride()
             memory.scales = address(scales), row_stride, word_stride
         else:
-            at = tables.address + 4 * tables.layout.offsets.scales
+            at = tables.address + 4 * tables.layout.scales
             memory.scales = at, shape.scales, 1
 
     def _send_args(self, own: Workspace) -> SendArgs:
@@ -319,14 +320,14 @@ class NormalDispatch:
         args.layout = None if layout is None else layout.native
         args.cached = None if cached is None else cached.native
         args.max_tokens, args.max_blocks = self._max_tokens, self._options.max_blocks
-        args.scratch = own.address + 4 * own.layout.offsets.dispatch_scratch
+        args.scratch = own.address + 4 * own.layout.dispatch_scratch
         args.stream = self._stream
         return args
 
     def _received(self, memory: RecvMemory) -> Received:
         """The caller's tensors, with the rows of the layout."""
         shape, workspace, layout = self._shape, memory.tables, memory.row_layout
-        offsets, num_rows, scales = workspace.layout.offsets, layout.num_rows(), self._scales
+        offsets, num_rows, scales = workspace.layout, layout.num_rows(), self._scales
         choices = weights = None
         if self._options.choice_dtype is not None:
             choice_shape = (layout.tokens, shape.top_k)

@@ -11,8 +11,9 @@ use uccl_ep::{
         Choices, Group,
         normal::{
             CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
-            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Routing,
-            RowTables, ScalesIn, ScalesOut, TokenRanks,
+            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Plan,
+            PlanShape, ReceiveCounts, Routing, RowLayout, RowTables, ScalesIn, ScalesOut,
+            TokenRanks, WorkspaceLayout,
         },
     },
 };
@@ -80,13 +81,15 @@ pub(crate) fn cuda_layout(
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesTuple = (u64, usize, usize, usize);
 
-/// Tokens by rank, and tokens that chose each local expert.
-type CountLists = (Vec<u32>, Vec<u32>);
+/// The layout of received rows, and tokens that chose each local expert.
+type ReceivedCounts = (PyRowLayout, Vec<u32>);
 
 /// Properties that dispatches of one shape share: attributes of a Python object.
 #[derive(FromPyObject)]
 struct DispatchShape {
     row_bytes: usize,
+    /// Words of a row's scales.
+    scales: usize,
     top_k: usize,
     num_experts: usize,
     /// Words of a choice; 0 if choices are not returned.
@@ -98,12 +101,17 @@ struct DispatchShape {
     fills_tables: bool,
     /// The alignment of an expert's rows, for rows by expert.
     alignment: Option<usize>,
+    /// Whether the scales of one channel are contiguous.
+    is_col_major: bool,
+    /// Whether memory for received rows may be allocated from an estimate.
+    has_estimate: bool,
 }
 
-/// The shape of dispatches.
+/// The shape of dispatches, and their plan.
 #[pyclass(name = "EpCudaDispatchShape", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
+    plan: Plan,
 }
 
 /// The input of a dispatch: attributes of a Python object. Tokens are sent to the ranks of
@@ -140,20 +148,7 @@ pub(crate) struct RecvArgs {
     layout: Py<PyWorkspaceLayout>,
 }
 
-/// The offsets of tables in the workspace of a dispatch, in words: attributes of a Python object.
-#[derive(FromPyObject)]
-struct WorkspaceLayout {
-    starts: u64,
-    per_expert: u64,
-    src_info: u64,
-    origin: u64,
-    ends: u64,
-    metadata: u64,
-    choices: u64,
-    weights: u64,
-}
-
-/// The layout of a workspace, which is read once for all dispatches that use it.
+/// The offsets of a workspace's sub-buffers, and its length, in words of four bytes.
 #[pyclass(name = "EpCudaWorkspaceLayout", module = "uccl._core", frozen)]
 pub(crate) struct PyWorkspaceLayout {
     layout: WorkspaceLayout,
@@ -161,9 +156,146 @@ pub(crate) struct PyWorkspaceLayout {
 
 #[pymethods]
 impl PyWorkspaceLayout {
+    /// Scratch of the handle's first combine.
+    #[getter]
+    fn combine_scratch(&self) -> usize {
+        self.layout.combine_scratch
+    }
+
+    /// Scratch of the dispatch.
+    #[getter]
+    fn dispatch_scratch(&self) -> usize {
+        self.layout.dispatch_scratch
+    }
+
+    /// `[R + 1]`: the first token of each rank.
+    #[getter]
+    fn starts(&self) -> usize {
+        self.layout.starts
+    }
+
+    /// `[E/R]`: tokens of each local expert.
+    #[getter]
+    fn per_expert(&self) -> usize {
+        self.layout.per_expert
+    }
+
+    /// `[m]`: token numbers at their ranks.
+    #[getter]
+    fn src_info(&self) -> usize {
+        self.layout.src_info
+    }
+
+    /// `[m]`: ranks of tokens, and this rank's index among the token's ranks.
+    #[getter]
+    fn origin(&self) -> usize {
+        self.layout.origin
+    }
+
+    /// `[E/R]`: the end of each expert's rows, for rows by expert.
+    #[getter]
+    fn ends(&self) -> usize {
+        self.layout.ends
+    }
+
+    /// `[m, K + 2]`: sources and rows of tokens, for rows by expert.
+    #[getter]
+    fn metadata(&self) -> usize {
+        self.layout.metadata
+    }
+
+    /// Received choices.
+    #[getter]
+    fn choices(&self) -> usize {
+        self.layout.choices
+    }
+
+    /// Received weights.
+    #[getter]
+    fn weights(&self) -> usize {
+        self.layout.weights
+    }
+
+    /// Received scales.
+    #[getter]
+    fn scales(&self) -> usize {
+        self.layout.scales
+    }
+
+    /// Words of the workspace.
+    #[getter]
+    fn len(&self) -> usize {
+        self.layout.len
+    }
+
+    /// Whether sub-buffers have the same offsets and lengths.
+    fn is_same(&self, other: &Self) -> bool {
+        self.layout == other.layout
+    }
+}
+
+/// The layout of received rows: one for each token, or one for each token and local expert.
+#[pyclass(name = "EpRowLayout", module = "uccl._core", frozen)]
+pub(crate) struct PyRowLayout {
+    layout: RowLayout,
+}
+
+#[pymethods]
+impl PyRowLayout {
+    /// Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment` and
+    /// `rows` it has rows by token.
     #[new]
-    fn new(layout: WorkspaceLayout) -> Self {
+    #[pyo3(signature = (tokens, alignment=None, rows=None, *, is_view=false))]
+    fn new(tokens: usize, alignment: Option<usize>, rows: Option<usize>, is_view: bool) -> Self {
+        let layout = RowLayout { tokens, alignment, rows, min_combine_rows: 0, is_view };
         Self { layout }
+    }
+
+    /// The layout with room for `tokens` tokens, for any choices of local experts.
+    #[staticmethod]
+    #[pyo3(signature = (tokens, alignment, top_k, local_experts))]
+    fn upper_bound(
+        tokens: usize,
+        alignment: Option<usize>,
+        top_k: usize,
+        local_experts: usize,
+    ) -> Self {
+        Self { layout: RowLayout::upper_bound(tokens, alignment, top_k, local_experts) }
+    }
+
+    /// Received tokens, or an upper bound if the host has no counts.
+    #[getter]
+    fn tokens(&self) -> usize {
+        self.layout.tokens
+    }
+
+    /// The alignment of each expert's first row; None for rows by token.
+    #[getter]
+    fn alignment(&self) -> Option<usize> {
+        self.layout.alignment
+    }
+
+    /// Rows by expert, with the gaps between experts; None for rows by token.
+    #[getter]
+    fn rows(&self) -> Option<usize> {
+        self.layout.rows
+    }
+
+    /// The least rows of a combine's input, as far as the host has counts.
+    #[getter]
+    fn min_combine_rows(&self) -> usize {
+        self.layout.min_combine_rows
+    }
+
+    /// Whether the rows are a view of the communication buffer.
+    #[getter]
+    fn is_view(&self) -> bool {
+        self.layout.is_view
+    }
+
+    /// Rows of the output tensor.
+    fn num_rows(&self) -> usize {
+        self.layout.num_rows()
     }
 }
 
@@ -209,11 +341,16 @@ impl PyDispatchShape {
         unsafe { Dispatch::begin(group, &sent, routing, max_tokens, Launch { stream, scratch }) }
     }
 
+    fn received(&self, counts: ReceiveCounts) -> ReceivedCounts {
+        let layout = RowLayout::of_counts(&counts, self.shape.alignment);
+        (PyRowLayout { layout }, counts.per_expert)
+    }
+
     fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
         let RecvArgs { len, rows, scales, tokens, workspace, layout, .. } = recv_args;
         let (at, shape) = (&layout.get().layout, &self.shape);
-        let address = |words: u64| workspace + 4 * words;
-        let address_if = |is_there: bool, words: u64| if is_there { address(words) } else { 0 };
+        let address = |words: usize| workspace + 4 * words as u64;
+        let address_if = |is_there: bool, words: usize| if is_there { address(words) } else { 0 };
         let by_expert =
             shape.alignment.filter(|_| shape.fills_tables).map(|alignment| ExpertLayout {
                 alignment,
@@ -266,13 +403,57 @@ impl PyDispatchShape {
 
 /// The result of a whole dispatch: a handle, or a dispatch that has to be received; and counts, if
 /// the call waited for them.
-type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountLists>);
+type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<ReceivedCounts>);
 
 #[pymethods]
 impl PyDispatchShape {
     #[new]
-    fn new(shape: DispatchShape) -> Self {
-        Self { shape }
+    fn new(shape: DispatchShape, ranks: usize) -> Self {
+        let DispatchShape { scales, top_k, num_experts, alignment, choice_words, .. } = shape;
+        let DispatchShape { has_weights, fills_tables, is_col_major, has_estimate, .. } = shape;
+        let plan = Plan::new(PlanShape {
+            ranks,
+            scales,
+            top_k,
+            num_experts,
+            alignment,
+            choice_words,
+            has_weights,
+            fills_tables,
+            is_col_major,
+            has_estimate,
+        });
+        Self { shape, plan }
+    }
+
+    /// The estimated layout of the next received rows.
+    #[getter]
+    fn estimate(&self) -> Option<PyRowLayout> {
+        self.plan.estimate().map(|layout| PyRowLayout { layout })
+    }
+
+    #[setter]
+    fn set_estimate(&self, estimate: Option<PyRef<'_, PyRowLayout>>) {
+        self.plan.set_estimate(estimate.map(|estimate| estimate.layout));
+    }
+
+    /// Remembers the received layout as the estimate for the next call, where each rank has up to
+    /// `max_tokens` tokens.
+    fn learn(&self, received: &PyRowLayout, max_tokens: usize) {
+        self.plan.learn(&received.layout, max_tokens);
+    }
+
+    /// The layout of a workspace with so many words of scratch, for a combine and for the dispatch,
+    /// and, for received `rows`, with tables and small tensors.
+    #[pyo3(signature = (combine_scratch, dispatch_scratch, rows))]
+    fn workspace(
+        &self,
+        combine_scratch: usize,
+        dispatch_scratch: usize,
+        rows: Option<PyRef<'_, PyRowLayout>>,
+    ) -> PyWorkspaceLayout {
+        let rows = rows.as_ref().map(|rows| &rows.layout);
+        PyWorkspaceLayout { layout: self.plan.workspace(combine_scratch, dispatch_scratch, rows) }
     }
 
     /// Enqueues the sends of tokens.
@@ -286,6 +467,24 @@ impl PyDispatchShape {
         let stream = group.stream(send_args.stream);
         let begun = py.detach(|| self.begin(&group.group, &send_args, &stream));
         Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
+    }
+
+    /// The layout of received rows, and tokens that chose each local expert, once every rank has
+    /// sent its counts. Waits at most `limit` seconds.
+    fn counts(
+        &self,
+        py: Python<'_>,
+        dispatch: &PyNormalDispatch,
+        limit: f64,
+    ) -> PyResult<ReceivedCounts> {
+        let limit = timeout_of(limit)?;
+        let counts = engine(py, |interrupted| {
+            let mut begun = dispatch.dispatch.lock();
+            let begun = begun.as_mut().ok_or_else(call_over)?;
+            // SAFETY: the stream is the one that the dispatch was begun on.
+            unsafe { begun.counts(&dispatch.stream, limit, interrupted) }
+        })?;
+        Ok(self.received(counts))
     }
 
     /// Enqueues the receipt, behind the sends.
@@ -323,7 +522,7 @@ impl PyDispatchShape {
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
             let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
             let left = attempt.handle.is_none().then_some(dispatch);
-            Ok((attempt.handle, left, Some((attempt.counts.per_rank, attempt.counts.per_expert))))
+            Ok((attempt.handle, left, Some(self.received(attempt.counts))))
         })?;
         let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
         Ok((handle.map(PyNormalHandle::new), left, counts))
@@ -339,19 +538,6 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// The received counts, once every rank has sent them: tokens by rank, and tokens that chose
-    /// each local expert. Waits at most `limit` seconds.
-    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountLists> {
-        let limit = timeout_of(limit)?;
-        engine(py, |interrupted| {
-            let mut dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
-            // SAFETY: the stream is the one that the dispatch was begun on.
-            let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
-            Ok((counts.per_rank, counts.per_expert))
-        })
-    }
-
     /// The rows as a view of the pool, or None if they have to be copied out.
     fn zero_copy_view(&self) -> PyResult<Option<PyZeroCopyView>> {
         let dispatch = self.dispatch.lock();
