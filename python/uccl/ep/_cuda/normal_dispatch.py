@@ -89,7 +89,7 @@ class RecvMemory:
     rows: int
     """The address of rows."""
     scales: tuple[int, int, int] | None
-    """The address of scales, and strides by row and by word."""
+    """The address of scales, and strides by row and by word; None where the workspace has them."""
     zero_copy: bool
     """Whether rows and scales are a view of the communication buffer."""
     tokens: int
@@ -294,20 +294,12 @@ class NormalDispatch:
         memory.row_layout, memory.len, memory.tokens = row_layout, num_rows, row_layout.tokens
         tables = memory.tables = workspace or self._workspace(NO_SCRATCH, row_layout)
         memory.workspace, memory.layout = tables.address, tables.layout
-        if self._shape.scales and view is None:
-            self._add_scales(memory)
-        return memory
-
-    def _add_scales(self, memory: RecvMemory) -> None:
-        shape, tables = self._shape, memory.tables
-        if shape.is_col_major:
-            scales = memory.scale_tensor = scales_for(self._scales, memory.len, True)
+        if self._shape.is_col_major and view is None:
+            scales = memory.scale_tensor = scales_for(self._scales, num_rows, True)
             assert scales is not None, "a shape with scales is that of a call with scales"
             row_stride, word_stride = scales.stride()
             memory.scales = address(scales), row_stride, word_stride
-        else:
-            at = tables.address + 4 * tables.layout.scales
-            memory.scales = at, shape.scales, 1
+        return memory
 
     def _send_args(self, own: Workspace) -> SendArgs:
         (rows, scales, weights), routing, args = self._addresses, self._routing, SendArgs()

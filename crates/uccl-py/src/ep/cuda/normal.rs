@@ -140,7 +140,7 @@ pub(crate) struct SendArgs {
 pub(crate) struct RecvArgs {
     len: usize,
     rows: u64,
-    /// An address, and strides in words by row and by word.
+    /// An address, and strides in words by row and by word; `None`: the workspace has the scales.
     scales: Option<(u64, usize, usize)>,
     zero_copy: bool,
     tokens: usize,
@@ -351,6 +351,16 @@ impl PyDispatchShape {
         let (at, shape) = (&layout.get().layout, &self.shape);
         let address = |words: usize| workspace + 4 * words as u64;
         let address_if = |is_there: bool, words: usize| if is_there { address(words) } else { 0 };
+        let scales = scales.map(|(words, row_stride, word_stride)| ScalesOut {
+            words,
+            row_stride,
+            word_stride,
+        });
+        let in_workspace = (shape.scales > 0 && !recv_args.zero_copy).then(|| ScalesOut {
+            words: address(at.scales),
+            row_stride: shape.scales,
+            word_stride: 1,
+        });
         let by_expert =
             shape.alignment.filter(|_| shape.fills_tables).map(|alignment| ExpertLayout {
                 alignment,
@@ -362,11 +372,7 @@ impl PyDispatchShape {
             len: *len,
             rows: *rows,
             stride: shape.row_bytes,
-            scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
-                words,
-                row_stride,
-                word_stride,
-            }),
+            scales: scales.or(in_workspace),
             choices: address_if(shape.choice_words > 0, at.choices),
             is_64: shape.choice_words == 2,
             weights: address_if(shape.has_weights, at.weights),
