@@ -338,30 +338,31 @@ struct UcclEpNormalReceive {
   UcclEpArea area;
   u64 rows;
   u64 row_stride;
-  u64 scales;          // Words, at row * scales_row + word * scales_word.
+  u64 scales;                // Words, at row * scales_row + word * scales_word.
   u64 scales_row;
   u64 scales_word;
-  u64 choices;         // Integers by row and choice: experts of this rank, or -1; or null.
-  u64 weights;         // f32 by row and choice; or, where rows are by expert, by row; or null.
-  u64 src_info;        // i32 by received token: its number at its sender.
+  u64 choices;               // Integers by row and choice: experts of this rank, or -1; or null.
+  // f32 by row and choice; or, where rows are by expert, by row; or null.
+  u64 weights;
+  u64 src_info;              // i32 by received token: its number at its sender.
   // u32 by received token: rank * 64 + this rank's index among the token's; or null: no handle.
   u64 origin;
-  u64 starts;          // u32 by rank: received tokens before its first; and then all of them.
-  u64 per_expert;      // u32 by local expert: tokens.
-  u64 ends;            // u32 by local expert: the row behind its last; or null.
+  u64 starts;                // u32 by rank: received tokens before its first; and then all of them.
+  u64 per_expert;            // u32 by local expert: tokens.
+  u64 ends;                  // u32 by local expert: the row behind its last; or null.
   // i32 by token, 2 + top_k: rank * slots + token, rank * top_k + last choice, rows of choices or
   // -1; or null.
   u64 metadata;
-  u32 len;             // Rows that fit into the output.
-  u32 tokens;          // Tokens that fit into the tables.
+  u32 len;                   // Rows that fit into the output.
+  u32 tokens;                // Tokens that fit into the tables.
   u32 slots;
   u32 top_k;
   u32 local_experts;
   u32 is_64;
-  u32 zeroes_foreign;  // Whether weights of other ranks' experts become 0.
-  u32 alignment;       // The alignment of an expert's first row; 0: rows are by token.
-  u32 zeroes_gaps;     // Whether rows between those of experts become 0.
-  u32 spread;          // Rows from a rank's first to the next rank's; 0: without gaps.
+  u32 zero_foreign_weights;  // Whether weights of other ranks' experts become 0.
+  u32 alignment;             // The alignment of an expert's first row; 0: rows are by token.
+  u32 zero_gaps;             // Whether rows between those of experts become 0.
+  u32 spread;                // Rows from a rank's first to the next rank's; 0: without gaps.
 };
 
 // Both halves of a dispatch in normal mode in one launch.

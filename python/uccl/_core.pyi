@@ -10,20 +10,22 @@ __all__ = [
     "Endpoint",
     "EpBlock",
     "EpCombine",
-    "EpCudaCombine",
-    "EpCudaDispatch",
+    "EpCudaDispatchLayout",
+    "EpCudaDispatchShape",
     "EpCudaGroup",
-    "EpCudaHandle",
-    "EpCudaLaidOut",
+    "EpCudaLowLatencyCombine",
+    "EpCudaLowLatencyDispatch",
+    "EpCudaLowLatencyHandle",
     "EpCudaNormalCombine",
     "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
-    "EpCudaNormalKind",
-    "EpCudaParts",
+    "EpCudaWorkspaceLayout",
+    "EpCudaZeroCopyView",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
     "EpRouting",
+    "EpRowLayout",
     "EpSettings",
     "SharedMemory",
     "XferDesc",
@@ -32,8 +34,8 @@ __all__ = [
     "_nixl_plugin_dir",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
+    "ep_cuda_max_tokens",
     "ep_cuda_records_len",
-    "ep_cuda_room_for",
     "ep_cuda_scratch_len",
     "ep_dispatch_len",
     "ep_node",
@@ -90,6 +92,8 @@ class _DispatchShape(Protocol):
     @property
     def row_bytes(self) -> int: ...
     @property
+    def scales(self) -> int: ...
+    @property
     def top_k(self) -> int: ...
     @property
     def num_experts(self) -> int: ...
@@ -98,57 +102,61 @@ class _DispatchShape(Protocol):
     @property
     def has_weights(self) -> bool: ...
     @property
-    def zeroes_foreign(self) -> bool: ...
+    def zero_foreign_weights(self) -> bool: ...
     @property
-    def zeroes_gaps(self) -> bool: ...
+    def zero_gaps(self) -> bool: ...
     @property
-    def tells(self) -> bool: ...
+    def fills_tables(self) -> bool: ...
     @property
     def alignment(self) -> int | None: ...
+    @property
+    def is_col_major(self) -> bool: ...
+    @property
+    def has_estimate(self) -> bool: ...
 
-_RecvArgs: TypeAlias = tuple[
-    int,
-    int,
-    tuple[int, int, int] | None,
-    bool,
-    int,
-    int,
-    EpCudaParts,
-]
+class _RecvArgs(Protocol):
+    @property
+    def len(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def scales(self) -> tuple[int, int, int] | None: ...
+    @property
+    def zero_copy(self) -> bool: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def workspace(self) -> int: ...
+    @property
+    def layout(self) -> EpCudaWorkspaceLayout: ...
 
-_SendArgs: TypeAlias = tuple[
-    int,
-    tuple[int, int, int, int] | None,
-    int,
-    int,
-    bool,
-    tuple[int, int] | None,
-    int,
-    EpCudaLaidOut | None,
-    EpCudaNormalHandle | None,
-    int,
-    int,
-    int,
-    int,
-]
-
-class _WorkspaceLayout(Protocol):
+class _SendArgs(Protocol):
     @property
-    def starts(self) -> int: ...
+    def rows(self) -> int: ...
     @property
-    def per_expert(self) -> int: ...
-    @property
-    def src_info(self) -> int: ...
-    @property
-    def origin(self) -> int: ...
-    @property
-    def ends(self) -> int: ...
-    @property
-    def metadata(self) -> int: ...
-    @property
-    def choices(self) -> int: ...
+    def scales(self) -> tuple[int, int, int, int] | None: ...
     @property
     def weights(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def is_64(self) -> bool: ...
+    @property
+    def ranks(self) -> tuple[int, int] | None: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def layout(self) -> EpCudaDispatchLayout | None: ...
+    @property
+    def cached(self) -> EpCudaNormalHandle | None: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
 
 @disjoint_base
 class Endpoint:
@@ -1023,7 +1031,7 @@ class EpGroup:
     def has_block(self, address: int, len: int) -> bool:
         """Whether memory lies in a block of this rank."""
 
-    def there(self) -> list[bool]:
+    def present(self) -> list[bool]:
         """By rank, whether it is present, masked or not."""
 
     def mask(self, rank: int, is_masked: bool) -> None:
@@ -1043,9 +1051,11 @@ class EpRouting:
         """Routes tokens by the experts that they chose: `tokens * top_k` integers at `experts`."""
 
     @staticmethod
-    def by_rank(*, goes: int, tokens: int, per_expert: Sequence[int], ranks: int) -> EpRouting:
-        """Routes tokens by ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert`
-        counts the tokens of each expert.
+    def by_rank(
+        *, token_in_rank: int, tokens: int, per_expert: Sequence[int], ranks: int
+    ) -> EpRouting:
+        """Routes tokens by ranks: `tokens * ranks` bytes at `token_in_rank`, each 0 or 1.
+        `per_expert` counts the tokens of each expert.
         """
 
     @property
@@ -1066,7 +1076,7 @@ class EpRouting:
     def per_expert(self) -> list[int]:
         """By expert, the number of tokens that chose it."""
 
-    def fill_goes(self, out: int) -> None:
+    def fill_token_in_rank(self, out: int) -> None:
         """Fills `tokens * ranks` bytes: by token and rank, 1 if the token is sent to the rank, else
         0.
         """
@@ -1100,19 +1110,19 @@ class EpDispatch:
         *,
         rows: int,
         stride: int,
-        kind: str,
+        format: str,
         len: int,
         global_scale: float = 1.0,
         scales: tuple[int, int, int, int] | None = None,
         weights: int = 0,
-        slots: int | None = None,
+        max_tokens: int | None = None,
         room: int = 0,
         relays: bool = False,
-        stays: bool = False,
+        is_stable: bool = False,
     ) -> Self:
-        """Starts to send tokens; with `relays`, once to each other node, if the group can. `slots`
-        is the limit of each rank's tokens; without it the call takes `room` bytes. With `stays` the
-        rows do not change until the call has ended.
+        """Starts to send tokens; with `relays`, once to each other node, if the group can.
+        `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
+        With `is_stable` the rows do not change until the call has ended.
         """
 
     def __enter__(self) -> Self: ...
@@ -1138,7 +1148,7 @@ class EpDispatch:
         choices: int = 0,
         is_64: bool = False,
         weights: int = 0,
-        zeroes_foreign: bool = False,
+        zero_foreign_weights: bool = False,
         starts: Sequence[int] | None = None,
     ) -> EpHandle:
         """Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
@@ -1157,14 +1167,14 @@ class EpHandle:
     def relays(self) -> int:
         """The number of nodes over which tokens were relayed; 1 if they were not."""
 
-    def fill_low_latency(self, src_info: int, layout_range: int, slots: int) -> None:
-        """Fills the tables of low latency mode, for `slots` rows of each local expert: the token of
-        each row (i32), and, by expert and rank, the first row and the number of rows (i64).
+    def fill_low_latency(self, src_info: int, layout_range: int, rows: int) -> None:
+        """Fills the tables of low latency mode, with `rows` rows for each local expert: the token
+        of each row (i32), and, by expert and rank, the first row and the number of rows (i64).
         """
 
-    def fill_source_metadata(self, out: int, most: int) -> None:
-        """Fills `[m, K + 2]` i32 for the received tokens: `rank * most + token`, `rank * K + k`
-        with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
+    def fill_source_metadata(self, out: int, max_tokens: int) -> None:
+        """Fills `[m, K + 2]` i32 for the received tokens: `rank * max_tokens + token`, `rank * K +
+        k` with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
         """
 
     def check_is_last(self) -> None:
@@ -1188,13 +1198,13 @@ class EpCombine:
         sends: str,
         weights: int = 0,
         is_packed: bool = False,
-        stays: bool = False,
-        leaves: bool = False,
+        is_stable: bool = False,
+        has_hook: bool = False,
         relays: str | None = None,
     ) -> Self:
         """Starts to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or
         "choice", is the order in which relays sum them; without it every row is sent all the way.
-        `leaves` leaves rows in a block, where their receivers read them.
+        `has_hook` leaves rows in a block, where their receivers read them.
         """
 
     def finish(
@@ -1229,11 +1239,11 @@ class EpCudaGroup:
         blocks: int,
         is_alone: bool,
         node: int | None,
-        by_host: bool,
+        via_host: bool,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> Self:
         """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
-        `blocks` blocks. With `by_host` no rank accesses the memory of another's GPU.
+        `blocks` blocks. With `via_host` no rank accesses the memory of another's GPU.
         """
 
     @property
@@ -1241,11 +1251,11 @@ class EpCudaGroup:
         """The address of the pool on the GPU."""
 
     @property
-    def is_by_host(self) -> bool:
+    def is_via_host(self) -> bool:
         """Whether ranks reach each other through the host's memory."""
 
     @property
-    def has_whole_calls(self) -> bool:
+    def can_fuse(self) -> bool:
         """Whether one launch may do a whole call of normal mode."""
 
     @property
@@ -1255,7 +1265,7 @@ class EpCudaGroup:
         """
 
     @property
-    def unreached(self) -> str | None:
+    def unreached_reason(self) -> str | None:
         """The reason why ranks of one node do not reach each other's GPU memory, or None."""
 
     @property
@@ -1265,7 +1275,7 @@ class EpCudaGroup:
     def check(self) -> None:
         """Raises the error of a call that has failed. Waits for no call."""
 
-    def tell_too_many(self, stream: int) -> None:
+    def announce_too_many(self, stream: int) -> None:
         """Enqueues a notice to peers that this rank has more tokens than a call has room for, and
         so makes no call.
         """
@@ -1276,7 +1286,7 @@ class EpCudaGroup:
         """
 
 @final
-class EpCudaDispatch:
+class EpCudaLowLatencyDispatch:
     """A dispatch."""
 
     def __new__(
@@ -1285,7 +1295,7 @@ class EpCudaDispatch:
         *,
         rows: int,
         stride: int,
-        kind: str,
+        format: str,
         len: int,
         global_scale: tuple[float, int],
         experts: int,
@@ -1293,7 +1303,7 @@ class EpCudaDispatch:
         tokens: int,
         top_k: int,
         num_experts: int,
-        slots: int,
+        max_tokens: int,
         scratch: int,
         stream: int,
     ) -> Self:
@@ -1315,24 +1325,24 @@ class EpCudaDispatch:
         table: tuple[int, int, int],
         scales: tuple[int, int, int, int] | None = None,
         tiles: tuple[int, int] | None = None,
-    ) -> EpCudaHandle:
+    ) -> EpCudaLowLatencyHandle:
         """Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address,
         and strides in words by row, expert and word; `tiles` an address, and the number of tile
         rows of each expert.
         """
 
 @final
-class EpCudaHandle:
+class EpCudaLowLatencyHandle:
     """The state of a dispatch that its combine needs."""
 
 @final
-class EpCudaCombine:
+class EpCudaLowLatencyCombine:
     """A combine."""
 
     def __new__(
         cls,
         group: EpCudaGroup,
-        handle: EpCudaHandle,
+        handle: EpCudaLowLatencyHandle,
         *,
         rows: int,
         hidden: int,
@@ -1352,42 +1362,58 @@ class EpCudaCombine:
         """Enqueues the sums, and the sends unless they were enqueued."""
 
 @final
-class EpCudaLaidOut:
+class EpCudaDispatchLayout:
     """The layout of tokens, for dispatches of the same tokens."""
 
 @final
 class EpCudaNormalDispatch:
     """A dispatch that has begun."""
 
-    def counts(self, limit: float) -> tuple[list[int], list[int]]:
-        """The received counts, once every rank has sent them: tokens by rank, and tokens that chose
-        each local expert. Waits at most `limit` seconds.
-        """
-
-    def in_place(self) -> tuple[int, int, int, int] | None:
-        """The place where rows can stay, or None: the number of rows, the offset of the first in
-        the pool, their distance in bytes, and the offset of the first scale.
-        """
+    def zero_copy_view(self) -> EpCudaZeroCopyView | None:
+        """The rows as a view of the pool, or None if they have to be copied out."""
 
 @final
 class EpCudaNormalHandle:
     """The state of a dispatch that a combine, or a dispatch to the same rows, needs."""
 
 @final
-class EpCudaNormalKind:
-    """The shape of dispatches."""
+class EpCudaDispatchShape:
+    """The shape of dispatches, and their plan."""
 
-    def __new__(cls, alike: _DispatchShape) -> Self: ...
-    def begin(self, group: EpCudaGroup, sending: _SendArgs) -> EpCudaNormalDispatch:
+    def __new__(cls, shape: _DispatchShape, ranks: int) -> Self: ...
+    @property
+    def estimate(self) -> EpRowLayout | None:
+        """The estimated layout of the next received rows."""
+
+    @estimate.setter
+    def estimate(self, estimate: EpRowLayout | None) -> None: ...
+    def learn(self, received: EpRowLayout, max_tokens: int) -> None:
+        """Remembers the received layout as the estimate for the next call, where each rank has up
+        to `max_tokens` tokens.
+        """
+
+    def workspace(
+        self, combine_scratch: int, dispatch_scratch: int, rows: EpRowLayout | None
+    ) -> EpCudaWorkspaceLayout:
+        """The layout of a workspace with so many words of scratch, for a combine and for the
+        dispatch, and, for received `rows`, with tables and small tensors.
+        """
+
+    def begin(self, group: EpCudaGroup, send_args: _SendArgs) -> EpCudaNormalDispatch:
         """Enqueues the sends of tokens."""
 
-    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _RecvArgs) -> EpCudaNormalHandle:
+    def counts(self, dispatch: EpCudaNormalDispatch, limit: float) -> tuple[EpRowLayout, list[int]]:
+        """The layout of received rows, and tokens that chose each local expert, once every rank has
+        sent its counts. Waits at most `limit` seconds.
+        """
+
+    def receive(self, dispatch: EpCudaNormalDispatch, recv_args: _RecvArgs) -> EpCudaNormalHandle:
         """Enqueues the receipt, behind the sends."""
 
     def dispatch(
-        self, group: EpCudaGroup, sending: _SendArgs, receiving: _RecvArgs, limit: float | None
+        self, group: EpCudaGroup, send_args: _SendArgs, recv_args: _RecvArgs, limit: float | None
     ) -> tuple[
-        EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None
+        EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[EpRowLayout, list[int]] | None
     ]:
         """Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a
         guess: the call waits for counts while rows are in flight. If the rows do not fit, a later
@@ -1395,10 +1421,124 @@ class EpCudaNormalKind:
         """
 
 @final
-class EpCudaParts:
-    """The layout of a workspace, which is read once for all dispatches that use it."""
+class EpRowLayout:
+    """The layout of received rows: one for each token, or one for each token and local expert."""
 
-    def __new__(cls, parts: _WorkspaceLayout) -> Self: ...
+    def __new__(
+        cls,
+        tokens: int,
+        alignment: int | None = None,
+        rows: int | None = None,
+        *,
+        is_view: bool = False,
+    ) -> Self:
+        """Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment`
+        and `rows` it has rows by token.
+        """
+
+    @staticmethod
+    def upper_bound(
+        tokens: int, alignment: int | None, top_k: int, local_experts: int
+    ) -> EpRowLayout:
+        """The layout with room for `tokens` tokens, for any choices of local experts."""
+
+    @property
+    def tokens(self) -> int:
+        """Received tokens, or an upper bound if the host has no counts."""
+
+    @property
+    def alignment(self) -> int | None:
+        """The alignment of each expert's first row; None for rows by token."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows by expert, with the gaps between experts; None for rows by token."""
+
+    @property
+    def min_combine_rows(self) -> int:
+        """The least rows of a combine's input, as far as the host has counts."""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the rows are a view of the communication buffer."""
+
+    def num_rows(self) -> int:
+        """Rows of the output tensor."""
+
+@final
+class EpCudaWorkspaceLayout:
+    """The offsets of a workspace's sub-buffers, and its length, in words of four bytes."""
+
+    @property
+    def combine_scratch(self) -> int:
+        """Scratch of the handle's first combine."""
+
+    @property
+    def dispatch_scratch(self) -> int:
+        """Scratch of the dispatch."""
+
+    @property
+    def starts(self) -> int:
+        """`[R + 1]`: the first token of each rank."""
+
+    @property
+    def per_expert(self) -> int:
+        """`[E/R]`: tokens of each local expert."""
+
+    @property
+    def src_info(self) -> int:
+        """`[m]`: token numbers at their ranks."""
+
+    @property
+    def origin(self) -> int:
+        """`[m]`: ranks of tokens, and this rank's index among the token's ranks."""
+
+    @property
+    def ends(self) -> int:
+        """`[E/R]`: the end of each expert's rows, for rows by expert."""
+
+    @property
+    def metadata(self) -> int:
+        """`[m, K + 2]`: sources and rows of tokens, for rows by expert."""
+
+    @property
+    def choices(self) -> int:
+        """Received choices."""
+
+    @property
+    def weights(self) -> int:
+        """Received weights."""
+
+    @property
+    def scales(self) -> int:
+        """Received scales."""
+
+    @property
+    def len(self) -> int:
+        """Words of the workspace."""
+
+    def is_same(self, other: Self) -> bool:
+        """Whether sub-buffers have the same offsets and lengths."""
+
+@final
+class EpCudaZeroCopyView:
+    """Received rows in the pool."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first row in the pool."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a row to the next."""
+
+    @property
+    def scales_offset(self) -> int:
+        """The offset of the first scale in the pool; 0 without scales."""
 
 @final
 class EpCudaNormalCombine:
@@ -1479,9 +1619,9 @@ def ep_nodes(of_ranks: Sequence[bytes]) -> tuple[int, int]:
     unless all have the same number of consecutive ranks.
     """
 
-def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int:
+def ep_cuda_records_len(max_tokens: int, ranks: int, top_k: int) -> int:
     """Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
-    `slots` tokens of each rank.
+    `max_tokens` tokens of each rank.
     """
 
 def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int:
@@ -1490,7 +1630,7 @@ def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -
 def ep_cuda_combine_scratch_len() -> int:
     """Bytes of memory that a combine needs on the GPU until it has ended."""
 
-def ep_cuda_room_for(
+def ep_cuda_max_tokens(
     group: EpCudaGroup,
     tokens: int,
     *,
@@ -1499,7 +1639,7 @@ def ep_cuda_room_for(
     hidden: int,
     top_k: int,
     local_experts: int,
-    stays: bool,
+    zero_copy: bool,
 ) -> int:
     """The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
     `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
@@ -1516,10 +1656,10 @@ def ep_cuda_layout(
     num_experts: int,
     per_rank: int,
     per_expert: int,
-    goes: int,
+    token_in_rank: int,
     scratch: int,
     stream: int,
-) -> EpCudaLaidOut:
+) -> EpCudaDispatchLayout:
     """Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
     Dispatches with the returned layout use the scratch memory.
     """

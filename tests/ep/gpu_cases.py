@@ -108,7 +108,7 @@ def via_host(rank: Rank) -> None:
     """Ranks use the host's memory in both modes if one of them may not use NVLink."""
     ways = [True, rank.rank() > 0, False]
     buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
-    assert [buffer._backend.native.is_by_host for buffer in buffers] == [False, True, True]
+    assert [buffer._backend.native.is_via_host for buffer in buffers] == [False, True, True]
     exact = Exact(rank, buffers[2])
     # Rows that zero copy would leave in the buffer are copied in this case.
     worst = TOKENS * rank.size()
@@ -210,9 +210,9 @@ def room_of_the_hint(rank: Rank) -> None:
         "hidden": HIDDEN,
         "top_k": 8,
         "local_experts": 128,
-        "stays": True,
+        "zero_copy": True,
     }
-    assert _core.ep_cuda_room_for(buffer._backend.native, 4096, **sizes) >= 4096
+    assert _core.ep_cuda_max_tokens(buffer._backend.native, 4096, **sizes) >= 4096
     rank.allgather(b"")
 
 
@@ -485,7 +485,7 @@ def memory_ahead(rank: Rank) -> None:
         dispatch(sent)
         left = ready(sent).next_workspace[0]
         assert dispatch(sent).workspace is left and ready(sent).next_workspace[0] is not left
-    left, estimate = ready().next_workspace[0], ready().estimate
+    left, estimate = ready().next_workspace[0], ready().native.estimate
     # The rows have the layout of the estimate, but this call does not wait for counts.
     handle = dispatch(num_worst_tokens=estimate.tokens)
     assert handle.workspace is not left and ready().next_workspace[0] is left
@@ -543,10 +543,8 @@ def few_blocks(rank: Rank) -> None:
     if rank.size() == 1:
         exact.buffer._backend.plans.plans.clear()
         elastic._backend.plans.plans.clear()
-        with mock.patch.object(_core, "EpCudaNormalKind") as kind:
-            begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(
-                side_effect=ValueError
-            )
+        begun = mock.Mock(side_effect=ValueError)
+        with mock.patch.multiple(_core.EpCudaDispatchShape, begin=begun, dispatch=begun):
             for call in (
                 lambda: exact.dispatch(config=config),
                 exact.dispatch,
@@ -554,8 +552,8 @@ def few_blocks(rank: Rank) -> None:
                 lambda: elastic.dispatch(x, handle=kept),
             ):
                 pytest.raises(ValueError, call)
-        blocks = 10
-        assert [call.args[1][blocks] for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
+        blocks = [call.args[1].max_blocks for call in begun.call_args_list]
+        assert blocks == [2, Buffer.num_sms, 6, 0]
         with mock.patch.object(_core, "EpCudaNormalCombine", side_effect=ValueError) as begun:
             pytest.raises(ValueError, exact.buffer.combine, rows, handle, config=config)
             pytest.raises(ValueError, elastic.combine, rows, kept)
@@ -829,30 +827,40 @@ def estimates(rank: Rank) -> None:
     small, and others far off; several kinds by turns, and no tokens after many. The received rows
     are the same with and without a guess."""
     varying, size = Varying(rank, HIDDEN, 600), rank.size()
-    plans = varying.buffer._backend.plans.plans
     several = [[600] * size, [0] * size, [40] * size, [600] * size]
     for tokens in several * 2:
         varying.call(tokens, 3, is_again=True)
-    with mock.patch.object(row_layouts(), "add_headroom", lambda count: count):
-        for wrong_by in (0, 1, 300):
-            # The same call again; its guess is the received number less ``wrong_by``.
-            varying.calls = 100
+    for wrong_by in (0, 1, 300):
+        # The same call again; its guess is the received number less ``wrong_by``.
+        varying.calls = 100
+        with mock.patch.object(shape_plan(), "update_estimate", estimate_with(-wrong_by)):
             varying.call([600] * size, 3)
-            for plan in filter(lambda plan: plan.estimate, plans.values()):
-                tokens = max(plan.estimate.tokens - wrong_by, 0)
-                plan.estimate = plan.estimate._replace(tokens=tokens)
-            varying.calls = 100
-            varying.call([600] * size, 3, is_again=True)
-            # A different call follows at once.
-            varying.call([40] * size, 3)
+        varying.calls = 100
+        varying.call([600] * size, 3, is_again=True)
+        # A different call follows at once.
+        varying.call([40] * size, 3)
     varying.end()
 
 
-def row_layouts() -> Any:
-    """The module that adds headroom to estimates."""
-    from uccl.ep import _row_layout
+def shape_plan() -> Any:
+    """The class that has the estimates."""
+    from uccl.ep._cuda.call_shape import ShapePlan
 
-    return _row_layout
+    return ShapePlan
+
+
+def estimate_with(spare: int) -> Callable[[Any, Any, int], None]:
+    """Makes estimates of the received number and ``spare`` rows, with the gap of the alignment."""
+    from uccl.ep._row_layout import RowLayout
+
+    def update_estimate(plan: Any, received: Any, max_tokens: int) -> None:
+        rows, unit = received.rows, received.alignment
+        if rows is not None:
+            rows = -(-max(rows + spare, 0) // unit) * unit
+        if plan.shape.has_estimate:
+            plan.native.estimate = RowLayout(max(received.tokens + spare, 0), unit, rows)
+
+    return update_estimate
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -917,10 +925,8 @@ def estimates_by_expert(rank: Rank) -> None:
         first = dispatch(is_col_major)
         for spare in (64, 0, -1, -5, -1000):
             # The room for rows by expert also holds the padding of the alignment.
-            more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
-            with mock.patch.object(row_layouts(), "add_headroom", more):
-                for plan in plans.values():
-                    plan.update_estimate(first[3].state.row_layout, TOKENS)
+            for plan in plans.values():
+                estimate_with(spare)(plan, first[3].state.row_layout, TOKENS)
             estimated = dispatch(is_col_major)
             same_by_expert(estimated, first)
             rows, _, _, again, _ = elastic.dispatch(x, handle=estimated[3])

@@ -55,7 +55,7 @@ def gpus(monkeypatch):
             self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, via_host: bool
         ) -> None:
             made.append(device)
-            self.native = SimpleNamespace(nodes=(1, ranks.size), has_whole_calls=True)
+            self.native = SimpleNamespace(nodes=(1, ranks.size), can_fuse=True)
 
     monkeypatch.delenv("UCCL_EP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

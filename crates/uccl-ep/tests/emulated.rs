@@ -222,7 +222,7 @@ const NORMAL: Normal = Normal {
     has_layout: false,
     by_expert: None,
     is_each: false,
-    zeroes_gaps: false,
+    zero_gaps: false,
     lost: None,
     masks: None,
     fault: None,
@@ -248,7 +248,7 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     // itself.
     let by_choice = Normal { order: Order::ByChoice, top_k: 4, hidden: 72, ranks: 3, ..NORMAL };
     for is_each in [false, true] {
-        let by_expert = Normal { by_expert: Some(4), is_each, zeroes_gaps: true, ..by_choice };
+        let by_expert = Normal { by_expert: Some(4), is_each, zero_gaps: true, ..by_choice };
         Normal { places: 1, is_worst: true, is_cached: true, ..by_expert }.run();
     }
     // More tokens than threads of a warp.
@@ -292,7 +292,7 @@ fn a_guess_of_how_much_arrives_changes_no_bytes() {
     for guess in [0, 12, 40] {
         let several = Normal { guess: Some(guess), ranks: 2, rounds: 12, slots: 20, ..full };
         Normal { is_cached: true, is_full: false, ..several }.run();
-        let by_expert = Normal { by_expert: Some(4), zeroes_gaps: true, ..several };
+        let by_expert = Normal { by_expert: Some(4), zero_gaps: true, ..several };
         Normal { order: Order::ByChoice, rounds: 4, ..by_expert }.run();
     }
     // Parts of several tokens, and more blocks.

@@ -51,7 +51,7 @@ const NORMAL: Normal = Normal {
     has_layout: false,
     by_expert: None,
     is_each: false,
-    zeroes_gaps: false,
+    zero_gaps: false,
     lost: None,
     masks: None,
     fault: None,
@@ -277,10 +277,10 @@ fn rows_by_expert_are_the_bytes_of_the_cpu() {
     let by_expert = Normal { slots: 96, rounds: 1, ..by_expert };
     for ranks in [1, 2, 4] {
         for is_worst in [false, true] {
-            Normal { ranks, is_worst, zeroes_gaps: is_worst, ..by_expert }.run();
+            Normal { ranks, is_worst, zero_gaps: is_worst, ..by_expert }.run();
         }
     }
-    Normal { scales: 56, is_cached: true, zeroes_gaps: true, ..by_expert }.run();
+    Normal { scales: 56, is_cached: true, zero_gaps: true, ..by_expert }.run();
     Normal { is_each: true, is_cached: true, ranks: 4, ..by_expert }.run();
     let small = Normal { by_expert: Some(16), slots: 32, hidden: 512, is_worst: true, ..by_expert };
     Normal { rounds: 40, places: 1, is_cached: true, ranks: 4, ..small }.run();

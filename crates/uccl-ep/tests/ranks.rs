@@ -183,7 +183,7 @@ fn dispatched(
         scales: None,
         choices: None,
         weights: Some(weights.as_mut_ptr()),
-        zeroes_foreign_weights: false,
+        zero_foreign_weights: false,
     };
     // SAFETY: the vectors have as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
@@ -424,7 +424,7 @@ fn large_rows_arrive(is_stable: bool) {
             scales: None,
             choices: None,
             weights: None,
-            zeroes_foreign_weights: false,
+            zero_foreign_weights: false,
         };
         let layout = RowLayout::ByExpert((0..len / most).map(|expert| expert * most).collect());
         // SAFETY: there is memory for as many rows.
@@ -679,7 +679,7 @@ fn gives_up(give_up: impl Fn(Dispatch) + Sync) {
             scales: None,
             choices: None,
             weights: None,
-            zeroes_foreign_weights: false,
+            zero_foreign_weights: false,
         };
         let text = match group.rank() {
             0 => {
@@ -713,7 +713,7 @@ fn a_rank_that_has_too_little_room_for_its_rows_tells_the_others() {
             scales: None,
             choices: None,
             weights: None,
-            zeroes_foreign_weights: false,
+            zero_foreign_weights: false,
         };
         // SAFETY: nothing is written, as there is too little room.
         let why =

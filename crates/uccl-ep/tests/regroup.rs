@@ -171,7 +171,7 @@ fn received(dispatch: Dispatch) -> Result<Received> {
         scales: None,
         choices: None,
         weights: None,
-        zeroes_foreign_weights: false,
+        zero_foreign_weights: false,
     };
     let layout = RowLayout::ByExpert((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
     // SAFETY: the vector has as many rows.

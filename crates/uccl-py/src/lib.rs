@@ -73,7 +73,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyNormalDispatch>()?;
     m.add_class::<ep::PyNormalHandle>()?;
     m.add_class::<ep::PyDispatchShape>()?;
+    m.add_class::<ep::PyRowLayout>()?;
     m.add_class::<ep::PyWorkspaceLayout>()?;
+    m.add_class::<ep::PyZeroCopyView>()?;
     m.add_class::<ep::PyNormalCombine>()?;
     m.add_class::<ep_settings::PySettings>()?;
     m.add_function(wrap_pyfunction!(ep_settings::ep_settings, m)?)?;
@@ -85,7 +87,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::cuda_records_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
-    m.add_function(wrap_pyfunction!(ep::cuda_room_for, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_max_tokens, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_layout, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;

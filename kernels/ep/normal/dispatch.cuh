@@ -366,7 +366,7 @@ __device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const
     bool is_here = local_choice.local != NO_EXPERT;
     put_choice(p, at, is_here ? static_cast<int>(local_choice.local) : -1);
     if (p.weights != 0) {
-      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? metadata.weight : 0.0f;
+      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zero_foreign_weights == 0 ? metadata.weight : 0.0f;
     }
   }
   if (lane == 0 && p.origin != 0) store_origin(p, a, metadata.sent);
@@ -560,7 +560,7 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, NormalR
 // Fills the rows without a token: zeros between experts, and choices of -1 up to `end`. All warps.
 __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const NormalReceiveState& s, u32 end) {
   Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
-  if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
+  if (p.zero_gaps != 0) zero_gaps(p, s, team);
   if (p.choices == 0) return;
   // These rows have no expert.
   u32 ranks = p.group.ranks;

@@ -18,7 +18,7 @@ from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._handles import EPHandle
 from uccl.ep._ranks import Ranks, node_of_environment
-from uccl.ep._row_layout import RowLayout, max_expert_rows
+from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import align, align_all
 
 UNIT = 2 << 20
@@ -77,7 +77,9 @@ class ElasticOptions:
     def max_expanded_tokens(self) -> int:
         """The most rows by expert, with the gaps between experts."""
         tokens = self.num_ranks * self.max_tokens
-        return max_expert_rows(tokens, self.top_k, self._local_experts(), self.alignment)
+        local_experts = self._local_experts()
+        most = RowLayout.upper_bound(tokens, self.alignment, self.top_k, local_experts)
+        return most.num_rows()
 
     def _local_experts(self) -> int:
         return self.num_experts // self.num_ranks

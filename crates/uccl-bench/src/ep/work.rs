@@ -402,6 +402,6 @@ fn outputs(rows: &mut [u16], stride: usize) -> DispatchOutput {
         scales: None,
         choices: None,
         weights: None,
-        zeroes_foreign_weights: false,
+        zero_foreign_weights: false,
     }
 }

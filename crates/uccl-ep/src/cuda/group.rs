@@ -103,7 +103,7 @@ pub struct Group {
     config: Config,
     context: &'static Context,
     windows: Windows,
-    unreached: Option<String>,
+    unreached_reason: Option<String>,
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Arc<Reports>,
@@ -141,7 +141,7 @@ impl Group {
             Reach::Any | Reach::ViaHost => may_be_direct(&config, exchange)?,
         };
         // All ranks learn whether that succeeds, so all continue in the same way.
-        let unreached = match is_direct {
+        let unreached_reason = match is_direct {
             true => match Self::join_directly(&config, exchange)? {
                 Ok(group) => return Ok(Arc::new(group)),
                 Err(why) => Some(why.to_string()),
@@ -149,7 +149,7 @@ impl Group {
             false => None,
         };
         let group = Self::join_via_host(&config, exchange)?;
-        Ok(Arc::new(Self { unreached, ..group }))
+        Ok(Arc::new(Self { unreached_reason, ..group }))
     }
 
     /// All ranks know of the inner error.
@@ -220,8 +220,8 @@ impl Group {
     /// The reason why ranks of one node do not reach each other's GPU memory, if [`Reach::Any`] was
     /// tried.
     #[must_use]
-    pub fn unreached(&self) -> Option<&str> {
-        self.unreached.as_deref()
+    pub fn unreached_reason(&self) -> Option<&str> {
+        self.unreached_reason.as_deref()
     }
 
     /// Counts of traffic over the network; `None` if there is none.
@@ -459,7 +459,7 @@ impl Resources {
             config,
             context,
             windows,
-            unreached: None,
+            unreached_reason: None,
             kernels,
             own,
             reports,

@@ -473,11 +473,11 @@ kernel_struct! {
         local_experts: u32,
         is_64: u32,
         /// Whether weights of other ranks' experts become 0.
-        zeroes_foreign: u32,
+        zero_foreign_weights: u32,
         /// The alignment of an expert's first row; 0: rows are by token.
         alignment: u32,
         /// Whether rows between those of experts become 0.
-        zeroes_gaps: u32,
+        zero_gaps: u32,
         /// Rows from a rank's first to the next rank's; 0: without gaps.
         spread: u32,
     }

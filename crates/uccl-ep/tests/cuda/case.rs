@@ -292,7 +292,7 @@ impl Case {
             }),
             choices: None,
             weights: None,
-            zeroes_foreign_weights: false,
+            zero_foreign_weights: false,
         };
         let layout = RowLayout::ByExpert((0..local).map(|expert| expert * rows).collect());
         let room = Room::Tokens(self.slots);
@@ -373,7 +373,7 @@ impl Case {
             let config = self.config(me, Duration::from_secs(20));
             let group = cuda::Group::join(config, &mut spoils).expect("it joins");
             assert!(group.is_via_host(), "rank {me}");
-            group.unreached().map(str::to_owned)
+            group.unreached_reason().map(str::to_owned)
         });
         let is_named = errors[0].as_ref().is_some_and(|why| why.contains("rank 1"));
         assert!(is_named && errors.iter().all(Option::is_some), "{errors:?}");

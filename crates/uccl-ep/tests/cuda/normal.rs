@@ -66,7 +66,7 @@ pub(crate) struct Normal {
     /// Whether the row of each expert is sent back, and not their sum.
     pub(crate) is_each: bool,
     /// Whether the rows between experts' rows become 0.
-    pub(crate) zeroes_gaps: bool,
+    pub(crate) zero_gaps: bool,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Loss)>,
     /// Ranks that are left out for a while, in steps that replace `rounds`.
@@ -173,7 +173,7 @@ impl Normal {
             guess: random.bool().then(|| random.usize(..=4 * self.slots)),
             is_cached: random.bool(),
             by_expert: (top_k > 0 && random.bool()).then(|| random.usize(1..=5)),
-            zeroes_gaps: random.bool(),
+            zero_gaps: random.bool(),
             ..self
         };
         drawn.is_each =
@@ -478,7 +478,7 @@ impl Normal {
 
     /// Whether weights of other ranks' experts become 0: in the first interface they do, in the
     /// second they do not.
-    fn zeroes_foreign(&self) -> bool {
+    fn zero_foreign_weights(&self) -> bool {
         self.order == Order::ByRank
     }
 }

@@ -64,7 +64,7 @@ fn received(
             scales: None,
             choices: None,
             weights: None,
-            zeroes_foreign_weights: false,
+            zero_foreign_weights: false,
         };
         // SAFETY: there is memory for as many rows.
         unsafe { dispatch.receive(outputs, layout, &mut never) }.unwrap();

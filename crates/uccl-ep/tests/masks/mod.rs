@@ -343,7 +343,7 @@ fn rows_of_a_rank_that_is_lost_between_rounds_are_blank() {
                 scales: None,
                 choices: (!by_experts).then_some(ChoicesOut::I32(chosen.as_mut_ptr())),
                 weights: Some(weights.as_mut_ptr()),
-                zeroes_foreign_weights: true,
+                zero_foreign_weights: true,
             };
             let layout = match by_experts {
                 true => RowLayout::ByExpert(vec![0, 2 * EACH]),

@@ -46,8 +46,8 @@ fn address<T>(at: usize) -> Option<*mut T> {
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesTuple = (usize, usize, usize, usize);
 
-pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
-    Ok(match kind {
+pub(super) fn payload(format: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
+    Ok(match format {
         "bytes" => Payload::Bytes(len),
         "exact" => Payload::Quantised(len, ScaleFormat::Exact),
         "power" => Payload::Quantised(len, ScaleFormat::PowerOfTwo),
@@ -66,11 +66,11 @@ pub(crate) struct PyDispatch {
 
 #[pymethods]
 impl PyDispatch {
-    /// Starts to send tokens; with `relays`, once to each other node, if the group can. `slots` is
-    /// the limit of each rank's tokens; without it the call takes `room` bytes. With `stays` the
-    /// rows do not change until the call has ended.
+    /// Starts to send tokens; with `relays`, once to each other node, if the group can.
+    /// `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
+    /// With `is_stable` the rows do not change until the call has ended.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false, stays=false))]
+    #[pyo3(signature = (group, routing, *, rows, stride, format, len, global_scale=1.0, scales=None, weights=0, max_tokens=None, room=0, relays=false, is_stable=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -78,15 +78,15 @@ impl PyDispatch {
         routing: &PyRouting,
         rows: usize,
         stride: usize,
-        kind: &str,
+        format: &str,
         len: usize,
         global_scale: f32,
         scales: Option<ScalesTuple>,
         weights: usize,
-        slots: Option<usize>,
+        max_tokens: Option<usize>,
         room: usize,
         relays: bool,
-        stays: bool,
+        is_stable: bool,
     ) -> PyResult<Self> {
         let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words: words as *const u32,
@@ -98,12 +98,12 @@ impl PyDispatch {
         let tokens = DispatchInput {
             rows: rows as *const u8,
             stride,
-            payload: payload(kind, len, global_scale)?,
+            payload: payload(format, len, global_scale)?,
             scales,
             weights,
-            is_stable: stays,
+            is_stable,
         };
-        let room = slots.map_or(Room::Bytes(room), Room::Tokens);
+        let room = max_tokens.map_or(Room::Bytes(room), Room::Tokens);
         let (group, routing, tokens) =
             (Arc::clone(&group.group), Arc::clone(&routing.routing), TensorRefs(tokens));
         let dispatch = engine(py, move |interrupted| {
@@ -151,7 +151,7 @@ impl PyDispatch {
 
     /// Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
     /// `tiles` for scales are their address, and the number of their rows for each expert.
-    #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
+    #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zero_foreign_weights=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -164,7 +164,7 @@ impl PyDispatch {
         choices: usize,
         is_64: bool,
         weights: usize,
-        zeroes_foreign: bool,
+        zero_foreign_weights: bool,
         starts: Option<Vec<usize>>,
     ) -> PyResult<PyHandle> {
         let strided = |(words, row_stride, expert_stride, word_stride)| {
@@ -185,7 +185,7 @@ impl PyDispatch {
             scales,
             choices,
             weights: address(weights),
-            zeroes_foreign_weights: zeroes_foreign,
+            zero_foreign_weights,
         });
         let layout = starts.map_or(RowLayout::ByToken, RowLayout::ByExpert);
         let handle = engine(py, move |interrupted| {
@@ -211,10 +211,10 @@ pub(crate) struct PyCombine {
 #[pymethods]
 impl PyCombine {
     /// Starts to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or "choice",
-    /// is the order in which relays sum them; without it every row is sent all the way. `leaves`
+    /// is the order in which relays sum them; without it every row is sent all the way. `has_hook`
     /// leaves rows in a block, where their receivers read them.
     #[new]
-    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false, leaves=false, relays=None))]
+    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, is_stable=false, has_hook=false, relays=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -226,8 +226,8 @@ impl PyCombine {
         sends: &str,
         weights: usize,
         is_packed: bool,
-        stays: bool,
-        leaves: bool,
+        is_stable: bool,
+        has_hook: bool,
         relays: Option<&str>,
     ) -> PyResult<Self> {
         let sends = match sends {
@@ -255,7 +255,7 @@ impl PyCombine {
             weights,
             is_packed,
             relays,
-            is_stable: stays,
+            is_stable,
         });
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
@@ -263,7 +263,7 @@ impl PyCombine {
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has
             // ended.
             let mut combine = unsafe { Combine::begin(&handle, input, interrupted) }?;
-            if leaves {
+            if has_hook {
                 combine.leave_rows();
             }
             Ok(combine)

@@ -94,7 +94,7 @@ impl PyGroup {
     }
 
     /// By rank, whether it is present, masked or not.
-    fn there(&self) -> Vec<bool> {
+    fn present(&self) -> Vec<bool> {
         (0..self.group.ranks()).map(|rank| self.group.has(rank)).collect()
     }
 
@@ -146,20 +146,26 @@ impl PyRouting {
         Ok(Self { routing: Arc::new(routing) })
     }
 
-    /// Routes tokens by ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert` counts
-    /// the tokens of each expert.
+    /// Routes tokens by ranks: `tokens * ranks` bytes at `token_in_rank`, each 0 or 1. `per_expert`
+    /// counts the tokens of each expert.
     #[staticmethod]
-    #[pyo3(signature = (*, goes, tokens, per_expert, ranks))]
-    fn by_rank(goes: usize, tokens: usize, per_expert: Vec<u32>, ranks: usize) -> PyResult<Self> {
-        let goes: Vec<bool> = match tokens * ranks {
+    #[pyo3(signature = (*, token_in_rank, tokens, per_expert, ranks))]
+    fn by_rank(
+        token_in_rank: usize,
+        tokens: usize,
+        per_expert: Vec<u32>,
+        ranks: usize,
+    ) -> PyResult<Self> {
+        let token_in_rank: Vec<bool> = match tokens * ranks {
             0 => Vec::new(),
             // SAFETY: the caller passes a tensor of as many contiguous bytes.
-            count => unsafe { slice::from_raw_parts(goes as *const u8, count) }
+            count => unsafe { slice::from_raw_parts(token_in_rank as *const u8, count) }
                 .iter()
                 .map(|go| *go != 0)
                 .collect(),
         };
-        let routing = Routing::by_rank(&goes, &per_expert, ranks).map_err(|e| exception(&e))?;
+        let routing =
+            Routing::by_rank(&token_in_rank, &per_expert, ranks).map_err(|e| exception(&e))?;
         Ok(Self { routing: Arc::new(routing) })
     }
 
@@ -195,7 +201,7 @@ impl PyRouting {
     }
 
     /// Fills `tokens * ranks` bytes: by token and rank, 1 if the token is sent to the rank, else 0.
-    fn fill_goes(&self, py: Python<'_>, out: usize) {
+    fn fill_token_in_rank(&self, py: Python<'_>, out: usize) {
         let (routing, ranks) = (&self.routing, self.routing.ranks());
         py.detach(|| {
             let out = out as *mut u8;

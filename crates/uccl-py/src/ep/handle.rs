@@ -27,9 +27,9 @@ impl PyHandle {
         self.handle.relayed.len()
     }
 
-    /// Fills the tables of low latency mode, for `slots` rows of each local expert: the token of
+    /// Fills the tables of low latency mode, with `rows` rows for each local expert: the token of
     /// each row (i32), and, by expert and rank, the first row and the number of rows (i64).
-    fn fill_low_latency(&self, py: Python<'_>, src_info: usize, layout_range: usize, slots: usize) {
+    fn fill_low_latency(&self, py: Python<'_>, src_info: usize, layout_range: usize, rows: usize) {
         let handle = &self.handle;
         py.detach(|| {
             let (src_info, layout_range) = (src_info as *mut i32, layout_range as *mut i64);
@@ -48,14 +48,14 @@ impl PyHandle {
                     unsafe { layout_range.add(expert * ranks + rank).write(begin << 32 | count) };
                     begin += count;
                 }
-                debug_assert!(begin <= slots as i64, "rows of an expert");
+                debug_assert!(begin <= rows as i64, "rows of an expert");
             }
         });
     }
 
-    /// Fills `[m, K + 2]` i32 for the received tokens: `rank * most + token`, `rank * K + k` with
-    /// the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
-    fn fill_source_metadata(&self, py: Python<'_>, out: usize, most: i32) {
+    /// Fills `[m, K + 2]` i32 for the received tokens: `rank * max_tokens + token`, `rank * K + k`
+    /// with the last choice `k` that is of this rank, and, by choice, its row by experts, or -1.
+    fn fill_source_metadata(&self, py: Python<'_>, out: usize, max_tokens: i32) {
         let handle = &self.handle;
         py.detach(|| {
             let (out, width) = (out as *mut i32, handle.width());
@@ -68,7 +68,7 @@ impl PyHandle {
                     let row = out.add(at * width);
                     row.copy_from_nonoverlapping(entry.as_ptr(), width);
                     // A token that was counted and did not arrive has no place.
-                    row.write(if rank < 0 { -1 } else { rank * most + token });
+                    row.write(if rank < 0 { -1 } else { rank * max_tokens + token });
                     row.add(1).write(if rank < 0 { -1 } else { rank * top_k + last_choice });
                 }
             }

@@ -27,8 +27,9 @@ pub(crate) use self::{
     calls::{PyCombine, PyDispatch},
     cuda::{
         PyCudaGroup, PyDispatchLayout, PyDispatchShape, PyLowLatencyCombine, PyLowLatencyDispatch,
-        PyLowLatencyHandle, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyWorkspaceLayout,
-        cuda_combine_scratch_len, cuda_layout, cuda_records_len, cuda_room_for, cuda_scratch_len,
+        PyLowLatencyHandle, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyRowLayout,
+        PyWorkspaceLayout, PyZeroCopyView, cuda_combine_scratch_len, cuda_layout, cuda_max_tokens,
+        cuda_records_len, cuda_scratch_len,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,

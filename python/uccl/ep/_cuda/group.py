@@ -56,10 +56,10 @@ class CudaGroup:
             blocks=blocks,
             is_alone=is_alone,
             node=node_of_environment(),
-            by_host=via_host,
+            via_host=via_host,
             exchange=ranks.exchange,
         )
-        why = self.native.unreached
+        why = self.native.unreached_reason
         if why is not None:
             warnings.warn(
                 "GPUs of one node do not reach each other's memory, so calls take the slower way "

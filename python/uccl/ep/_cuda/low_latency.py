@@ -108,11 +108,11 @@ class LowLatencyMode:
         layout_range = empty((local, ranks), torch.int64)
         start = memory.data_ptr()
         records_at = start + 4 * records
-        native = _core.EpCudaDispatch(
+        native = _core.EpCudaLowLatencyDispatch(
             group.native,
             rows=x.data_ptr(),
             stride=2 * hidden,
-            kind=row_format.name,
+            format=row_format.name,
             len=row_format.row_len(hidden),
             global_scale=row_format.global_scale_on(device),
             experts=topk_idx.data_ptr(),
@@ -120,7 +120,7 @@ class LowLatencyMode:
             tokens=tokens,
             top_k=top_k,
             num_experts=num_experts,
-            slots=max_tokens,
+            max_tokens=max_tokens,
             scratch=start + dispatch_scratch,
             stream=stream,
         )
@@ -161,7 +161,7 @@ class LowLatencyMode:
         stream = group.stream()
         group.keep_for(stream, handle.stream, (handle.memory,))
         memory, scratch = group.combine_scratch_of(handle)
-        native = _core.EpCudaCombine(
+        native = _core.EpCudaLowLatencyCombine(
             group.native,
             handle.native,
             rows=x.data_ptr(),

@@ -54,7 +54,7 @@ class NormalMode:
             num_experts=num_experts,
             per_rank=address(per_rank),
             per_expert=address(per_expert),
-            goes=address(token_in_rank),
+            token_in_rank=address(token_in_rank),
             scratch=memory.data_ptr() + 4 * scratch_at,
             stream=stream,
         )

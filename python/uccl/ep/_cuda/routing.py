@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from uccl import _core
 from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._cuda.workspace import Workspace, WorkspaceOffsets
+from uccl.ep._cuda.workspace import Workspace
 from uccl.ep._row_layout import RowLayout, rows_of_choices
 
 #: As in the kernels: a token's origin is its rank times this, plus an index.
@@ -165,8 +166,8 @@ class CudaHandle:
         origin = self.workspace.tensor(offsets.origin, (tokens,))
         return metadata_by_token(origin, self.source_tokens(), choices, self.max_tokens)
 
-    def _offsets(self) -> WorkspaceOffsets:
-        return self.workspace.layout.offsets
+    def _offsets(self) -> _core.EpCudaWorkspaceLayout:
+        return self.workspace.layout
 
     def _experts(self) -> int:
         return self.routing.num_experts // self.group.ranks

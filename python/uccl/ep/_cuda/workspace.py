@@ -9,55 +9,10 @@ import torch
 from uccl import _core
 from uccl.ep._tensors import align
 
-#: Alignment of an offset, in words of four bytes: torch has other kernels for tensors that are not
-#: aligned so.
-OFFSET_WORDS = 4
-
 
 def to_words(length: int) -> int:
     """Rounds a length in bytes up to words of four bytes."""
     return align(length, 4) // 4
-
-
-class WorkspaceOffsets(NamedTuple):
-    """The sub-buffers of a workspace: their offsets or lengths, in words of four bytes."""
-
-    combine_scratch: int
-    """Scratch of the handle's first combine."""
-    dispatch_scratch: int
-    """Scratch of the dispatch."""
-    starts: int
-    """``[R + 1]``: the first token of each rank."""
-    per_expert: int
-    """``[E/R]``: tokens of each local expert."""
-    src_info: int
-    """``[m]``: token numbers at their ranks."""
-    origin: int
-    """``[m]``: ranks of tokens, and this rank's index among the token's ranks."""
-    ends: int
-    """``[E/R]``: the end of each expert's rows, for rows by expert."""
-    metadata: int
-    """``[m, K + 2]``: sources and rows of tokens, for rows by expert."""
-    choices: int
-    weights: int
-    scales: int
-
-    def packed(self) -> WorkspaceLayout:
-        """The layout of sub-buffers with these lengths, one behind the other."""
-        offsets, end = [], 0
-        for length in self:
-            offsets.append(end)
-            end += align(length, OFFSET_WORDS)
-        return WorkspaceLayout(WorkspaceOffsets(*offsets), end)
-
-
-class WorkspaceLayout:
-    """The offsets of a workspace's sub-buffers, and its length in words."""
-
-    def __init__(self, offsets: WorkspaceOffsets, length: int) -> None:
-        self.offsets, self.length = offsets, length
-        #: The engine's copy of the offsets.
-        self.native = _core.EpCudaParts(offsets)
 
 
 class Workspace(NamedTuple):
@@ -66,7 +21,7 @@ class Workspace(NamedTuple):
     memory: torch.Tensor
     address: int
     """The address of the memory."""
-    layout: WorkspaceLayout
+    layout: _core.EpCudaWorkspaceLayout
 
     def tensor(
         self,

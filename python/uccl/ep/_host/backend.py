@@ -58,7 +58,7 @@ class HostBackend(NormalMode, LowLatencyMode):
 
     def clear_masks(self) -> None:
         """Readmits all ranks that are there."""
-        for rank, is_there in enumerate(self.native.there()):
+        for rank, is_there in enumerate(self.native.present()):
             if is_there:
                 self.native.mask(rank, False)
 

@@ -117,11 +117,11 @@ class LowLatencyMode:
             routing,
             rows=address(x),
             stride=2 * hidden,
-            kind=row_format.name,
+            format=row_format.name,
             len=row_format.row_len(hidden),
             global_scale=row_format.global_scale_on(CPU)[0],
-            slots=max_tokens,
-            stays=not has_hook,
+            max_tokens=max_tokens,
+            is_stable=not has_hook,
         )
         return HostLowLatencyDispatch(native, recv, (local, rows, ranks), stats, waits)
 
@@ -156,7 +156,7 @@ class LowLatencyMode:
             hidden=hidden,
             sends="each",
             is_packed=use_logfmt,
-            stays=zero_copy or not has_hook,
-            leaves=has_hook,
+            is_stable=zero_copy or not has_hook,
+            has_hook=has_hook,
         )
         return HostLowLatencyCombine(native, choices, out, waits)

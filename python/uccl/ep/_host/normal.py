@@ -124,7 +124,7 @@ class NormalMode:
         ranks = self.native.ranks
         check("is_token_in_rank", token_in_rank, (None, ranks), torch.bool)
         native = _core.EpRouting.by_rank(
-            goes=address(token_in_rank),
+            token_in_rank=address(token_in_rank),
             tokens=token_in_rank.shape[0],
             per_expert=per_expert.tolist(),
             ranks=ranks,
@@ -154,15 +154,15 @@ class NormalMode:
             routing.native,
             rows=address(rows),
             stride=row_bytes,
-            kind="bytes",
+            format="bytes",
             len=row_bytes,
             scales=scales_in(scales, tokens),
             weights=address(weights),
             # Without a limit there may be several rounds, and two calls are in flight at a time.
             room=self.native.pool_len // 2 // 64 * 64 if max_tokens is None else 0,
-            slots=max_tokens,
+            max_tokens=max_tokens,
             relays=options.uses_relays,
-            stays=max_tokens is not None,
+            is_stable=max_tokens is not None,
         )
         with call:
             rank_counts, expert_counts = call.counts()
@@ -241,7 +241,7 @@ class NormalMode:
             hidden=hidden,
             sends=options.sends,
             weights=weights_address(weights),
-            stays=True,
+            is_stable=True,
             relays=options.sums if options.uses_relays else None,
         )
         combine.finish(
@@ -277,7 +277,7 @@ def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:
 def token_in_rank_of(routing: Any, ranks: int) -> torch.Tensor:
     """``[n, R]`` bool: whether each token goes to each rank."""
     token_in_rank = torch.empty((routing.tokens, ranks), dtype=torch.bool)
-    routing.fill_goes(address(token_in_rank))
+    routing.fill_token_in_rank(address(token_in_rank))
     return token_in_rank
 
 
@@ -286,7 +286,7 @@ def row_ends(per_expert: list[int], alignment: int) -> list[int]:
     return list(accumulate(align_all(per_expert, alignment), initial=0))
 
 
-def receive(call: Any, to: Received, starts: list[int] | None, zeroes_foreign: bool) -> Any:
+def receive(call: Any, to: Received, starts: list[int] | None, zero_foreign_weights: bool) -> Any:
     """Copies the received rows of a dispatch to these tensors, and returns the engine's handle."""
     rows, scales, choices, scale_args = to.rows, to.scales, to.choices, None
     if scales is not None:
@@ -300,7 +300,7 @@ def receive(call: Any, to: Received, starts: list[int] | None, zeroes_foreign: b
         choices=address(choices),
         is_64=choices is not None and choices.dtype == torch.int64,
         weights=address(to.weights),
-        zeroes_foreign=zeroes_foreign,
+        zero_foreign_weights=zero_foreign_weights,
         starts=starts,
     )
 

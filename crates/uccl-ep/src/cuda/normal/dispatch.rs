@@ -318,9 +318,9 @@ impl Dispatch {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             is_64: u32::from(outputs.is_64),
-            zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
+            zero_foreign_weights: u32::from(outputs.zero_foreign_weights),
             alignment: by_expert.map_or(0, |layout| layout.alignment as u32),
-            zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
+            zero_gaps: u32::from(outputs.zero_gaps && by_expert.is_some()),
             spread: spread as u32,
         };
         Ok((receive, rows))

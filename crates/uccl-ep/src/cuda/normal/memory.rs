@@ -146,10 +146,10 @@ pub struct DispatchOutput {
     /// f32 by row and choice; or, where rows are by expert, by row; or 0.
     pub weights: u64,
     /// Whether weights of other ranks' experts become 0.
-    pub zeroes_foreign_weights: bool,
+    pub zero_foreign_weights: bool,
     /// Whether the rows that alignment leaves between experts become 0, with their scales and
     /// weights.
-    pub zeroes_gaps: bool,
+    pub zero_gaps: bool,
     /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier
     /// dispatch.
     pub tables: Option<RowTables>,

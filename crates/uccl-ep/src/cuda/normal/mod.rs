@@ -16,6 +16,7 @@ mod combine;
 mod dispatch;
 mod layout;
 mod memory;
+mod plan;
 mod shape;
 mod zero_copy;
 
@@ -27,6 +28,7 @@ pub use self::{
         DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn,
         ScalesOut, TokenRanks,
     },
+    plan::{Plan, PlanShape, RowLayout, WorkspaceLayout},
     shape::CallShape,
     zero_copy::ZeroCopyView,
 };

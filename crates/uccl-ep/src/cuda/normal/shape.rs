@@ -33,9 +33,9 @@ impl CallShape {
     ///
     /// # Errors
     /// This rank has more `tokens`.
-    pub fn room_for(&self, tokens: usize, group: &Group) -> Result<usize> {
+    pub fn max_tokens(&self, tokens: usize, group: &Group) -> Result<usize> {
         let (pool, ranks) = (group.pool_len(), group.ranks());
-        let most = self.most_tokens_in(pool, ranks);
+        let most = self.max_tokens_in(pool, ranks);
         if tokens <= most {
             return Ok(most);
         }
@@ -48,7 +48,7 @@ impl CallShape {
         )))
     }
 
-    fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
+    fn max_tokens_in(&self, pool: usize, ranks: usize) -> usize {
         let (local, len) = (self.local_experts, pool / ranks);
         let of_records = |record: Record| {
             let most = record.slots_in(local, len);
@@ -101,7 +101,7 @@ mod tests {
             };
             let tokens = random.usize(..=MAX_TOKENS);
             let pool = shape.pool_for(tokens, ranks);
-            let most = shape.most_tokens_in(pool, ranks);
+            let most = shape.max_tokens_in(pool, ranks);
             assert!((tokens..=MAX_TOKENS).contains(&most), "{shape:?}: {most}, not {tokens}");
             assert!(shape.pool_for(most, ranks) <= pool, "{shape:?}: {most} do not fit");
             let slots = slots_of(Nodes::one(ranks), shape.top_k);
@@ -113,7 +113,7 @@ mod tests {
         let (payload, hidden) = (14336, 7168);
         let shape =
             CallShape { payload, scales: 0, hidden, top_k: 8, local_experts: 32, zero_copy: false };
-        assert_eq!(shape.most_tokens_in(0, 8), 0);
-        assert_eq!(shape.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
+        assert_eq!(shape.max_tokens_in(0, 8), 0);
+        assert_eq!(shape.max_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
     }
 }

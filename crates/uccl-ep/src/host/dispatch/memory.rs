@@ -120,7 +120,7 @@ pub struct DispatchOutput {
     /// Weights: one for each choice of each row; or, where rows are by expert, one for each row.
     pub weights: Option<*mut f32>,
     /// Whether weights of other ranks' experts become 0.
-    pub zeroes_foreign_weights: bool,
+    pub zero_foreign_weights: bool,
 }
 
 /// The layout of scales in the output.

@@ -139,7 +139,7 @@ impl<'a> Sink<'a> {
                 unsafe { self.copy(layout, received, at, 0) };
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
-                    let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
+                    let is_foreign = local.is_none() && self.outputs.zero_foreign_weights;
                     // SAFETY: there are `top_k` choices and weights for each row, as `receive`
                     // demands.
                     unsafe {

@@ -106,7 +106,7 @@ impl Normal {
                 Some(_) => None,
             },
             weights: self.has_weights.then_some(got.weights.as_mut_ptr()),
-            zeroes_foreign_weights: self.zeroes_foreign(),
+            zero_foreign_weights: self.zero_foreign_weights(),
         };
         let to = (group, &routing);
         let handle = Arc::new(self.dispatch_on_cpu(to, inputs, (&inputs.rows, false), outputs));
@@ -133,7 +133,7 @@ impl Normal {
             outputs.rows = got.cached.as_mut_ptr();
             (outputs.choices, outputs.weights) = (None, None);
             self.dispatch_on_cpu(to, inputs, (&inputs.cached, true), outputs);
-            if let Some(unit) = self.by_expert.filter(|_| self.zeroes_gaps) {
+            if let Some(unit) = self.by_expert.filter(|_| self.zero_gaps) {
                 self.zero_gaps(&got.per_expert, unit, (&mut got.cached, self.row_len()));
             }
         }
@@ -185,7 +185,7 @@ impl Normal {
         let starts = starts(&got.per_expert, unit);
         let ends = starts.iter().zip(&got.per_expert).map(|(start, count)| *start as u32 + count);
         got.ends = ends.collect();
-        if !self.zeroes_gaps {
+        if !self.zero_gaps {
             return;
         }
         self.zero_gaps(&got.per_expert, unit, (&mut got.rows, self.row_len()));

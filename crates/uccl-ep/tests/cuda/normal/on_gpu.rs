@@ -109,8 +109,8 @@ impl<'a> GpuCalls<'a> {
             choices: given(choices, case.num_row_choices() > 0),
             is_64: case.is_64(),
             weights: given(gpu.upload(&case.widened(&blank.weights)), case.has_weights),
-            zeroes_foreign_weights: case.zeroes_foreign(),
-            zeroes_gaps: case.zeroes_gaps,
+            zero_foreign_weights: case.zero_foreign_weights(),
+            zero_gaps: case.zero_gaps,
             tables: Some(tables),
             by_expert,
         };

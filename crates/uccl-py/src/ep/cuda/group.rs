@@ -25,9 +25,9 @@ impl PyCudaGroup {
 #[pymethods]
 impl PyCudaGroup {
     /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
-    /// `blocks` blocks. With `by_host` no rank accesses the memory of another's GPU.
+    /// `blocks` blocks. With `via_host` no rank accesses the memory of another's GPU.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, is_alone, node, by_host, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, is_alone, node, via_host, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -40,11 +40,11 @@ impl PyCudaGroup {
         blocks: u32,
         is_alone: bool,
         node: Option<u64>,
-        by_host: bool,
+        via_host: bool,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let reach = if by_host { Reach::ViaHost } else { Reach::Any };
+        let reach = if via_host { Reach::ViaHost } else { Reach::Any };
         let network = None;
         let config = Config {
             rank,
@@ -71,13 +71,13 @@ impl PyCudaGroup {
 
     /// Whether ranks reach each other through the host's memory.
     #[getter]
-    fn is_by_host(&self) -> bool {
+    fn is_via_host(&self) -> bool {
         self.group.is_via_host()
     }
 
     /// Whether one launch may do a whole call of normal mode.
     #[getter]
-    fn has_whole_calls(&self) -> bool {
+    fn can_fuse(&self) -> bool {
         self.group.can_fuse()
     }
 
@@ -91,8 +91,8 @@ impl PyCudaGroup {
 
     /// The reason why ranks of one node do not reach each other's GPU memory, or None.
     #[getter]
-    fn unreached(&self) -> Option<String> {
-        self.group.unreached().map(str::to_owned)
+    fn unreached_reason(&self) -> Option<String> {
+        self.group.unreached_reason().map(str::to_owned)
     }
 
     /// Bytes of the pool.
@@ -108,7 +108,7 @@ impl PyCudaGroup {
 
     /// Enqueues a notice to peers that this rank has more tokens than a call has room for, and so
     /// makes no call.
-    fn tell_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+    fn announce_too_many(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let stream = self.stream(stream);
         // SAFETY: `uccl.ep` passes a stream of the group's GPU.
         let done = py.detach(|| unsafe { self.group.announce_too_many(&stream) });

@@ -35,11 +35,11 @@ pub(crate) fn cuda_combine_scratch_len() -> usize {
     COMBINE_SCRATCH_LEN
 }
 
-/// Bytes of GPU memory for the records of a dispatch that its combine reads, with at most `slots`
-/// tokens of each rank.
+/// Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
+/// `max_tokens` tokens of each rank.
 #[pyfunction(name = "ep_cuda_records_len")]
-pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
-    records_len(slots, ranks, top_k)
+pub(crate) fn cuda_records_len(max_tokens: usize, ranks: usize, top_k: usize) -> usize {
+    records_len(max_tokens, ranks, top_k)
 }
 
 /// Addresses of `src_info`, records and `layout_range`.
@@ -50,7 +50,7 @@ fn table((src_info, records, layout_range): TablesTuple) -> RowTables {
 }
 
 /// A dispatch.
-#[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaLowLatencyDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyLowLatencyDispatch {
     dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
     stream: Stream,
@@ -61,13 +61,13 @@ impl PyLowLatencyDispatch {
     /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or lies
     /// at an address that is not 0.
     #[new]
-    #[pyo3(signature = (group, *, rows, stride, kind, len, global_scale, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, stride, format, len, global_scale, experts, is_64, tokens, top_k, num_experts, max_tokens, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
         rows: u64,
         stride: usize,
-        kind: &str,
+        format: &str,
         len: usize,
         global_scale: (f32, u64),
         experts: u64,
@@ -75,18 +75,18 @@ impl PyLowLatencyDispatch {
         tokens: usize,
         top_k: usize,
         num_experts: usize,
-        slots: usize,
+        max_tokens: usize,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let choices = Choices { experts, is_64, tokens, top_k, num_experts };
         let (value, global_scale) = global_scale;
-        let payload = payload(kind, len, value)?;
+        let payload = payload(format, len, value)?;
         let tokens = DispatchInput { rows, stride, payload, global_scale };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
-        let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };
+        let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, max_tokens, scratch) };
         let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { dispatch: DetachedDrop::new(dispatch), stream })
     }
@@ -147,13 +147,13 @@ impl PyLowLatencyDispatch {
 }
 
 /// The state of a dispatch that its combine needs.
-#[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaLowLatencyHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyLowLatencyHandle {
     handle: DetachedDrop<Arc<Handle>>,
 }
 
 /// A combine.
-#[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaLowLatencyCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyLowLatencyCombine {
     combine: DetachedDrop<Mutex<Option<Combine>>>,
     stream: Stream,

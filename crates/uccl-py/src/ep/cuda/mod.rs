@@ -12,6 +12,6 @@ pub(crate) use self::{
     },
     normal::{
         PyDispatchLayout, PyDispatchShape, PyNormalCombine, PyNormalDispatch, PyNormalHandle,
-        PyWorkspaceLayout, cuda_layout, cuda_room_for,
+        PyRowLayout, PyWorkspaceLayout, PyZeroCopyView, cuda_layout, cuda_max_tokens,
     },
 };

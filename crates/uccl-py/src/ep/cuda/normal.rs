@@ -11,8 +11,9 @@ use uccl_ep::{
         Choices, Group,
         normal::{
             CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
-            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Routing,
-            RowTables, ScalesIn, ScalesOut, TokenRanks,
+            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Plan,
+            PlanShape, ReceiveCounts, Routing, RowLayout, RowTables, ScalesIn, ScalesOut,
+            TokenRanks, WorkspaceLayout,
         },
     },
 };
@@ -23,10 +24,10 @@ use crate::ep::{call_over, calls::engine, detached_drop::DetachedDrop, exception
 /// The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
 /// `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
 /// Raises if this rank has more.
-#[pyfunction(name = "ep_cuda_room_for")]
-#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, stays))]
+#[pyfunction(name = "ep_cuda_max_tokens")]
+#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, zero_copy))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
-pub(crate) fn cuda_room_for(
+pub(crate) fn cuda_max_tokens(
     group: &PyCudaGroup,
     tokens: usize,
     payload: usize,
@@ -34,14 +35,14 @@ pub(crate) fn cuda_room_for(
     hidden: usize,
     top_k: usize,
     local_experts: usize,
-    stays: bool,
+    zero_copy: bool,
 ) -> PyResult<usize> {
-    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy: stays };
-    shape.room_for(tokens, &group.group).map_err(|e| exception(&e))
+    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy };
+    shape.max_tokens(tokens, &group.group).map_err(|e| exception(&e))
 }
 
 /// The layout of tokens, for dispatches of the same tokens.
-#[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaDispatchLayout", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatchLayout {
     layout: DispatchLayout,
 }
@@ -49,7 +50,7 @@ pub(crate) struct PyDispatchLayout {
 /// Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
 /// Dispatches with the returned layout use the scratch memory.
 #[pyfunction(name = "ep_cuda_layout")]
-#[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, goes, scratch, stream))]
+#[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, token_in_rank, scratch, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
 pub(crate) fn cuda_layout(
     py: Python<'_>,
@@ -61,13 +62,13 @@ pub(crate) fn cuda_layout(
     num_experts: usize,
     per_rank: u64,
     per_expert: u64,
-    goes: u64,
+    token_in_rank: u64,
     scratch: u64,
     stream: u64,
 ) -> PyResult<PyDispatchLayout> {
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-    let layout = LayoutOutput { per_rank, per_expert, token_in_rank: goes };
+    let layout = LayoutOutput { per_rank, per_expert, token_in_rank };
     // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later work
     // of the stream only; `uccl.ep` keeps the scratch memory with the returned layout.
     let done = py.detach(|| unsafe {
@@ -80,108 +81,221 @@ pub(crate) fn cuda_layout(
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesTuple = (u64, usize, usize, usize);
 
-/// Tokens by rank, and tokens that chose each local expert.
-type CountLists = (Vec<u32>, Vec<u32>);
+/// The layout of received rows, and tokens that chose each local expert.
+type ReceivedCounts = (PyRowLayout, Vec<u32>);
 
 /// Properties that dispatches of one shape share: attributes of a Python object.
 #[derive(FromPyObject)]
 struct DispatchShape {
     row_bytes: usize,
+    /// Words of a row's scales.
+    scales: usize,
     top_k: usize,
     num_experts: usize,
     /// Words of a choice; 0 if choices are not returned.
     choice_words: usize,
     has_weights: bool,
-    zeroes_foreign: bool,
-    zeroes_gaps: bool,
+    zero_foreign_weights: bool,
+    zero_gaps: bool,
     /// Whether tables of rows are written: not for a dispatch to earlier rows.
-    tells: bool,
+    fills_tables: bool,
     /// The alignment of an expert's rows, for rows by expert.
     alignment: Option<usize>,
+    /// Whether the scales of one channel are contiguous.
+    is_col_major: bool,
+    /// Whether memory for received rows may be allocated from an estimate.
+    has_estimate: bool,
 }
 
-/// The shape of dispatches.
-#[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
+/// The shape of dispatches, and their plan.
+#[pyclass(name = "EpCudaDispatchShape", module = "uccl._core", frozen)]
 pub(crate) struct PyDispatchShape {
     shape: DispatchShape,
+    plan: Plan,
 }
 
-/// The input of a dispatch, from a tuple of Python. Tokens are sent to the ranks of `experts`; or
-/// to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert, the number of
-/// its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
+/// The input of a dispatch: attributes of a Python object. Tokens are sent to the ranks of
+/// `experts`; or to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert,
+/// the number of its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
 #[derive(FromPyObject)]
 pub(crate) struct SendArgs {
-    #[pyo3(item(0))]
     rows: u64,
-    #[pyo3(item(1))]
     scales: Option<ScalesTuple>,
-    #[pyo3(item(2))]
     weights: u64,
-    #[pyo3(item(3))]
     experts: u64,
-    #[pyo3(item(4))]
     is_64: bool,
-    #[pyo3(item(5))]
     ranks: Option<(u64, u64)>,
-    #[pyo3(item(6))]
     tokens: usize,
-    #[pyo3(item(7))]
     layout: Option<Py<PyDispatchLayout>>,
-    #[pyo3(item(8))]
     cached: Option<Py<PyNormalHandle>>,
-    #[pyo3(item(9))]
-    slots: usize,
-    #[pyo3(item(10))]
-    blocks: usize,
-    #[pyo3(item(11))]
+    max_tokens: usize,
+    /// The most blocks of a launch; 0: as many as the group has.
+    max_blocks: usize,
     scratch: u64,
-    #[pyo3(item(12))]
     stream: u64,
 }
 
-/// Memory for received rows, from a tuple of Python.
+/// Memory for received rows: attributes of a Python object.
 #[derive(FromPyObject)]
 pub(crate) struct RecvArgs {
-    #[pyo3(item(0))]
     len: usize,
-    #[pyo3(item(1))]
     rows: u64,
-    #[pyo3(item(2))]
+    /// An address, and strides in words by row and by word; `None`: the workspace has the scales.
     scales: Option<(u64, usize, usize)>,
-    #[pyo3(item(3))]
-    stays: bool,
-    #[pyo3(item(4))]
+    zero_copy: bool,
     tokens: usize,
-    #[pyo3(item(5))]
     workspace: u64,
-    #[pyo3(item(6))]
     layout: Py<PyWorkspaceLayout>,
 }
 
-/// The offsets of tables in the workspace of a dispatch, in words: attributes of a Python object.
-#[derive(FromPyObject)]
-struct WorkspaceLayout {
-    starts: u64,
-    per_expert: u64,
-    src_info: u64,
-    origin: u64,
-    ends: u64,
-    metadata: u64,
-    choices: u64,
-    weights: u64,
-}
-
-/// The layout of a workspace, which is read once for all dispatches that use it.
-#[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
+/// The offsets of a workspace's sub-buffers, and its length, in words of four bytes.
+#[pyclass(name = "EpCudaWorkspaceLayout", module = "uccl._core", frozen)]
 pub(crate) struct PyWorkspaceLayout {
     layout: WorkspaceLayout,
 }
 
 #[pymethods]
 impl PyWorkspaceLayout {
+    /// Scratch of the handle's first combine.
+    #[getter]
+    fn combine_scratch(&self) -> usize {
+        self.layout.combine_scratch
+    }
+
+    /// Scratch of the dispatch.
+    #[getter]
+    fn dispatch_scratch(&self) -> usize {
+        self.layout.dispatch_scratch
+    }
+
+    /// `[R + 1]`: the first token of each rank.
+    #[getter]
+    fn starts(&self) -> usize {
+        self.layout.starts
+    }
+
+    /// `[E/R]`: tokens of each local expert.
+    #[getter]
+    fn per_expert(&self) -> usize {
+        self.layout.per_expert
+    }
+
+    /// `[m]`: token numbers at their ranks.
+    #[getter]
+    fn src_info(&self) -> usize {
+        self.layout.src_info
+    }
+
+    /// `[m]`: ranks of tokens, and this rank's index among the token's ranks.
+    #[getter]
+    fn origin(&self) -> usize {
+        self.layout.origin
+    }
+
+    /// `[E/R]`: the end of each expert's rows, for rows by expert.
+    #[getter]
+    fn ends(&self) -> usize {
+        self.layout.ends
+    }
+
+    /// `[m, K + 2]`: sources and rows of tokens, for rows by expert.
+    #[getter]
+    fn metadata(&self) -> usize {
+        self.layout.metadata
+    }
+
+    /// Received choices.
+    #[getter]
+    fn choices(&self) -> usize {
+        self.layout.choices
+    }
+
+    /// Received weights.
+    #[getter]
+    fn weights(&self) -> usize {
+        self.layout.weights
+    }
+
+    /// Received scales.
+    #[getter]
+    fn scales(&self) -> usize {
+        self.layout.scales
+    }
+
+    /// Words of the workspace.
+    #[getter]
+    fn len(&self) -> usize {
+        self.layout.len
+    }
+
+    /// Whether sub-buffers have the same offsets and lengths.
+    fn is_same(&self, other: &Self) -> bool {
+        self.layout == other.layout
+    }
+}
+
+/// The layout of received rows: one for each token, or one for each token and local expert.
+#[pyclass(name = "EpRowLayout", module = "uccl._core", frozen)]
+pub(crate) struct PyRowLayout {
+    layout: RowLayout,
+}
+
+#[pymethods]
+impl PyRowLayout {
+    /// Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment` and
+    /// `rows` it has rows by token.
     #[new]
-    fn new(parts: WorkspaceLayout) -> Self {
-        Self { layout: parts }
+    #[pyo3(signature = (tokens, alignment=None, rows=None, *, is_view=false))]
+    fn new(tokens: usize, alignment: Option<usize>, rows: Option<usize>, is_view: bool) -> Self {
+        let layout = RowLayout { tokens, alignment, rows, min_combine_rows: 0, is_view };
+        Self { layout }
+    }
+
+    /// The layout with room for `tokens` tokens, for any choices of local experts.
+    #[staticmethod]
+    #[pyo3(signature = (tokens, alignment, top_k, local_experts))]
+    fn upper_bound(
+        tokens: usize,
+        alignment: Option<usize>,
+        top_k: usize,
+        local_experts: usize,
+    ) -> Self {
+        Self { layout: RowLayout::upper_bound(tokens, alignment, top_k, local_experts) }
+    }
+
+    /// Received tokens, or an upper bound if the host has no counts.
+    #[getter]
+    fn tokens(&self) -> usize {
+        self.layout.tokens
+    }
+
+    /// The alignment of each expert's first row; None for rows by token.
+    #[getter]
+    fn alignment(&self) -> Option<usize> {
+        self.layout.alignment
+    }
+
+    /// Rows by expert, with the gaps between experts; None for rows by token.
+    #[getter]
+    fn rows(&self) -> Option<usize> {
+        self.layout.rows
+    }
+
+    /// The least rows of a combine's input, as far as the host has counts.
+    #[getter]
+    fn min_combine_rows(&self) -> usize {
+        self.layout.min_combine_rows
+    }
+
+    /// Whether the rows are a view of the communication buffer.
+    #[getter]
+    fn is_view(&self) -> bool {
+        self.layout.is_view
+    }
+
+    /// Rows of the output tensor.
+    fn num_rows(&self) -> usize {
+        self.layout.num_rows()
     }
 }
 
@@ -194,7 +308,7 @@ impl PyDispatchShape {
         stream: &Stream,
     ) -> uccl_ep::Result<Dispatch> {
         let DispatchShape { row_bytes, top_k, num_experts, .. } = self.shape;
-        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } =
+        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, max_tokens, scratch, .. } =
             send_args;
         let scales = send_args.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words,
@@ -202,7 +316,7 @@ impl PyDispatchShape {
             token_stride,
             word_stride,
         });
-        let max_blocks = NonZero::new(send_args.blocks);
+        let max_blocks = NonZero::new(send_args.max_blocks);
         let sent = DispatchInput {
             rows,
             stride: row_bytes,
@@ -224,35 +338,47 @@ impl PyDispatchShape {
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only; its layouts and handles are of this group, and their streams are
         // waited for.
-        unsafe { Dispatch::begin(group, &sent, routing, slots, Launch { stream, scratch }) }
+        unsafe { Dispatch::begin(group, &sent, routing, max_tokens, Launch { stream, scratch }) }
+    }
+
+    fn received(&self, counts: ReceiveCounts) -> ReceivedCounts {
+        let layout = RowLayout::of_counts(&counts, self.shape.alignment);
+        (PyRowLayout { layout }, counts.per_expert)
     }
 
     fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
         let RecvArgs { len, rows, scales, tokens, workspace, layout, .. } = recv_args;
         let (at, shape) = (&layout.get().layout, &self.shape);
-        let address = |words: u64| workspace + 4 * words;
-        let address_if = |is_there: bool, words: u64| if is_there { address(words) } else { 0 };
-        let by_expert = shape.alignment.filter(|_| shape.tells).map(|alignment| ExpertLayout {
-            alignment,
-            tokens: *tokens,
-            ends: address(at.ends),
-            metadata: address(at.metadata),
+        let address = |words: usize| workspace + 4 * words as u64;
+        let address_if = |is_there: bool, words: usize| if is_there { address(words) } else { 0 };
+        let scales = scales.map(|(words, row_stride, word_stride)| ScalesOut {
+            words,
+            row_stride,
+            word_stride,
         });
+        let in_workspace = (shape.scales > 0 && !recv_args.zero_copy).then(|| ScalesOut {
+            words: address(at.scales),
+            row_stride: shape.scales,
+            word_stride: 1,
+        });
+        let by_expert =
+            shape.alignment.filter(|_| shape.fills_tables).map(|alignment| ExpertLayout {
+                alignment,
+                tokens: *tokens,
+                ends: address(at.ends),
+                metadata: address(at.metadata),
+            });
         DispatchOutput {
             len: *len,
             rows: *rows,
             stride: shape.row_bytes,
-            scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
-                words,
-                row_stride,
-                word_stride,
-            }),
+            scales: scales.or(in_workspace),
             choices: address_if(shape.choice_words > 0, at.choices),
             is_64: shape.choice_words == 2,
             weights: address_if(shape.has_weights, at.weights),
-            zeroes_foreign_weights: shape.zeroes_foreign,
-            zeroes_gaps: shape.zeroes_gaps,
-            tables: shape.tells.then(|| RowTables {
+            zero_foreign_weights: shape.zero_foreign_weights,
+            zero_gaps: shape.zero_gaps,
+            tables: shape.fills_tables.then(|| RowTables {
                 src_info: address(at.src_info),
                 origin: address(at.origin),
                 starts: address(at.starts),
@@ -269,11 +395,11 @@ impl PyDispatchShape {
         recv_args: &RecvArgs,
         stream: &Stream,
     ) -> uccl_ep::Result<Handle> {
-        let (outputs, stays) = (self.outputs(recv_args), recv_args.stays);
+        let (outputs, zero_copy) = (self.outputs(recv_args), recv_args.zero_copy);
         // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet; it
         // keeps the tables with the handle.
         unsafe {
-            match stays {
+            match zero_copy {
                 true => dispatch.receive_zero_copy(&outputs, stream),
                 false => dispatch.receive(&outputs, stream),
             }
@@ -283,13 +409,57 @@ impl PyDispatchShape {
 
 /// The result of a whole dispatch: a handle, or a dispatch that has to be received; and counts, if
 /// the call waited for them.
-type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountLists>);
+type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<ReceivedCounts>);
 
 #[pymethods]
 impl PyDispatchShape {
     #[new]
-    fn new(alike: DispatchShape) -> Self {
-        Self { shape: alike }
+    fn new(shape: DispatchShape, ranks: usize) -> Self {
+        let DispatchShape { scales, top_k, num_experts, alignment, choice_words, .. } = shape;
+        let DispatchShape { has_weights, fills_tables, is_col_major, has_estimate, .. } = shape;
+        let plan = Plan::new(PlanShape {
+            ranks,
+            scales,
+            top_k,
+            num_experts,
+            alignment,
+            choice_words,
+            has_weights,
+            fills_tables,
+            is_col_major,
+            has_estimate,
+        });
+        Self { shape, plan }
+    }
+
+    /// The estimated layout of the next received rows.
+    #[getter]
+    fn estimate(&self) -> Option<PyRowLayout> {
+        self.plan.estimate().map(|layout| PyRowLayout { layout })
+    }
+
+    #[setter]
+    fn set_estimate(&self, estimate: Option<PyRef<'_, PyRowLayout>>) {
+        self.plan.set_estimate(estimate.map(|estimate| estimate.layout));
+    }
+
+    /// Remembers the received layout as the estimate for the next call, where each rank has up to
+    /// `max_tokens` tokens.
+    fn learn(&self, received: &PyRowLayout, max_tokens: usize) {
+        self.plan.learn(&received.layout, max_tokens);
+    }
+
+    /// The layout of a workspace with so many words of scratch, for a combine and for the dispatch,
+    /// and, for received `rows`, with tables and small tensors.
+    #[pyo3(signature = (combine_scratch, dispatch_scratch, rows))]
+    fn workspace(
+        &self,
+        combine_scratch: usize,
+        dispatch_scratch: usize,
+        rows: Option<PyRef<'_, PyRowLayout>>,
+    ) -> PyWorkspaceLayout {
+        let rows = rows.as_ref().map(|rows| &rows.layout);
+        PyWorkspaceLayout { layout: self.plan.workspace(combine_scratch, dispatch_scratch, rows) }
     }
 
     /// Enqueues the sends of tokens.
@@ -298,11 +468,29 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: SendArgs,
+        send_args: SendArgs,
     ) -> PyResult<PyNormalDispatch> {
-        let stream = group.stream(sending.stream);
-        let begun = py.detach(|| self.begin(&group.group, &sending, &stream));
+        let stream = group.stream(send_args.stream);
+        let begun = py.detach(|| self.begin(&group.group, &send_args, &stream));
         Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
+    }
+
+    /// The layout of received rows, and tokens that chose each local expert, once every rank has
+    /// sent its counts. Waits at most `limit` seconds.
+    fn counts(
+        &self,
+        py: Python<'_>,
+        dispatch: &PyNormalDispatch,
+        limit: f64,
+    ) -> PyResult<ReceivedCounts> {
+        let limit = timeout_of(limit)?;
+        let counts = engine(py, |interrupted| {
+            let mut begun = dispatch.dispatch.lock();
+            let begun = begun.as_mut().ok_or_else(call_over)?;
+            // SAFETY: the stream is the one that the dispatch was begun on.
+            unsafe { begun.counts(&dispatch.stream, limit, interrupted) }
+        })?;
+        Ok(self.received(counts))
     }
 
     /// Enqueues the receipt, behind the sends.
@@ -310,11 +498,11 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         dispatch: &PyNormalDispatch,
-        receiving: RecvArgs,
+        recv_args: RecvArgs,
     ) -> PyResult<PyNormalHandle> {
         let received = py.detach(|| {
             let begun = dispatch.dispatch.lock().take().ok_or_else(call_over)?;
-            self.end(begun, &receiving, &dispatch.stream)
+            self.end(begun, &recv_args, &dispatch.stream)
         });
         Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
     }
@@ -326,21 +514,21 @@ impl PyDispatchShape {
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
-        sending: SendArgs,
-        receiving: RecvArgs,
+        send_args: SendArgs,
+        recv_args: RecvArgs,
         limit: Option<f64>,
     ) -> PyResult<DispatchResult> {
-        let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
+        let (stream, limit) = (group.stream(send_args.stream), limit.map(timeout_of).transpose()?);
         let (handle, left, counts) = engine(py, |interrupted| {
-            let mut dispatch = self.begin(&group.group, &sending, &stream)?;
+            let mut dispatch = self.begin(&group.group, &send_args, &stream)?;
             let Some(limit) = limit else {
-                return Ok((Some(self.end(dispatch, &receiving, &stream)?), None, None));
+                return Ok((Some(self.end(dispatch, &recv_args, &stream)?), None, None));
             };
-            let outputs = self.outputs(&receiving);
+            let outputs = self.outputs(&recv_args);
             // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
             let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
             let left = attempt.handle.is_none().then_some(dispatch);
-            Ok((attempt.handle, left, Some((attempt.counts.per_rank, attempt.counts.per_expert))))
+            Ok((attempt.handle, left, Some(self.received(attempt.counts))))
         })?;
         let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
         Ok((handle.map(PyNormalHandle::new), left, counts))
@@ -356,27 +544,15 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// The received counts, once every rank has sent them: tokens by rank, and tokens that chose
-    /// each local expert. Waits at most `limit` seconds.
-    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountLists> {
-        let limit = timeout_of(limit)?;
-        engine(py, |interrupted| {
-            let mut dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
-            // SAFETY: the stream is the one that the dispatch was begun on.
-            let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
-            Ok((counts.per_rank, counts.per_expert))
-        })
-    }
-
-    /// The place where rows can stay, or None: the number of rows, the offset of the first in the
-    /// pool, their distance in bytes, and the offset of the first scale.
-    fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
+    /// The rows as a view of the pool, or None if they have to be copied out.
+    fn zero_copy_view(&self) -> PyResult<Option<PyZeroCopyView>> {
         let dispatch = self.dispatch.lock();
-        let place = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
-        Ok(place.map(|place| {
-            let scales_at = place.scales.map_or(0, |scales| scales.words - place.pool);
-            (place.len, place.rows - place.pool, place.stride, scales_at)
+        let view = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
+        Ok(view.map(|view| PyZeroCopyView {
+            num_rows: view.len,
+            offset: view.rows - view.pool,
+            stride: view.stride,
+            scales_offset: view.scales.map_or(0, |scales| scales.words - view.pool),
         }))
     }
 }
@@ -384,6 +560,42 @@ impl PyNormalDispatch {
 impl PyNormalDispatch {
     fn of(dispatch: Dispatch, stream: Stream) -> Self {
         Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))), stream }
+    }
+}
+
+/// Received rows in the pool.
+#[pyclass(name = "EpCudaZeroCopyView", module = "uccl._core", frozen)]
+pub(crate) struct PyZeroCopyView {
+    num_rows: usize,
+    offset: u64,
+    stride: usize,
+    scales_offset: u64,
+}
+
+#[pymethods]
+impl PyZeroCopyView {
+    /// The number of rows.
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// The offset of the first row in the pool.
+    #[getter]
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes from a row to the next.
+    #[getter]
+    fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The offset of the first scale in the pool; 0 without scales.
+    #[getter]
+    fn scales_offset(&self) -> u64 {
+        self.scales_offset
     }
 }
 

@@ -1,9 +1,9 @@
 """Calls through host memory, beside the driver's copies of the bytes that cross it, and between
 nodes beside the engine's writes of these bytes.
 
-    python3 -m bench.ep.by_host --mode few --num-tokens 128
-    python3 -m bench.ep.by_host --mode many --num-tokens 4096 --num-sms 24
-    python3 -m bench.ep.by_host --mode few --num-tokens 128 --far --rounds 5
+    python3 -m bench.ep.via_host --mode few --num-tokens 128
+    python3 -m bench.ep.via_host --mode many --num-tokens 4096 --num-sms 24
+    python3 -m bench.ep.via_host --mode few --num-tokens 128 --far --rounds 5
 
 Ranks do not reach each other's GPU memory: the windows are in locked memory of the host.
 bench/ep/gpu.py describes the method. The copies move a rank's outgoing bytes from its GPU to locked
