@@ -1,19 +1,16 @@
 //! Reads words in GPU memory while no thread waits for them.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Acquire},
-    time::Instant,
-};
+use std::time::Instant;
 
-use uccl_device::cuda::{Direction, Event, GpuError, Gpus, PinnedBuffer, Priority, Stream};
+use uccl_device::cuda::GpuError;
+
+use super::word::WordCopier;
 
 /// Fetches words of a GPU's memory, one after the other, by copies on a stream of its own.
 #[derive(Debug)]
 pub struct WordReader {
     device: u32,
-    stream: Stream,
-    event: Event,
-    here: PinnedBuffer,
+    copier: WordCopier,
     /// When the look that is under way began.
     began: Option<Instant>,
 }
@@ -25,10 +22,7 @@ impl WordReader {
     /// # Errors
     /// The driver's error.
     pub fn new(device: u32) -> Result<Self, GpuError> {
-        let context = Gpus::get().device(device)?.context()?;
-        let stream = Stream::new(context, Priority::High)?;
-        let here = PinnedBuffer::new(context, size_of::<u64>())?;
-        Ok(Self { device, stream, event: Event::new(context)?, here, began: None })
+        Ok(Self { device, copier: WordCopier::new(device)?, began: None })
     }
 
     /// The ordinal of the GPU.
@@ -55,15 +49,8 @@ impl WordReader {
         if self.is_under_way() {
             return Ok(());
         }
-        let here = self.here.address();
-        // If the event cannot be recorded behind the copy, the context is lost, and nothing is
-        // copied.
-        // SAFETY: the caller's promise; the word here is ours, and nobody reads it before the
-        // event.
-        unsafe {
-            self.stream.copy(here, address as u64, size_of::<u64>(), Direction::DeviceToHost)?
-        };
-        self.event.record(&self.stream)?;
+        // SAFETY: the caller's promise; no look is under way.
+        unsafe { self.copier.fetch(address as u64)? };
         self.began = Some(Instant::now());
         Ok(())
     }
@@ -75,16 +62,13 @@ impl WordReader {
     /// The error with which the copy ended: no look is under way then.
     pub fn seen(&mut self) -> Result<Option<(u64, Instant)>, GpuError> {
         let Some(began) = self.began else { return Ok(None) };
-        let is_done = self.event.is_done();
+        let is_done = self.copier.is_done();
         if is_done != Ok(false) {
             self.began = None;
         }
         if !is_done? {
             return Ok(None);
         }
-        // SAFETY: locked memory of eight bytes, at the start of a page, which no copy writes to
-        // now.
-        let word = unsafe { AtomicU64::from_ptr(self.here.as_ptr().cast()) };
-        Ok(Some((word.load(Acquire), began)))
+        Ok(Some((self.copier.value(), began)))
     }
 }

@@ -9,6 +9,7 @@ mod pinned;
 mod put;
 mod share;
 mod staging;
+mod word;
 mod words;
 
 pub(crate) use self::words::begin_change;

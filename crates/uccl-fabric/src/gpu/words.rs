@@ -10,16 +10,14 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, LazyLock, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, LazyLock, OnceLock},
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Direction, Event, GpuError, Gpus, PinnedBuffer, Priority, Stream};
+use uccl_device::cuda::GpuError;
 use uccl_wire::signal::Change;
 
+use super::word::WordCopier;
 use crate::region::RegionUse;
 
 static QUEUES: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
@@ -138,12 +136,10 @@ impl Queue {
     }
 }
 
-/// Copies one word at a time between a GPU and the host.
+/// Makes one change at a time.
 #[derive(Debug)]
 struct Mover {
-    stream: Stream,
-    event: Event,
-    here: PinnedBuffer,
+    copier: WordCopier,
     under_way: Option<(Order, Step)>,
 }
 
@@ -151,50 +147,37 @@ struct Mover {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Fetch,
-    Store,
+    /// Of this value.
+    Store(u64),
 }
 
 impl Mover {
     fn new(device: u32) -> Result<Self, GpuError> {
-        let context = Gpus::get().device(device)?.context()?;
-        let stream = Stream::new(context, Priority::High)?;
-        let here = PinnedBuffer::new(context, size_of::<u64>())?;
-        Ok(Self { stream, event: Event::new(context)?, here, under_way: None })
-    }
-
-    /// The word in locked memory. No copy may use it meanwhile.
-    fn word(&self) -> &AtomicU64 {
-        // SAFETY: eight bytes at the start of a page, which live as long as the buffer.
-        unsafe { AtomicU64::from_ptr(self.here.as_ptr().cast()) }
+        Ok(Self { copier: WordCopier::new(device)?, under_way: None })
     }
 
     /// Begins the first copy of a change. No copy may be under way.
     fn begin(&mut self, order: Order) {
-        let step = match order.change {
-            Change::Add(_) => Step::Fetch,
-            Change::Set(value) => {
-                self.word().store(value, Relaxed);
-                Step::Store
-            }
-        };
-        self.copy(order, step);
+        match order.change {
+            Change::Add(_) => self.copy(order, Step::Fetch),
+            Change::Set(value) => self.copy(order, Step::Store(value)),
+        }
     }
 
     /// Goes on with the change that is under way. Returns whether it has ended.
     fn go_on(&mut self) -> bool {
         let Some((order, step)) = self.under_way.take() else { return true };
-        match (self.event.is_done(), step) {
+        match (self.copier.is_done(), step) {
             (Ok(false), step) => {
                 self.under_way = Some((order, step));
                 return false;
             }
             (Ok(true), Step::Fetch) => {
-                let word = self.word();
-                word.store(order.change.of(word.load(Relaxed)), Relaxed);
-                self.copy(order, Step::Store);
+                let value = order.change.of(self.copier.value());
+                self.copy(order, Step::Store(value));
                 return self.under_way.is_none();
             }
-            (Ok(true), Step::Store) => order.end(Ok(())),
+            (Ok(true), Step::Store(_)) => order.end(Ok(())),
             (Err(e), _) => order.end(Err(e)),
         }
         true
@@ -202,17 +185,15 @@ impl Mover {
 
     /// Starts a copy. A copy that cannot be started ends the change.
     fn copy(&mut self, order: Order, step: Step) {
-        let (here, there, len) = (self.here.address(), order.address, size_of::<u64>());
-        // SAFETY: the word's region is in use until the change has ended, and the word here is
-        // touched by one copy at a time. If the event cannot be recorded behind the copy, the
-        // context is lost, and nothing is copied.
+        let address = order.address;
+        // SAFETY: the word's region is in use until the change has ended, and no copy runs.
         let started = unsafe {
             match step {
-                Step::Fetch => self.stream.copy(here, there, len, Direction::DeviceToHost),
-                Step::Store => self.stream.copy(there, here, len, Direction::HostToDevice),
+                Step::Fetch => self.copier.fetch(address),
+                Step::Store(value) => self.copier.store(address, value),
             }
         };
-        match started.and_then(|()| self.event.record(&self.stream)) {
+        match started {
             Ok(()) => self.under_way = Some((order, step)),
             Err(e) => order.end(Err(e)),
         }
