@@ -52,16 +52,16 @@ struct Word {
 }
 
 /// A word that is looked at until this is dropped, and while the last look is under way.
-pub(crate) struct Looking(Arc<Word>);
+pub(crate) struct WatchedWord(Arc<Word>);
 
-impl Looking {
+impl WatchedWord {
     /// The word's value at the last look that has ended, and the beginning of that look.
     pub(super) fn seen(&self) -> std::result::Result<Option<(u64, Instant)>, GpuError> {
         self.0.seen.lock().clone()
     }
 }
 
-impl Drop for Looking {
+impl Drop for WatchedWord {
     fn drop(&mut self) {
         self.0.is_over.store(true, Release);
     }
@@ -72,7 +72,7 @@ impl Glances {
     ///
     /// # Errors
     /// When no more host memory can be locked, or no thread be started.
-    pub(super) fn at(&self, device: u32, address: usize, lease: Lease) -> Result<Looking> {
+    pub(super) fn at(&self, device: u32, address: usize, lease: Lease) -> Result<WatchedWord> {
         let spare = {
             let spare = &mut self.0.lock().spare;
             let at = spare.iter().position(|glance| glance.device() == device);
@@ -91,7 +91,7 @@ impl Glances {
         state.words.push(Arc::downgrade(&word));
         state.added.push((Arc::clone(&word), glance));
         state.pace.quicken();
-        Ok(Looking(word))
+        Ok(WatchedWord(word))
     }
 
     /// Whether a look at a word of this region may be under way.

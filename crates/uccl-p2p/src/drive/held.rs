@@ -25,11 +25,11 @@ use std::{
 use parking_lot::Mutex;
 use uccl_device::{
     DemandThread,
-    cuda::{GpuError, Passing, Signal},
+    cuda::{GpuError, Signal, WordWait},
 };
 
 use super::{
-    glances::{Glances, Looking},
+    glances::{Glances, WatchedWord},
     pace::{self, Pace},
     regions::Lease,
 };
@@ -64,20 +64,20 @@ struct State {
 pub(crate) struct Wait {
     /// Keeps the word's region registered.
     pub(crate) lease: Lease,
-    pub(crate) what: What,
+    pub(crate) gate: Gate,
 }
 
 /// How a stream waits.
-pub(crate) enum What {
+pub(crate) enum Gate {
     /// For the word itself.
-    Passes(Passing),
+    Word(WordWait),
     /// For a signal.
-    Told(Box<Told>),
+    Signal(Box<SignalGate>),
 }
 
 /// A wait for a signal, which is given when the word is at the value or ahead of it, or the wait is
 /// over for another reason.
-pub(crate) struct Told {
+pub(crate) struct SignalGate {
     word: Source,
     at_least: u64,
     time: Duration,
@@ -97,10 +97,10 @@ pub(crate) type IsLost = Box<dyn Fn() -> Option<Error> + Send>;
 /// Where the word is.
 pub(crate) enum Source {
     Host(usize),
-    Gpu(Looking),
+    Gpu(WatchedWord),
 }
 
-impl Told {
+impl SignalGate {
     /// A wait that is over after this time (zero: never), and when a connection is lost.
     pub(crate) fn new(
         word: Source,
@@ -198,9 +198,9 @@ impl HeldStreams {
     pub(crate) fn end_those_of(&self, id: MrId, until: Option<Instant>) {
         self.0.end_if(|wait, is_closed| {
             if wait.lease.mr().id == id
-                && let What::Told(told) = &mut wait.what
+                && let Gate::Signal(signal) = &mut wait.gate
             {
-                told.end(Err(Error::UnknownRegion(id)));
+                signal.end(Err(Error::UnknownRegion(id)));
             }
             wait.is_over(is_closed)
         });
@@ -279,9 +279,9 @@ fn watch(shared: &Weak<Shared>) {
 impl Wait {
     /// Ends the wait, if it can be ended and is over. True if it can be forgotten.
     fn is_over(&mut self, is_closed: bool) -> bool {
-        match &mut self.what {
-            What::Passes(passing) => passing.is_over(),
-            What::Told(told) => told.look(is_closed),
+        match &mut self.gate {
+            Gate::Word(word) => word.is_over(),
+            Gate::Signal(signal) => signal.look(is_closed),
         }
     }
 }
