@@ -459,8 +459,14 @@ class Endpoint:
     def get_notifs(self) -> list[tuple[int, bytes]]:
         """Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection."""
 
-    def wait_notifs(self, timeout: float | None = None) -> list[tuple[int, bytes]]:
-        """Waits until messages are there or `timeout` seconds have passed, and takes them."""
+    def wait_notifs(
+        self, timeout: float | None = None, *, conn_id: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Waits until messages are there or `timeout` seconds have passed, and takes them. With
+        `conn_id` the wait also ends when that connection is lost, once all messages have been
+        taken; `last_error()` then tells that from the end of the time. Either way the messages of
+        all connections are taken.
+        """
 
     def send(
         self,

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::{
     built::{self, Artifacts},
-    done::Done,
+    outcome::Outcome,
     report::{left_out, passed_in},
     shell::{self, BackgroundProgram, EarlyProgram, Program},
     tree,
@@ -195,9 +195,9 @@ pub(crate) fn lacking() -> Result<Option<String>> {
 }
 
 /// Runs the tests that need RDMA devices, in guests.
-pub(crate) fn tests() -> Result<Done> {
+pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = lacking()? {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let built = built::tests(&RUNS.map(|run| run.test))?;
     let programs = RUNS.iter().map(|run| run.program(&built)).collect::<Result<Vec<_>>>()?;
@@ -205,7 +205,7 @@ pub(crate) fn tests() -> Result<Done> {
     fs::create_dir_all(&logs)?;
     // Each guest takes a processor of this machine.
     let at_a_time = available_parallelism().map_or(1, |cpus| usize::from(cpus).min(AT_A_TIME));
-    let (mut done, mut passed) = (Done::default(), 0);
+    let (mut done, mut passed) = (Outcome::default(), 0);
     let results = shell::run_several(programs, at_a_time, &logs, |line| {
         done.absent.extend(left_out(line));
         passed += passed_in(line).unwrap_or(0);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use crate::{
-    done::Done,
-    python::{self, Wanted},
+    outcome::Outcome,
+    python::{self, Requirements},
     shell::Program,
     tree,
 };
@@ -53,28 +53,28 @@ pub(crate) fn doc() -> Result<()> {
 
 /// Formatting, the order of imports, and unused and undefined names of Python, as pyproject.toml
 /// asks for.
-pub(crate) fn ruff() -> Result<Done> {
+pub(crate) fn ruff() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match ruff_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {RUFF}: {reason}"))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {RUFF}: {reason}"))),
     };
     let ruff = folder.join("bin/ruff");
     Program::new(&ruff).args(["check", "--quiet"]).run()?;
     Program::new(&ruff).args(["format", "--check", "--quiet"]).run()?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Types of Python, as pyproject.toml asks for.
-pub(crate) fn mypy() -> Result<Done> {
+pub(crate) fn mypy() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match mypy_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {}: {reason}", MYPY[0]))),
     };
     let cache = tree::scratch().join("mypy-cache");
     let mypy = |files: &[&str]| {
@@ -84,17 +84,17 @@ pub(crate) fn mypy() -> Result<Done> {
     };
     mypy(TYPED)?;
     mypy(&NEWER)?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Compares the types of the extension module with the module in the wheel.
-pub(crate) fn stubtest() -> Result<Done> {
+pub(crate) fn stubtest() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match mypy_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {}: {reason}", MYPY[0]))),
     };
     let allowed = tree::root().join("crates/uccl-py/stubs/allowed.txt");
     let (well, packages) = Program::new(python::with_wheel()?).args(["-c", SITE]).ask()?;
@@ -105,7 +105,7 @@ pub(crate) fn stubtest() -> Result<Done> {
     let test = test.env("MYPYPATH", packages.trim()).in_folder(&folder);
     let (well, said) = test.ask()?;
     ensure!(well, "{said}");
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Prints the folder of the packages.
@@ -118,9 +118,9 @@ pub(crate) fn fetch() -> Result<()> {
 }
 
 fn ruff_environment() -> Result<Result<PathBuf, String>> {
-    python::environment_of("ruff", &Wanted::alone(&[RUFF]))
+    python::environment_of("ruff", &Requirements::alone(&[RUFF]))
 }
 
 fn mypy_environment() -> Result<Result<PathBuf, String>> {
-    python::environment_of("mypy", &Wanted { whole: MYPY, ..Wanted::default() })
+    python::environment_of("mypy", &Requirements { whole: MYPY, ..Requirements::default() })
 }

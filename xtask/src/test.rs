@@ -10,10 +10,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, circles, clang_format, demo, deny,
-    done::Done,
-    ep, floors, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package,
-    prefetch, python, readme,
+    capi, circles, clang_format, demo, deny, ep, floors, guest, hammer, headers, kernels,
+    libfabric, lint, loom, mutants, nixl,
+    outcome::Outcome,
+    package, prefetch, python, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -67,7 +67,7 @@ struct Step {
     name: &'static str,
     group: Group,
     about: &'static str,
-    run: fn(&TestArgs) -> Result<Done>,
+    run: fn(&TestArgs) -> Result<Outcome>,
 }
 
 /// The steps, in an order in which each can use the builds of those before it.
@@ -106,49 +106,49 @@ const STEPS: &[Step] = &[
         name: "doc",
         group: Group::Lint,
         about: "documentation, without a warning",
-        run: |_| lint::doc().map(Done::from),
+        run: |_| lint::doc().map(Outcome::from),
     },
     Step {
         name: "circles",
         group: Group::Lint,
         about: "whether modules import each other in a circle",
-        run: |_| circles::check().map(Done::from),
+        run: |_| circles::check().map(Outcome::from),
     },
     Step {
         name: "floors",
         group: Group::Lint,
         about: "whether dependencies between the crates point down",
-        run: |_| floors::check().map(Done::from),
+        run: |_| floors::check().map(Outcome::from),
     },
     Step {
         name: "words",
         group: Group::Lint,
         about: "whether comments and functions name things, and no folder has fewer that do",
-        run: |_| words::check().map(Done::with),
+        run: |_| words::check().map(Outcome::with),
     },
     Step {
         name: "widths",
         group: Group::Lint,
         about: "whether a folder has more lines over 100 columns than before",
-        run: |_| widths::check().map(Done::with),
+        run: |_| widths::check().map(Outcome::with),
     },
     Step {
         name: "stubs",
         group: Group::Lint,
         about: "the types of the extension module, python/uccl/_core.pyi",
-        run: |_| stubs::run(&stubs::StubsArgs { check: true }).map(Done::from),
+        run: |_| stubs::run(&stubs::StubsArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "mutants",
         group: Group::Lint,
         about: "whether every guard that can be broken on purpose is still where the list says",
-        run: |_| mutants::check().map(Done::from),
+        run: |_| mutants::check().map(Outcome::from),
     },
     Step {
         name: "package",
         group: Group::Lint,
         about: "the crates as they would be published, without building them",
-        run: |_| package::check().map(Done::with),
+        run: |_| package::check().map(Outcome::with),
     },
     Step {
         name: "units",
@@ -166,13 +166,13 @@ const STEPS: &[Step] = &[
         name: "settings",
         group: Group::Rust,
         about: "the table of settings in docs/settings.md",
-        run: |_| settings::check().map(Done::from),
+        run: |_| settings::check().map(Outcome::from),
     },
     Step {
         name: "headers",
         group: Group::Rust,
         about: "the C header, and that of the kernels' parameters",
-        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
+        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "hammer",
@@ -180,20 +180,20 @@ const STEPS: &[Step] = &[
         about: "random and mutated bytes for every parser",
         run: |args| {
             let frames = hammer::HammerArgs { count: args.frames, seed: None };
-            hammer::run_built(&frames).map(Done::from)
+            hammer::run_built(&frames).map(Outcome::from)
         },
     },
     Step {
         name: "storm",
         group: Group::Rust,
         about: "two processes at random over every link of this machine",
-        run: |_| storm::run_shortly().map(Done::from),
+        run: |_| storm::run_shortly().map(Outcome::from),
     },
     Step {
         name: "loom",
         group: Group::Rust,
         about: "shared structures under every interleaving",
-        run: |_| loom::run().map(Done::from),
+        run: |_| loom::run().map(Outcome::from),
     },
     // Not earlier: cargo-deny is downloaded beside the earlier steps, where it is not there yet.
     Step {
@@ -212,13 +212,13 @@ const STEPS: &[Step] = &[
         name: "kernels",
         group: Group::Rust,
         about: "GPU kernels: what is checked in, spills, registers, layouts",
-        run: |_| kernels::run(&kernels::KernelsArgs { check: true }).map(Done::from),
+        run: |_| kernels::run(&kernels::KernelsArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "demo",
         group: Group::Rust,
         about: "cargo xtask demo, shortened",
-        run: |_| demo::run_shortly().map(Done::from),
+        run: |_| demo::run_shortly().map(Outcome::from),
     },
     Step {
         name: "capi",
@@ -301,7 +301,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     for (number, step) in wanted.iter().enumerate() {
         println!("\n=== {}/{} {}: {}", number + 1, wanted.len(), step.name, step.about);
         let start = Instant::now();
-        let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
+        let done = (step.run)(args).or_else(|error| Outcome::default().or_failed(Err(error)))?;
         // Only after packages have been installed: one program at a time can do that.
         if step.group == Group::Setup {
             begin_beside(&wanted);
@@ -328,7 +328,7 @@ fn begin_beside(wanted: &[&Step]) {
     }
 }
 
-fn print_results(results: &[(&str, Done, Duration)]) {
+fn print_results(results: &[(&str, Outcome, Duration)]) {
     println!("\n{:<11} {:<8} {:>7}", "step", "result", "seconds");
     for (name, done, took) in results {
         let line = format!(
@@ -366,14 +366,16 @@ fn known(name: &str) -> Result<String, String> {
     }
 }
 
-fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Result<Done> {
+fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Result<Outcome> {
     match tools::cargo_has(command) {
-        true => run().map(Done::from),
-        false => Ok(Done::skipped(format!("lacks {component} (rustup component add {component})"))),
+        true => run().map(Outcome::from),
+        false => {
+            Ok(Outcome::skipped(format!("lacks {component} (rustup component add {component})")))
+        }
     }
 }
 
-fn units() -> Result<Done> {
+fn units() -> Result<Outcome> {
     // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");
     let _ = fs::remove_file(&report);
@@ -386,7 +388,7 @@ fn units() -> Result<Done> {
             "--show-output",
         ]),
     };
-    let mut done = Done::default();
+    let mut done = Outcome::default();
     let mut passed = 0;
     let result = program.watch(|line| {
         done.absent.extend(left_out(line));
@@ -405,7 +407,7 @@ fn units() -> Result<Done> {
     done.or_failed(result)
 }
 
-fn doctests() -> Result<Done> {
+fn doctests() -> Result<Outcome> {
     Program::cargo(&["test", "--locked", "--workspace", "--doc"]).run()?;
     readme::rust()
 }

@@ -60,7 +60,7 @@ pub trait Handles {
     /// A copy that we asked the peer for.
     type Ask;
     /// A copy that we make for the peer.
-    type Asked: Clone;
+    type PeerCopy: Clone;
     /// An operation that is posted again if its lane is lost.
     type Operation;
 }

@@ -195,7 +195,7 @@ mod tests {
         type Signal = u32;
         type Receive = u32;
         type Ask = u32;
-        type Asked = u32;
+        type PeerCopy = u32;
         type Operation = u32;
     }
 

@@ -10,7 +10,7 @@ use uccl_wire::{
 
 use crate::{
     Handles, Violation,
-    asked::Asked,
+    asked::PeerAsks,
     asks::Asks,
     assembler::Assembler,
     incoming::{CancelState, Incoming},
@@ -34,7 +34,7 @@ pub struct Session<H: Handles> {
     /// Copies that we ask the peer for.
     pub asks: Asks<H::Ask>,
     /// Copies that the peer asks for.
-    pub asked: Asked<H::Asked>,
+    pub asked: PeerAsks<H::PeerCopy>,
     /// Lanes that are lost.
     pub lanes: Lanes<H::Operation>,
     /// When to give up silent lanes.
@@ -110,7 +110,7 @@ pub enum Event<'m, H: Handles> {
         /// The peer's answer.
         answer: Answer,
     },
-    /// The peer asks for a copy: make it, and answer ([`Asked::ended`], [`Asked::answer`]).
+    /// The peer asks for a copy: make it, and answer ([`PeerAsks::ended`], [`PeerAsks::answer`]).
     Copy {
         /// The number of the ask.
         id: u64,
@@ -120,7 +120,7 @@ pub enum Event<'m, H: Handles> {
         pieces: AskPieces<'m>,
     },
     /// The peer does not want a copy any more: end it.
-    EndCopy(H::Asked),
+    EndCopy(H::PeerCopy),
     /// The peer has lost its end of a lane: end ours.
     LaneDown {
         /// Which lane.
@@ -161,7 +161,7 @@ impl<H: Handles> Session<H> {
             notifications: Notifications::default(),
             signals: Signals::default(),
             asks: Asks::default(),
-            asked: Asked::default(),
+            asked: PeerAsks::default(),
             lanes: Lanes::default(),
             liveness: Liveness::new(lanes),
             assembler: Assembler::default(),

@@ -33,6 +33,7 @@ pub(crate) mod links;
 pub(crate) mod liveness;
 pub(crate) mod lost_lanes;
 pub(crate) mod notifs;
+mod pace;
 pub(crate) mod park;
 pub(crate) mod payload;
 pub(crate) mod places;

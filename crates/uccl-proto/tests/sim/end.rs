@@ -22,7 +22,7 @@ impl Handles for Sim {
     type Signal = u64;
     type Receive = u64;
     type Ask = u64;
-    type Asked = u64;
+    type PeerCopy = u64;
     type Operation = u64;
 }
 
