@@ -29,6 +29,7 @@ mod prebuild;
 mod prefetch;
 mod python;
 mod readme;
+mod release_builds;
 mod report;
 mod sanitize;
 mod semver;
@@ -119,7 +120,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
         Command::Mutants(args) => mutants::run(&args)?,
-        Command::Prebuild => prebuild::run()?,
+        Command::Prebuild => release_builds::run()?,
         Command::Sanitize(args) => sanitize::run(&args)?,
         Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,
