@@ -108,15 +108,11 @@ struct Run {
 /// TCP and the connection manager of libfabric's verbs provider cross the cable. That takes the
 /// kernel that is built for guests. The channels' tests, with both ends on one thread, run in
 /// guests with two links (one to use and one to cut), once with sound links and once with links
-/// that lose packets. Some guests run beside each other, so the longest runs are first.
+/// that lose packets.
+///
+/// They take about 160, 115, 85, 125 and 75 seconds. In this order two processors are done with
+/// them at about the same time.
 const RUNS: [Run; 5] = [
-    Run {
-        package: "uccl-verbs",
-        test: "verbs",
-        guest: "--rails=2 --loss=1",
-        // The device may forget to answer a refused request when packets are lost.
-        without: &["--skip=faults::"],
-    },
     Run {
         package: "uccl-p2p",
         test: "verbs",
@@ -125,13 +121,20 @@ const RUNS: [Run; 5] = [
         without: &[TINY_PIECES, "--skip=removed::", "--skip=peers::"],
     },
     Run {
+        package: "uccl-verbs",
+        test: "verbs",
+        guest: "--rails=2 --loss=1",
+        // The device may forget to answer a refused request when packets are lost.
+        without: &["--skip=faults::"],
+    },
+    Run { package: "uccl-verbs", test: "verbs", guest: "--rails=2", without: &[] },
+    Run {
         package: "uccl-p2p",
         test: "verbs",
         guest: "--rails=2 --apart --engine=uml",
         // This test does the same as the others of its kind, three times, and then over TCP.
         without: &[TINY_PIECES, "--skip=removed::the_only_device"],
     },
-    Run { package: "uccl-verbs", test: "verbs", guest: "--rails=2", without: &[] },
     Run {
         package: "uccl-p2p",
         test: "libfabric",

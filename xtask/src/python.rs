@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{guest, optimized::For, outcome::Outcome, prefetch, shell::Program, tools, tree};
+use crate::{
+    guest, optimized::For, outcome::Outcome, prebuild, prefetch, shell::Program, tools, tree,
+};
 
 /// The first steps with the wheel in an environment without anything else.
 const FIRST_STEPS: &str = "\
@@ -128,6 +130,7 @@ pub(crate) fn build(whom: For) -> Result<&'static Path> {
     if let Some(wheel) = WHEEL.get() {
         return Ok(wheel);
     }
+    prebuild::wait();
     let python = environment()?;
     let folder = whom.folder().join("wheels");
     empty(&folder)?;
@@ -155,20 +158,36 @@ pub(crate) fn fetch() -> Result<()> {
 /// The developer's environment, `.venv`, with the packages of tests/requirements.txt.
 fn environment() -> Result<PathBuf> {
     prefetch::wait();
-    let folder = tree::root().join(".venv");
-    let wanted = fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?;
-    let stamp = folder.join("requirements.txt");
+    let folder = developers_folder();
     let python = folder.join("bin/python");
-    let works = Program::new(&python).args(["-m", "pip", "--version"]).works();
-    if works && fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+    if has_environment()? {
         return Ok(python);
     }
-    if !works {
+    if !has_pip(&python) {
         make_environment(&folder, false)?;
     }
     pip(&python).args(["--requirement", TEST_REQUIREMENTS]).run()?;
-    fs::write(stamp, wanted)?;
+    fs::write(folder.join(STAMP), wanted_by_tests()?)?;
     Ok(python)
+}
+
+/// Whether the developer's environment is there with all packages.
+pub(crate) fn has_environment() -> Result<bool> {
+    let (folder, wanted) = (developers_folder(), wanted_by_tests()?);
+    let complete = fs::read_to_string(folder.join(STAMP)).is_ok_and(|there| there == wanted);
+    Ok(complete && has_pip(&folder.join("bin/python")))
+}
+
+fn developers_folder() -> PathBuf {
+    tree::root().join(".venv")
+}
+
+fn wanted_by_tests() -> Result<String> {
+    Ok(fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?)
+}
+
+fn has_pip(python: &Path) -> bool {
+    Program::new(python).args(["-m", "pip", "--version"]).works()
 }
 
 /// The packages of PyPI for an environment.
@@ -191,6 +210,9 @@ impl<'a> Requirements<'a> {
 
 const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
 
+/// The file of an environment that lists its packages, once all of them are there.
+const STAMP: &str = "requirements.txt";
+
 /// The folder of an environment with packages of PyPI, which is made unless it is there; or the
 /// reason why it cannot be had.
 pub(crate) fn environment_of(
@@ -200,10 +222,10 @@ pub(crate) fn environment_of(
     prefetch::wait();
     let Requirements { alone, whole, tests } = wanted;
     let folder = tree::scratch().join(name);
-    let stamp = folder.join("requirements.txt");
+    let stamp = folder.join(STAMP);
     let mut text = [*alone, *whole].concat().join("\n");
     if *tests {
-        text = format!("{text}\n{}", fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?);
+        text = format!("{text}\n{}", wanted_by_tests()?);
     }
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == text) {
         return Ok(Ok(folder));

@@ -13,7 +13,7 @@ use crate::{
     capi, circles, clang_format, demo, deny, ep, floors, guest, hammer, headers, kernels,
     libfabric, lint, loom, mutants, nixl,
     outcome::Outcome,
-    package, prefetch, python, readme,
+    package, prebuild, prefetch, python, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -40,9 +40,14 @@ impl TestArgs {
         Self { only: vec![group.name()], frames: 0, list: false }
     }
 
+    /// Whether all steps run.
+    fn is_all(&self) -> bool {
+        self.only.is_empty()
+    }
+
     fn wants(&self, step: &Step) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
-        let all = self.only.is_empty() || step.group == Group::Setup;
+        let all = self.is_all() || step.group == Group::Setup;
         all || named(step.name) || named(&step.group.name())
     }
 }
@@ -97,12 +102,6 @@ const STEPS: &[Step] = &[
         run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {
-        name: "clang-format",
-        group: Group::Lint,
-        about: "formatting of C, C++ and CUDA",
-        run: |_| clang_format::check(),
-    },
-    Step {
         name: "doc",
         group: Group::Lint,
         about: "documentation, without a warning",
@@ -154,7 +153,7 @@ const STEPS: &[Step] = &[
         name: "units",
         group: Group::Rust,
         about: "Rust's tests, in one and in two processes",
-        run: |_| units(),
+        run: |args| units(args.is_all()),
     },
     Step {
         name: "doctests",
@@ -232,6 +231,14 @@ const STEPS: &[Step] = &[
         about: "the wheel, in an environment with nothing else",
         run: |_| python::wheel(),
     },
+    // Not earlier: these linters are downloaded beside the earlier steps, where they are not there
+    // yet.
+    Step {
+        name: "clang-format",
+        group: Group::Lint,
+        about: "formatting of C, C++ and CUDA",
+        run: |_| clang_format::check(),
+    },
     Step {
         name: "ruff",
         group: Group::Lint,
@@ -304,7 +311,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
         let done = (step.run)(args).or_else(|error| Outcome::default().or_failed(Err(error)))?;
         // Only after packages have been installed: one program at a time can do that.
         if step.group == Group::Setup {
-            begin_beside(&wanted);
+            begin_beside(&wanted, args.is_all());
         }
         if let Some(failure) = &done.failure {
             println!("{failure}");
@@ -318,12 +325,12 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
 }
 
 /// Begins slow preparations beside the steps, if the wanted steps need them.
-fn begin_beside(wanted: &[&Step]) {
+fn begin_beside(wanted: &[&Step], all: bool) {
     let any = |names: &[&str]| wanted.iter().any(|step| names.contains(&step.name));
     if any(&["guest", "rails"]) {
         guest::begin_to_prepare();
     }
-    if wanted.len() == STEPS.len() {
+    if all {
         prefetch::begin();
     }
 }
@@ -375,22 +382,23 @@ fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Re
     }
 }
 
-fn units() -> Result<Outcome> {
+/// Runs Rust's tests, and builds what later steps need beside them if `all` steps run.
+fn units(all: bool) -> Result<Outcome> {
     // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");
     let _ = fs::remove_file(&report);
-    let program = match tools::cargo_has("nextest") {
-        true => Program::cargo(&["nextest", "run", "--locked", "--workspace", "--no-fail-fast"])
-            .args(["--status-level=fail"]),
-        false => Program::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]).args([
-            "--all-targets",
-            "--",
-            "--show-output",
-        ]),
+    let (tests, while_running) = match tools::cargo_has("nextest") {
+        true => (&["nextest", "run"][..], &["--no-fail-fast", "--status-level=fail"][..]),
+        false => (&["test", "--all-targets"][..], &["--no-fail-fast", "--", "--show-output"][..]),
     };
+    let program = || Program::cargo(tests).args(["--locked", "--workspace"]);
+    program().args(["--no-run"]).run()?;
+    if all {
+        prebuild::begin();
+    }
     let mut done = Outcome::default();
     let mut passed = 0;
-    let result = program.watch(|line| {
+    let result = program().args(while_running).watch(|line| {
         done.absent.extend(left_out(line));
         if let Some((_, summary)) = line.split_once("tests run: ") {
             done.detail = summary.to_owned();
