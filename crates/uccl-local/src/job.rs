@@ -14,7 +14,7 @@ use uccl_fabric::{
     gpu,
     lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
     mem::Access,
-    pieces::{Pieces as _, Stretch},
+    pieces::Stretch,
 };
 
 use super::sharing::CopyThreads;
@@ -171,14 +171,13 @@ impl Job {
 impl Chunk {
     /// Its length in bytes.
     pub(super) fn len(&self) -> u64 {
-        self.local.as_slice().len_bytes()
+        self.local.len_bytes()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smallvec::smallvec;
     use uccl_fabric::{
         lane::OpKind,
         mem::{RemoteSpan, Span},
@@ -197,9 +196,9 @@ mod tests {
             let remote = RemoteSpan { addr, len: len as u64, key, slot };
             let op = Operation {
                 kind: OpKind::Read,
-                local: smallvec![Span { addr: addr as usize, len }; count],
+                local: std::iter::repeat_n(Span { addr: addr as usize, len }, count).collect(),
                 memory: MemoryKind::Host,
-                remote: smallvec![remote; count],
+                remote: std::iter::repeat_n(remote, count).collect(),
                 done: Arc::new(Ignored),
             };
             let load = Arc::default();

@@ -209,7 +209,6 @@ impl List {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use smallvec::smallvec;
     use uccl_device::MemoryKind;
 
     use super::*;
@@ -238,9 +237,9 @@ mod tests {
         let len = chunks * CHUNK;
         let op = Operation {
             kind: OpKind::Write,
-            local: smallvec![Span { addr: 0, len }],
+            local: [Span { addr: 0, len }].into(),
             memory: MemoryKind::Host,
-            remote: smallvec![RemoteSpan { addr: 0, len: len as u64, key: 0, slot: 0 }],
+            remote: [RemoteSpan { addr: 0, len: len as u64, key: 0, slot: 0 }].into(),
             done: Arc::new(ResultSender(sender)),
         };
         (jobs.post(op, CopyThreads::Many, 0).unwrap(), results)
@@ -280,9 +279,9 @@ mod tests {
         assert_eq!(first.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
         let op = Operation {
             kind: OpKind::Read,
-            local: smallvec![],
+            local: Default::default(),
             memory: MemoryKind::Host,
-            remote: smallvec![],
+            remote: Default::default(),
             done: Arc::new(ResultSender(mpsc::channel().0)),
         };
         assert!(matches!(jobs.post(op, CopyThreads::Many, 0), Err(LaneError::Killed)));

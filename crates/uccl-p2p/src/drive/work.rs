@@ -6,7 +6,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpKind, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
-    pieces::{Pieces as _, group},
+    pieces::group,
 };
 
 use super::regions::contains;
@@ -64,7 +64,7 @@ pub(crate) struct Work {
 
 impl Work {
     pub(super) fn len_bytes(&self) -> u64 {
-        self.local.as_slice().len_bytes()
+        self.local.len_bytes()
     }
 
     /// The operation that does all of it.

@@ -62,7 +62,7 @@ pub(super) struct Single {
 
 impl Single {
     fn work(&self) -> Work {
-        let (local, remote) = (smallvec![self.local], smallvec![self.remote]);
+        let (local, remote) = ([self.local].into(), [self.remote].into());
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
     }
 
