@@ -13,7 +13,7 @@ use super::regions::contains;
 use crate::ids::MrId;
 
 /// Local and remote memory of a transfer, iov by iov. Neighbours are merged.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Pieces {
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
@@ -25,6 +25,11 @@ impl Pieces {
     /// Pieces that have been merged.
     pub(super) fn merged(local: Spans, remote: RemoteSpans) -> Self {
         Self { local, remote, last: None }
+    }
+
+    /// The same pieces, of which clones are no copies.
+    pub(crate) fn share(self) -> Self {
+        Self { local: self.local.share(), remote: self.remote.share(), ..self }
     }
 
     /// Makes room for this number of iovs.
