@@ -130,7 +130,7 @@ impl LocalLane {
             }));
         }
         if op.memory.device().is_some() {
-            return self.jobs.post(op, CopyThreads::Many, JOB).map(Posted::Pending);
+            return self.jobs.post(op, CopyThreads::Many, None, JOB).map(Posted::Pending);
         }
         let threads = self.sharing.choose(len);
         if few && len <= AT_ONCE && threads == CopyThreads::One {
@@ -142,8 +142,8 @@ impl LocalLane {
             }
             return Ok(Posted::Done(copied));
         }
-        let done = self.sharing.timed(threads, len, Arc::clone(&op.done));
-        self.jobs.post(Operation { done, ..op }, threads, JOB).map(Posted::Pending)
+        let sharing = Some(Arc::clone(&self.sharing));
+        self.jobs.post(op, threads, sharing, JOB).map(Posted::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some
