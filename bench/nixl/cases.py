@@ -4,7 +4,7 @@ from bench.lib.bars import OURS, Bar
 from bench.lib.cases import KIB, MIB, Case, human
 
 UCX = "ucx"
-SECTIONS = ("dram", "tcp", "post", "vram")
+SECTIONS = ("dram", "tcp", "post", "again", "vram")
 OPS = ("write", "read")
 #: Host memory: (pieces, length of each). Pieces are never adjacent, so that no backend can merge
 #: them.
@@ -17,6 +17,9 @@ DEVICE = ((298, 1_179_648, 4.0), (64, 4 * KIB, 20.0), (1, 256 * MIB, 2.0))
 POSTS = ("post", "post_prepped", "repost")
 POST_IOVS, POST_SIZE = 1000, 64
 POST_LINKS = ("local", "tcp")
+#: How many pieces a transfer has that is posted again, and the most microseconds that the call may
+#: take; None: as many as UCX takes.
+AGAIN = ((4096, 20.0), (1, None))
 
 
 def plan(only: set[str]) -> list[Case]:
@@ -25,6 +28,7 @@ def plan(only: set[str]) -> list[Case]:
         "dram": lambda: _plain("local"),
         "tcp": lambda: _plain("tcp"),
         "post": _posts,
+        "again": _again,
         "vram": _device,
     }
     return [case for name in SECTIONS if name in only for case in sections[name]()]
@@ -40,6 +44,10 @@ def _posts() -> list[Case]:
     ]
 
 
+def _again() -> list[Case]:
+    return [Case("local", "repost", POST_SIZE, iovs, unit="us") for iovs, _ in AGAIN]
+
+
 def _device() -> list[Case]:
     return [Case("gpu", op, size, iovs, "gpu") for op in OPS for iovs, size, _ in DEVICE]
 
@@ -51,9 +59,15 @@ def bars() -> list[Bar]:
     post = [
         Bar("post", f"{_words(case)}, each", ((OURS, case),), at_most=200.0) for case in _posts()
     ]
+    again = [
+        Bar("again", _words(case), ((OURS, case),), at_most=most)
+        if most
+        else Bar("again", f"{_words(case)} / UCX", ((OURS, case),), ((UCX, case),), at_most=1.0)
+        for case, (_, most) in zip(_again(), AGAIN)
+    ]
     limits = {(iovs, size): times for iovs, size, times in DEVICE}
     vram = [_beside_ucx("vram", case, limits[case.iovs, case.size]) for case in _device()]
-    return [*dram, *tcp, *post, *vram]
+    return [*dram, *tcp, *post, *again, *vram]
 
 
 def _beside_ucx(section: str, case: Case, times: float) -> Bar:

@@ -2,8 +2,8 @@
 
 In addition to the fields of all such workers, the greeting has `backend` (UCX) and
 `progress_thread` (off). A case's `cost` names the call that is timed instead of whole transfers, on
-the initiator and for each piece: "post" makes a transfer from two lists of descriptors and starts
-it, "post_prepped" does so from prepared lists, "repost" only starts it.
+the initiator, of the whole call and for each piece: "post" makes a transfer from two lists of
+descriptors and starts it, "post_prepped" does so from prepared lists, "repost" only starts it.
 """
 
 import base64
@@ -107,7 +107,8 @@ class Initiator(gpu_pair.Initiator):
             state = self.agent.transfer(self.handle)
             took.append(clock() - start)
             self.wait(self.handle, state)
-        return {"ns": statistics.median(took) / case["iovs"], "transfers": len(took)}
+        median = statistics.median(took)
+        return {"ns": median / case["iovs"], "us": median / 1000, "transfers": len(took)}
 
     def descriptors(self, case: dict, base: int, kind: str, gpu: int):
         device = gpu if kind == "gpu" else 0

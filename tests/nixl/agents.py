@@ -50,6 +50,16 @@ def release() -> tuple[int, ...]:
         return ()
 
 
+def gpus() -> int:
+    """The number of GPUs that PyTorch sees; 0 without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    cuda = getattr(torch, "cuda", None)
+    return cuda.device_count() if cuda is not None and cuda.is_available() else 0
+
+
 def environment(backend: str, link: str, plugin_dir: str | None) -> dict[str, str]:
     """Environment variables for a process with agents of this backend and this link."""
     env = {"NIXL_LOG_LEVEL": "ERROR", "UCX_WARN_UNUSED_ENV_VARS": "n", **LINK_ENV[backend, link]}

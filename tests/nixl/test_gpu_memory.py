@@ -6,17 +6,8 @@ import time
 from typing import Any, Callable
 
 import pytest
-from agents import BACKEND, Agent, Desc, Pair
+from agents import BACKEND, Agent, Desc, Pair, gpus
 from peer import pattern
-
-
-def gpus() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
 
 pytestmark = [
     # Only one test at a time uses the GPUs.

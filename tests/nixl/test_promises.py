@@ -133,6 +133,27 @@ class TestMemory:
             any_pair.a.write(mine, theirs)
         assert theirs.get() == bytes([9]) * 4096
 
+    @ours
+    @pytest.mark.parametrize("side", ["local", "remote"])
+    @pytest.mark.parametrize("count", [1, 300])
+    def test_memory_that_was_deregistered_after_a_transfer_was_made(
+        self, any_pair: Pair, count: int, side: str
+    ) -> None:
+        """A transfer that was made and posted before is refused, also where the same memory has
+        been registered anew."""
+        mine, theirs = any_pair.bufs(300 * 128, seed_a=1)
+        pieces = mine.pieces(count, 64), theirs.pieces(count, 64)
+        key = any_pair.a.prepare("WRITE", *pieces)
+        assert [any_pair.a.run(key), any_pair.a.run(key)] == ["DONE", "DONE"]
+        gone = mine if side == "local" else theirs
+        gone.deregister()
+        gone.owner.call("register_again", gone.name, gone.size)
+        theirs.fill(9)
+        with pytest.raises(PeerError, match="nixlNot(Found|Allowed)"):
+            any_pair.a.run(key)
+        assert theirs.get() == bytes([9]) * theirs.size
+        any_pair.a.release(key)
+
     def test_registered_twice_at_one_address(self, any_pair: Pair) -> None:
         """Each registration has its own length and its own end."""
         mine, theirs = any_pair.bufs(8192, seed_a=1)

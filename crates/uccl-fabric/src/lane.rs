@@ -13,7 +13,6 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
 use uccl_device::{MemoryKind, cuda::GpuError};
 use uccl_wire::frame::Status;
 
@@ -22,12 +21,15 @@ pub use self::{
     message::{Handling, MessageLane, MessageSink},
     rails::RailLane,
 };
-use crate::mem::{Access, RemoteSpan, Span};
+use crate::{
+    mem::{Access, RemoteSpan, Span},
+    piece_list::PieceList,
+};
 
-/// Local pieces of an operation. One piece needs no allocation.
-pub type Spans = SmallVec<[Span; 1]>;
-/// Remote pieces of an operation. One piece needs no allocation.
-pub type RemoteSpans = SmallVec<[RemoteSpan; 1]>;
+/// Local pieces of an operation.
+pub type Spans = PieceList<Span>;
+/// Remote pieces of an operation.
+pub type RemoteSpans = PieceList<RemoteSpan>;
 
 /// How data moves between two endpoints, from the fastest way to the slowest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -113,7 +115,7 @@ pub struct Operation {
 impl Operation {
     /// Bytes that it moves.
     pub fn len(&self) -> u64 {
-        self.local.iter().map(|span| span.len as u64).sum()
+        self.local.len_bytes()
     }
 
     /// A new operation with the pieces in `range`, which calls `done` when it ends.

@@ -14,10 +14,10 @@ use uccl_fabric::{
     gpu,
     lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
     mem::Access,
-    pieces::{Pieces as _, Stretch},
+    pieces::Stretch,
 };
 
-use super::sharing::CopyThreads;
+use super::sharing::{CopyThreads, Sharing};
 
 /// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
 /// the threads end together.
@@ -32,6 +32,9 @@ pub(super) struct Job {
     memory: MemoryKind,
     local: Spans,
     remote: RemoteSpans,
+    len: u64,
+    /// Learns how long it took.
+    sharing: Option<Arc<Sharing>>,
     /// Bytes that all jobs of the lane have yet to copy.
     load: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -49,6 +52,8 @@ pub(super) enum End {
 struct State {
     /// The rest that has not been given out.
     rest: Stretch,
+    /// When the first chunk was given out: until then it waits for earlier jobs.
+    begun: Option<Instant>,
     /// Chunks being copied right now.
     active: usize,
     /// Bytes that the load still counts.
@@ -70,15 +75,21 @@ pub(super) struct Chunk {
 
 impl Job {
     /// Local and remote pieces must pair up. `load` counts the bytes that are not copied yet.
-    pub(super) fn new(op: Operation, threads: CopyThreads, load: &Arc<AtomicU64>) -> Self {
-        let left = op.len();
-        load.fetch_add(left, Relaxed);
+    pub(super) fn new(
+        op: Operation,
+        threads: CopyThreads,
+        sharing: Option<Arc<Sharing>>,
+        load: &Arc<AtomicU64>,
+    ) -> Self {
+        let len = op.len();
+        load.fetch_add(len, Relaxed);
         let Operation { kind, local, memory, remote, done } = op;
         let access = access_of(kind);
         let state = State {
             rest: Stretch::all((&local[..], &remote[..])),
+            begun: None,
             active: 0,
-            left,
+            left: len,
             error: None,
             closed: false,
             done: Some(done),
@@ -89,6 +100,8 @@ impl Job {
             memory,
             local,
             remote,
+            len,
+            sharing,
             load: Arc::clone(load),
             state: Mutex::new(state),
             idle: Condvar::new(),
@@ -109,6 +122,7 @@ impl Job {
         };
         state.closed = state.rest.is_empty();
         state.active += 1;
+        state.begun.get_or_insert_with(Instant::now);
         drop(state);
         let (local, remote) = cut.to_lists(pieces);
         Some(Chunk { access: self.access, memory: self.memory, local, remote })
@@ -122,6 +136,12 @@ impl Job {
     /// Whether it has ended: nobody copies a chunk of it, and nobody will.
     pub(super) fn has_ended(&self) -> bool {
         self.state.lock().done.is_none()
+    }
+
+    /// Whether a chunk of it has been given out.
+    #[cfg(test)]
+    pub(super) fn has_begun(&self) -> bool {
+        self.state.lock().begun.is_some()
     }
 
     /// Reports the end of a chunk of `bytes` bytes.
@@ -162,8 +182,12 @@ impl Job {
         // After an error: the bytes that were never given out.
         self.load.fetch_sub(std::mem::take(&mut state.left), Relaxed);
         let result = state.error.take().map_or(Ok(()), Err);
+        let begun = state.begun;
         self.idle.notify_all();
         drop(state);
+        if let (Ok(()), Some(sharing), Some(begun)) = (&result, &self.sharing, begun) {
+            sharing.learn(self.threads, self.len, begun.elapsed());
+        }
         done.complete(result);
     }
 }
@@ -171,14 +195,13 @@ impl Job {
 impl Chunk {
     /// Its length in bytes.
     pub(super) fn len(&self) -> u64 {
-        self.local.as_slice().len_bytes()
+        self.local.len_bytes()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smallvec::smallvec;
     use uccl_fabric::{
         lane::OpKind,
         mem::{RemoteSpan, Span},
@@ -197,13 +220,13 @@ mod tests {
             let remote = RemoteSpan { addr, len: len as u64, key, slot };
             let op = Operation {
                 kind: OpKind::Read,
-                local: smallvec![Span { addr: addr as usize, len }; count],
+                local: std::iter::repeat_n(Span { addr: addr as usize, len }, count).collect(),
                 memory: MemoryKind::Host,
-                remote: smallvec![remote; count],
+                remote: std::iter::repeat_n(remote, count).collect(),
                 done: Arc::new(Ignored),
             };
             let load = Arc::default();
-            let job = Job::new(op, CopyThreads::Many, &load);
+            let job = Job::new(op, CopyThreads::Many, None, &load);
             let mut ends = [End::Front, End::Back].into_iter().cycle();
             while let Some(chunk) = ends.next().and_then(|end| job.next(end)) {
                 assert!(chunk.len() <= CHUNK as u64 && chunk.local.len() <= CHUNK_PIECES);

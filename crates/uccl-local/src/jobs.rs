@@ -14,7 +14,7 @@ use uccl_fabric::lane::{LaneError, OpError, OpName, OpResult, Operation};
 
 use super::{
     job::{Chunk, End, Job},
-    sharing::CopyThreads,
+    sharing::{CopyThreads, Sharing},
 };
 
 /// Copies that have not ended.
@@ -77,12 +77,14 @@ impl Drop for ChunkCopy<'_> {
 }
 
 impl Jobs {
-    /// Queues an operation for the threads that make progress, and for others that have time. Its
-    /// name has the bits of `mark`.
+    /// Queues an operation for the threads that make progress, and for others that have time.
+    /// `sharing` learns how long the copy took, without the time that it waited for others. Its name
+    /// has the bits of `mark`.
     pub(super) fn post(
         &self,
         op: Operation,
         threads: CopyThreads,
+        sharing: Option<Arc<Sharing>>,
         mark: u64,
     ) -> Result<OpName, LaneError> {
         let mut list = self.list.lock();
@@ -91,7 +93,7 @@ impl Jobs {
         }
         let name = OpName(list.count | mark);
         list.count += 1;
-        let job = Arc::new(Job::new(op, threads, &self.load));
+        let job = Arc::new(Job::new(op, threads, sharing, &self.load));
         list.open.push_back(Named { name, job });
         self.announce(&list);
         Ok(name)
@@ -209,7 +211,6 @@ impl List {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use smallvec::smallvec;
     use uccl_device::MemoryKind;
 
     use super::*;
@@ -238,12 +239,12 @@ mod tests {
         let len = chunks * CHUNK;
         let op = Operation {
             kind: OpKind::Write,
-            local: smallvec![Span { addr: 0, len }],
+            local: [Span { addr: 0, len }].into(),
             memory: MemoryKind::Host,
-            remote: smallvec![RemoteSpan { addr: 0, len: len as u64, key: 0, slot: 0 }],
+            remote: [RemoteSpan { addr: 0, len: len as u64, key: 0, slot: 0 }].into(),
             done: Arc::new(ResultSender(sender)),
         };
-        (jobs.post(op, CopyThreads::Many, 0).unwrap(), results)
+        (jobs.post(op, CopyThreads::Many, None, 0).unwrap(), results)
     }
 
     #[test]
@@ -280,12 +281,13 @@ mod tests {
         assert_eq!(first.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
         let op = Operation {
             kind: OpKind::Read,
-            local: smallvec![],
+            local: Default::default(),
             memory: MemoryKind::Host,
-            remote: smallvec![],
+            remote: Default::default(),
             done: Arc::new(ResultSender(mpsc::channel().0)),
         };
-        assert!(matches!(jobs.post(op, CopyThreads::Many, 0), Err(LaneError::Killed)));
+        let refused = jobs.post(op, CopyThreads::Many, None, 0);
+        assert!(matches!(refused, Err(LaneError::Killed)));
         assert_eq!(jobs.bytes(), 0);
     }
 
@@ -316,6 +318,24 @@ mod tests {
         held.copied(Ok(()));
         assert_eq!(sender.try_recv(), Ok(Ok(())), "all of it was copied");
         assert!(jobs.list.lock().given_out.is_empty());
+    }
+
+    #[test]
+    fn the_time_that_a_copy_waits_for_others_is_not_learned() {
+        let jobs = Jobs::default();
+        let (_, first) = post(&jobs, 1);
+        let _second = post(&jobs, 1);
+        let begun = |jobs: &Jobs| {
+            let list = jobs.list.lock();
+            list.open.iter().map(|open| open.job.has_begun()).collect::<Vec<_>>()
+        };
+        assert_eq!(begun(&jobs), [false, false], "both wait");
+        jobs.take(End::Front).unwrap().copied(Ok(()));
+        assert_eq!(first.try_recv(), Ok(Ok(())));
+        assert_eq!(begun(&jobs), [false], "the second still waits");
+        let taken = jobs.take(End::Front).unwrap();
+        assert!(taken.of.job.has_begun());
+        taken.copied(Ok(()));
     }
 
     #[test]

@@ -209,7 +209,9 @@ fn op_error(e: DirectError) -> OpError {
 impl Lane for LocalLane {
     fn caps(&self) -> Caps {
         let link = if self.cma { "cma" } else { "shm" };
-        Caps { link, ordered: false, max_gpu_pieces: usize::MAX, ..self.stream.caps() }
+        // Rings have a limit, and an operation that goes through them is cut for them.
+        let any = usize::MAX;
+        Caps { link, ordered: false, max_pieces: any, max_gpu_pieces: any, ..self.stream.caps() }
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {

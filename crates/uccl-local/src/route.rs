@@ -7,6 +7,7 @@ use uccl_device::{MemoryKind, cuda::Event};
 use uccl_fabric::{
     lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
+    piece_list::firsts,
     pieces::group,
     signal::Word,
 };
@@ -36,7 +37,7 @@ impl LocalLane {
     /// # Safety
     /// As for [`Lane::post`].
     pub(super) unsafe fn route(&self, op: Operation) -> Result<Posted, LaneError> {
-        let (way, apart) = self.ways(op.memory, &op.remote);
+        let (way, apart) = self.ways(op.memory, op.remote.regions());
         if !apart {
             // SAFETY: the caller's promise.
             return unsafe { self.post_one_way(way, op) };
@@ -45,18 +46,16 @@ impl LocalLane {
         unsafe { self.post_apart(&op) }
     }
 
-    /// The path of the first piece, and whether another piece needs a different one. Neighbours
-    /// mostly lie in one region.
-    fn ways(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> (Way, bool) {
-        let Some(first) = remote.first() else { return (Way::Stream, false) };
+    /// The path of the first piece, and whether another piece needs a different one. `regions` has
+    /// a piece of each region.
+    fn ways<'a>(
+        &self,
+        ours: MemoryKind,
+        mut regions: impl Iterator<Item = &'a RemoteSpan>,
+    ) -> (Way, bool) {
+        let Some(first) = regions.next() else { return (Way::Stream, false) };
         let way = self.way(ours, first);
-        let mut last = first;
-        let apart = remote.iter().any(|span| {
-            let same = (span.slot, span.key) == (last.slot, last.key);
-            last = span;
-            !same && self.way(ours, span) != way
-        });
-        (way, apart)
+        (way, regions.any(|span| self.way(ours, span) != way))
     }
 
     /// The copier of a piece between memory of this kind and the peer's.
@@ -74,7 +73,7 @@ impl LocalLane {
     pub(super) fn is_streamed(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
         let is_one = remote.len() <= self.stream.caps().max_pieces;
         is_one
-            && self.ways(ours, remote) == (Way::Stream, false)
+            && self.ways(ours, firsts(remote)) == (Way::Stream, false)
             && self.stream.carries_signal(ours, remote)
     }
 
@@ -131,7 +130,7 @@ impl LocalLane {
             }));
         }
         if op.memory.device().is_some() {
-            return self.jobs.post(op, CopyThreads::Many, JOB).map(Posted::Pending);
+            return self.jobs.post(op, CopyThreads::Many, None, JOB).map(Posted::Pending);
         }
         let threads = self.sharing.choose(len);
         if few && len <= AT_ONCE && threads == CopyThreads::One {
@@ -143,8 +142,8 @@ impl LocalLane {
             }
             return Ok(Posted::Done(copied));
         }
-        let done = self.sharing.timed(threads, len, Arc::clone(&op.done));
-        self.jobs.post(Operation { done, ..op }, threads, JOB).map(Posted::Pending)
+        let sharing = Some(Arc::clone(&self.sharing));
+        self.jobs.post(op, threads, sharing, JOB).map(Posted::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some
@@ -157,7 +156,7 @@ impl LocalLane {
 
     /// Whether a GPU that makes all copies of a write changes this word behind them, in one job.
     pub(super) fn gpu_signals(&self, ours: MemoryKind, remote: &[RemoteSpan], word: &Word) -> bool {
-        let (way, apart) = self.ways(ours, remote);
+        let (way, apart) = self.ways(ours, firsts(remote));
         matches!(way, Way::Gpu | Way::GpuToHost)
             && !apart
             && batches(remote).len() == 1
@@ -207,7 +206,7 @@ impl LocalLane {
         op: Operation,
         event: &Event,
     ) -> Result<OpName, Operation> {
-        let (way, apart) = self.ways(op.memory, &op.remote);
+        let (way, apart) = self.ways(op.memory, op.remote.regions());
         let one = !apart && matches!(way, Way::Gpu | Way::GpuToHost);
         if !one || self.bell.ended() || batches(&op.remote).len() != 1 {
             return Err(op);

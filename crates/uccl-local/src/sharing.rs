@@ -7,14 +7,9 @@
 
 use std::{
     array,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
 };
-
-use uccl_fabric::lane::{Completion, OpResult};
 
 use super::INLINE;
 
@@ -73,42 +68,9 @@ impl Sharing {
         known.store(if before == 0 { seen } else { mixed.max(1) }, Relaxed);
     }
 
-    /// A completion that records how long the copy took.
-    pub(super) fn timed(
-        self: &Arc<Self>,
-        threads: CopyThreads,
-        len: u64,
-        done: Arc<dyn Completion>,
-    ) -> Arc<dyn Completion> {
-        Arc::new(TimedCompletion {
-            sharing: Arc::clone(self),
-            threads,
-            len,
-            started: Instant::now(),
-            done,
-        })
-    }
-
     fn class(&self, len: u64) -> Option<&Class> {
         let doublings = len.saturating_sub(1) / INLINE;
         self.classes.get(doublings.checked_ilog2()? as usize)
-    }
-}
-
-struct TimedCompletion {
-    sharing: Arc<Sharing>,
-    threads: CopyThreads,
-    len: u64,
-    started: Instant,
-    done: Arc<dyn Completion>,
-}
-
-impl Completion for TimedCompletion {
-    fn complete(self: Arc<Self>, result: OpResult) {
-        if result.is_ok() {
-            self.sharing.learn(self.threads, self.len, self.started.elapsed());
-        }
-        Arc::clone(&self.done).complete(result);
     }
 }
 

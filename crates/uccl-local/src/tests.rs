@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     alloc::{SharedBuf, lookup},
@@ -134,9 +133,9 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     let (buf, region) = both.mapped(LONG);
     let source = vec![7; LONG];
     let (done, results) = completion();
-    let local: Spans = smallvec![span_of(&source)];
+    let local: Spans = [span_of(&source)].into();
     // SAFETY: the source outlives the lanes' copies.
-    let posted = unsafe { both.ours.post(write(local.clone(), smallvec![region], done)) };
+    let posted = unsafe { both.ours.post(write(local.clone(), [region].into(), done)) };
     assert!(matches!(posted, Ok(Posted::Pending(_))));
     let chunk = both.ours.jobs.take(End::Front).expect("a job");
     let outlives = both.ours.direct.claim_owned(region.slot).expect("a word");
@@ -160,10 +159,10 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     assert!(!matches!(at_once, Some(Ok(()))));
     for len in [64, INLINE as usize + 1, LONG] {
         let (done, results) = completion();
-        let remote = smallvec![RemoteSpan { len: len as u64, ..region }];
+        let remote = [RemoteSpan { len: len as u64, ..region }].into();
         // SAFETY: as above.
         let posted =
-            unsafe { both.ours.post(write(smallvec![span_of(&source[..len])], remote, done)) };
+            unsafe { both.ours.post(write([span_of(&source[..len])].into(), remote, done)) };
         assert!(!matches!(posted, Ok(Posted::Pending(_) | Posted::Done(Ok(())))), "{posted:?}");
         assert!(results.try_recv().is_err() && !both.ours.help());
     }
@@ -220,9 +219,9 @@ fn an_operation_in_the_rings_is_the_peers_and_a_copy_is_ours() {
         let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
         (name, results)
     };
-    let (copied, copied_hears) = post(smallvec![mapped]);
-    let (parted, parted_hears) = post(smallvec![mapped, private_region]);
-    let (sent, sent_hears) = post(smallvec![private_region]);
+    let (copied, copied_hears) = post([mapped].into());
+    let (parted, parted_hears) = post([mapped, private_region].into());
+    let (sent, sent_hears) = post([private_region].into());
     assert_eq!([copied, parted, sent].map(|name| both.ours.is_ours(name)), [true, false, false]);
     assert!(both.ours.is_ours(OpName(GPU)), "the first copy by a GPU");
     for results in [copied_hears, parted_hears, sent_hears] {
@@ -242,7 +241,7 @@ fn bytes_in_the_rings_do_not_land_when_the_peer_has_given_them_up() {
         let (done, results) = completion();
         // SAFETY: the source outlives the lanes' copies.
         let posted =
-            unsafe { both.ours.post(write(smallvec![span_of(&source)], smallvec![region], done)) };
+            unsafe { both.ours.post(write([span_of(&source)].into(), [region].into(), done)) };
         assert!(matches!(posted, Ok(Posted::Pending(_))));
         while both.ours.progress(&NoMessages).unwrap() {}
         if begun {
@@ -272,9 +271,9 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     let private_region = both.region(span_of(&private));
     let source = vec![7; LONG];
     let (done, results) = completion();
-    let local = smallvec![span_of(&source), span_of(&source)];
+    let local = [span_of(&source), span_of(&source)].into();
     // SAFETY: the source outlives the lanes' copies.
-    let posted = unsafe { both.ours.post(write(local, smallvec![mapped, private_region], done)) };
+    let posted = unsafe { both.ours.post(write(local, [mapped, private_region].into(), done)) };
     let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
     both.ours.cancel(name);
     assert_eq!(both.run_until_told(&results), Err(OpError::Cancelled));
@@ -286,9 +285,9 @@ fn a_cancel_reaches_every_part_of_an_operation() {
     // The lane still works.
     let (done, results) = completion();
     let piece = RemoteSpan { len: 3 << 20, ..private_region };
-    let local = smallvec![span_of(&source[..3 << 20])];
+    let local = [span_of(&source[..3 << 20])].into();
     // SAFETY: as above.
-    let posted = unsafe { both.ours.post(write(local, smallvec![piece], done)) };
+    let posted = unsafe { both.ours.post(write(local, [piece].into(), done)) };
     assert!(matches!(posted, Ok(Posted::Pending(_))));
     assert_eq!(both.run_until_told(&results), Ok(()));
     assert!(now(span_of(&private[..3 << 20])) == source[..3 << 20]);

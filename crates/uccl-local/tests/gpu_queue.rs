@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{HostLane, Lane, OpError, OpKind, Operation, Posted},
@@ -323,9 +322,9 @@ fn a_copy_by_a_gpu_is_ended_by_its_own_lane_only() {
     let done = Arc::new(End::default());
     let through_rings = Operation {
         kind: OpKind::Write,
-        local: smallvec![span],
+        local: [span].into(),
         memory: MemoryKind::Host,
-        remote: smallvec![region.remote()],
+        remote: [region.remote()].into(),
         done: Arc::clone(&done) as _,
     };
     // SAFETY: the lane is killed before the memory is freed.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::lane::{
     Completion, Handling, Lane, MessageLane, MessageSink, OpKind, OpResult, Operation,
@@ -101,9 +100,9 @@ fn a_writer_that_waits_for_room_and_for_answers_is_woken() {
         for round in 1..=ROUNDS {
             let op = Operation {
                 kind: OpKind::Write,
-                local: smallvec![Span { addr: source.as_ptr() as usize, len: LEN }],
+                local: [Span { addr: source.as_ptr() as usize, len: LEN }].into(),
                 memory: MemoryKind::Host,
-                remote: smallvec![region.remote()],
+                remote: [region.remote()].into(),
                 done: ended.clone(),
             };
             // SAFETY: `source` outlives the lanes' threads.

@@ -138,7 +138,11 @@ impl Agent {
                 adverts.push(advert);
             }
         }
-        Ok(Transfer::new(remote, op, (iovs, adverts)))
+        let prepared = match iovs.is_empty() {
+            true => None,
+            false => Some(self.endpoint.prepare(op, &iovs, &adverts)?),
+        };
+        Ok(Transfer::new(remote, prepared))
     }
 
     /// The bytes that carry a notification of this agent's to a peer.

@@ -7,8 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_p2p::{
-    Endpoint, Error as Engine, Iov, Op, Request, Status as Stand, TransferHandle, Tried,
-    wire::advert::Advert,
+    Endpoint, Error as Engine, PreparedTransfer, Status as Stand, TransferHandle, Tried,
 };
 
 use crate::{
@@ -19,10 +18,8 @@ use crate::{
 /// Checked descriptors, and the state of the last post.
 pub(crate) struct Transfer {
     pub(crate) remote: Arc<Remote>,
-    op: Op,
-    iovs: Vec<Iov>,
-    adverts: Vec<Advert>,
-    bytes: u64,
+    /// `None`: all of it is memory without bytes.
+    prepared: Option<PreparedTransfer>,
     posted: Mutex<TransferState>,
 }
 
@@ -34,10 +31,12 @@ enum TransferState {
 }
 
 impl Transfer {
-    pub(crate) fn new(remote: Arc<Remote>, op: Op, pieces: (Vec<Iov>, Vec<Advert>)) -> Self {
-        let (iovs, adverts) = pieces;
-        let bytes = iovs.iter().map(|iov| iov.len as u64).sum();
-        Self { remote, op, iovs, adverts, bytes, posted: Mutex::new(TransferState::Idle) }
+    pub(crate) fn new(remote: Arc<Remote>, prepared: Option<PreparedTransfer>) -> Self {
+        Self { remote, prepared, posted: Mutex::new(TransferState::Idle) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.prepared.as_ref().map_or(0, PreparedTransfer::len_bytes)
     }
 
     /// Starts it. The notification is this post's alone: the next one has its own, or none.
@@ -49,22 +48,22 @@ impl Transfer {
             return Err(Error::StillActive);
         }
         *posted = TransferState::Idle;
-        if self.iovs.is_empty() {
-            // All of the transfer is memory without bytes.
+        let Some(prepared) = &self.prepared else {
             if let Some(notif) = notif {
                 self.remote.notify(endpoint, notif)?;
             }
             *posted = TransferState::Ended;
             return Ok(Status::Success);
-        }
+        };
         let conn = self.remote.conn(endpoint)?;
-        let request = Request { notif, ..Request::new(conn, self.op, &self.iovs, &self.adverts) };
         let started = Instant::now();
-        match endpoint.try_run_held(&request)? {
+        match endpoint.try_run_prepared(conn, prepared, notif)? {
             Tried::Done(_) => Ok(self.ended(&mut posted, started)),
             Tried::Under(transfer) => {
+                // No progress here: it would copy a part of the data on the caller's time.
+                let stand = transfer.status()?;
                 *posted = TransferState::InFlight(transfer, started);
-                self.look(&mut posted)
+                self.note(&mut posted, stand, started)
             }
         }
     }
@@ -83,6 +82,10 @@ impl Transfer {
                 return Err(Error::Invalid("the transfer has not been posted".into()));
             }
         };
+        self.note(posted, stand, started)
+    }
+
+    fn note(&self, posted: &mut TransferState, stand: Stand, started: Instant) -> Result<Status> {
         match stand {
             Stand::Pending => Ok(Status::InProgress),
             Stand::Failed(e) => {
@@ -95,7 +98,7 @@ impl Transfer {
 
     fn ended(&self, posted: &mut TransferState, started: Instant) -> Status {
         *posted = TransferState::Ended;
-        self.remote.cost.lock().learn(self.bytes, started.elapsed());
+        self.remote.cost.lock().learn(self.bytes(), started.elapsed());
         Status::Success
     }
 
@@ -115,7 +118,7 @@ impl Transfer {
 
     /// The estimated time of the transfer, and the likely error.
     pub(crate) fn estimate(&self) -> (Duration, Duration) {
-        self.remote.cost.lock().estimate(self.bytes)
+        self.remote.cost.lock().estimate(self.bytes())
     }
 }
 

@@ -4,6 +4,7 @@ mod address;
 mod at_once;
 mod connect;
 mod handle;
+mod prepared;
 mod run;
 mod stream;
 mod transfers;
@@ -26,6 +27,7 @@ pub use self::{
     address::{gpu_index, parse_address, parse_ip_address, reachable_ip, resolve, told_ip},
     connect::ConnectHandle,
     handle::TransferHandle,
+    prepared::PreparedTransfer,
     words::StreamWait,
 };
 use self::{

@@ -12,7 +12,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use smallvec::smallvec;
 use uccl_chaos::{ChaosRail, RailFaults, RailNetwork, warnings_of};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
@@ -115,7 +114,7 @@ impl End {
     pub(super) fn post(&self, kind: OpKind, local: Span, remote: RemoteSpan) -> Arc<OpReport> {
         let told = Arc::new(OpReport::default());
         let done = Arc::clone(&told) as Arc<dyn Completion>;
-        let (local, remote) = (smallvec![local], smallvec![remote]);
+        let (local, remote) = ([local].into(), [remote].into());
         let op = Operation { kind, local, memory: MemoryKind::Host, remote, done };
         // SAFETY: the tests keep the memory until the operation has ended or the lanes are gone.
         match unsafe { self.lane.post(op) }.expect("it lives") {

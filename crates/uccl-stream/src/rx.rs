@@ -14,7 +14,7 @@ use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     clock::coarse_ms,
     gpu::{CopyBy, PATIENCE, Staging, WordChange},
-    lane::{LaneError, MessageSink, OpError, OpName},
+    lane::{LaneError, MessageSink, OpError, OpName, Spans},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
@@ -183,7 +183,7 @@ impl<P: PipeRx> Rx<P> {
             && *current == name
         {
             target.failed.get_or_insert(OpError::Cancelled);
-            target.spans.clear();
+            target.spans = Spans::new();
         }
         let purpose = Purpose::Read(name);
         let is_uploading = self.is_uploading(purpose);

@@ -128,7 +128,7 @@ impl World {
         let regions: Vec<_> =
             kinds.map(|kind| owner.register_as(kind, remote.whole(), rights)).collect();
         let mut pieces = remote.remote(&regions[0]);
-        for piece in &mut pieces {
+        for piece in pieces.iter_mut() {
             let Region { slot, key, .. } = regions[rng.usize(0..regions.len())];
             (piece.slot, piece.key) = (slot, key);
         }

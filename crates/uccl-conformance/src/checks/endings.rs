@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, thread, time::Instant};
 
-use smallvec::smallvec;
 use uccl_fabric::{
     lane::{LaneError, OpError, OpKind},
     region::Rights,
@@ -28,7 +27,7 @@ pub(crate) fn cancelled(pair: &Pair) {
         pair.until_up();
         ours.fill(0x11);
         theirs.fill(0x22);
-        let done = pair.post(kind, [ours.part(0, MUCH)], smallvec![region.remote()], None);
+        let done = pair.post(kind, [ours.part(0, MUCH)], [region.remote()].into(), None);
         pair.turns(turns);
         // A cancel may be repeated until the operation has ended.
         pair.until("a cancelled operation ends", || {
@@ -51,7 +50,7 @@ pub(crate) fn cancelled_too_late(pair: &Pair) {
     let (ours, theirs) = (pair.private(4096), pair.private(4096));
     let region = pair.region(&theirs, Rights::ALL);
     for _ in 0..3 {
-        let done = pair.post(OpKind::Write, [ours.part(0, 4096)], smallvec![region.remote()], None);
+        let done = pair.post(OpKind::Write, [ours.part(0, 4096)], [region.remote()].into(), None);
         assert_eq!(pair.end_of(&done), Ok(()));
         done.name().into_iter().for_each(|name| pair.a.lane.cancel(name));
         pair.turns(10);
@@ -67,7 +66,7 @@ pub(crate) fn killed(pair: &Pair) {
     let region = pair.region(&theirs, Rights::ALL);
     let post = |n: usize| {
         let kind = if n.is_multiple_of(2) { OpKind::Write } else { OpKind::Read };
-        let remote = smallvec![piece(&region.remote(), n * EACH, EACH)];
+        let remote = [piece(&region.remote(), n * EACH, EACH)].into();
         pair.post(kind, [ours.part(n * EACH, EACH)], remote, None)
     };
     let all: Vec<Arc<Done>> = (0..8).map(post).collect();
@@ -82,7 +81,7 @@ pub(crate) fn killed(pair: &Pair) {
         "it is sent from no more"
     );
     let late =
-        pair.post(OpKind::Write, [ours.part(0, 8)], smallvec![piece(&region.remote(), 0, 8)], None);
+        pair.post(OpKind::Write, [ours.part(0, 8)], [piece(&region.remote(), 0, 8)].into(), None);
     assert!(matches!(late.result(), Some(Err(OpError::LaneDown))), "{:?}", late.result());
 }
 

@@ -2,7 +2,6 @@
 
 use std::{thread, time::Duration};
 
-use smallvec::smallvec;
 use uccl_fabric::{lane::OpKind, region::Rights};
 
 use crate::{memory::pattern, pair::Pair};
@@ -28,7 +27,7 @@ pub(crate) fn in_order(pair: &Pair) {
     let region = pair.region(&to, Rights::ALL);
     for round in 0..200_u64 {
         from.fill_with(&round.to_le_bytes());
-        let written = pair.carry(OpKind::Write, from.part(0, 8), smallvec![region.remote()]);
+        let written = pair.carry(OpKind::Write, from.part(0, 8), [region.remote()].into());
         assert_eq!(written, Ok(()));
         pair.b.inbox.0.lock().clear();
         ours.send(&[&round.to_le_bytes()]).expect("it lives");

@@ -1,6 +1,5 @@
 //! Forbidden accesses of a peer fail and harm nothing else.
 
-use smallvec::smallvec;
 use uccl_fabric::{
     lane::{OpError, OpKind},
     mem::RemoteSpan,
@@ -17,7 +16,7 @@ const LEN: usize = 4096;
 
 fn refused(pair: &Pair, kind: OpKind, ours: &Memory, remote: RemoteSpan) -> Status {
     let len = remote.len as usize;
-    match pair.carry(kind, ours.part(0, len), smallvec![remote]) {
+    match pair.carry(kind, ours.part(0, len), [remote].into()) {
         Err(OpError::Remote(status)) => status,
         other => panic!("a {kind:?} that is to be refused: {other:?}"),
     }
@@ -38,7 +37,7 @@ pub(crate) fn without_the_right(pair: &Pair) {
         assert_eq!(refused(pair, kind, &ours, remote), Status::Denied, "{rights:?}");
         assert!(theirs.bytes() == was && ours.bytes() == had, "{rights:?}");
         if may != kind {
-            let done = pair.carry(may, ours.part(0, LEN), smallvec![remote]);
+            let done = pair.carry(may, ours.part(0, LEN), [remote].into());
             assert_eq!(done, Ok(()), "{rights:?}");
         }
         pair.take_back(&region);
@@ -63,7 +62,7 @@ pub(crate) fn forged_or_outside(pair: &Pair) {
         }
     }
     assert_eq!(theirs.bytes(), vec![0x33; 2 * LEN]);
-    let good = pair.carry(OpKind::Write, ours.part(0, LEN), smallvec![piece(&whole, 0, LEN)]);
+    let good = pair.carry(OpKind::Write, ours.part(0, LEN), [piece(&whole, 0, LEN)].into());
     assert_eq!(good, Ok(()), "the lane goes on");
 }
 
@@ -73,7 +72,7 @@ pub(crate) fn taken_back(pair: &Pair) {
         ours.fill_with(&pattern(LEN, 5));
         let region = pair.region(&theirs, Rights::ALL);
         let remote = region.remote();
-        let written = pair.carry(OpKind::Write, ours.part(0, LEN), smallvec![remote]);
+        let written = pair.carry(OpKind::Write, ours.part(0, LEN), [remote].into());
         assert_eq!(written, Ok(()));
         pair.take_back(&region);
         theirs.fill(0x44);
@@ -90,7 +89,7 @@ pub(crate) fn taken_back_during_a_write(pair: &Pair) {
     for turns in [0, 1, 3, 20] {
         let region = pair.region(&theirs, Rights::ALL);
         let remote = region.remote();
-        let done = pair.post(OpKind::Write, [ours.part(0, MUCH)], smallvec![remote], None);
+        let done = pair.post(OpKind::Write, [ours.part(0, MUCH)], [remote].into(), None);
         pair.turns(turns);
         pair.take_back(&region);
         theirs.fill(0x66);

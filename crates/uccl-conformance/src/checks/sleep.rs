@@ -1,6 +1,5 @@
 //! Every event that needs a thread wakes it from its sleep on a lane.
 
-use smallvec::smallvec;
 use uccl_fabric::{lane::OpKind, region::Rights};
 
 use crate::{
@@ -16,7 +15,7 @@ pub(crate) fn woken(pair: &Pair) {
     for round in 0..150 {
         let len = [8, 4096, 100_000, LEN][round % 4];
         let kind = if round.is_multiple_of(3) { OpKind::Read } else { OpKind::Write };
-        let remote = smallvec![piece(&region.remote(), 0, len)];
+        let remote = [piece(&region.remote(), 0, len)].into();
         let done = pair.post(kind, [ours.part(0, len)], remote, None);
         pair.until_asleep("an operation ends", || done.result().is_some());
         assert_eq!(done.result(), Some(Ok(())), "round {round}");

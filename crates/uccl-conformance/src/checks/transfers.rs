@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use fastrand::Rng;
-use smallvec::smallvec;
 use uccl_fabric::{
     lane::{OpKind, RemoteSpans, Spans},
     region::Rights,
@@ -35,9 +34,9 @@ fn there_and_back(pair: &Pair, len: usize, memory: fn(&Pair, usize) -> Arc<Memor
     let region = pair.region(&to, Rights::ALL);
     let target = piece(&region.remote(), 8, len);
     let lands = Lands { memory: Arc::clone(&to), at: 8, bytes: bytes[8..8 + len].to_vec() };
-    let done = pair.post(OpKind::Write, [from.part(8, len)], smallvec![target], Some(lands));
+    let done = pair.post(OpKind::Write, [from.part(8, len)], [target].into(), Some(lands));
     assert_eq!(pair.end_of(&done), Ok(()), "{len} bytes");
-    let read = pair.carry(OpKind::Read, back.part(8, len), smallvec![target]);
+    let read = pair.carry(OpKind::Read, back.part(8, len), [target].into());
     assert_eq!(read, Ok(()), "{len} bytes");
     for (memory, around) in [(&to, 0xEE), (&back, 0xDD)] {
         let found = memory.bytes();
@@ -103,7 +102,7 @@ pub(crate) fn many_at_a_time(pair: &Pair) {
     let post = |n: usize| {
         let at = n * EACH;
         let lands = Lands { memory: Arc::clone(&to), at, bytes: bytes[at..at + EACH].to_vec() };
-        let remote = smallvec![piece(&region.remote(), at, EACH)];
+        let remote = [piece(&region.remote(), at, EACH)].into();
         pair.post(OpKind::Write, [from.part(at, EACH)], remote, Some(lands))
     };
     let all: Vec<Arc<Done>> = (0..COUNT).map(post).collect();

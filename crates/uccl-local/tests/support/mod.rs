@@ -9,7 +9,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use smallvec::smallvec;
 use uccl_device::{MemoryKind, Process};
 use uccl_fabric::{
     lane::{Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
@@ -117,9 +116,9 @@ pub(crate) unsafe fn post(
     let done = Arc::clone(&end) as Arc<dyn Completion>;
     let op = Operation {
         kind,
-        local: smallvec![local],
+        local: [local].into(),
         memory: MemoryKind::Host,
-        remote: smallvec![remote],
+        remote: [remote].into(),
         done,
     };
     // SAFETY: the caller's promise.

@@ -80,7 +80,7 @@ impl Connection {
         };
         match self.admit(plan) {
             Ok(transfer) => {
-                self.post_ops(&transfer, Op::Read, smallvec![local], smallvec![remote]);
+                self.post_ops(&transfer, Op::Read, [local].into(), [remote].into());
                 self.call_help();
                 transfer.op_ended();
                 self.kick_if_busy();

@@ -1,6 +1,7 @@
 //! Every thread with something to do is served, even while others are at work or held up.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     net::SocketAddr,
     os::fd::AsFd,
@@ -13,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     alloc::Shareable,
@@ -145,6 +147,10 @@ fn a_caller_that_is_held_up_keeps_nobody_from_being_served() {
 struct Endless {
     bell: Parker,
     helped: AtomicU64,
+    /// The names of the threads that helped.
+    helpers: Mutex<BTreeSet<String>>,
+    /// Its load in bytes.
+    load: u64,
     is_over: AtomicBool,
     /// A descriptor in place of its bell.
     unwatchable: Option<File>,
@@ -153,7 +159,14 @@ struct Endless {
 impl Endless {
     fn new() -> Arc<Self> {
         let bell = Parker::new().expect("a descriptor");
-        Arc::new(Self { bell, helped: 0.into(), is_over: false.into(), unwatchable: None })
+        Arc::new(Self {
+            bell,
+            helped: 0.into(),
+            helpers: Mutex::default(),
+            load: 0,
+            is_over: false.into(),
+            unwatchable: None,
+        })
     }
 
     /// A connection of this endpoint with only this lane.
@@ -200,7 +213,7 @@ impl Lane for Endless {
     fn cancel(&self, _: OpName) {}
 
     fn load(&self) -> u64 {
-        0
+        self.load
     }
 
     fn has_work(&self) -> bool {
@@ -306,6 +319,7 @@ impl HostLane for Endless {
 
     fn help(&self) -> bool {
         self.helped.fetch_add(1, SeqCst);
+        self.helpers.lock().extend(std::thread::current().name().map(str::to_owned));
         self.wants_help()
     }
 
@@ -336,6 +350,39 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
     lane.is_over.store(true, SeqCst);
     connected.expect("connected while the worker helps");
     assert!(helped > 0, "it has not helped");
+}
+
+/// How many threads help with this many bytes at an endpoint of four workers, and whether the
+/// lane's own is one of them.
+fn helpers_with(load: u64) -> (usize, bool) {
+    let config = Config { num_cpus: 4, ..on_loopback() };
+    let busy = Endpoint::new(config).expect("an endpoint");
+    let lane =
+        Arc::new(Endless { load, ..Arc::into_inner(Endless::new()).expect("nobody else has it") });
+    let conn = Endless::of(&lane, &busy, busy.addr());
+    Workers::attach(busy.core(), &conn).expect("attached");
+    let own = conn.care.find(|_| true).expect("it is attached").shard;
+    conn.call_help();
+    let wanted = (load >> 22).clamp(1, 4) as usize;
+    let begun = Instant::now();
+    while lane.helpers.lock().len() < wanted && begun.elapsed() < FAR {
+        sleep(Duration::from_millis(1));
+    }
+    // All that were woken have had their turn, and others would have.
+    let helped = lane.helped.load(SeqCst);
+    while lane.helped.load(SeqCst) < helped + 1000 && begun.elapsed() < FAR {
+        sleep(Duration::from_millis(1));
+    }
+    lane.is_over.store(true, SeqCst);
+    let helpers = lane.helpers.lock();
+    (helpers.len(), helpers.contains(&format!("uccl-worker-{own}")))
+}
+
+#[test]
+fn more_threads_help_where_there_is_more_to_do() {
+    assert_eq!(helpers_with(0), (1, false));
+    assert_eq!(helpers_with(12 << 20), (3, false));
+    assert_eq!(helpers_with(1 << 30), (4, true));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind, NearNic,
     cuda::{GpuError, classify},
@@ -286,6 +287,13 @@ impl Mrs {
     pub(crate) fn look_up<T>(&self, id: MrId, with: impl FnOnce(Found<'_>) -> T) -> Result<T> {
         let by_id = self.by_id.read();
         by_id.live.get(&id).map(|mr| with(Found(mr))).ok_or(Error::UnknownRegion(id))
+    }
+
+    /// A lease of each of these regions. Fails if one is not registered any more.
+    pub(crate) fn lease_all(&self, ids: &[MrId]) -> Result<SmallVec<[Lease; 1]>> {
+        let by_id = self.by_id.read();
+        let lease = |id: &MrId| by_id.live.get(id).map(Lease::of).ok_or(Error::UnknownRegion(*id));
+        ids.iter().map(lease).collect()
     }
 
     /// Calls `each` for all regions. None is added or ended meanwhile, so `each` must not take

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{HostLane, MessageLane, OpKind, RailLane},
@@ -72,8 +71,8 @@ impl Connection {
     /// for people.
     pub(crate) fn path_from(&self, mr: &Mr, remote: RemoteSpan) -> &'static str {
         let (local, span) =
-            (smallvec![mr.span], RemoteSpan { len: remote.len.max(MIN_BYTES), ..remote });
-        let work = Work { kind: OpKind::Write, memory: mr.kind, local, remote: smallvec![span] };
+            ([mr.span].into(), RemoteSpan { len: remote.len.max(MIN_BYTES), ..remote });
+        let work = Work { kind: OpKind::Write, memory: mr.kind, local, remote: [span].into() };
         let is_offered = self.core.config.ask_owners || mr.region.backing.is_some();
         match self.choose(&work, None) {
             Route::Owner(_) if is_offered => "owner",

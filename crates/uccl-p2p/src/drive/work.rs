@@ -6,14 +6,14 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpKind, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
-    pieces::{Pieces as _, group},
+    pieces::group,
 };
 
 use super::regions::contains;
 use crate::ids::MrId;
 
 /// Local and remote memory of a transfer, iov by iov. Neighbours are merged.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Pieces {
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
@@ -25,6 +25,11 @@ impl Pieces {
     /// Pieces that have been merged.
     pub(super) fn merged(local: Spans, remote: RemoteSpans) -> Self {
         Self { local, remote, last: None }
+    }
+
+    /// The same pieces, of which clones are no copies.
+    pub(crate) fn share(self) -> Self {
+        Self { local: self.local.share(), remote: self.remote.share(), ..self }
     }
 
     /// Makes room for this number of iovs.
@@ -64,7 +69,7 @@ pub(crate) struct Work {
 
 impl Work {
     pub(super) fn len_bytes(&self) -> u64 {
-        self.local.as_slice().len_bytes()
+        self.local.len_bytes()
     }
 
     /// The operation that does all of it.

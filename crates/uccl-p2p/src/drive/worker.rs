@@ -31,6 +31,9 @@ const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for events of other lanes.
 const GLANCE: Duration = Duration::from_micros(50);
 
+/// Bytes of work that are worth one more thread to share it.
+const WORTH_A_HELPER: u64 = 4 << 20;
+
 /// How long a worker sleeps after it found nothing to do on a lane that it could not arm.
 const NAP: Duration = Duration::from_micros(20);
 
@@ -89,12 +92,18 @@ impl Workers {
         Ok(())
     }
 
-    /// Makes another thread take part in a lane's work.
+    /// Makes other threads take part in a lane's work: one, or more where there is much to do. The
+    /// lane's own worker comes last, because it makes progress on the lane anyway.
     fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
         let this = &core.workers;
-        let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
-        Self::ensure(core, index);
-        this.shards[index].kick(Kick::Help(Arc::clone(attached)));
+        let count = this.shards.len();
+        let wanted = (attached.link.load() / WORTH_A_HELPER).clamp(1, count as u64) as usize;
+        let first = this.next_helper.fetch_add(wanted, Relaxed) % count;
+        let others = (first..first + count).map(|at| at % count).filter(|at| *at != attached.shard);
+        for index in others.chain([attached.shard]).take(wanted) {
+            Self::ensure(core, index);
+            this.shards[index].kick(Kick::Help(Arc::clone(attached)));
+        }
     }
 }
 
@@ -104,7 +113,11 @@ impl Connection {
         if !self.lanes.wants_help() {
             return;
         }
-        self.care.for_each(|attached| Workers::call_help(&self.core, attached));
+        // The lane between two processes of a host is the first one.
+        let host = |attached: &&Arc<Attached>| attached.lane == 0;
+        if let Some(attached) = self.care.find(host) {
+            Workers::call_help(&self.core, &attached);
+        }
     }
 }
 
@@ -349,7 +362,12 @@ impl Worker {
         for kick in std::mem::take(&mut *shard.kicks.lock()) {
             match kick {
                 Kick::Lane(attached) => self.heat(attached),
-                Kick::Help(attached) => self.helping.push_back(attached),
+                Kick::Help(attached) => {
+                    let is_known = self.helping.iter().any(|other| Arc::ptr_eq(other, &attached));
+                    if !is_known {
+                        self.helping.push_back(attached);
+                    }
+                }
             }
         }
     }

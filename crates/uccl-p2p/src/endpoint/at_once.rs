@@ -61,8 +61,19 @@ pub(super) struct Single {
 }
 
 impl Single {
+    /// A piece without a signal.
+    pub(super) fn plain(
+        op: Op,
+        kind: OpKind,
+        conn: Arc<Connection>,
+        lease: Lease,
+        (local, remote): (Span, RemoteSpan),
+    ) -> Self {
+        Self { op, kind, conn, lease, local, remote, context: 0, signal: None, timeout: None }
+    }
+
     fn work(&self) -> Work {
-        let (local, remote) = (smallvec![self.local], smallvec![self.remote]);
+        let (local, remote) = ([self.local].into(), [self.remote].into());
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
     }
 

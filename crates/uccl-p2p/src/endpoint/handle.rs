@@ -71,6 +71,14 @@ impl TransferHandle {
         })
     }
 
+    /// Its state as far as is known, without progress.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn status(&self) -> Result<Status> {
+        self.after(|transfer| Ok(transfer.status()))
+    }
+
     /// Waits for its end, for at most `timeout`. The transfer goes on after that.
     ///
     /// # Errors
@@ -152,7 +160,7 @@ impl Endpoint {
         self.post_notif(conn, payload.into(), timeout).map(|transfer| self.handle_of(transfer))
     }
 
-    fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
+    pub(super) fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
         TransferHandle::new(transfer, self.handle.process)
     }
 }

@@ -13,7 +13,9 @@ use uccl_fabric::{
 };
 use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 
-use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Uninterrupted};
+use super::{
+    CudaStream, Endpoint, Interrupt, Iov, Op, Outcome, Request, Signal, Status, Uninterrupted,
+};
 use crate::{
     drive::{
         core::connection::{
@@ -188,7 +190,9 @@ impl Endpoint {
     ) -> Result<Arc<Transfer>> {
         check_shape(request)?;
         let word = request.signal.map(|signal| word_of(&conn, request, &signal)).transpose()?;
-        let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
+        let Request { op, iovs, adverts, .. } = *request;
+        let checked = self.check(op, iovs, adverts, conn.peer.instance as u32)?;
+        let Checked { leases, spans, pieces, bytes } = checked;
         let notif = request.notif.map(<[u8]>::to_vec);
         let plan = Plan {
             kind: request.op.into(),
@@ -216,9 +220,15 @@ impl Endpoint {
         settle(hold, posted)
     }
 
-    /// Compares every iov with its region, and with its advert.
-    fn check(&self, request: &Request<'_>, conn: &Connection) -> Result<Checked> {
-        let Request { op, iovs, adverts, .. } = *request;
+    /// Compares every iov with its region, and with its advert, which must be of the peer of this
+    /// instance.
+    pub(super) fn check(
+        &self,
+        op: Op,
+        iovs: &[Iov],
+        adverts: &[Advert],
+        peer: u32,
+    ) -> Result<Checked> {
         let one_sided = matches!(op, Op::Read | Op::Write);
         let mut checked = Checked::default();
         match one_sided {
@@ -233,7 +243,7 @@ impl Endpoint {
             }
             checked.bytes += span.len as u64;
             if one_sided {
-                checked.pieces.push(mr.id, span, remote_span(conn, i, span, &adverts[i])?);
+                checked.pieces.push(mr.id, span, span_of(peer, i, span, &adverts[i])?);
             } else {
                 checked.spans.push(span);
             }
@@ -269,13 +279,13 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
 
 /// The results of checking a request.
 #[derive(Default)]
-struct Checked {
-    leases: SmallVec<[Lease; 1]>,
+pub(super) struct Checked {
+    pub(super) leases: SmallVec<[Lease; 1]>,
     /// Local memory of a send or a recv.
     spans: SmallVec<[Span; 1]>,
     /// Both sides' memory of a read or a write.
-    pieces: Pieces,
-    bytes: u64,
+    pub(super) pieces: Pieces,
+    pub(super) bytes: u64,
 }
 
 impl Checked {
@@ -302,25 +312,27 @@ pub(super) fn settle(hold: Hold, posted: Result<()>) -> Result<Arc<Transfer>> {
 }
 
 fn check_shape(request: &Request<'_>) -> Result<()> {
-    let n = request.iovs.len();
-    let one_sided = matches!(request.op, Op::Read | Op::Write);
-    let most = if one_sided { MAX_ONE_SIDED_IOVS } else { MAX_IOVS };
     let least = if request.signal.is_some() { 0 } else { 1 };
-    if n < least || n > most {
-        let why = format!("{n} iovs: a {:?} has {least} to {most}", request.op);
-        return Err(Error::Invalid(why));
-    }
     check_signal(request)?;
-    let adverts = if one_sided { n } else { 0 };
-    if request.adverts.len() != adverts {
-        return Err(Error::Invalid(format!(
-            "{} adverts for {n} iovs of a {:?}: {adverts} are needed",
-            request.adverts.len(),
-            request.op
-        )));
-    }
+    check_counts(request.op, request.iovs.len(), request.adverts.len(), least)?;
     if request.op == Op::Recv && request.notif.is_some() {
         return Err(Error::Invalid("a receive cannot carry a notification".into()));
+    }
+    Ok(())
+}
+
+/// Refuses more or fewer iovs than an operation has, and a number of adverts that does not fit.
+pub(super) fn check_counts(op: Op, iovs: usize, adverts: usize, least: usize) -> Result<()> {
+    let one_sided = matches!(op, Op::Read | Op::Write);
+    let most = if one_sided { MAX_ONE_SIDED_IOVS } else { MAX_IOVS };
+    if iovs < least || iovs > most {
+        let why = format!("{iovs} iovs: a {op:?} has {least} to {most}");
+        return Err(Error::Invalid(why));
+    }
+    let needed = if one_sided { iovs } else { 0 };
+    if adverts != needed {
+        let why = format!("{adverts} adverts for {iovs} iovs of a {op:?}: {needed} are needed");
+        return Err(Error::Invalid(why));
     }
     Ok(())
 }
@@ -357,7 +369,12 @@ pub(super) fn remote_span(
     local: Span,
     advert: &Advert,
 ) -> Result<RemoteSpan> {
-    if advert.instance != conn.peer.instance as u32 {
+    span_of(conn.peer.instance as u32, iov, local, advert)
+}
+
+/// The memory of an advert, which must be of the peer of this instance.
+fn span_of(peer: u32, iov: usize, local: Span, advert: &Advert) -> Result<RemoteSpan> {
+    if advert.instance != peer {
         return Err(Error::ForeignAdvert { iov });
     }
     if local.len as u64 > advert.len {

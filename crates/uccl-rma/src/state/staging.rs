@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use slab::Slab;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     lane::{OpError, OpKind, RemoteSpans, Spans},
@@ -266,11 +266,11 @@ impl State {
         let Staging { area, batches, there, .. } = &self.staging;
         let Batch { flight, kind, len, chunks, ref local, ref remote, .. } = batches[at];
         let local = match (chunks.here, area.area()) {
-            (Some(chunk), Some(area)) => smallvec![area.chunk(chunk, len)],
+            (Some(chunk), Some(area)) => [area.chunk(chunk, len)].into(),
             _ => local.clone(),
         };
         let remote = match (chunks.there, there.addr) {
-            (Some(chunk), Some(addr)) => smallvec![landing_chunk(addr, chunk, len)],
+            (Some(chunk), Some(addr)) => [landing_chunk(addr, chunk, len)].into(),
             _ => remote.clone(),
         };
         let (mut ours, mut theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));

@@ -44,9 +44,12 @@ impl LaneCare {
         self.attached.lock().extract_if(.., |attached| attached.lane == lane).collect()
     }
 
-    /// Calls `each` with the lanes that workers look after.
-    pub(in crate::drive) fn for_each(&self, each: impl FnMut(&Arc<Attached>)) {
-        self.attached.lock().iter().for_each(each);
+    /// One of the lanes that workers look after.
+    pub(in crate::drive) fn find(
+        &self,
+        pick: impl FnMut(&&Arc<Attached>) -> bool,
+    ) -> Option<Arc<Attached>> {
+        self.attached.lock().iter().find(pick).cloned()
     }
 
     /// Wakes the workers, to look after all lanes.
