@@ -15,7 +15,6 @@ import os
 from pathlib import Path
 from typing import Union
 
-from uccl import _core
 from uccl.nixl import _find
 
 __all__ = ["NixlNotFound", "plugin_dir"]
@@ -39,5 +38,7 @@ def plugin_dir(nixl_plugins: Union[str, os.PathLike[str], None] = None) -> str:
     Raises :class:`NixlNotFound` (an ``ImportError``) if NIXL is not installed, or too old for this plugin;
     ``FileNotFoundError`` if there are no plugins where they should be; ``OSError`` if no folder can be made.
     """
+    from uccl import _core
+
     theirs = _find.plugins() if nixl_plugins is None else os.fspath(nixl_plugins)
     return str(_core._nixl_plugin_dir(str(_PLUGIN), theirs))
