@@ -9,7 +9,7 @@ import os
 import sys
 
 _HELP = """\
-usage: uccl nixl-dir [--nixl-plugins DIR]
+usage: uccl nixl-dir [--nixl-plugins DIR] [--instead-of-ucx]
 
 nixl-dir   prints a folder for NIXL_PLUGIN_DIR that holds NIXL's own plugins and UCCL's
 
