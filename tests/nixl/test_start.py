@@ -99,6 +99,13 @@ def test_an_agent_finds_the_backend(plugin_dir: str, how: str) -> None:
     assert done.stdout.splitlines()[-1:] == ["['UCCL', 'UCX']"], done.stderr
 
 
+def test_nixl_may_be_imported_before(plugin_dir: str) -> None:
+    """NIXL reads the variable when its first agent is made."""
+    loader, arguments, env = ASKED["vllm serve"]
+    done = run("import nixl._api\n" + loader + "load()" + AGENT, *arguments, **env)
+    assert done.stdout.splitlines()[-1:] == ["['UCCL', 'UCX']"], done.stderr
+
+
 def test_processes_that_it_starts_find_it_too(plugin_dir: str) -> None:
     """An engine's process has another command line; it inherits the variable."""
     start = "load()\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv.pop()], check=True)"
