@@ -94,9 +94,18 @@ def _configurations_of_callers() -> Iterator[str]:
         if not str(frame.f_globals.get("__name__", "")).startswith("vllm."):
             continue
         for name in ("self", "vllm_config"):
-            configuration = getattr(frame.f_locals.get(name), "kv_transfer_config", None)
+            configuration = _fields(frame.f_locals.get(name)).get("kv_transfer_config")
             if configuration is not None:
                 yield repr(configuration)
+
+
+def _fields(owner: object) -> dict[str, Any]:
+    """The fields that an object has itself: a wrapper of vLLM asks an object that it does not have yet for others."""
+    try:
+        fields: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return fields
 
 
 def _start_of(path: str) -> str:

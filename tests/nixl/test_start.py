@@ -199,6 +199,11 @@ class EngineCore:
 ''')
 worker_base = in_module("vllm.v1.worker.worker_base", '''
 class WorkerWrapperBase:
+    def __init__(self):
+        pass
+    def __getattr__(self, attr):
+        # As vLLM's: endless where there is no worker yet.
+        return getattr(self.worker, attr)
     def init_worker(self, all_kwargs):
         vllm_config = all_kwargs[0].get("vllm_config")
         self.vllm_config = vllm_config
