@@ -1676,7 +1676,9 @@ def last_error() -> str | None:
 def get_oob_ip(local_gpu_idx: int | None = None) -> str:
     """The address of this host that an endpoint for this GPU advertises to its peers."""
 
-def _nixl_plugin_dir(ours: str | PathLike[str], theirs: str | PathLike[str]) -> Path:
-    """The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin and those in NIXL's own
-    folder.
+def _nixl_plugin_dir(
+    ours: str | PathLike[str], theirs: str | PathLike[str], instead_of_ucx: bool
+) -> Path:
+    """The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin, under UCX's name too if
+    so asked, and those in NIXL's own folder.
     """
