@@ -152,7 +152,7 @@ impl Endpoint {
         self.post_notif(conn, payload.into(), timeout).map(|transfer| self.handle_of(transfer))
     }
 
-    fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
+    pub(super) fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
         TransferHandle::new(transfer, self.handle.process)
     }
 }
