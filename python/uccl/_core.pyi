@@ -1062,6 +1062,10 @@ class AddressTransfer:
         first.
         """
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether it has failed because its deadline passed."""
+
     def cancel(self) -> bool:
         """Ends it. When this returns True, no byte of it lands in either side's memory any more."""
 

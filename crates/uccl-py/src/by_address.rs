@@ -169,6 +169,14 @@ impl PyAddressTransfer {
         Ok(state(listening(py, |interrupt| transfer.wait(timeout, interrupt))?))
     }
 
+    /// Whether it has failed because its deadline passed.
+    #[getter]
+    fn timed_out(&self, py: Python<'_>) -> bool {
+        let transfer = &self.0;
+        let status = py.detach(|| transfer.poll());
+        matches!(status, Ok(Status::Failed(Error::DeadlineExceeded { .. })))
+    }
+
     /// Ends it. When this returns True, no byte of it lands in either side's memory any more.
     fn cancel(&self, py: Python<'_>) -> bool {
         let transfer = &self.0;
