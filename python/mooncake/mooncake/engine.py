@@ -37,10 +37,10 @@ ADDRESS_NOT_REGISTERED = -3
 BUSY = -4
 ADDRESS_OVERLAPPED = -7
 INVALID_BATCH = 2**64 - 1
-"""The number of an asynchronous transfer whose peer cannot be reached."""
+"""The number of an asynchronous transfer to a peer that cannot be reached."""
 
 PROTOCOLS = ("", "efa", "nvlink_intra", "rdma", "shm", "tcp")
-"""The protocols that are taken. The engine chooses the link whatever is asked for: see
+"""The protocols that are taken. None of them chooses the link: see
 :meth:`TransferEngine.initialize`."""
 
 CONNECT_SECONDS = 5.0
