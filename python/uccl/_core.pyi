@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
 from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
 
 __all__ = [
+    "AddressTransfer",
     "Endpoint",
     "EpBlock",
     "EpCombine",
@@ -185,7 +186,75 @@ class Endpoint:
         ipc: bool | None = None,
         spin_us: int | None = None,
         numa_affinity: bool | None = None,
+        publish: bool | None = None,
+        rdma_dev: str | None = None,
     ) -> Self: ...
+    def publish(self, mr_id: int) -> bool:
+        """Publishes a region: connected peers read and write it by address, without an advert,
+        until it is deregistered. The endpoint must have been made with `publish=True`.
+        """
+
+    def reach(self, address: str, *, timeout: float | None = None) -> tuple[bool, int]:
+        """The connection to the endpoint that listens at `address` (`"10.0.0.1:28100"`), made when
+        it is first needed and again when its peer has died: `(ok, conn_id)`. All threads share it.
+        """
+
+    def look_up(
+        self, conn_id: int, addr: int, size: int, *, timeout: float | None = None
+    ) -> tuple[bool, list[bytes]]:
+        """The adverts of the peer's published memory at an address: `(ok, [bytes])`, more than one
+        where the range spans several regions. Asks the peer each time.
+        """
+
+    def read_by_address(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Reads the peer's published memory into registered memory, both named by their addresses.
+        The peer's regions are looked up once and kept; regions that it has registered anew are
+        looked up again.
+        """
+
+    def write_by_address(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Writes registered memory to the peer's published memory, as `read_by_address` reads
+        it.
+        """
+
+    def read_by_address_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, AddressTransfer | None]:
+        """Reads as `read_by_address`, without waiting: `(ok, transfer)`."""
+
+    def write_by_address_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, AddressTransfer | None]:
+        """Writes as `write_by_address`, without waiting: `(ok, transfer)`."""
+
     @overload
     def connect(
         self,
@@ -982,6 +1051,29 @@ class SharedMemory:
     @property
     def size(self) -> int:
         """The length in bytes."""
+
+@final
+class AddressTransfer:
+    """A transfer of `read_by_address_async` or `write_by_address_async`. It goes on as long as it
+    is polled or waited for.
+    """
+
+    def poll(self) -> tuple[bool, bool]:
+        """Its state: `(True, False)` in flight, `(True, True)` done, `(False, True)` failed, with
+        `last_error()`.
+        """
+
+    def wait(self, timeout: float | None = None) -> tuple[bool, bool]:
+        """Waits for its end: the result of `poll`, or `(True, False)` if `timeout` seconds pass
+        first.
+        """
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it has failed because its deadline passed."""
+
+    def cancel(self) -> bool:
+        """Ends it. When this returns True, no byte of it lands in either side's memory any more."""
 
 @final
 class EpGroup:

@@ -193,6 +193,7 @@ mod tests {
         type Send = u32;
         type Notif = u32;
         type Signal = u32;
+        type LookUp = u32;
         type Receive = u32;
         type Ask = u32;
         type PeerCopy = u32;

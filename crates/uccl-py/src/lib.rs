@@ -14,6 +14,7 @@ mod advertise_ipc;
 mod advertised;
 mod args;
 mod buffer;
+mod by_address;
 mod call;
 mod column;
 mod config;
@@ -59,6 +60,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<descs::PyXferDesc>()?;
     m.add_class::<descs::PyXferHandle>()?;
     m.add_class::<shared::PySharedMemory>()?;
+    m.add_class::<by_address::PyAddressTransfer>()?;
     m.add_class::<ep::PyGroup>()?;
     m.add_class::<ep::PyRouting>()?;
     m.add_class::<ep::PyBlock>()?;

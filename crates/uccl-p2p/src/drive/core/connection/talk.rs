@@ -20,6 +20,7 @@ impl Handles for EngineHandles {
     type Send = Sent;
     type Notif = Sent;
     type Signal = Arc<Transfer>;
+    type LookUp = Arc<Transfer>;
     type Receive = Arc<Transfer>;
     type Ask = Ask;
     type PeerCopy = Arc<Transfer>;

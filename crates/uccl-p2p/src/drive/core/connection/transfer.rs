@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     /// The fetch of a notification's payload from the peer that sent it; no caller here asked for
     /// it.
     Fetch,
+    /// The peer is asked for its published regions, on the way to a caller's read or write.
+    LookUp,
     Notif,
     Read,
     Recv,
@@ -60,16 +62,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether a caller of this process started it. The peer caused the other kinds.
+    /// Whether a caller of this process started it. The peer caused the other kinds, or it is a part
+    /// of a caller's transfer.
     pub(crate) fn is_callers(self) -> bool {
-        !matches!(self, Self::PeerCopy | Self::Fetch)
+        !matches!(self, Self::PeerCopy | Self::Fetch | Self::LookUp)
     }
 
     /// The operation that the caller asked for; `None` for a notification, and where there is no
     /// caller.
     pub(crate) fn op(self) -> Option<Op> {
         match self {
-            Self::PeerCopy | Self::Fetch | Self::Notif => None,
+            Self::PeerCopy | Self::Fetch | Self::LookUp | Self::Notif => None,
             Self::Read => Some(Op::Read),
             Self::Recv => Some(Op::Recv),
             Self::Send => Some(Op::Send),
