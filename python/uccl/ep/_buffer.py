@@ -148,9 +148,16 @@ class Buffer(BaseBuffer):
         """
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
-        dispatch = _core.ep_dispatch_len(2 * hidden, 0, top_k, local, tokens, (1, num_ranks))
+        dispatch = _core.ep_dispatch_len(
+            payload=2 * hidden,
+            scales=0,
+            top_k=top_k,
+            local_experts=local,
+            slots=tokens,
+            nodes=_core.EpNodes(1, num_ranks),
+        )
         packed = hidden // GROUP * (2 * GROUP + 4)
-        combine = _core.ep_row_place_len(packed, 0, top_k, tokens)
+        combine = _core.ep_row_place_len(values=packed, weights=0, slots=top_k, tokens=tokens)
         return align(2 * (dispatch + combine), 128)
 
     @classmethod

@@ -64,7 +64,7 @@ class Config:
         Raises:
             ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
         """
-        return self._two_calls(hidden_bytes, (1, num_ranks))
+        return self._two_calls(hidden_bytes, _core.EpNodes(1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Computes the bytes that relays need in addition, where ranks are on several nodes of
@@ -83,13 +83,18 @@ class Config:
         nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
         if rest or nodes < 2:
             return 0
-        relayed = self._two_calls(hidden_bytes, (nodes, RANKS_OF_NODE))
+        relayed = self._two_calls(hidden_bytes, _core.EpNodes(nodes, RANKS_OF_NODE))
         return relayed - self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks)
 
     @staticmethod
-    def _two_calls(hidden_bytes: int, spread: tuple[int, int]) -> int:
+    def _two_calls(hidden_bytes: int, nodes: _core.EpNodes) -> int:
         length = _core.ep_dispatch_len(
-            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, tokens_at_once(), spread
+            payload=hidden_bytes,
+            scales=GROUP,
+            top_k=MAX_TOP_K,
+            local_experts=LOCAL_EXPERTS,
+            slots=tokens_at_once(),
+            nodes=nodes,
         )
         return 2 * align(length, 128)
 

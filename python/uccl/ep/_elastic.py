@@ -225,15 +225,24 @@ class ElasticBuffer(BaseBuffer):
         Returns:
             Bytes, a multiple of 2 MiB.
         """
-        spread = get_logical_domain_size(group, allow_hybrid_mode)
+        count, ranks = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
-        spread = spread if spread[1] > 1 else (1, group.size())
+        nodes = _core.EpNodes(count, ranks) if ranks > 1 else _core.EpNodes(1, group.size())
         tokens, top_k = num_max_tokens_per_rank, num_topk or MAX_TOP_K
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
         # One more token: room for the gaps between ranks in zero-copy rows.
-        dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens + 1, spread)
-        slots = _core.ep_row_slots(top_k, spread) if allow_multiple_reduction else top_k
-        combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
+        dispatch = _core.ep_dispatch_len(
+            payload=payload,
+            scales=scales,
+            top_k=top_k,
+            local_experts=LOCAL_EXPERTS,
+            slots=tokens + 1,
+            nodes=nodes,
+        )
+        slots = _core.ep_row_slots(top_k, nodes) if allow_multiple_reduction else top_k
+        combine = _core.ep_row_place_len(
+            values=2 * hidden, weights=top_k, slots=slots, tokens=tokens
+        )
         return align(max(dispatch, combine), UNIT)
 
     def barrier(
@@ -271,8 +280,8 @@ class ElasticBuffer(BaseBuffer):
 
         It is one node unless all nodes have as many ranks, one behind the other.
         """
-        nodes, ranks = self._there().native.nodes
-        return nodes, ranks
+        nodes = self._there().native.nodes
+        return nodes.count, nodes.ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """Returns the number of nodes, and of ranks on each, as dispatch sees them.
@@ -640,8 +649,8 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
     known = KNOWN_NODES.get(group)
     if known is None:
         nodes = Ranks(group).exchange(_core.ep_node(node_of_environment()))
-        known = _core.ep_nodes([node for node in nodes if node is not None])
-        KNOWN_NODES[group] = known
+        found = _core.ep_nodes([node for node in nodes if node is not None])
+        known = KNOWN_NODES[group] = found.count, found.ranks
     return known
 
 
