@@ -401,10 +401,10 @@ pub(super) fn blocks_for(rows: usize, most: Option<NonZero<usize>>) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    const SHAPE: PlanShape = PlanShape {
+    pub(in crate::cuda::normal) const SHAPE: PlanShape = PlanShape {
         ranks: 4,
         hidden: 8,
         row_bytes: 16,

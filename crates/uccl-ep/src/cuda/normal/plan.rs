@@ -363,25 +363,7 @@ impl DispatchRest {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    const SHAPE: PlanShape = PlanShape {
-        ranks: 4,
-        hidden: 8,
-        row_bytes: 16,
-        scales: 3,
-        top_k: 2,
-        num_experts: 8,
-        alignment: Some(8),
-        choice_words: 0,
-        has_weights: true,
-        zero_foreign_weights: false,
-        zero_gaps: false,
-        fills_tables: true,
-        is_col_major: false,
-        zero_copy: false,
-        can_fuse: true,
-    };
+    use super::{super::memory::tests::SHAPE, *};
 
     #[test]
     fn an_estimate_has_headroom_up_to_the_limit() {
