@@ -663,6 +663,8 @@ def refusals(rank: Rank) -> list[str]:
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
         lambda: buffer.connect_ranks([0]),
+        lambda: exact.dispatch(num_worst_tokens=-1),
+        lambda: buffer.low_latency_dispatch(x, choices, -1, EXPERTS),
         lambda: exact.dispatch(zero_copy=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, zero_copy=True),
     ]
@@ -691,6 +693,8 @@ REFUSED = [
     f"{TOKENS} tokens, and room for 4 of each rank: num_max_tokens_per_rank is",
     "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
+    "num_worst_tokens is at least 0, not -1",
+    "num_max_dispatch_tokens_per_rank is at least 0, not -1",
     "zero_copy needs num_worst_tokens",
     "zero_copy has no do_cpu_sync",
 ]

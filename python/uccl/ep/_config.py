@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uccl import _core
+from uccl.ep._checks import check_count
 from uccl.ep._formats import GROUP
 from uccl.ep._tensors import align
 
@@ -62,8 +63,11 @@ class Config:
             Bytes, a multiple of 256.
 
         Raises:
-            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
+            ValueError: For a negative number, or if ``UCCL_EP_TOKENS_AT_ONCE`` is no number above
+                0.
         """
+        check_count("hidden_bytes", hidden_bytes)
+        check_count("num_ranks", num_ranks)
         return self._two_calls(hidden_bytes, _core.EpNodes(1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -78,8 +82,11 @@ class Config:
             Bytes; 0 if the ranks are on one node, or not on whole nodes of eight.
 
         Raises:
-            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
+            ValueError: For a negative number, or if ``UCCL_EP_TOKENS_AT_ONCE`` is no number above
+                0.
         """
+        check_count("hidden_bytes", hidden_bytes)
+        check_count("num_ranks", num_ranks)
         nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
         if rest or nodes < 2:
             return 0

@@ -13,7 +13,7 @@ import torch
 from uccl import _core
 from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState, combine_options
 from uccl.ep._base import BaseBuffer
-from uccl.ep._checks import NotHere, check, refuse_unknown
+from uccl.ep._checks import NotHere, check, check_count, refuse_unknown
 from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._handles import EPHandle
@@ -164,6 +164,8 @@ class ElasticBuffer(BaseBuffer):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
+        check_count("num_bytes", num_bytes)
+        check_count("num_max_tokens_per_rank", num_max_tokens_per_rank)
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         # Callers write 0 and 1 too.
         self.allow_hybrid_mode = bool(allow_hybrid_mode)
@@ -224,7 +226,13 @@ class ElasticBuffer(BaseBuffer):
 
         Returns:
             Bytes, a multiple of 2 MiB.
+
+        Raises:
+            ValueError: For a negative number.
         """
+        check_count("num_max_tokens_per_rank", num_max_tokens_per_rank)
+        check_count("hidden", hidden)
+        check_count("num_topk", num_topk)
         count, ranks = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
         nodes = _core.EpNodes(count, ranks) if ranks > 1 else _core.EpNodes(1, group.size())
@@ -468,12 +476,13 @@ class ElasticBuffer(BaseBuffer):
             bool(use_tma_aligned_col_major_sf),
             bool(zero_copy),
         )
+        of_backend = options.dispatch
         if handle is None:
             routing = backend.by_choices(choices, num_experts)
         else:
             routing = backend.by_handle(handle.state)
         received, state, counts = backend.dispatch(
-            (rows, scales), topk_weights, routing, options.dispatch
+            (rows, scales), topk_weights, routing, of_backend
         )
         if handle is None:
             handle = self._new_handle(options, choices, state, counts, received.choices)
@@ -590,8 +599,10 @@ class ElasticBuffer(BaseBuffer):
 
 def check_options(options: ElasticOptions) -> None:
     """Raises for options that exclude each other."""
-    if options.alignment < 1:
-        raise ValueError(f"expert_alignment is at least 1, not {options.alignment}")
+    check_count("expert_alignment", options.alignment, 1)
+    check_count("num_experts", options.num_experts)
+    check_count("num_max_tokens_per_rank", options.max_tokens)
+    check_count("num_sms", options.num_sms)
     if options.zero_copy and (options.do_cpu_sync or options.do_expand or options.is_col_major):
         raise ValueError(
             "zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay "
