@@ -268,7 +268,8 @@ pub struct PlanShape {
     pub is_col_major: bool,
     /// Whether the rows may be a view of the pool.
     pub zero_copy: bool,
-    /// Whether one launch may do a whole call: see [`Group::can_fuse`](crate::cuda::Group::can_fuse).
+    /// Whether one launch may do a whole call: see
+    /// [`Group::can_fuse`](crate::cuda::Group::can_fuse).
     pub can_fuse: bool,
 }
 

@@ -490,7 +490,9 @@ impl PyNormalCombine {
     /// Enqueues the sends of rows back to the ranks of their tokens. `sends` is "row", or, for rows
     /// by expert, "sum" or "each".
     #[new]
-    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream))]
+    #[pyo3(signature = (
+        group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
