@@ -951,6 +951,24 @@ class TestTransfers:
         b.deregister_memory(theirs)
         assert ended(a, a.transfer(self.two.conn_a, "write", [mine], remote[1:])) == (False, True)
 
+    def test_a_handle_tells_whether_its_transfer_has_ended(self) -> None:
+        a, b, conn = self.two.a, self.two.b, self.two.conn_a
+        [mine], theirs = a.register_memory([self.src]), b.register_memory([self.dst])
+        remote = a.deserialize_descs(b.get_serialized_descs(theirs))
+        handle = a.transfer(conn, "WRITE", [mine], remote)
+        while not a.check_xfer_state(handle):
+            time.sleep(0.001)
+        assert self.arrived()
+        assert a.check_xfer_state(handle[1])
+        assert a.check_xfer_state(p2p.XferHandle(conn, "WRITE", handle[1]))
+        b.deregister_memory(theirs)
+        refused = a.transfer(conn, "WRITE", [mine], remote)
+        assert ended(a, refused) == (False, True)
+        with pytest.raises(RuntimeError, match="refused"):
+            a.check_xfer_state(refused)
+        with pytest.raises(TypeError):
+            a.check_xfer_state("1")  # type: ignore[arg-type]
+
     def test_tensors_within_one_another_share_a_region(self) -> None:
         a, b = self.two.a, self.two.b
         [mine] = a.register_memory([self.src])

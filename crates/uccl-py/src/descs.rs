@@ -108,6 +108,17 @@ impl PyXferHandle {
     }
 }
 
+/// The transfer of a handle: an `XferHandle`, the result of `transfer`, or an id.
+pub(crate) fn transfer_of(handle: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(handle) = handle.cast::<PyXferHandle>() {
+        return Ok(handle.get().transfer_id);
+    }
+    match handle.extract::<(bool, u64)>() {
+        Ok((_, transfer_id)) => Ok(transfer_id),
+        Err(_) => handle.extract(),
+    }
+}
+
 /// `register_memory(tensors)`: all or none.
 pub(crate) fn register(
     ep: &PyEndpoint,

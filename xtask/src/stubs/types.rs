@@ -20,6 +20,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("serialized_bytes", "Buffer"),
     ("stream", "_Stream"),
     ("tensor_list", "Iterable[_Memory]"),
+    ("xfer_handle", "int | tuple[bool, int] | XferHandle"),
 ];
 
 /// Types of results that are any object in Rust, by the function's name.

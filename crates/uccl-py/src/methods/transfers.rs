@@ -1,6 +1,6 @@
 //! Transfers: those with a table's signature in pairs, and the calls on their ids.
 
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use uccl_p2p::{Error, Op, Status, TransferId};
 
 use super::{Args, Kwargs, wait_timeout};
@@ -111,6 +111,24 @@ impl PyEndpoint {
     fn poll_async(&self, py: Python<'_>, transfer_id: u64) -> (bool, bool) {
         let transfer = TransferId(transfer_id);
         self.state(py, transfer, self.core.poll(transfer))
+    }
+
+    /// Whether a transfer has ended, for UCCL's callers of `transfer` that ask by this name.
+    /// `xfer_handle` is the result of `transfer`, an `XferHandle`, or a transfer's id. Raises
+    /// `RuntimeError` with the reason if the transfer failed or was not started.
+    fn check_xfer_state(
+        &self,
+        py: Python<'_>,
+        xfer_handle: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let transfer_id = descs::transfer_of(xfer_handle)?;
+        match self.poll_async(py, transfer_id) {
+            (true, has_ended) => Ok(has_ended),
+            (false, _) => {
+                let reason = self.transfer_error(transfer_id).or_else(error::last);
+                Err(PyRuntimeError::new_err(reason.unwrap_or_default()))
+            }
+        }
     }
 
     /// Waits for a transfer's end: the result of `poll_async`, or `(True, False)` if `timeout`
