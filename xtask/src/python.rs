@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{done::Done, guest, optimized::For, prefetch, shell::Program, tools, tree};
 
@@ -180,6 +180,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) whole: &'a [&'a str],
     /// Whether the environment also has the packages of the tests in Python.
     pub(crate) tests: bool,
+    /// The Python of another environment, whose packages it has too.
+    pub(crate) beneath: Option<&'a Path>,
 }
 
 impl<'a> Wanted<'a> {
@@ -195,7 +197,7 @@ const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
 /// reason why it cannot be had.
 pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<PathBuf, String>> {
     prefetch::wait();
-    let Wanted { alone, whole, tests } = wanted;
+    let Wanted { alone, whole, tests, beneath } = wanted;
     let folder = tree::scratch().join(name);
     let stamp = folder.join("requirements.txt");
     let mut text = [*alone, *whole].concat().join("\n");
@@ -206,6 +208,12 @@ pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<P
         return Ok(Ok(folder));
     }
     let python = make_environment(&folder, true)?;
+    if let Some(beneath) = beneath {
+        fs::write(
+            packages_of(&python)?.join("beneath.pth"),
+            packages_of(beneath)?.as_os_str().as_encoded_bytes(),
+        )?;
+    }
     println!("{} into {}", [*alone, *whole].concat().join(", "), folder.display());
     let requirements: &[&str] = if *tests { &["--requirement", TEST_REQUIREMENTS] } else { &[] };
     let rest = [*whole, requirements].concat();
@@ -220,6 +228,14 @@ pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<P
     }
     fs::write(stamp, text)?;
     Ok(Ok(folder))
+}
+
+/// The folder of the packages of a Python.
+fn packages_of(python: &Path) -> Result<PathBuf> {
+    let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let (well, said) = Program::new(python).args(["-c", ask]).ask()?;
+    ensure!(well, "{} does not say where its packages are: {said}", python.display());
+    Ok(said.trim().into())
 }
 
 pub(crate) fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {
