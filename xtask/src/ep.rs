@@ -37,7 +37,7 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The Python of the tests' environment, which is made unless it is there; or the reason why torch
 /// cannot be had.
-fn environment() -> Result<Result<PathBuf, String>> {
+pub(crate) fn environment() -> Result<Result<PathBuf, String>> {
     let wanted = Requirements { whole: &[TORCH], tests: true, ..Requirements::default() };
     let folder = python::environment_of("ep", &wanted)?;
     Ok(folder.map(|folder| folder.join("bin/python")))

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{clang_format, deny, ep, kernels, libfabric, lint, nixl, python};
+use crate::{clang_format, deny, ep, kernels, libfabric, lint, nixl, python, vllm};
 
 /// Downloads the packages, in the order in which they are needed.
 pub(crate) fn run() -> Result<()> {
@@ -20,6 +20,7 @@ pub(crate) fn run() -> Result<()> {
         nixl::fetch,
         ep::fetch,
         libfabric::fetch,
+        vllm::fetch,
     ] {
         if let Err(error) = fetch() {
             println!("{error:#}");

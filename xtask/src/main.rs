@@ -40,6 +40,7 @@ mod stubs;
 mod test;
 mod tools;
 mod tree;
+mod vllm;
 mod widths;
 mod words;
 

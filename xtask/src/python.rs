@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     guest, optimized::For, outcome::Outcome, prebuild, prefetch, shell::Program, tools, tree,
@@ -199,6 +199,8 @@ pub(crate) struct Requirements<'a> {
     pub(crate) whole: &'a [&'a str],
     /// Whether the environment also has the packages of the tests in Python.
     pub(crate) tests: bool,
+    /// The Python of another environment, whose packages it has too.
+    pub(crate) beneath: Option<&'a Path>,
 }
 
 impl<'a> Requirements<'a> {
@@ -220,7 +222,7 @@ pub(crate) fn environment_of(
     wanted: &Requirements<'_>,
 ) -> Result<Result<PathBuf, String>> {
     prefetch::wait();
-    let Requirements { alone, whole, tests } = wanted;
+    let Requirements { alone, whole, tests, beneath } = wanted;
     let folder = tree::scratch().join(name);
     let stamp = folder.join(STAMP);
     let mut text = [*alone, *whole].concat().join("\n");
@@ -231,6 +233,12 @@ pub(crate) fn environment_of(
         return Ok(Ok(folder));
     }
     let python = make_environment(&folder, true)?;
+    if let Some(beneath) = beneath {
+        fs::write(
+            packages_of(&python)?.join("beneath.pth"),
+            packages_of(beneath)?.as_os_str().as_encoded_bytes(),
+        )?;
+    }
     println!("{} into {}", [*alone, *whole].concat().join(", "), folder.display());
     let requirements: &[&str] = if *tests { &["--requirement", TEST_REQUIREMENTS] } else { &[] };
     let rest = [*whole, requirements].concat();
@@ -245,6 +253,14 @@ pub(crate) fn environment_of(
     }
     fs::write(stamp, text)?;
     Ok(Ok(folder))
+}
+
+/// The folder of the packages of a Python.
+fn packages_of(python: &Path) -> Result<PathBuf> {
+    let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let (well, said) = Program::new(python).args(["-c", ask]).ask()?;
+    ensure!(well, "{} does not say where its packages are: {said}", python.display());
+    Ok(said.trim().into())
 }
 
 pub(crate) fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {

@@ -17,7 +17,7 @@ use crate::{
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
-    storm, stubs, tools, tree, widths, words,
+    storm, stubs, tools, tree, vllm, widths, words,
 };
 
 /// Install the tools of the tests, run all tests, and name the skipped ones
@@ -295,6 +295,12 @@ const STEPS: &[Step] = &[
         about: "tests across processes over RDMA, in a guest",
         run: |_| python::tests_in_guest(),
     },
+    Step {
+        name: "vllm",
+        group: Group::Python,
+        about: "vLLM's disaggregated prefill on CPUs, over NIXL's backend UCCL",
+        run: |_| vllm::tests(),
+    },
 ];
 
 /// Runs all wanted steps, even after a failure.
@@ -435,7 +441,7 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(
             chosen(&["python"]),
-            ["tools", "wheel", "stubtest", "pytest", "nixl", "ep", "examples", "rails"]
+            ["tools", "wheel", "stubtest", "pytest", "nixl", "ep", "examples", "rails", "vllm"]
         );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }

@@ -1,0 +1,119 @@
+"""vLLM's disaggregated prefill on CPUs: stock vLLM, stock NIXL, and this project's backend.
+
+One engine computes the prompts, another one reads their blocks and goes on. Prompts end one token
+behind a block, so the decode engine computes what one engine computes that has the prompt's blocks
+in its cache: the answers must be equal to the last token.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import engine
+import pytest
+import tiny_model
+from engine import Engine, Place, Refused
+from peer import can_make_namespaces
+from test_two_hosts import Hosts
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
+
+BLOCK = 32
+PROMPTS, ANSWER = 20, 16
+PORT = 18100
+ROLES = ("kv_producer", "kv_consumer")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny_model.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["one host", "two hosts over TCP"])
+def pair(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
+    """A prefill engine and a decode engine."""
+    logs = tmp_path_factory.mktemp("logs")
+    hosts, places, environment = None, [Place(), Place()], {}
+    if request.param != "one host":
+        if lacking := can_make_namespaces():
+            pytest.skip(f"lacks {lacking}")
+        hosts = Hosts("ipv4")
+        places = [Place(*names) for names in zip(hosts.ips, hosts.names)]
+        # Two namespaces share their machine's memory, which two hosts do not.
+        environment["UCCL_P2P_TRANSPORT"] = "tcp"
+    engines: list[Engine] = []
+    try:
+        for name, role, place in zip(("prefill", "decode"), ROLES, places):
+            port = PORT + 10 * len(engines)
+            log = logs / f"{name}.log"
+            engines.append(Engine(name, model, port, role, log, place, environment))
+        for each in engines:
+            each.wait()
+        yield engines[0], engines[1]
+    finally:
+        for each in engines:
+            each.close()
+        if hosts:
+            hosts.close()
+
+
+def prompts(seed: int, count: int, blocks: int | None = None) -> list[list[int]]:
+    """Random prompts of whole blocks and one token."""
+    draw = random.Random(seed)
+    lengths = (BLOCK * (blocks or draw.randint(1, 16)) + 1 for _ in range(count))
+    return [[draw.randrange(2, tiny_model.VOCABULARY) for _ in range(n)] for n in lengths]
+
+
+def test_answers_equal_those_of_one_engine(
+    pair: tuple[Engine, Engine], record_property: pytest.RecordProperty
+) -> None:
+    prefill, decode = pair
+    asked = prompts(1, PROMPTS)
+    for prompt in asked:
+        prefill.answer(prompt, 1)
+    expected = [prefill.answer(prompt, ANSWER) for prompt in asked]
+    assert len({tuple(answer) for answer in expected}) > PROMPTS / 2, "answers do not differ"
+
+    alone = [read_and_go_on(prefill, decode, prompt) for prompt in asked]
+    assert alone == expected
+    # Blocks that came from the other engine, and none computed anew.
+    moved = decode.counted("vllm:nixl_bytes_transferred_sum")
+    assert moved >= sum(len(prompt) - 1 for prompt in asked) * token_bytes()
+    assert not decode.counted("vllm:nixl_num_failed_transfers_total")
+    spent = decode.counted("vllm:nixl_xfer_time_seconds_sum")
+    record_property("seen", f"vllm: {moved / 1e6:.1f} MB of blocks in {spent * 1e3:.1f} ms")
+
+
+def test_a_decode_engine_answers_behind_a_prefill_engine_that_was_killed(
+    pair: tuple[Engine, Engine],
+) -> None:
+    prefill, decode = pair
+    lost, next_ones = prompts(2, 12, blocks=24), prompts(3, 3)
+    expected = [prefill.answer(prompt, ANSWER) for prompt in next_ones]
+    given = [prefill.prefill(prompt) for prompt in lost]
+    under_way = [decode.begin(prompt, ANSWER, each) for prompt, each in zip(lost, given)]
+    time.sleep(0.03)
+    prefill.kill()
+    # Each request ends, with its answer or with an error.
+    late = wait(under_way, timeout=engine.ANSWER_S).not_done
+    assert not late, f"{len(late)} of {len(lost)} requests do not end"
+    for each in under_way:
+        assert each.exception() is None or isinstance(each.exception(), Refused)
+    assert [decode.answer(prompt, ANSWER) for prompt in next_ones] == expected
+
+
+def read_and_go_on(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
+    return decode.begin(prompt, ANSWER, prefill.prefill(prompt)).result()[0]
+
+
+def token_bytes() -> int:
+    """Bytes of keys and values of a token, in all layers."""
+    return 2 * 4 * tiny_model.LAYERS * tiny_model.KV_HEADS * tiny_model.HEAD_DIM
