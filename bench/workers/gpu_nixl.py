@@ -5,7 +5,7 @@ In addition to the fields of all such workers, the greeting has `backend` (UCX) 
 the initiator, of the whole call and for each piece: "post" makes a transfer from two lists of
 descriptors and starts it, "post_prepped" does so from prepared lists, "repost" only starts it. A
 case with `at_once` is so many reads at a time into memory of their own, touched before unless the case is
-`fresh`; both sides look once a millisecond.
+`fresh`; both sides look once a millisecond. With `naps` the target alone does so.
 """
 
 import base64
@@ -48,7 +48,7 @@ class Target(gpu_pair.Target):
     naps = False
 
     def offer(self, case: dict) -> object:
-        self.naps = "at_once" in case
+        self.naps = case.get("naps", "at_once" in case)
         # An agent's metadata names its registered memory: it changes with every kind of memory.
         address = self.memory(case["memory"]).address
         metadata = base64.b64encode(self.agent.get_agent_metadata()).decode()
