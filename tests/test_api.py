@@ -1235,6 +1235,19 @@ class TestTransfers:
         with pytest.raises(TypeError):
             a.send_notif(self.two.conn_a, "text")  # type: ignore[arg-type]
 
+    def test_a_wait_for_notifications_ends_with_the_connection_that_it_names(self) -> None:
+        a, b, conn = self.two.a, self.two.b, self.two.conn_b
+        assert b.wait_notifs(0, conn_id=conn) == []
+        assert "in time" in (p2p.last_error() or "")
+        assert a.send_notif(self.two.conn_a, b"the last") is True
+        assert a.remove_remote_endpoint(self.two.conn_a)
+        # Messages from before the loss are still taken.
+        assert b.wait_notifs(60, conn_id=conn) == [(conn, b"the last")]
+        assert b.wait_notifs(conn_id=conn) == []
+        assert "lost" in (p2p.last_error() or "")
+        assert b.wait_notifs(0, conn_id=1 << 40) == []
+        assert "in time" not in (p2p.last_error() or "")
+
     def test_long_notifications_share_bytes_and_let_go_of_them(self) -> None:
         a, b = self.two.a, self.two.b
         payload = os.urandom(1 << 20)

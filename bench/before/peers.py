@@ -7,7 +7,7 @@ from typing import Any
 from bench.gpu.peers.pairs import Python
 from bench.lib.bars import OURS
 from bench.lib.cases import Case, Sample
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 from bench.nixl.peers import LINKS, WHEEL, NixlContext, Uccl
 from bench.peers import Peer
 from bench.peers import uccl as command
@@ -77,7 +77,7 @@ class Command(Peer):
         by_size = {row["size_bytes"]: row for row in found}
         wrong = [row["size_bytes"] for row in found if row.get("verified") == "no"]
         if wrong or any(case.size not in by_size for case in cases):
-            raise Failed(
+            raise BenchError(
                 f"wrong bytes of sizes {wrong}" if wrong else "a size is missing from its rows"
             )
         return [Sample(case, command.value(by_size[case.size], case.unit)) for case in cases]
@@ -118,7 +118,7 @@ class Calls(Python):
                 limit_s=60,
                 env=self.env,
             )
-        except Failed as failed:
+        except BenchError as failed:
             return str(failed)
         return None
 

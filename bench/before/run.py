@@ -26,7 +26,7 @@ from bench.lib.paths import PYTHON, ROOT, WORK
 from bench.lib.rounds import Bench, names, present, say
 from bench.nixl import cases as nixl_cases
 from bench.nixl.peers import NixlContext
-from bench.peers import Failed, Peer
+from bench.peers import BenchError, Peer
 
 BEFORE = "before"
 #: The bar: a share of the earlier commit's speed. A smaller share is a loss, a larger one may be
@@ -86,7 +86,7 @@ def git(*words: str) -> str:
         ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=60
     )
     if done.returncode:
-        raise Failed(f"git {words[0]}: {done.stderr.strip()}")
+        raise BenchError(f"git {words[0]}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -108,7 +108,7 @@ def command_of(tree: Path) -> Path:
         cwd=tree,
     )
     if done.returncode:
-        raise Failed(f"{tree.name} does not build")
+        raise BenchError(f"{tree.name} does not build")
     made = tree / "uccl"
     made.unlink(missing_ok=True)
     (target / "release/uccl").rename(made)
@@ -121,7 +121,7 @@ def wheel_of(tree: Path, target: Path) -> Path:
     folder = WORK / "before" / "wheels" / tree.name
     reason = wheels.build(tree, folder, {"CARGO_TARGET_DIR": str(target)})
     if reason:
-        raise Failed(f"the wheel of {tree.name} does not build: {reason}")
+        raise BenchError(f"the wheel of {tree.name} does not build: {reason}")
     return max(folder.glob("*.whl"), key=lambda file: file.stat().st_mtime)
 
 
@@ -139,7 +139,7 @@ def build_of(name: str, options: argparse.Namespace) -> Build:
         folder = WORK / "before" / "modules" / name
         reason = wheels.install([wheel.resolve()], folder, options.python)
         if reason:
-            raise Failed(f"{wheel.name} cannot be unpacked: {reason}")
+            raise BenchError(f"{wheel.name} cannot be unpacked: {reason}")
         faces = {"python": FromPython, "nixl": FromNixl}
         parts |= {by: face(folder) for by, face in faces.items() if by in options.only}
     return Build(name, parts)
@@ -202,7 +202,7 @@ def main() -> int:
     options = arguments()
     try:
         builds = [build_of(name, options) for name in (bars.OURS, BEFORE)]
-    except Failed as failed:
+    except BenchError as failed:
         say(str(failed))
         return 2
     context = NixlContext(

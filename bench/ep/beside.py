@@ -25,7 +25,7 @@ from bench.ep.inputs import Shape
 from bench.ep.report import COPY, NCCL, OURS, SYMM, THEIRS, WHAT, Measured, report
 from bench.ep.timing import HOW
 from bench.lib import wheels
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 
 #: Seconds until processes must be ready, and limits of a shape's checks and of a measurement.
 START_S, PREPARE_S, MEASURE_S = 120, 120, 60
@@ -109,7 +109,7 @@ class Beside:
         for name in list(self._groups):
             try:
                 self._groups[name].greet(self._hellos(name), self._limit_s(START_S))
-            except Failed as failed:
+            except BenchError as failed:
                 self._drop(name, str(failed))
 
     def measure(self, shape: Shape, sms: int) -> Measured:
@@ -155,7 +155,7 @@ class Beside:
         """Every process's answer; none if one failed."""
         try:
             return self._groups[name].ask(message, self._limit_s(limit_s))
-        except Failed as failed:
+        except BenchError as failed:
             self._drop(name, f"{', '.join(map(str, message.values()))}: {failed}")
             return []
 

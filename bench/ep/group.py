@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.paths import ROOT
-from bench.lib.proc import Conversation, Failed
+from bench.lib.proc import BenchError, Conversation
 
 #: Lines of a process's standard error that are shown where it fails.
 SHOWN = 25
@@ -30,12 +30,12 @@ class Group:
         self._talks = [Conversation([python, "-m", "bench.ep.rank"], env) for _ in range(count)]
 
     def greet(self, hellos: list[dict[str, Any]], limit_s: float) -> None:
-        """Sends each process its greeting; ``Failed`` unless all are ready within ``limit_s``
+        """Sends each process its greeting; ``BenchError`` unless all are ready within ``limit_s``
         seconds."""
         self._ask_each([{**hello, "folder": self._folder.name} for hello in hellos], limit_s)
 
     def ask(self, message: dict[str, Any], limit_s: float) -> list[Any]:
-        """Every process's answer. If one fails all are ended, and ``Failed`` has the first one's
+        """Every process's answer. If one fails all are ended, and ``BenchError`` has the first one's
         error."""
         return self._ask_each([message] * len(self._talks), limit_s)
 
@@ -50,7 +50,7 @@ class Group:
         def ask(number: int) -> Any:
             try:
                 return self._talks[number].ask(messages[number], limit_s)
-            except Failed as failed:
+            except BenchError as failed:
                 shown = "\n".join(self._talks[number].errors().splitlines()[-SHOWN:])
                 self._failures.append(f"process {number}: {failed}\n{shown}")
                 # The others would wait for it.
@@ -60,7 +60,7 @@ class Group:
 
         answers = list(self._pool.map(ask, range(len(self._talks))))
         if self._failures:
-            raise Failed(self._failures[0])
+            raise BenchError(self._failures[0])
         return answers
 
 

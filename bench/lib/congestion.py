@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.lib import machine, native
 from bench.lib.cases import DEFAULT
 from bench.lib.paths import BENCH, WORK
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 
 SHIM = WORK / "congestion.so"
 
@@ -41,16 +41,18 @@ class Pin:
 
     @property
     def in_force(self) -> str:
-        """The congestion control of the sockets; `Failed` when it is not the one that they were to be pinned to."""
+        """The congestion control of the sockets; `BenchError` when it is not the one that they were to be pinned to."""
         if not self.choice:
             return ""
         said = [line.split(" ", 1) for line in self._log.read_text().splitlines() if " " in line]
         failures = [detail for word, detail in said if word == "failed"]
         if failures:
-            raise Failed(f"its sockets could not be put on {self.choice}: {failures[0]} (root can)")
+            raise BenchError(
+                f"its sockets could not be put on {self.choice}: {failures[0]} (root can)"
+            )
         if self.choice != DEFAULT:
             if not any(word == "pinned" for word, _ in said):
-                raise Failed(
+                raise BenchError(
                     f"its sockets could not be put on {self.choice}: none was made through libc"
                 )
             return self.choice

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Failed(Exception):
+class BenchError(Exception):
     """A process ended badly, ran past its limit or gave no readable answer."""
 
 
@@ -92,12 +92,12 @@ class Process:
         return self._child.pid
 
     def wait(self, limit_s: float) -> ProcessResult:
-        """Waits for its end; past `limit_s` seconds the group is killed and `Failed` raised."""
+        """Waits for its end; past `limit_s` seconds the group is killed and `BenchError` raised."""
         try:
             code = self._child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self.end()
-            raise Failed(f"no end after {limit_s:.0f} s: {self._last_words()}") from None
+            raise BenchError(f"no end after {limit_s:.0f} s: {self._last_words()}") from None
         return ProcessResult(code, *(self._text(file) for file in self._files))
 
     def alive(self) -> bool:
@@ -147,19 +147,19 @@ class Conversation:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, message: object, limit_s: float) -> Any:
-        """The answer to a message; past `limit_s` seconds, or if it ends first, it is killed and `Failed` raised."""
+        """The answer to a message; past `limit_s` seconds, or if it ends first, it is killed and `BenchError` raised."""
         try:
             self._child.stdin.write(json.dumps(message) + "\n")
             self._child.stdin.flush()
             line = self._heard.get(timeout=limit_s)
         except queue.Empty:
             self.end()
-            raise Failed(f"no answer after {limit_s:.0f} s: {self._last_words()}") from None
+            raise BenchError(f"no answer after {limit_s:.0f} s: {self._last_words()}") from None
         except OSError:
             line = None
         if line is None:
             self.end()
-            raise Failed(f"it ended (status {self._child.returncode}): {self._last_words()}")
+            raise BenchError(f"it ended (status {self._child.returncode}): {self._last_words()}")
         return json.loads(line)
 
     def end(self) -> None:
@@ -189,11 +189,11 @@ def run(
     env: dict[str, str] | None = None,
     stdin: str | None = None,
 ) -> ProcessResult:
-    """Runs a command to its end; `Failed` when it exits other than 0 or runs past its limit."""
+    """Runs a command to its end; `BenchError` when it exits other than 0 or runs past its limit."""
     with Process(command, env, stdin) as process:
         ended = process.wait(limit_s)
     if ended.code != 0:
-        raise Failed(
+        raise BenchError(
             f"exit status {ended.code}: {last_line(ended.err) or last_line(ended.out) or 'it said nothing'}"
         )
     return ended
@@ -232,6 +232,6 @@ def wait_listening(port: int, process: Process, limit_s: float = 10.0) -> None:
                 if state == "0A" and local.rsplit(":", 1)[1] == wanted:
                     return
         if not process.alive():
-            raise Failed(f"the server ended early: {process._last_words()}")
+            raise BenchError(f"the server ended early: {process._last_words()}")
         time.sleep(0.01)
-    raise Failed(f"nobody listens on port {port} after {limit_s:.0f} s")
+    raise BenchError(f"nobody listens on port {port} after {limit_s:.0f} s")

@@ -12,7 +12,7 @@ from bench.lib import report
 from bench.lib.machine import Gate
 from bench.lib.paths import ROOT
 from bench.lib.results import Results
-from bench.peers import Case, Context, Failed, Peer
+from bench.peers import BenchError, Case, Context, Peer
 
 
 def names(parser: argparse.ArgumentParser, option: str, given: str | None, known) -> list[str]:
@@ -42,7 +42,7 @@ def present(
         try:
             reason = peer.available(context)
             said[peer.name] = {"absent": reason} if reason else {"version": peer.version(context)}
-        except Failed as failed:
+        except BenchError as failed:
             reason = str(failed)
             said[peer.name] = {"absent": reason}
         if reason:
@@ -114,7 +114,7 @@ class Bench:
         try:
             work = partial(peer.measure, cases, self.context)
             samples, noise = self.gate.measure(work) if self.gate else (work(), 0.0)
-        except Failed as failed:
+        except BenchError as failed:
             for case in cases:
                 self.results.failures[(peer.name, case)].append(str(failed))
             say(f"{title} FAILED: {failed}")

@@ -8,7 +8,7 @@ from bench.gpu.peers import GpuContext
 from bench.gpu.peers.pairs import Nixl
 from bench.lib.bars import OURS
 from bench.lib.cases import Case, Sample
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 from bench.nixl.cases import BLOCKS, POSTS, UCX
 from bench.peers import Peer
 
@@ -90,7 +90,7 @@ class Backend(Peer):
         try:
             self._ask(context, "import nixl._api")
             self._prepare(context)
-        except Failed as failed:
+        except BenchError as failed:
             return str(failed)
         self._no_gpus = self.links["gpu"].available(context)
         return None

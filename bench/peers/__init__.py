@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cases import Case, Sample
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Peer:
         raise NotImplementedError
 
     def measure(self, cases: list[Case], context: Any) -> list[Sample]:
-        """Measures cases of one group, one sample each; raises `Failed` with the reason."""
+        """Measures cases of one group, one sample each; raises `BenchError` with the reason."""
         raise NotImplementedError
 
 
@@ -73,4 +73,4 @@ def every() -> list[Peer]:
     return [Uccl(), Raw(), Limits(), Ucx(), Nixl(), Mooncake(), Gloo(), Iperf3()]
 
 
-__all__ = ["Case", "Context", "Failed", "Peer", "Sample", "every"]
+__all__ = ["Case", "Context", "BenchError", "Peer", "Sample", "every"]

@@ -5,7 +5,7 @@ import shutil
 
 from bench.lib.cases import Case, Sample
 from bench.lib.congestion import Pin
-from bench.lib.proc import Failed, Process, free_port, run, wait_listening
+from bench.lib.proc import BenchError, Process, free_port, run, wait_listening
 
 from . import Context, Peer
 
@@ -41,7 +41,7 @@ class Iperf3(Peer):
         try:
             value = json.loads(ended.out)["end"]["sum_received"]["bits_per_second"] / 8e9
         except (ValueError, KeyError) as error:
-            raise Failed(f"iperf3's answer could not be read: {error!r}") from error
+            raise BenchError(f"iperf3's answer could not be read: {error!r}") from error
         detail = {
             "in_flight": "stream",
             "congestion": in_force,

@@ -3,7 +3,7 @@
 from bench.lib.cases import DEFAULT, Case, Sample
 from bench.lib.congestion import Pin
 from bench.lib.machine import NOISY, Noise
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 
 from . import Context, Peer
 from .uccl import rows, value, version, why_no_binary
@@ -57,7 +57,7 @@ class Limits(Peer):
                 None,
             )
             if row is None:
-                raise Failed(f"no limit called {name} of {case.size} bytes")
+                raise BenchError(f"no limit called {name} of {case.size} bytes")
             congestion = (row.get("note") or in_force) if case.congestion else ""
             samples.append(
                 Sample(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from bench.lib.cases import Case, Sample
 from bench.lib.congestion import Pin
 from bench.lib.paths import BENCH, PYTHON, VENV
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 
 from . import Context
 
@@ -17,7 +17,7 @@ def why_no_import(statement: str) -> str | None:
         return f"no virtual environment at {VENV.name} (run with --install)"
     try:
         run([PYTHON, "-c", statement], limit_s=60)
-    except Failed as failed:
+    except BenchError as failed:
         return str(failed)
     return None
 
@@ -51,7 +51,7 @@ def run_worker(
         in_force = pin.in_force
     answers = [line for line in ended.out.splitlines() if line.startswith("@")]
     if not answers:
-        raise Failed("the worker gave no answer")
+        raise BenchError("the worker gave no answer")
     results = json.loads(answers[-1][1:])
     return [
         Sample(

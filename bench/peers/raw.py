@@ -4,7 +4,7 @@ from bench.lib import native
 from bench.lib.cases import Case, Sample
 from bench.lib.congestion import Pin
 from bench.lib.paths import BENCH, WORK
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 
 from . import Context, Peer
 
@@ -34,6 +34,6 @@ class Raw(Peer):
             int(size): float(value) for size, value in (line.split() for line in out.splitlines())
         }
         if any(case.size not in values for case in cases):
-            raise Failed("raw did not answer for every size")
+            raise BenchError("raw did not answer for every size")
         detail = {"in_flight": "1", "congestion": in_force, "command": "raw " + " ".join(arguments)}
         return [Sample(case, values[case.size], detail) for case in cases]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.lib.cases import Case, Sample
 from bench.lib.congestion import Pin
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 
 from . import Context, Peer
 
@@ -20,7 +20,7 @@ def why_no_binary(binary: Path) -> str | None:
     try:
         if "--inflight" not in run([binary, "bench", "--help"], limit_s=10).out:
             return f"{binary} bench --help says nothing of --inflight: built from another tree?"
-    except (Failed, OSError) as error:
+    except (BenchError, OSError) as error:
         return f"{binary} bench --help: {error}"
     return None
 
@@ -36,14 +36,14 @@ def rows(binary: Path, arguments: list[str], *, limit_s: float, env: dict[str, s
     try:
         return json.loads(out)["rows"]
     except (ValueError, KeyError) as error:
-        raise Failed(f"its JSON could not be read: {error!r}") from error
+        raise BenchError(f"its JSON could not be read: {error!r}") from error
 
 
 def value(row: dict, unit: str) -> float:
     """A row's number in a case's unit."""
     number = row.get("gb_per_s") if unit == "GB/s" else (row.get("latency_us") or {}).get("p50")
     if number is None:
-        raise Failed(
+        raise BenchError(
             f"no {unit} for {row.get('op')} of {row.get('size_bytes')} bytes: {row.get('note') or 'no reason given'}"
         )
     return number
@@ -86,9 +86,9 @@ class Uccl(Peer):
         for case in cases:
             row = by_size.get(case.size)
             if row is None:
-                raise Failed(f"uccl bench has no row for {case.size} bytes")
+                raise BenchError(f"uccl bench has no row for {case.size} bytes")
             if row.get("verified") == "no":
-                raise Failed(f"{case.size} bytes arrived, and not those that were sent")
+                raise BenchError(f"{case.size} bytes arrived, and not those that were sent")
             detail = {
                 "in_flight": row.get("inflight"),
                 "congestion": in_force,

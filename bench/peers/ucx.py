@@ -5,7 +5,7 @@ import os
 from bench.lib.cases import Case, Sample
 from bench.lib.congestion import Pin
 from bench.lib.paths import site_packages
-from bench.lib.proc import Failed, Process, free_port, run, wait_listening
+from bench.lib.proc import BenchError, Process, free_port, run, wait_listening
 
 from . import Context, Peer
 
@@ -117,7 +117,7 @@ class Ucx(Peer):
             words = line.split()
             if len(words) >= 4 and words[0].isdigit():
                 return float(words[1]), float(words[3])
-        raise Failed("ucx_perftest printed no result")
+        raise BenchError("ucx_perftest printed no result")
 
     @staticmethod
     def _home():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.lib.cases import Case, Sample
 from bench.lib.paths import ROOT
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 from bench.lib.results import Results
 
 #: A guest with more processors than its machine makes no progress; with four, no process waits for
@@ -38,9 +38,9 @@ def measure(arguments: list[str], max_minutes: float) -> dict:
             )
             return json.loads(kept.read_text())
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"no end after {error.timeout:.0f} s") from error
+            raise BenchError(f"no end after {error.timeout:.0f} s") from error
         except (OSError, ValueError) as error:
-            raise Failed(f"exit status {done.returncode}, and no results: {error}") from error
+            raise BenchError(f"exit status {done.returncode}, and no results: {error}") from error
 
 
 def add(results: Results, document: dict) -> None:

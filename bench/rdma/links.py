@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 
 _SYSFS = Path("/sys/class/infiniband")
 #: Counters of a device's sent traffic, of its driver or of its port. Only compared with each other.
@@ -66,7 +66,7 @@ class Rails:
             yield
         finally:
             for end in ends:
-                with contextlib.suppress(Failed):
+                with contextlib.suppress(BenchError):
                     run(["tc", "qdisc", "del", "dev", end, "root"], limit_s=10)
 
 
@@ -74,4 +74,4 @@ def _sent(device: str) -> int:
     for name in _SENT:
         with contextlib.suppress(OSError, ValueError):
             return int((_SYSFS / device / name).read_text())
-    raise Failed(f"{device} does not count what it sends")
+    raise BenchError(f"{device} does not count what it sends")

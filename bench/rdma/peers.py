@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.lib.bars import OURS
 from bench.lib.cases import MIB, Case, Sample
-from bench.lib.proc import Failed, Process, free_port, run, wait_listening
+from bench.lib.proc import BenchError, Process, free_port, run, wait_listening
 from bench.peers import Context, Peer
 from bench.peers.uccl import rows, value, version, why_no_binary
 from bench.rdma.cases import KV_SIZE, LIBFABRIC, LOSSY_RC, LOSSY_UC, ONE, PERFTEST, PINGPONG, TWO
@@ -85,7 +85,7 @@ class Uccl(Peer):
                 (r for r in found if (r["size_bytes"], r["iovs"]) == (case.size, case.iovs)), None
             )
             if row is None or row.get("verified") == "no":
-                raise Failed(
+                raise BenchError(
                     f"{case.size} bytes: {'wrong ones arrived' if row else 'uccl bench has no row'}"
                 )
             detail = {
@@ -164,7 +164,7 @@ class Perftest(Peer):
             if all(math.isfinite(number) and number > 0 for number in found):
                 break
         else:
-            raise Failed(f"{program} printed no usable number in {self.TRIES} runs")
+            raise BenchError(f"{program} printed no usable number in {self.TRIES} runs")
         total = found[0] if case.unit == "us" else sum(found) * _GB_PER_MB
         if case.unit == "GB/s":
             context.rates[(self.name, case)] = found[0] * MIB / case.bytes
@@ -205,7 +205,7 @@ def _number(command: list[str], ended) -> float:
         if words[:1] == [size] and len(words) > column:
             return float(words[column])
     said = ended.err.strip() or ended.out.strip() or "nothing"
-    raise Failed(f"{command[0]} ended with {ended.code}: {said.splitlines()[-1]}")
+    raise BenchError(f"{command[0]} ended with {ended.code}: {said.splitlines()[-1]}")
 
 
 class Pingpong(Peer):
@@ -246,7 +246,7 @@ class Pingpong(Peer):
             words = ended.out.splitlines()[1].split()
             found = float(words[5]) / 1000
         except (IndexError, ValueError) as error:
-            raise Failed(f"its answer could not be read: {ended.out!r}") from error
+            raise BenchError(f"its answer could not be read: {ended.out!r}") from error
         context.rates[(self.name, case)] = found * 1e9 / case.bytes
         return Sample(case, found, {"in_flight": 1, "command": "fi_pingpong " + " ".join(options)})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.lib import bars, summary
 from bench.lib.paths import ROOT
-from bench.lib.proc import Failed
+from bench.lib.proc import BenchError
 from bench.lib.rounds import Bench, names, present, say
 from bench.rdma import cases as rdma_cases
 from bench.rdma import guest as rdma_guest
@@ -102,7 +102,7 @@ def in_guest(options: argparse.Namespace) -> dict | None:
         words += ["--" + name.replace("_", "-"), str(getattr(options, name))]
     try:
         return rdma_guest.measure(words, options.max_minutes)
-    except Failed as failed:
+    except BenchError as failed:
         say(f"the guest failed: {failed}")
         return None
 

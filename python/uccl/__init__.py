@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from uccl._core import __version__
-
 __all__ = ["__version__", "nixl_plugin_dir"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from uccl._core import __version__
     from uccl.nixl import plugin_dir as nixl_plugin_dir
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded only for users of NIXL.
+    # Loaded only for those who ask: the package is imported whenever vLLM or SGLang starts (_start.py).
+    if name == "__version__":
+        from uccl._core import __version__
+
+        return __version__
     if name == "nixl_plugin_dir":
         from uccl.nixl import plugin_dir
 

@@ -1,6 +1,7 @@
 """The part of the command ``uccl`` that comes with the wheel.
 
-``bench``, ``topo`` and ``doctor`` are a program of their own: it is called if it is on the path.
+``bench``, ``topo`` and ``doctor`` are a program of their own: it is called if it is on the path. Without it ``doctor``
+shows its part about frameworks.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import os
 import sys
 
 _HELP = """\
-usage: uccl nixl-dir [--nixl-plugins DIR]
+usage: uccl nixl-dir [--nixl-plugins DIR] [--instead-of-ucx]
+       uccl doctor
 
 nixl-dir   prints a folder for NIXL_PLUGIN_DIR that holds NIXL's own plugins and UCCL's
+doctor     says what each installed framework would use of this project, and why
 
-bench, topo and doctor belong to the whole command, which this one calls if it is on the path.
+bench, topo and the rest of doctor belong to the whole command, which this one calls if it is on the path.
 From the sources: cargo install --path crates/uccl-cli
 """
 
@@ -28,6 +31,11 @@ def main() -> int:
     whole = _whole_command()
     if whole:
         os.execv(whole, [whole, *arguments])
+    if arguments == ["doctor"]:
+        from uccl.frameworks import findings, text
+
+        print(text(findings()))
+        return 0
     asked_for_help = arguments in (["--help"], ["-h"], ["help"])
     print(_HELP, end="", file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2

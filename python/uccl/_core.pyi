@@ -7,23 +7,28 @@ from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
 from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
 
 __all__ = [
+    "AddressTransfer",
     "Endpoint",
     "EpBlock",
     "EpCombine",
     "EpCudaDispatchLayout",
-    "EpCudaDispatchShape",
+    "EpCudaDispatchPlan",
+    "EpCudaDispatchResult",
     "EpCudaGroup",
+    "EpCudaLayoutWorkspace",
     "EpCudaLowLatencyCombine",
     "EpCudaLowLatencyDispatch",
     "EpCudaLowLatencyHandle",
+    "EpCudaLowLatencyWorkspace",
     "EpCudaNormalCombine",
-    "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
     "EpCudaWorkspaceLayout",
     "EpCudaZeroCopyView",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
+    "EpNodes",
+    "EpReceiveCounts",
     "EpRouting",
     "EpRowLayout",
     "EpSettings",
@@ -34,9 +39,6 @@ __all__ = [
     "_nixl_plugin_dir",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
-    "ep_cuda_max_tokens",
-    "ep_cuda_records_len",
-    "ep_cuda_scratch_len",
     "ep_dispatch_len",
     "ep_node",
     "ep_nodes",
@@ -84,11 +86,19 @@ _Sizes: TypeAlias = Union[Iterable[Union[int, None]], Buffer]
 # advertise_ipc.
 _Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 
+class _DispatchMemory(Protocol):
+    def workspace(self, layout: EpCudaWorkspaceLayout, waits: bool, /) -> int: ...
+    def rows(self, num_rows: int, /) -> int: ...
+    def scales(self, num_rows: int, /) -> _RowScales: ...
+    def announce_too_many(self) -> None: ...
+
 # Values of the settings.
 _Transport: TypeAlias = Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
 _Checksum: TypeAlias = Union[bool, Literal["auto", "on", "off"]]
 
 class _DispatchShape(Protocol):
+    @property
+    def hidden(self) -> int: ...
     @property
     def row_bytes(self) -> int: ...
     @property
@@ -98,6 +108,8 @@ class _DispatchShape(Protocol):
     @property
     def num_experts(self) -> int: ...
     @property
+    def alignment(self) -> int | None: ...
+    @property
     def choice_words(self) -> int: ...
     @property
     def has_weights(self) -> bool: ...
@@ -106,35 +118,33 @@ class _DispatchShape(Protocol):
     @property
     def zero_gaps(self) -> bool: ...
     @property
-    def fills_tables(self) -> bool: ...
-    @property
-    def alignment(self) -> int | None: ...
-    @property
     def is_col_major(self) -> bool: ...
-    @property
-    def has_estimate(self) -> bool: ...
-
-class _RecvArgs(Protocol):
-    @property
-    def len(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def scales(self) -> tuple[int, int, int] | None: ...
     @property
     def zero_copy(self) -> bool: ...
     @property
-    def tokens(self) -> int: ...
+    def fills_tables(self) -> bool: ...
+
+class _RowScales(Protocol):
     @property
-    def workspace(self) -> int: ...
+    def words(self) -> int: ...
     @property
-    def layout(self) -> EpCudaWorkspaceLayout: ...
+    def row_stride(self) -> int: ...
+    @property
+    def expert_stride(self) -> int: ...
+    @property
+    def word_stride(self) -> int: ...
+
+class _ScaleTiles(Protocol):
+    @property
+    def words(self) -> int: ...
+    @property
+    def tile_rows(self) -> int: ...
 
 class _SendArgs(Protocol):
     @property
     def rows(self) -> int: ...
     @property
-    def scales(self) -> tuple[int, int, int, int] | None: ...
+    def scales(self) -> _TokenScales | None: ...
     @property
     def weights(self) -> int: ...
     @property
@@ -142,7 +152,9 @@ class _SendArgs(Protocol):
     @property
     def is_64(self) -> bool: ...
     @property
-    def ranks(self) -> tuple[int, int] | None: ...
+    def token_in_rank(self) -> int | None: ...
+    @property
+    def per_expert(self) -> int: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -150,13 +162,25 @@ class _SendArgs(Protocol):
     @property
     def cached(self) -> EpCudaNormalHandle | None: ...
     @property
-    def max_tokens(self) -> int: ...
+    def row_layout(self) -> EpRowLayout | None: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def needs_counts(self) -> bool: ...
     @property
     def max_blocks(self) -> int: ...
     @property
-    def scratch(self) -> int: ...
-    @property
     def stream(self) -> int: ...
+
+class _TokenScales(Protocol):
+    @property
+    def words(self) -> int: ...
+    @property
+    def token_words(self) -> int: ...
+    @property
+    def token_stride(self) -> int: ...
+    @property
+    def word_stride(self) -> int: ...
 
 @disjoint_base
 class Endpoint:
@@ -185,7 +209,75 @@ class Endpoint:
         ipc: bool | None = None,
         spin_us: int | None = None,
         numa_affinity: bool | None = None,
+        publish: bool | None = None,
+        rdma_dev: str | None = None,
     ) -> Self: ...
+    def publish(self, mr_id: int) -> bool:
+        """Publishes a region: connected peers read and write it by address, without an advert,
+        until it is deregistered. The endpoint must have been made with `publish=True`.
+        """
+
+    def reach(self, address: str, *, timeout: float | None = None) -> tuple[bool, int]:
+        """The connection to the endpoint that listens at `address` (`"10.0.0.1:28100"`), made when
+        it is first needed and again when its peer has died: `(ok, conn_id)`. All threads share it.
+        """
+
+    def look_up(
+        self, conn_id: int, addr: int, size: int, *, timeout: float | None = None
+    ) -> tuple[bool, list[bytes]]:
+        """The adverts of the peer's published memory at an address: `(ok, [bytes])`, more than one
+        where the range spans several regions. Asks the peer each time.
+        """
+
+    def read_by_address(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Reads the peer's published memory into registered memory, both named by their addresses.
+        The peer's regions are looked up once and kept; regions that it has registered anew are
+        looked up again.
+        """
+
+    def write_by_address(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Writes registered memory to the peer's published memory, as `read_by_address` reads
+        it.
+        """
+
+    def read_by_address_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, AddressTransfer | None]:
+        """Reads as `read_by_address`, without waiting: `(ok, transfer)`."""
+
+    def write_by_address_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        remote_ptr_v: _Ids,
+        size_v: _Sizes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, AddressTransfer | None]:
+        """Writes as `write_by_address`, without waiting: `(ok, transfer)`."""
+
     @overload
     def connect(
         self,
@@ -459,8 +551,14 @@ class Endpoint:
     def get_notifs(self) -> list[tuple[int, bytes]]:
         """Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection."""
 
-    def wait_notifs(self, timeout: float | None = None) -> list[tuple[int, bytes]]:
-        """Waits until messages are there or `timeout` seconds have passed, and takes them."""
+    def wait_notifs(
+        self, timeout: float | None = None, *, conn_id: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Waits until messages are there or `timeout` seconds have passed, and takes them. With
+        `conn_id` the wait also ends when that connection is lost, once all messages have been
+        taken; `last_error()` then tells that from the end of the time. Either way the messages of
+        all connections are taken.
+        """
 
     def send(
         self,
@@ -978,6 +1076,42 @@ class SharedMemory:
         """The length in bytes."""
 
 @final
+class AddressTransfer:
+    """A transfer of `read_by_address_async` or `write_by_address_async`. It goes on as long as it
+    is polled or waited for.
+    """
+
+    def poll(self) -> tuple[bool, bool]:
+        """Its state: `(True, False)` in flight, `(True, True)` done, `(False, True)` failed, with
+        `last_error()`.
+        """
+
+    def wait(self, timeout: float | None = None) -> tuple[bool, bool]:
+        """Waits for its end: the result of `poll`, or `(True, False)` if `timeout` seconds pass
+        first.
+        """
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it has failed because its deadline passed."""
+
+    def cancel(self) -> bool:
+        """Ends it. When this returns True, no byte of it lands in either side's memory any more."""
+
+@final
+class EpNodes:
+    """The nodes of a group."""
+
+    def __new__(cls, count: int, ranks: int) -> Self: ...
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of each node."""
+
+@final
 class EpGroup:
     """One rank's end of a group."""
 
@@ -1015,9 +1149,9 @@ class EpGroup:
         """The number of ranks."""
 
     @property
-    def nodes(self) -> tuple[int, int]:
-        """The number of nodes, and of ranks of each. It is one node, unless all have the same
-        number of consecutive ranks.
+    def nodes(self) -> EpNodes:
+        """The group's nodes. It is one node, unless all have the same number of consecutive
+        ranks.
         """
 
     @property
@@ -1113,7 +1247,7 @@ class EpDispatch:
         format: str,
         len: int,
         global_scale: float = 1.0,
-        scales: tuple[int, int, int, int] | None = None,
+        scales: _TokenScales | None = None,
         weights: int = 0,
         max_tokens: int | None = None,
         room: int = 0,
@@ -1129,10 +1263,8 @@ class EpDispatch:
     def __exit__(self, *_raised: object) -> None:
         """Ends the dispatch, unless it has ended."""
 
-    def counts(self) -> tuple[list[int], list[int]]:
-        """The received numbers, once every rank has sent them: tokens by rank, and rows by local
-        expert.
-        """
+    def counts(self) -> EpReceiveCounts:
+        """The received numbers, once every rank has sent them."""
 
     def waited(self) -> list[int]:
         """By rank, the nanoseconds that `counts` waited for it."""
@@ -1143,17 +1275,29 @@ class EpDispatch:
         len: int,
         rows: int,
         stride: int,
-        scales: tuple[int, int, int, int] | None = None,
-        tiles: tuple[int, int] | None = None,
+        scales: _RowScales | None = None,
+        tiles: _ScaleTiles | None = None,
         choices: int = 0,
         is_64: bool = False,
         weights: int = 0,
         zero_foreign_weights: bool = False,
         starts: Sequence[int] | None = None,
     ) -> EpHandle:
-        """Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
-        `tiles` for scales are their address, and the number of their rows for each expert.
+        """Takes the received rows. `starts`, if given, are the first rows of this rank's
+        experts.
         """
+
+@final
+class EpReceiveCounts:
+    """The received numbers of a dispatch."""
+
+    @property
+    def per_rank(self) -> list[int]:
+        """Tokens by rank."""
+
+    @property
+    def per_expert(self) -> list[int]:
+        """Rows by local expert."""
 
 @final
 class EpHandle:
@@ -1213,14 +1357,16 @@ class EpCombine:
         rows: int,
         sums: str,
         choice_weights: int = 0,
-        bias: tuple[int, int] = ...,
+        bias: int = 0,
+        second_bias: int = 0,
         weights: int = 0,
         experts: int = 0,
         is_64: bool = False,
     ) -> list[int]:
         """Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of
         choices. Rows of experts are left out if their choice is negative in `experts`, if that is
-        given. Returns, by rank, the nanoseconds that this waited for it.
+        given. The biases are up to two first addends, or 0. Returns, by rank, the nanoseconds that
+        this waited for it.
         """
 
 @final
@@ -1259,9 +1405,9 @@ class EpCudaGroup:
         """Whether one launch may do a whole call of normal mode."""
 
     @property
-    def nodes(self) -> tuple[int, int]:
-        """The number of nodes, and of ranks of each. It is one node, unless all have the same
-        number of consecutive ranks.
+    def nodes(self) -> EpNodes:
+        """The group's nodes. It is one node, unless all have the same number of consecutive
+        ranks.
         """
 
     @property
@@ -1297,7 +1443,8 @@ class EpCudaLowLatencyDispatch:
         stride: int,
         format: str,
         len: int,
-        global_scale: tuple[float, int],
+        global_scale: float,
+        global_scale_at: int,
         experts: int,
         is_64: bool,
         tokens: int,
@@ -1307,8 +1454,8 @@ class EpCudaLowLatencyDispatch:
         scratch: int,
         stream: int,
     ) -> Self:
-        """Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or
-        lies at an address that is not 0.
+        """Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is at an address,
+        unless that is 0, and else a number.
         """
 
     def begin(self) -> None:
@@ -1322,13 +1469,14 @@ class EpCudaLowLatencyDispatch:
         count: int,
         stats: int,
         waits: int,
-        table: tuple[int, int, int],
-        scales: tuple[int, int, int, int] | None = None,
-        tiles: tuple[int, int] | None = None,
+        src_info: int,
+        records: int,
+        layout_range: int,
+        scales: _RowScales | None = None,
+        tiles: _ScaleTiles | None = None,
     ) -> EpCudaLowLatencyHandle:
-        """Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address,
-        and strides in words by row, expert and word; `tiles` an address, and the number of tile
-        rows of each expert.
+        """Enqueues the receipt, and the sends unless they were enqueued. `src_info`, `records` and
+        `layout_range` are the handle's tables.
         """
 
 @final
@@ -1362,76 +1510,126 @@ class EpCudaLowLatencyCombine:
         """Enqueues the sums, and the sends unless they were enqueued."""
 
 @final
-class EpCudaDispatchLayout:
-    """The layout of tokens, for dispatches of the same tokens."""
+class EpCudaLowLatencyWorkspace:
+    """The offsets of a dispatch's sub-buffers in one allocation, in words of four bytes."""
+
+    def __new__(
+        cls, *, tokens: int, top_k: int, num_experts: int, max_tokens: int, ranks: int
+    ) -> Self:
+        """The workspace of a dispatch with at most `max_tokens` tokens of each rank."""
+
+    @property
+    def combine_scratch(self) -> int:
+        """Scratch of the handle's first combine."""
+
+    @property
+    def dispatch_scratch(self) -> int:
+        """Scratch of the dispatch."""
+
+    @property
+    def records(self) -> int:
+        """The records for the combine."""
+
+    @property
+    def src_info(self) -> int:
+        """`[E/R, R * T]` i32: token numbers at their ranks."""
+
+    @property
+    def count(self) -> int:
+        """`[E/R]` i32: rows of each local expert."""
+
+    @property
+    def len(self) -> int:
+        """Words of the memory."""
 
 @final
-class EpCudaNormalDispatch:
-    """A dispatch that has begun."""
+class EpCudaLayoutWorkspace:
+    """The offsets of a layout's counts and scratch in one allocation, in words of four bytes."""
 
-    def zero_copy_view(self) -> EpCudaZeroCopyView | None:
-        """The rows as a view of the pool, or None if they have to be copied out."""
+    def __new__(cls, *, tokens: int, top_k: int, num_experts: int, ranks: int) -> Self:
+        """The workspace of `ep_cuda_layout`."""
+
+    @property
+    def per_expert(self) -> int:
+        """`[E]` i32: tokens that chose each expert."""
+
+    @property
+    def per_rank(self) -> int:
+        """`[R]` i32: tokens for each rank."""
+
+    @property
+    def scratch(self) -> int:
+        """Scratch."""
+
+    @property
+    def len(self) -> int:
+        """Words of the memory."""
+
+@final
+class EpCudaDispatchLayout:
+    """The layout of tokens, for dispatches of the same tokens."""
 
 @final
 class EpCudaNormalHandle:
     """The state of a dispatch that a combine, or a dispatch to the same rows, needs."""
 
+    @property
+    def row_layout(self) -> EpRowLayout:
+        """The layout of the received rows; without counts an upper bound."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of any rank."""
+
 @final
-class EpCudaDispatchShape:
+class EpCudaDispatchPlan:
     """The shape of dispatches, and their plan."""
 
-    def __new__(cls, shape: _DispatchShape, ranks: int) -> Self: ...
+    def __new__(cls, group: EpCudaGroup, shape: _DispatchShape) -> Self:
+        """The plan of a group's dispatches of this shape."""
+
     @property
     def estimate(self) -> EpRowLayout | None:
         """The estimated layout of the next received rows."""
 
     @estimate.setter
     def estimate(self, estimate: EpRowLayout | None) -> None: ...
-    def learn(self, received: EpRowLayout, max_tokens: int) -> None:
-        """Remembers the received layout as the estimate for the next call, where each rank has up
-        to `max_tokens` tokens.
-        """
-
-    def workspace(
-        self, combine_scratch: int, dispatch_scratch: int, rows: EpRowLayout | None
-    ) -> EpCudaWorkspaceLayout:
-        """The layout of a workspace with so many words of scratch, for a combine and for the
-        dispatch, and, for received `rows`, with tables and small tensors.
-        """
-
-    def begin(self, group: EpCudaGroup, send_args: _SendArgs) -> EpCudaNormalDispatch:
-        """Enqueues the sends of tokens."""
-
-    def counts(self, dispatch: EpCudaNormalDispatch, limit: float) -> tuple[EpRowLayout, list[int]]:
-        """The layout of received rows, and tokens that chose each local expert, once every rank has
-        sent its counts. Waits at most `limit` seconds.
-        """
-
-    def receive(self, dispatch: EpCudaNormalDispatch, recv_args: _RecvArgs) -> EpCudaNormalHandle:
-        """Enqueues the receipt, behind the sends."""
-
     def dispatch(
-        self, group: EpCudaGroup, send_args: _SendArgs, recv_args: _RecvArgs, limit: float | None
-    ) -> tuple[
-        EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[EpRowLayout, list[int]] | None
-    ]:
-        """Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a
-        guess: the call waits for counts while rows are in flight. If the rows do not fit, a later
-        `receive` takes them.
+        self, group: EpCudaGroup, send_args: _SendArgs, memory: _DispatchMemory, limit: float
+    ) -> EpCudaDispatchResult:
+        """Enqueues a dispatch, with memory that it asks for. If it waits for counts, it does so at
+        most `limit` seconds.
         """
+
+@final
+class EpCudaDispatchResult:
+    """The result of a dispatch."""
+
+    @property
+    def handle(self) -> EpCudaNormalHandle:
+        """The handle."""
+
+    @property
+    def row_layout(self) -> EpRowLayout:
+        """The layout of received rows; without counts an upper bound."""
+
+    @property
+    def per_expert(self) -> list[int] | None:
+        """Tokens that chose each local expert; None unless the call waited for counts."""
+
+    @property
+    def view(self) -> EpCudaZeroCopyView | None:
+        """The rows, if they are a view of the communication buffer."""
+
+    @property
+    def next_workspace(self) -> EpCudaWorkspaceLayout | None:
+        """The likely layout of the next call's workspace, or None."""
 
 @final
 class EpRowLayout:
     """The layout of received rows: one for each token, or one for each token and local expert."""
 
-    def __new__(
-        cls,
-        tokens: int,
-        alignment: int | None = None,
-        rows: int | None = None,
-        *,
-        is_view: bool = False,
-    ) -> Self:
+    def __new__(cls, tokens: int, alignment: int | None = None, rows: int | None = None) -> Self:
         """Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment`
         and `rows` it has rows by token.
         """
@@ -1453,14 +1651,6 @@ class EpRowLayout:
     @property
     def rows(self) -> int | None:
         """Rows by expert, with the gaps between experts; None for rows by token."""
-
-    @property
-    def min_combine_rows(self) -> int:
-        """The least rows of a combine's input, as far as the host has counts."""
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the rows are a view of the communication buffer."""
 
     def num_rows(self) -> int:
         """Rows of the output tensor."""
@@ -1562,8 +1752,10 @@ class EpCudaNormalCombine:
         rows by expert, "sum" or "each".
         """
 
-    def finish(self, *, rows: int, sums: str, bias: tuple[int, int], weights: int) -> None:
-        """Enqueues the sums. `sums` is "rank" or "choice"."""
+    def finish(self, *, rows: int, sums: str, bias: int, second_bias: int, weights: int) -> None:
+        """Enqueues the sums. `sums` is "rank" or "choice". The biases are up to two first addends,
+        or 0.
+        """
 
 @final
 class EpSettings:
@@ -1595,56 +1787,30 @@ def ep_settings() -> EpSettings:
     """
 
 def ep_dispatch_len(
-    payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]
+    *, payload: int, scales: int, top_k: int, local_experts: int, slots: int, nodes: EpNodes
 ) -> int:
-    """Bytes of a dispatch's place with `slots` slots for tokens of each rank. `spread` is the
-    number of nodes, and of ranks of each: with several nodes tokens are relayed.
+    """Bytes of a dispatch's place with `slots` slots for tokens of each rank. With several nodes
+    tokens are relayed.
     """
 
-def ep_row_place_len(values: int, weights: int, slots: int, tokens: int) -> int:
+def ep_row_place_len(*, values: int, weights: int, slots: int, tokens: int) -> int:
     """Bytes of a combine's place."""
 
-def ep_row_slots(top_k: int, spread: tuple[int, int]) -> int:
-    """The number of rows of a token in a combine's place if each rank sends one. `spread` as for a
-    dispatch.
-    """
+def ep_row_slots(top_k: int, nodes: EpNodes) -> int:
+    """The number of rows of a token in a combine's place if each rank sends one."""
 
 def ep_node(node: int | None) -> bytes:
     """Bytes that identify the node of this process: the one of this number, or of the processes
     that can see it.
     """
 
-def ep_nodes(of_ranks: Sequence[bytes]) -> tuple[int, int]:
-    """The number of nodes, and of ranks of each, from the `ep_node` of all ranks. It is one node,
-    unless all have the same number of consecutive ranks.
+def ep_nodes(of_ranks: Sequence[bytes]) -> EpNodes:
+    """The nodes, from the `ep_node` of all ranks. It is one node, unless all have the same number
+    of consecutive ranks.
     """
-
-def ep_cuda_records_len(max_tokens: int, ranks: int, top_k: int) -> int:
-    """Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
-    `max_tokens` tokens of each rank.
-    """
-
-def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int:
-    """Bytes of memory that a dispatch needs on the GPU until its combine has ended."""
 
 def ep_cuda_combine_scratch_len() -> int:
     """Bytes of memory that a combine needs on the GPU until it has ended."""
-
-def ep_cuda_max_tokens(
-    group: EpCudaGroup,
-    tokens: int,
-    *,
-    payload: int,
-    scales: int,
-    hidden: int,
-    top_k: int,
-    local_experts: int,
-    zero_copy: bool,
-) -> int:
-    """The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
-    `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
-    Raises if this rank has more.
-    """
 
 def ep_cuda_layout(
     group: EpCudaGroup,
@@ -1670,7 +1836,9 @@ def last_error() -> str | None:
 def get_oob_ip(local_gpu_idx: int | None = None) -> str:
     """The address of this host that an endpoint for this GPU advertises to its peers."""
 
-def _nixl_plugin_dir(ours: str | PathLike[str], theirs: str | PathLike[str]) -> Path:
-    """The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin and those in NIXL's own
-    folder.
+def _nixl_plugin_dir(
+    ours: str | PathLike[str], theirs: str | PathLike[str], instead_of_ucx: bool
+) -> Path:
+    """The folder for `NIXL_PLUGIN_DIR`, which links this project's plugin, under UCX's name too if
+    so asked, and those in NIXL's own folder.
     """

@@ -22,9 +22,10 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from uccl import _core
-from uccl._core import SharedMemory, XferDesc, XferHandle, get_oob_ip, last_error
+from uccl._core import AddressTransfer, SharedMemory, XferDesc, XferHandle, get_oob_ip, last_error
 
 __all__ = [
+    "AddressTransfer",
     "Endpoint",
     "FloatType",
     "SharedBuffer",
@@ -115,7 +116,9 @@ class Endpoint(_core.Endpoint):
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
     ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``, ``"fifo"``),
     ``tcp_streams``, ``tcp_congestion``, ``checksum`` (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``,
-    ``spin_us``, ``numa_affinity`` (whether worker threads keep to the CPUs near the GPU; :meth:`worker_cpus`
+    ``spin_us``, ``publish`` (whether peers may look up published regions; :meth:`publish`), ``rdma_dev`` (RDMA devices to use, with
+    commas between them),
+    ``numa_affinity`` (whether worker threads keep to the CPUs near the GPU; :meth:`worker_cpus`
     says which these are).
 
     Transfers take ``stream=``, a ``torch.cuda.Stream``, a CuPy stream or a handle: the transfer begins after
@@ -127,6 +130,9 @@ class Endpoint(_core.Endpoint):
     word of eight bytes at the start of ``meta`` there becomes ``value``, or ``value`` is added to it, once. It stays as it
     is when the write fails. ``strong=True`` waits for all earlier writes of the same ``context`` (a number) as well.
     :meth:`wait_signal` waits for a word to reach a value, :meth:`stream_wait_signal` has a stream wait.
+
+    Memory is named by its address alone where the peer has published it (:meth:`publish`):
+    :meth:`write_by_address` and :meth:`read_by_address` look its region up once and keep the key.
 
     A ``timeout`` of zero seconds (or infinity) waits for ever.
     """

@@ -199,20 +199,22 @@ def too_many(rank: Rank, worst: int, via_host: bool) -> None:
 def room_of_the_hint(rank: Rank) -> None:
     """A buffer of the hinted size has room for 4096 tokens of each rank, as DeepEP's programs send
     them."""
-    from uccl import _core
     from uccl.ep import Buffer, Config
 
-    size = Config().get_nvl_buffer_size_hint(2 * HIDDEN, rank.size())
+    size, experts = Config().get_nvl_buffer_size_hint(2 * HIDDEN, rank.size()), 128 * rank.size()
     buffer = Buffer(None, size, comm=rank, device="cuda")
-    sizes = {
-        "payload": 2 * HIDDEN,
-        "scales": 0,
-        "hidden": HIDDEN,
-        "top_k": 8,
-        "local_experts": 128,
-        "zero_copy": True,
-    }
-    assert _core.ep_cuda_max_tokens(buffer._backend.native, 4096, **sizes) >= 4096
+    x = torch.ones((8, HIDDEN), dtype=torch.bfloat16, device=buffer.device)
+    choices = torch.arange(64, device=buffer.device).view(8, 8)
+    # The rows of a view take more room than others.
+    _, _, _, _, handle, _ = buffer.dispatch(
+        x,
+        topk_idx=choices,
+        num_tokens_per_expert=torch.empty(experts, dtype=torch.int32, device=buffer.device),
+        num_worst_tokens=8 * rank.size(),
+        zero_copy=True,
+    )
+    torch.cuda.current_stream().synchronize()
+    assert handle.state.native.max_tokens >= 4096
     rank.allgather(b"")
 
 
@@ -544,7 +546,7 @@ def few_blocks(rank: Rank) -> None:
         exact.buffer._backend.plans.plans.clear()
         elastic._backend.plans.plans.clear()
         begun = mock.Mock(side_effect=ValueError)
-        with mock.patch.multiple(_core.EpCudaDispatchShape, begin=begun, dispatch=begun):
+        with mock.patch.object(_core.EpCudaDispatchPlan, "dispatch", begun):
             for call in (
                 lambda: exact.dispatch(config=config),
                 exact.dispatch,
@@ -661,6 +663,8 @@ def refusals(rank: Rank) -> list[str]:
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
         lambda: buffer.connect_ranks([0]),
+        lambda: exact.dispatch(num_worst_tokens=-1),
+        lambda: buffer.low_latency_dispatch(x, choices, -1, EXPERTS),
         lambda: exact.dispatch(zero_copy=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, zero_copy=True),
     ]
@@ -689,6 +693,8 @@ REFUSED = [
     f"{TOKENS} tokens, and room for 4 of each rank: num_max_tokens_per_rank is",
     "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
+    "num_worst_tokens is at least 0, not -1",
+    "num_max_dispatch_tokens_per_rank is at least 0, not -1",
     "zero_copy needs num_worst_tokens",
     "zero_copy has no do_cpu_sync",
 ]
@@ -743,9 +749,10 @@ class Varying:
 
     def call(
         self, tokens: list[int], num_sms: int, is_worst: bool = False, is_again: bool = False
-    ) -> None:
+    ) -> Any:
         """Dispatches, repeats the dispatch with the handle if ``is_again``, and combines, with
-        launches of ``num_sms`` blocks. ``tokens`` has the number of each rank."""
+        launches of ``num_sms`` blocks. ``tokens`` has the number of each rank. Returns the layout
+        of the received rows."""
         from uccl.ep import Config
 
         self.calls += 1
@@ -781,6 +788,7 @@ class Varying:
         assert torch.equal(out_weights.cpu(), mine.weights)
         if plain is not None:
             assert torch.equal(plain.cpu().float(), -copies)
+        return handle.state.row_layout
 
     def check_rows(
         self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor
@@ -833,8 +841,9 @@ def estimates(rank: Rank) -> None:
     for wrong_by in (0, 1, 300):
         # The same call again; its guess is the received number less ``wrong_by``.
         varying.calls = 100
-        with mock.patch.object(shape_plan(), "update_estimate", estimate_with(-wrong_by)):
-            varying.call([600] * size, 3)
+        received = varying.call([600] * size, 3)
+        for plan in varying.buffer._backend.plans.plans.values():
+            set_estimate(plan, received, -wrong_by)
         varying.calls = 100
         varying.call([600] * size, 3, is_again=True)
         # A different call follows at once.
@@ -842,25 +851,16 @@ def estimates(rank: Rank) -> None:
     varying.end()
 
 
-def shape_plan() -> Any:
-    """The class that has the estimates."""
-    from uccl.ep._cuda.call_shape import ShapePlan
-
-    return ShapePlan
-
-
-def estimate_with(spare: int) -> Callable[[Any, Any, int], None]:
-    """Makes estimates of the received number and ``spare`` rows, with the gap of the alignment."""
+def set_estimate(plan: Any, received: Any, spare: int) -> None:
+    """Sets the estimate of a plan, if it has one, to the received number and ``spare`` rows, with
+    the gap of the alignment."""
     from uccl.ep._row_layout import RowLayout
 
-    def update_estimate(plan: Any, received: Any, max_tokens: int) -> None:
-        rows, unit = received.rows, received.alignment
-        if rows is not None:
-            rows = -(-max(rows + spare, 0) // unit) * unit
-        if plan.shape.has_estimate:
-            plan.native.estimate = RowLayout(max(received.tokens + spare, 0), unit, rows)
-
-    return update_estimate
+    rows, unit = received.rows, received.alignment
+    if rows is not None:
+        rows = -(-max(rows + spare, 0) // unit) * unit
+    if plan.native.estimate is not None:
+        plan.native.estimate = RowLayout(max(received.tokens + spare, 0), unit, rows)
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -926,7 +926,7 @@ def estimates_by_expert(rank: Rank) -> None:
         for spare in (64, 0, -1, -5, -1000):
             # The room for rows by expert also holds the padding of the alignment.
             for plan in plans.values():
-                estimate_with(spare)(plan, first[3].state.row_layout, TOKENS)
+                set_estimate(plan, first[3].state.row_layout, spare)
             estimated = dispatch(is_col_major)
             same_by_expert(estimated, first)
             rows, _, _, again, _ = elastic.dispatch(x, handle=estimated[3])

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_devices import Alone
+from test_devices import Backend as Group
 from test_devices import gpus as gpus  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
@@ -125,3 +126,62 @@ def test_names_that_are_not_here_are_not_there(gpus):  # noqa: F811
         assert getattr(on_gpu, "runtime", None) is None
         with pytest.raises(NotImplementedError, match="on the CPU only so far"):
             on_gpu.connect_ranks([0])
+
+
+def negative_numbers() -> list[tuple[str, Any]]:
+    """Calls with a negative number, and the name of each argument."""
+    from uccl.ep import Buffer, Config, ElasticBuffer
+
+    buffer = Buffer(None, 1 << 20, comm=Alone(), device="cpu")
+    elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=4, comm=Alone(), device="cpu")
+    x, choices = torch.zeros((3, 128)).bfloat16(), torch.tensor([[0, 1], [1, -1], [3, 2]])
+    sent = {"topk_idx": choices, "num_tokens_per_expert": torch.zeros(4, dtype=torch.int32)}
+    rows, _, _, handle, _ = elastic.dispatch(x, choices, num_experts=4)
+    hint = Buffer.get_low_latency_rdma_size_hint
+    elastic_hint = ElasticBuffer.get_buffer_size_hint
+
+    def of_store(**given: Any) -> Buffer:
+        return Buffer(None, 1 << 20, store=object(), device="cpu", **given)
+
+    return [
+        ("num_worst_tokens", lambda: buffer.dispatch(x, **sent, num_worst_tokens=-1)),
+        ("expert_alignment", lambda: buffer.dispatch(x, **sent, expert_alignment=-1)),
+        ("expert_alignment", lambda: buffer.dispatch(x, **sent, expert_alignment=0)),
+        ("num_experts", lambda: buffer.get_dispatch_layout(choices, -4)),
+        ("num_max_dispatch", lambda: buffer.low_latency_dispatch(x, choices, -1, 4)),
+        ("num_experts", lambda: buffer.low_latency_dispatch(x, choices, 4, -4)),
+        ("num_sms", lambda: buffer.dispatch(x, **sent, config=Config(-2))),
+        (
+            "num_max_tokens",
+            lambda: elastic.dispatch(x, choices, num_experts=4, num_max_tokens_per_rank=-1),
+        ),
+        ("num_experts", lambda: elastic.dispatch(x, choices, num_experts=-4)),
+        ("num_sms", lambda: elastic.dispatch(x, choices, num_experts=4, num_sms=-1)),
+        ("num_sms", lambda: elastic.combine(rows, handle, num_sms=-1)),
+        ("num_max_dispatch", lambda: hint(-1, 128, 2, 4)),
+        ("hidden", lambda: hint(4, -128, 2, 4)),
+        ("num_ranks", lambda: hint(4, 128, -2, 4)),
+        ("num_experts", lambda: hint(4, 128, 2, -4)),
+        ("hidden_bytes", lambda: Config().get_nvl_buffer_size_hint(-256, 2)),
+        ("num_ranks", lambda: Config().get_nvl_buffer_size_hint(256, -2)),
+        ("hidden_bytes", lambda: Config().get_rdma_buffer_size_hint(-256, 16)),
+        ("num_max_tokens", lambda: elastic_hint(Group("gloo"), -1, 128, allow_hybrid_mode=False)),
+        ("hidden", lambda: elastic_hint(Group("gloo"), 4, -128, allow_hybrid_mode=False)),
+        ("num_topk", lambda: elastic_hint(Group("gloo"), 4, 128, -1, allow_hybrid_mode=False)),
+        ("num_nvl_bytes", lambda: Buffer(None, -1, comm=Alone(), device="cpu")),
+        ("num_rdma_bytes", lambda: Buffer(None, 0, -1, comm=Alone(), device="cpu")),
+        ("num_bytes", lambda: ElasticBuffer(None, -1, comm=Alone(), device="cpu")),
+        (
+            "num_max_tokens",
+            lambda: ElasticBuffer(None, 1, num_max_tokens_per_rank=-1, comm=Alone(), device="cpu"),
+        ),
+        ("rank", lambda: of_store(rank=-1, num_ranks=2)),
+        ("rank", lambda: of_store(rank=2, num_ranks=2)),
+        ("rank", lambda: of_store(rank=0, num_ranks=-1)),
+    ]
+
+
+def test_negative_numbers_are_refused_by_name():
+    for name, call in negative_numbers():
+        with pytest.raises(ValueError, match=f"^{name}"):
+            call()

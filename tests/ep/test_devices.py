@@ -43,6 +43,7 @@ class Backend:
 def gpus(monkeypatch):
     """Has torch report a GPU that this process has not used yet. Returns the devices of the groups
     that are made."""
+    from uccl import _core
     from uccl.ep import _ranks
     from uccl.ep._cuda import backend
 
@@ -55,7 +56,7 @@ def gpus(monkeypatch):
             self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, via_host: bool
         ) -> None:
             made.append(device)
-            self.native = SimpleNamespace(nodes=(1, ranks.size), can_fuse=True)
+            self.native = SimpleNamespace(nodes=_core.EpNodes(1, ranks.size))
 
     monkeypatch.delenv("UCCL_EP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{done::Done, install, optimized::For, shell::Program, tools, tree};
+use crate::{install, optimized::For, outcome::Outcome, shell::Program, tools, tree};
 
 /// A CMake project that finds the library.
 const CMAKE_LISTS: &str = "\
@@ -37,13 +37,13 @@ const EXAMPLES: &[Example] = &[
 ];
 
 /// Installs into a folder, moves the folder, and uses the library at the new place.
-pub(crate) fn run() -> Result<Done> {
+pub(crate) fn run() -> Result<Outcome> {
     for (lacks, there) in [
         ("a C++ compiler (g++)", tools::can_compile_cpp()),
         ("pkg-config", tools::has_pkg_config()),
     ] {
         if !there {
-            return Ok(Done::skipped(format!("lacks {lacks}")));
+            return Ok(Outcome::skipped(format!("lacks {lacks}")));
         }
     }
     let prefix = install_and_move()?;
@@ -51,9 +51,9 @@ pub(crate) fn run() -> Result<Done> {
         example.run(&prefix)?;
     }
     if !Program::new("cmake").args(["--version"]).works() {
-        return Ok(Done::without(vec!["lacks cmake: finding the library with it".into()]));
+        return Ok(Outcome::without(vec!["lacks cmake: finding the library with it".into()]));
     }
-    with_cmake(&prefix).map(Done::from)
+    with_cmake(&prefix).map(Outcome::from)
 }
 
 fn install_and_move() -> Result<PathBuf> {

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    done::Done,
-    python::{self, Wanted},
+    outcome::Outcome,
+    python::{self, Requirements},
     shell::Program,
     tree,
 };
@@ -20,13 +20,13 @@ const FOLDERS: [&str; 4] = ["bench", "crates", "examples", "kernels"];
 const ENDINGS: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "cu", "cuh"];
 
 /// Fails if the formatter would change a file.
-pub(crate) fn check() -> Result<Done> {
+pub(crate) fn check() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {FORMATTER}: {reason}"))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {FORMATTER}: {reason}"))),
     };
     let mut sources = Vec::new();
     for folder in FOLDERS {
@@ -38,7 +38,7 @@ pub(crate) fn check() -> Result<Done> {
     fs::write(&list, sources.join("\n"))?;
     let formatter = Program::new(folder.join("bin/clang-format"));
     formatter.args(["--dry-run", "-Werror", &format!("--files={}", list.display())]).run()?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Installs the formatter, unless it is there.
@@ -47,7 +47,7 @@ pub(crate) fn fetch() -> Result<()> {
 }
 
 fn environment() -> Result<Result<PathBuf, String>> {
-    python::environment_of("clang-format", &Wanted::alone(&[FORMATTER]))
+    python::environment_of("clang-format", &Requirements::alone(&[FORMATTER]))
 }
 
 /// Adds the sources in a folder and in the folders below it.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 
-use crate::{optimized::For, shell::Program};
+use crate::{optimized::For, prebuild, shell::Program};
 
 /// The demonstration's transfers: half a minute of them.
 const SWEEP: &[&str] = &[
@@ -58,6 +58,7 @@ fn show(args: &DemoArgs, uccl: &Path) -> Result<()> {
 
 /// Builds the command and returns its path.
 pub(crate) fn build(whom: For) -> Result<PathBuf> {
+    prebuild::wait();
     let build = Program::cargo(&["build", "--release", "--locked", "--package=uccl-cli"]);
     whom.set_in(build).run()?;
     Ok(whom.folder().join("uccl"))

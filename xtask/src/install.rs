@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{optimized::For, shell::Program, tree};
+use crate::{optimized::For, prebuild, shell::Program, tree};
 
 /// A file that cargo builds.
 struct Product {
@@ -56,8 +56,8 @@ pub(crate) fn run(args: &InstallArgs) -> Result<()> {
 
 /// Installs into a folder.
 pub(crate) fn install(prefix: &Path, whom: For) -> Result<()> {
-    let packages = BUILT.iter().map(|built| format!("--package={}", built.package));
-    whom.set_in(Program::cargo(&["build", "--release", "--locked"]).args(packages)).run()?;
+    prebuild::wait();
+    build(whom)?;
     for built in BUILT {
         let file = whom.folder().join(built.file);
         put(&prefix.join(built.to), |to| fs::copy(&file, to).map(drop))?;
@@ -69,6 +69,12 @@ pub(crate) fn install(prefix: &Path, whom: For) -> Result<()> {
         put(&prefix.join(to), |to| fs::write(to, &text))?;
     }
     Ok(())
+}
+
+/// Builds the library, the plugin and the command.
+pub(crate) fn build(whom: For) -> Result<()> {
+    let packages = BUILT.iter().map(|built| format!("--package={}", built.package));
+    whom.set_in(Program::cargo(&["build", "--release", "--locked"]).args(packages)).run()
 }
 
 /// Makes a file beside its place and then moves it there: programs that have the old one mapped

@@ -105,7 +105,7 @@ struct Toolchain {
 impl Toolchain {
     /// The one that is installed already, or a new one.
     fn provide() -> Result<Self> {
-        let folder = python::environment_of("cuda-13.0", &python::Wanted::alone(&PACKAGES))?
+        let folder = python::environment_of("cuda-13.0", &python::Requirements::alone(&PACKAGES))?
             .map_err(Error::msg)?;
         Ok(Self { programs: toolkit(&folder)?.join("bin") })
     }

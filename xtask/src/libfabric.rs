@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::{
-    done::Done,
+    outcome::Outcome,
     python,
     report::{left_out, passed_in},
     shell::Program,
@@ -19,15 +19,15 @@ const LIBRARY: &str = "lib/libfabric/libfabric.so.1";
 const PROVIDERS: &str = "lib/libfabric/prov";
 
 /// Runs every crate's tests of libfabric with that library.
-pub(crate) fn tests() -> Result<Done> {
+pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {PACKAGE}: {reason}"))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {PACKAGE}: {reason}"))),
     };
-    let (mut done, mut passed) = (Done::default(), 0);
+    let (mut done, mut passed) = (Outcome::default(), 0);
     // Tests of the whole workspace: for the two crates that have some, everything would be built
     // anew.
     let tests = ["test", "--locked", "--workspace", "--test=libfabric"];
@@ -53,7 +53,7 @@ pub(crate) fn fetch() -> Result<()> {
 /// The folder with the library, which is made unless it is there; or the reason why it cannot be
 /// had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    let folder = python::environment_of("libfabric", &python::Wanted::alone(&[PACKAGE]))?;
+    let folder = python::environment_of("libfabric", &python::Requirements::alone(&[PACKAGE]))?;
     Ok(folder.and_then(|folder| match folder.join(LIBRARY).exists() {
         true => Ok(folder),
         false => Err(format!("it has no {LIBRARY}")),

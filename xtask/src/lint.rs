@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use crate::{
-    done::Done,
-    python::{self, Wanted},
+    outcome::Outcome,
+    python::{self, Requirements},
     shell::Program,
     tree,
 };
@@ -16,7 +16,8 @@ const RUFF: &str = "ruff==0.14.5";
 /// The checker of types in Python, and the package whose types tests use.
 const MYPY: &[&str] = &["mypy==1.18.2", "pytest==8.4.2"];
 /// Code for the oldest Python.
-const TYPED: &[&str] = &["python/uccl", "python/build", "examples/python", "examples/moe"];
+const TYPED: &[&str] =
+    &["python/uccl", "python/build", "python/mooncake", "examples/python", "examples/moe"];
 /// Code for developers, some of which needs this version of Python.
 const NEWER: [&str; 4] = ["--python-version", "3.11", "bench", "tests"];
 
@@ -32,14 +33,14 @@ pub(crate) fn clippy() -> Result<()> {
 /// Checks the engine, and the crates that pass its features on, without optional links and with
 /// each link alone. The step `clippy` checks them with both links.
 pub(crate) fn features() -> Result<()> {
+    let packages = ["uccl-p2p", "uccl-capi", "uccl-nixl", "uccl-py"];
     for features in ["", "verbs", "libfabric"] {
-        let packages = ["uccl-p2p", "uccl-capi", "uccl-nixl", "uccl-py"];
-        for package in packages {
-            let package = format!("--package={package}");
-            let features = format!("--features={features}");
-            let of = ["clippy", "--locked", "--no-default-features", &package, &features];
-            Program::cargo(&of).args(["--", "-D", "warnings"]).run()?;
-        }
+        // Together: each crate passes the same features on, so that none changes another's.
+        Program::cargo(&["clippy", "--locked", "--no-default-features"])
+            .args(packages.map(|package| format!("--package={package}")))
+            .args([format!("--features={features}")])
+            .args(["--", "-D", "warnings"])
+            .run()?;
     }
     Ok(())
 }
@@ -53,28 +54,28 @@ pub(crate) fn doc() -> Result<()> {
 
 /// Formatting, the order of imports, and unused and undefined names of Python, as pyproject.toml
 /// asks for.
-pub(crate) fn ruff() -> Result<Done> {
+pub(crate) fn ruff() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match ruff_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {RUFF}: {reason}"))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {RUFF}: {reason}"))),
     };
     let ruff = folder.join("bin/ruff");
     Program::new(&ruff).args(["check", "--quiet"]).run()?;
     Program::new(&ruff).args(["format", "--check", "--quiet"]).run()?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Types of Python, as pyproject.toml asks for.
-pub(crate) fn mypy() -> Result<Done> {
+pub(crate) fn mypy() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match mypy_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {}: {reason}", MYPY[0]))),
     };
     let cache = tree::scratch().join("mypy-cache");
     let mypy = |files: &[&str]| {
@@ -84,17 +85,17 @@ pub(crate) fn mypy() -> Result<Done> {
     };
     mypy(TYPED)?;
     mypy(&NEWER)?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Compares the types of the extension module with the module in the wheel.
-pub(crate) fn stubtest() -> Result<Done> {
+pub(crate) fn stubtest() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let folder = match mypy_environment()? {
         Ok(folder) => folder,
-        Err(reason) => return Ok(Done::skipped(format!("lacks {}: {reason}", MYPY[0]))),
+        Err(reason) => return Ok(Outcome::skipped(format!("lacks {}: {reason}", MYPY[0]))),
     };
     let allowed = tree::root().join("crates/uccl-py/stubs/allowed.txt");
     let (well, packages) = Program::new(python::with_wheel()?).args(["-c", SITE]).ask()?;
@@ -105,7 +106,7 @@ pub(crate) fn stubtest() -> Result<Done> {
     let test = test.env("MYPYPATH", packages.trim()).in_folder(&folder);
     let (well, said) = test.ask()?;
     ensure!(well, "{said}");
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// Prints the folder of the packages.
@@ -118,9 +119,9 @@ pub(crate) fn fetch() -> Result<()> {
 }
 
 fn ruff_environment() -> Result<Result<PathBuf, String>> {
-    python::environment_of("ruff", &Wanted::alone(&[RUFF]))
+    python::environment_of("ruff", &Requirements::alone(&[RUFF]))
 }
 
 fn mypy_environment() -> Result<Result<PathBuf, String>> {
-    python::environment_of("mypy", &Wanted { whole: MYPY, ..Wanted::default() })
+    python::environment_of("mypy", &Requirements { whole: MYPY, ..Requirements::default() })
 }

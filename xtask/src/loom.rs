@@ -2,10 +2,20 @@
 
 use anyhow::Result;
 
-use crate::{shell::Program, tree};
+use crate::{prebuild, shell::Program, tree};
+
+pub(crate) fn run() -> Result<()> {
+    prebuild::wait();
+    tests().run()
+}
+
+/// Builds the tests without running them.
+pub(crate) fn build() -> Result<()> {
+    tests().args(["--no-run"]).run()
+}
 
 /// Builds in a target folder of its own: the flag changes every crate's build.
-pub(crate) fn run() -> Result<()> {
+fn tests() -> Program {
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     Program::cargo(&["test", "--locked", "--release", "--package=uccl-fabric"])
         .args(["--package=uccl-local", "--package=uccl-ep", "--lib", "loom"])
@@ -21,5 +31,4 @@ pub(crate) fn run() -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
-        .run()
 }

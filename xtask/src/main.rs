@@ -8,7 +8,6 @@ mod clang_format;
 mod demo;
 mod deny;
 mod dist;
-mod done;
 mod ep;
 mod fetch;
 mod floors;
@@ -24,10 +23,13 @@ mod loom;
 mod mutants;
 mod nixl;
 mod optimized;
+mod outcome;
 mod package;
+mod prebuild;
 mod prefetch;
 mod python;
 mod readme;
+mod release_builds;
 mod report;
 mod sanitize;
 mod semver;
@@ -74,6 +76,9 @@ enum Command {
     /// Explore every interleaving of the structures that processes share
     Loom,
     Mutants(mutants::MutantsArgs),
+    /// Build what the tests need beside Rust's tests: a part of `cargo xtask test`
+    #[command(hide = true)]
+    Prebuild,
     Sanitize(sanitize::SanitizeArgs),
     /// Compare the interface of the crates with the last release's
     Semver,
@@ -115,6 +120,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
         Command::Mutants(args) => mutants::run(&args)?,
+        Command::Prebuild => release_builds::run()?,
         Command::Sanitize(args) => sanitize::run(&args)?,
         Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,

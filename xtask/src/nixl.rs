@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 
 use crate::{
-    done::Done,
     optimized::For,
-    python::{self, Wanted},
+    outcome::Outcome,
+    python::{self, Requirements},
 };
 
 /// The newest release, the oldest that the plugin works with, and one that must be refused.
 const RELEASES: [&str; 3] = ["1.5.1", "1.0.1", "0.10.1"];
 
 /// Runs tests/nixl with every release that can be had.
-pub(crate) fn tests() -> Result<Done> {
+pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let wheel = python::build(For::Tests)?;
     let (mut absent, mut details, mut failed) = (Vec::new(), Vec::new(), Vec::new());
@@ -29,7 +29,7 @@ pub(crate) fn tests() -> Result<Done> {
             }
         };
         python::install(&python, wheel)?;
-        let mut done = Done::default();
+        let mut done = Outcome::default();
         if let Err(error) = python::pytest(&python, &["tests/nixl"], &mut done) {
             failed.push(format!("NIXL {release}: {error:#}"));
         }
@@ -37,10 +37,10 @@ pub(crate) fn tests() -> Result<Done> {
         absent.extend(done.absent.iter().map(|what| format!("NIXL {release}: {what}")));
     }
     if details.is_empty() {
-        return Ok(Done::skipped(absent.join("; ")));
+        return Ok(Outcome::skipped(absent.join("; ")));
     }
     let result = if failed.is_empty() { Ok(()) } else { Err(anyhow!(failed.join("\n"))) };
-    let mut done = Done::without(absent);
+    let mut done = Outcome::without(absent);
     done.detail = details.join("; ");
     done.or_failed(result)
 }
@@ -56,7 +56,7 @@ fn environment(release: &str) -> Result<Result<PathBuf, String>> {
     let nixl = [format!("nixl-cu12=={release}"), format!("nixl=={release}")];
     // The package declares CUDA's stack, which it does not need here.
     let alone = &nixl.each_ref().map(String::as_str);
-    let wanted = Wanted { tests: true, ..Wanted::alone(alone) };
+    let wanted = Requirements { tests: true, ..Requirements::alone(alone) };
     let folder = python::environment_of(&format!("nixl-{release}"), &wanted)?;
     Ok(folder.map(|folder| folder.join("bin/python")))
 }

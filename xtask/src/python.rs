@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{done::Done, guest, optimized::For, prefetch, shell::Program, tools, tree};
+use crate::{
+    guest, optimized::For, outcome::Outcome, prebuild, prefetch, shell::Program, tools, tree,
+};
 
 /// The first steps with the wheel in an environment without anything else.
 const FIRST_STEPS: &str = "\
@@ -31,9 +33,9 @@ pub(crate) fn lacking() -> Option<&'static str> {
 }
 
 /// Builds the wheel and uses it where nothing else is installed.
-pub(crate) fn wheel() -> Result<Done> {
+pub(crate) fn wheel() -> Result<Outcome> {
     if let Some(reason) = lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let wheel = build(For::Tests)?;
     let folder = tree::scratch().join("clean");
@@ -43,7 +45,7 @@ pub(crate) fn wheel() -> Result<Done> {
     // wheel.
     Program::new(&python).args(["-I", "-c", FIRST_STEPS]).in_folder(&folder).run()?;
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
-    let mut done = Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10));
+    let mut done = Outcome::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10));
     if !Program::new(&python).args(["-I", "-c", HAS_PLUGIN]).in_folder(&folder).works() {
         done.absent.push("lacks a C++ compiler for NIXL's plugin".into());
     }
@@ -51,12 +53,12 @@ pub(crate) fn wheel() -> Result<Done> {
 }
 
 /// Runs the tests against the wheel.
-pub(crate) fn tests() -> Result<Done> {
+pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let python = with_wheel()?;
-    let mut done = Done::default();
+    let mut done = Outcome::default();
     // Those tests have environments of their own.
     let others = ["--ignore=tests/nixl", "--ignore=tests/ep", "tests"];
     let result = pytest(&python, &others, &mut done);
@@ -69,15 +71,15 @@ pub(crate) fn tests() -> Result<Done> {
 const IN_GUEST: &str = "TestReadWrite or TestAdverts or after_the_data and not 16777216";
 
 /// Runs tests against the wheel in a guest with RDMA devices.
-pub(crate) fn tests_in_guest() -> Result<Done> {
+pub(crate) fn tests_in_guest() -> Result<Outcome> {
     if let Some(reason) = lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     if let Some(reason) = guest::lacking()? {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let python = with_wheel()?;
-    let mut done = Done::default();
+    let mut done = Outcome::default();
     // The two processes poll, so each has a processor and no other test runs beside them.
     let program = guest::guest()
         .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
@@ -92,7 +94,7 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
 }
 
 /// Runs pytest, several tests at a time, and records the left-out tests and the counts in `done`.
-pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Result<()> {
+pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Outcome) -> Result<()> {
     let cpus = available_parallelism().map_or(1, usize::from);
     // Tests wait more than they compute. With many at a time, though, their time limits are soon
     // used up.
@@ -101,7 +103,7 @@ pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Resu
     watch(Program::new(python), &[&beside, arguments].concat(), done)
 }
 
-fn watch(python: Program, arguments: &[&str], done: &mut Done) -> Result<()> {
+fn watch(python: Program, arguments: &[&str], done: &mut Outcome) -> Result<()> {
     let always = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider"];
     let program = python.args(always).args(arguments);
     let program = program.without_env("PYTHONPATH").env("COLUMNS", "200");
@@ -128,6 +130,7 @@ pub(crate) fn build(whom: For) -> Result<&'static Path> {
     if let Some(wheel) = WHEEL.get() {
         return Ok(wheel);
     }
+    prebuild::wait();
     let python = environment()?;
     let folder = whom.folder().join("wheels");
     empty(&folder)?;
@@ -155,25 +158,41 @@ pub(crate) fn fetch() -> Result<()> {
 /// The developer's environment, `.venv`, with the packages of tests/requirements.txt.
 fn environment() -> Result<PathBuf> {
     prefetch::wait();
-    let folder = tree::root().join(".venv");
-    let wanted = fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?;
-    let stamp = folder.join("requirements.txt");
+    let folder = developers_folder();
     let python = folder.join("bin/python");
-    let works = Program::new(&python).args(["-m", "pip", "--version"]).works();
-    if works && fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+    if has_environment()? {
         return Ok(python);
     }
-    if !works {
+    if !has_pip(&python) {
         make_environment(&folder, false)?;
     }
     pip(&python).args(["--requirement", TEST_REQUIREMENTS]).run()?;
-    fs::write(stamp, wanted)?;
+    fs::write(folder.join(STAMP), wanted_by_tests()?)?;
     Ok(python)
+}
+
+/// Whether the developer's environment is there with all packages.
+pub(crate) fn has_environment() -> Result<bool> {
+    let (folder, wanted) = (developers_folder(), wanted_by_tests()?);
+    let complete = fs::read_to_string(folder.join(STAMP)).is_ok_and(|there| there == wanted);
+    Ok(complete && has_pip(&folder.join("bin/python")))
+}
+
+fn developers_folder() -> PathBuf {
+    tree::root().join(".venv")
+}
+
+fn wanted_by_tests() -> Result<String> {
+    Ok(fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?)
+}
+
+fn has_pip(python: &Path) -> bool {
+    Program::new(python).args(["-m", "pip", "--version"]).works()
 }
 
 /// The packages of PyPI for an environment.
 #[derive(Default)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct Requirements<'a> {
     /// Packages without their dependencies.
     pub(crate) alone: &'a [&'a str],
     /// Packages with their dependencies.
@@ -182,7 +201,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tests: bool,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> Requirements<'a> {
     /// These packages, without their dependencies.
     pub(crate) fn alone(packages: &'a [&'a str]) -> Self {
         Self { alone: packages, ..Self::default() }
@@ -191,16 +210,22 @@ impl<'a> Wanted<'a> {
 
 const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
 
+/// The file of an environment that lists its packages, once all of them are there.
+const STAMP: &str = "requirements.txt";
+
 /// The folder of an environment with packages of PyPI, which is made unless it is there; or the
 /// reason why it cannot be had.
-pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<PathBuf, String>> {
+pub(crate) fn environment_of(
+    name: &str,
+    wanted: &Requirements<'_>,
+) -> Result<Result<PathBuf, String>> {
     prefetch::wait();
-    let Wanted { alone, whole, tests } = wanted;
+    let Requirements { alone, whole, tests } = wanted;
     let folder = tree::scratch().join(name);
-    let stamp = folder.join("requirements.txt");
+    let stamp = folder.join(STAMP);
     let mut text = [*alone, *whole].concat().join("\n");
     if *tests {
-        text = format!("{text}\n{}", fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?);
+        text = format!("{text}\n{}", wanted_by_tests()?);
     }
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == text) {
         return Ok(Ok(folder));

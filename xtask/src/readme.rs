@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use crate::{built, done::Done, python, shell::Program, tree};
+use crate::{built, outcome::Outcome, python, shell::Program, tree};
 
 /// The programs in `examples/python` that need only the wheel and NumPy. They check the data that
 /// they move.
@@ -14,7 +14,7 @@ const PROGRAMS: [&str; 3] = ["prefill_decode", "trainer_to_inference", "embeddin
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/python.md", "python/README.md"];
 
 /// The Rust examples, as documentation tests.
-pub(crate) fn rust() -> Result<Done> {
+pub(crate) fn rust() -> Result<Outcome> {
     let built = built::examples()?;
     let p2p = built.library("uccl_p2p")?;
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
@@ -24,13 +24,13 @@ pub(crate) fn rust() -> Result<Done> {
         .args(["-L".into(), format!("dependency={}", p2p.with_file_name("").display())])
         .limit(Duration::from_secs(300))
         .run()?;
-    Ok(Done::default())
+    Ok(Outcome::default())
 }
 
 /// The Python examples, each as a program of its own, with the wheel.
-pub(crate) fn python() -> Result<Done> {
+pub(crate) fn python() -> Result<Outcome> {
     if let Some(reason) = python::lacking() {
-        return Ok(Done::skipped(reason));
+        return Ok(Outcome::skipped(reason));
     }
     let interpreter = python::with_wheel()?;
     let mut count = PROGRAMS.len();
@@ -55,7 +55,7 @@ pub(crate) fn python() -> Result<Done> {
         let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
         program.limit(Duration::from_secs(120)).run()?;
     }
-    Ok(Done::with(format!("{count} examples")))
+    Ok(Outcome::with(format!("{count} examples")))
 }
 
 /// The fenced blocks of one language.

@@ -10,10 +10,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, circles, clang_format, demo, deny,
-    done::Done,
-    ep, floors, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package,
-    prefetch, python, readme,
+    capi, circles, clang_format, demo, deny, ep, floors, guest, hammer, headers, kernels,
+    libfabric, lint, loom, mutants, nixl,
+    outcome::Outcome,
+    package, prebuild, prefetch, python, readme,
     report::{left_out, passed_in},
     settings,
     shell::{self, Program},
@@ -40,9 +40,14 @@ impl TestArgs {
         Self { only: vec![group.name()], frames: 0, list: false }
     }
 
+    /// Whether all steps run.
+    fn is_all(&self) -> bool {
+        self.only.is_empty()
+    }
+
     fn wants(&self, step: &Step) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
-        let all = self.only.is_empty() || step.group == Group::Setup;
+        let all = self.is_all() || step.group == Group::Setup;
         all || named(step.name) || named(&step.group.name())
     }
 }
@@ -67,7 +72,7 @@ struct Step {
     name: &'static str,
     group: Group,
     about: &'static str,
-    run: fn(&TestArgs) -> Result<Done>,
+    run: fn(&TestArgs) -> Result<Outcome>,
 }
 
 /// The steps, in an order in which each can use the builds of those before it.
@@ -97,64 +102,58 @@ const STEPS: &[Step] = &[
         run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {
-        name: "clang-format",
-        group: Group::Lint,
-        about: "formatting of C, C++ and CUDA",
-        run: |_| clang_format::check(),
-    },
-    Step {
         name: "doc",
         group: Group::Lint,
         about: "documentation, without a warning",
-        run: |_| lint::doc().map(Done::from),
+        run: |_| lint::doc().map(Outcome::from),
     },
     Step {
         name: "circles",
         group: Group::Lint,
         about: "whether modules import each other in a circle",
-        run: |_| circles::check().map(Done::from),
+        run: |_| circles::check().map(Outcome::from),
     },
     Step {
         name: "floors",
         group: Group::Lint,
         about: "whether dependencies between the crates point down",
-        run: |_| floors::check().map(Done::from),
+        run: |_| floors::check().map(Outcome::from),
     },
     Step {
         name: "words",
         group: Group::Lint,
         about: "whether comments and functions name things, and no folder has fewer that do",
-        run: |_| words::check().map(Done::with),
+        run: |_| words::check().map(Outcome::with),
     },
     Step {
         name: "widths",
         group: Group::Lint,
         about: "whether a folder has more lines over 100 columns than before",
-        run: |_| widths::check().map(Done::with),
+        run: |_| widths::check().map(Outcome::with),
     },
     Step {
         name: "stubs",
         group: Group::Lint,
         about: "the types of the extension module, python/uccl/_core.pyi",
-        run: |_| stubs::run(&stubs::StubsArgs { check: true }).map(Done::from),
+        run: |_| stubs::run(&stubs::StubsArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "mutants",
         group: Group::Lint,
         about: "whether every guard that can be broken on purpose is still where the list says",
-        run: |_| mutants::check().map(Done::from),
+        run: |_| mutants::check().map(Outcome::from),
     },
     Step {
         name: "package",
         group: Group::Lint,
         about: "the crates as they would be published, without building them",
-        run: |_| package::check().map(Done::with),
+        run: |_| package::check().map(Outcome::with),
     },
     Step {
         name: "units",
         group: Group::Rust,
         about: "Rust's tests, in one and in two processes",
-        run: |_| units(),
+        run: |args| units(args.is_all()),
     },
     Step {
         name: "doctests",
@@ -166,13 +165,13 @@ const STEPS: &[Step] = &[
         name: "settings",
         group: Group::Rust,
         about: "the table of settings in docs/settings.md",
-        run: |_| settings::check().map(Done::from),
+        run: |_| settings::check().map(Outcome::from),
     },
     Step {
         name: "headers",
         group: Group::Rust,
         about: "the C header, and that of the kernels' parameters",
-        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
+        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "hammer",
@@ -180,20 +179,20 @@ const STEPS: &[Step] = &[
         about: "random and mutated bytes for every parser",
         run: |args| {
             let frames = hammer::HammerArgs { count: args.frames, seed: None };
-            hammer::run_built(&frames).map(Done::from)
+            hammer::run_built(&frames).map(Outcome::from)
         },
     },
     Step {
         name: "storm",
         group: Group::Rust,
         about: "two processes at random over every link of this machine",
-        run: |_| storm::run_shortly().map(Done::from),
+        run: |_| storm::run_shortly().map(Outcome::from),
     },
     Step {
         name: "loom",
         group: Group::Rust,
         about: "shared structures under every interleaving",
-        run: |_| loom::run().map(Done::from),
+        run: |_| loom::run().map(Outcome::from),
     },
     // Not earlier: cargo-deny is downloaded beside the earlier steps, where it is not there yet.
     Step {
@@ -212,13 +211,13 @@ const STEPS: &[Step] = &[
         name: "kernels",
         group: Group::Rust,
         about: "GPU kernels: what is checked in, spills, registers, layouts",
-        run: |_| kernels::run(&kernels::KernelsArgs { check: true }).map(Done::from),
+        run: |_| kernels::run(&kernels::KernelsArgs { check: true }).map(Outcome::from),
     },
     Step {
         name: "demo",
         group: Group::Rust,
         about: "cargo xtask demo, shortened",
-        run: |_| demo::run_shortly().map(Done::from),
+        run: |_| demo::run_shortly().map(Outcome::from),
     },
     Step {
         name: "capi",
@@ -231,6 +230,14 @@ const STEPS: &[Step] = &[
         group: Group::Python,
         about: "the wheel, in an environment with nothing else",
         run: |_| python::wheel(),
+    },
+    // Not earlier: these linters are downloaded beside the earlier steps, where they are not there
+    // yet.
+    Step {
+        name: "clang-format",
+        group: Group::Lint,
+        about: "formatting of C, C++ and CUDA",
+        run: |_| clang_format::check(),
     },
     Step {
         name: "ruff",
@@ -301,10 +308,10 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     for (number, step) in wanted.iter().enumerate() {
         println!("\n=== {}/{} {}: {}", number + 1, wanted.len(), step.name, step.about);
         let start = Instant::now();
-        let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
+        let done = (step.run)(args).or_else(|error| Outcome::default().or_failed(Err(error)))?;
         // Only after packages have been installed: one program at a time can do that.
         if step.group == Group::Setup {
-            begin_beside(&wanted);
+            begin_beside(&wanted, args.is_all());
         }
         if let Some(failure) = &done.failure {
             println!("{failure}");
@@ -318,17 +325,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
 }
 
 /// Begins slow preparations beside the steps, if the wanted steps need them.
-fn begin_beside(wanted: &[&Step]) {
+fn begin_beside(wanted: &[&Step], all: bool) {
     let any = |names: &[&str]| wanted.iter().any(|step| names.contains(&step.name));
     if any(&["guest", "rails"]) {
         guest::begin_to_prepare();
     }
-    if wanted.len() == STEPS.len() {
+    if all {
         prefetch::begin();
     }
 }
 
-fn print_results(results: &[(&str, Done, Duration)]) {
+fn print_results(results: &[(&str, Outcome, Duration)]) {
     println!("\n{:<11} {:<8} {:>7}", "step", "result", "seconds");
     for (name, done, took) in results {
         let line = format!(
@@ -366,29 +373,32 @@ fn known(name: &str) -> Result<String, String> {
     }
 }
 
-fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Result<Done> {
+fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Result<Outcome> {
     match tools::cargo_has(command) {
-        true => run().map(Done::from),
-        false => Ok(Done::skipped(format!("lacks {component} (rustup component add {component})"))),
+        true => run().map(Outcome::from),
+        false => {
+            Ok(Outcome::skipped(format!("lacks {component} (rustup component add {component})")))
+        }
     }
 }
 
-fn units() -> Result<Done> {
+/// Runs Rust's tests, and builds what later steps need beside them if `all` steps run.
+fn units(all: bool) -> Result<Outcome> {
     // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");
     let _ = fs::remove_file(&report);
-    let program = match tools::cargo_has("nextest") {
-        true => Program::cargo(&["nextest", "run", "--locked", "--workspace", "--no-fail-fast"])
-            .args(["--status-level=fail"]),
-        false => Program::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]).args([
-            "--all-targets",
-            "--",
-            "--show-output",
-        ]),
+    let (tests, while_running) = match tools::cargo_has("nextest") {
+        true => (&["nextest", "run"][..], &["--no-fail-fast", "--status-level=fail"][..]),
+        false => (&["test", "--all-targets"][..], &["--no-fail-fast", "--", "--show-output"][..]),
     };
-    let mut done = Done::default();
+    let program = || Program::cargo(tests).args(["--locked", "--workspace"]);
+    program().args(["--no-run"]).run()?;
+    if all {
+        prebuild::begin();
+    }
+    let mut done = Outcome::default();
     let mut passed = 0;
-    let result = program.watch(|line| {
+    let result = program().args(while_running).watch(|line| {
         done.absent.extend(left_out(line));
         if let Some((_, summary)) = line.split_once("tests run: ") {
             done.detail = summary.to_owned();
@@ -405,7 +415,7 @@ fn units() -> Result<Done> {
     done.or_failed(result)
 }
 
-fn doctests() -> Result<Done> {
+fn doctests() -> Result<Outcome> {
     Program::cargo(&["test", "--locked", "--workspace", "--doc"]).run()?;
     readme::rust()
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use rustix::process::geteuid;
 
-use crate::{done::Done, shell::Program};
+use crate::{outcome::Outcome, shell::Program};
 
 /// A tool or package that is not part of the repository.
 struct Need {
@@ -90,14 +90,14 @@ pub(crate) fn cargo_has(command: &str) -> bool {
 }
 
 /// Installs missing tools, and names those that are still missing.
-pub(crate) fn provide() -> Result<Done> {
+pub(crate) fn provide() -> Result<Outcome> {
     install_packages();
     install_components();
     let packages = missing().map(|need| format!("{} is missing: {}", need.package, need.purpose));
     let components = COMPONENTS.iter().filter(|(command, _)| !cargo_has(command));
     let lints = components.map(|(_, name)| format!("{name} is missing: one of the lints"));
     let absent: Vec<_> = packages.chain(lints).collect();
-    Ok(Done::without(absent))
+    Ok(Outcome::without(absent))
 }
 
 fn missing() -> impl Iterator<Item = &'static Need> {

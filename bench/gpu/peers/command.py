@@ -5,7 +5,7 @@ import json
 from bench.gpu.cases import LIMITS, LIMITS_WAIT, PINNED_SIZES, SIZES, TCP_SIZE
 from bench.lib.bars import OURS
 from bench.lib.cases import Case, Sample
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 from bench.peers import Peer
 from bench.peers.uccl import value, version, why_no_binary
 
@@ -24,7 +24,7 @@ class _Runs(Peer):
     """Keeps the rows of a run of the command for the rest of its round."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], list[dict] | Failed] = {}
+        self._kept: dict[tuple[object, ...], list[dict] | BenchError] = {}
 
     def available(self, context: GpuContext) -> str | None:
         reason = why_no_binary(context.uccl_bin)
@@ -37,7 +37,7 @@ class _Runs(Peer):
                 context,
                 60,
             )
-        except Failed as failed:
+        except BenchError as failed:
             return str(failed)
         return None
 
@@ -60,10 +60,10 @@ class _Runs(Peer):
             limit_s = 60 + len(sizes) * (8 * context.seconds + 5)
             try:
                 self._kept[key] = self._run(words, context, limit_s)
-            except Failed as failed:
+            except BenchError as failed:
                 self._kept[key] = failed
         kept = self._kept[key]
-        if isinstance(kept, Failed):
+        if isinstance(kept, BenchError):
             raise kept
         return kept
 
@@ -72,14 +72,14 @@ class _Runs(Peer):
         try:
             return json.loads(out)["rows"]
         except (ValueError, KeyError) as error:
-            raise Failed(f"its JSON could not be read: {error!r}") from error
+            raise BenchError(f"its JSON could not be read: {error!r}") from error
 
 
 def _of_size(rows: list[dict], case: Case, op: str) -> dict:
     for row in rows:
         if (row["size_bytes"], row["op"]) == (case.size, op):
             return row
-    raise Failed(f"no row for {op} of {case.size} bytes")
+    raise BenchError(f"no row for {op} of {case.size} bytes")
 
 
 class Command(_Runs):
@@ -104,7 +104,7 @@ class Command(_Runs):
         sizes = (case.size,) if case.iovs > 1 else _SIZES[(case.link, case.memory)]
         row = _of_size(self.rows(arguments, sizes, context), case, case.op)
         if row["verified"] != "yes":
-            raise Failed(f"{case.size} bytes arrived, and not those that were sent")
+            raise BenchError(f"{case.size} bytes arrived, and not those that were sent")
         detail = {
             "in_flight": row["inflight"],
             "transfers": row["count"],

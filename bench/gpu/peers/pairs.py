@@ -4,7 +4,7 @@ from bench.gpu.cases import NIXL_TCP, PYTHON, SIZES, TCP_SIZE, VECTORS
 from bench.lib import wheels
 from bench.lib.cases import Case, Sample
 from bench.lib.paths import BENCH
-from bench.lib.proc import Conversation, Failed, run
+from bench.lib.proc import BenchError, Conversation, run
 from bench.peers import Peer
 
 from . import GpuContext
@@ -39,7 +39,7 @@ class Pair(Peer):
         check = f"import torch; assert torch.cuda.device_count() > {max(context.gpus)}, 'too few GPUs'; {self.needs}"
         try:
             run([context.python, "-c", check], limit_s=120, env=self._environment(context))
-        except Failed as failed:
+        except BenchError as failed:
             return str(failed)
         return None
 
@@ -62,18 +62,18 @@ class Pair(Peer):
 
     def _one(self, case: Case, context: GpuContext) -> Sample:
         if len(self._lost) >= self.LIVES:
-            raise Failed(f"given up after {self.LIVES} attempts, the last: {self._lost[-1]}")
+            raise BenchError(f"given up after {self.LIVES} attempts, the last: {self._lost[-1]}")
         question = {**self.question(case), "seconds": context.seconds}
         try:
             if self._talk is None:
                 self._start(context)
             answer = self._talk.ask(question, context.limit_s([case]))
-        except Failed as failed:
+        except BenchError as failed:
             self._talk = None
             self._lost.append(str(failed))
             raise
         if "error" in answer:
-            raise Failed(answer["error"])
+            raise BenchError(answer["error"])
         detail = {
             "in_flight": "1",
             **{name: answer[name] for name in ("transfers", *VALUES.values()) if name in answer},
@@ -96,7 +96,7 @@ class Pair(Peer):
         answer = talk.ask(hello, _START_S)
         if "error" in answer:
             talk.end()
-            raise Failed(answer["error"])
+            raise BenchError(answer["error"])
         self._talk = talk
 
     def _environment(self, context: GpuContext) -> dict[str, str]:

@@ -4,7 +4,7 @@ from bench.gpu.cases import PINNED_SIZES, RAW, RAW_WAIT, SIZES
 from bench.lib import native
 from bench.lib.cases import Case, Sample
 from bench.lib.paths import BENCH, WORK
-from bench.lib.proc import Failed, run
+from bench.lib.proc import BenchError, run
 from bench.peers import Peer
 
 from . import GpuContext
@@ -31,7 +31,7 @@ class Raw(Peer):
             return reason
         try:
             self._run("gpu", (64,), 0.001, context)
-        except Failed as failed:
+        except BenchError as failed:
             return str(failed)
         return None
 

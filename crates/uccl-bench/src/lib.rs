@@ -14,6 +14,7 @@
 //!                control, auth: the messages of the two, and their first ones
 //!   results      stats, report, table, plot: numbers, JSON and CSV, lines, a picture
 //!   limits       the machine without the engine: copies, TCP, shared memory, GPUs
+//!   paths        the engine's choice of a path, for the command
 //!   ep           dispatch and combine between ranks of this host
 //!   vm           copies between two processes' memory, for `limits` and for the command
 //! ```
@@ -26,6 +27,7 @@ mod flag;
 mod kinds;
 mod limits;
 mod ordered_stream;
+mod paths;
 mod pattern;
 mod peer;
 mod pieces;
@@ -50,6 +52,7 @@ use uccl_device::{Topology, cuda::Gpus};
 
 pub use self::{
     ep::{RANK_SUBCOMMAND, serve_rank},
+    paths::{ChosenGpuPaths, ChosenPaths, GpuPair, OtherEnd, chosen_gpu_paths, chosen_paths},
     peer::SUBCOMMAND,
     plan::BenchArgs,
     server::serve_parent,

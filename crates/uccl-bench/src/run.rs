@@ -55,32 +55,12 @@ impl<'a> Session<'a> {
         };
         // A phase may take as long as its transfers; the slowest is one that times out.
         peer.channel.set_patience(args.timeout + args.duration * 10);
-        let listening = ListeningEndpoint::start(&open)?;
-        let this = places.lead.gpu().map(place::name).transpose()?;
         let theirs = EndpointOptions { gpu: places.serve.gpu(), ..open };
-        let (port, other) = match peer.channel.ask(&Request::Open(theirs))? {
-            Reply::Opened { port, gpu } => (port, gpu),
-            other => return Err(unexpected(&other)),
-        };
-        let side = listening.connect(peer.ip, port, &mut peer.channel.watch()?);
-        let side = match side {
-            Ok(side) => side,
-            Err(error) => {
-                // The other side waits for a connection that will not come.
-                peer.channel.send(&Request::Close)?;
-                let _ = peer.channel.reply();
-                let _ = peer.channel.reply()?;
-                return Err(error.context(remedy(transport, peer)));
-            }
-        };
-        match peer.channel.reply()? {
-            Reply::Accepted => {}
-            other => return Err(unexpected(&other)),
-        }
+        let (side, gpus) = join(peer, &open, theirs)?;
         Ok(Self {
             peer,
             side,
-            gpus: GpuNames { this, other },
+            gpus,
             transport,
             duration: args.duration,
             inflight: args.inflight(),
@@ -100,7 +80,7 @@ impl<'a> Session<'a> {
     }
 
     pub(crate) fn measure(&mut self, point: Point) -> Result<Row> {
-        let mut memory = self.prepare(point)?;
+        let mut memory = prepare(self.peer, &self.side, point)?;
         let mut latency = BatchRates::default();
         let mut rate = BatchRates::default();
         let inflight = if point.op == OpKind::Pingpong { 1 } else { self.inflight };
@@ -153,16 +133,6 @@ impl<'a> Session<'a> {
             inflight: self.inflight as u64,
             ..Row::limit("", point.size)
         }
-    }
-
-    fn prepare(&mut self, point: Point) -> Result<PointMemory> {
-        let mut memory = PointMemory::new(&self.side, point, Role::Lead)?;
-        let adverts = memory.adverts()?;
-        match self.peer.channel.ask(&Request::Prepare { point, adverts })? {
-            Reply::Prepared { adverts } => memory.meet(adverts)?,
-            other => return Err(unexpected(&other)),
-        }
-        Ok(memory)
     }
 
     /// A phase with `inflight` outstanding transfers; `batches` sets its count.
@@ -271,6 +241,45 @@ impl<'a> Session<'a> {
         };
         Ok((if wrong.is_some() { Verification::No } else { Verification::Yes }, wrong))
     }
+}
+
+/// Connects an endpoint of this side, with the options `here`, with one of the peer's.
+pub(crate) fn join(
+    peer: &mut Peer,
+    here: &EndpointOptions,
+    there: EndpointOptions,
+) -> Result<(Side, GpuNames)> {
+    let listening = ListeningEndpoint::start(here)?;
+    let this = here.gpu.map(place::name).transpose()?;
+    let (port, other) = match peer.channel.ask(&Request::Open(there))? {
+        Reply::Opened { port, gpu } => (port, gpu),
+        other => return Err(unexpected(&other)),
+    };
+    let side = match listening.connect(peer.ip, port, &mut peer.channel.watch()?) {
+        Ok(side) => side,
+        Err(error) => {
+            // The other side waits for a connection that will not come.
+            peer.channel.send(&Request::Close)?;
+            let _ = peer.channel.reply();
+            let _ = peer.channel.reply()?;
+            return Err(error.context(remedy(here.transport, peer)));
+        }
+    };
+    match peer.channel.reply()? {
+        Reply::Accepted => Ok((side, GpuNames { this, other })),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Makes the memory of a point on both sides.
+pub(crate) fn prepare(peer: &mut Peer, side: &Side, point: Point) -> Result<PointMemory> {
+    let mut memory = PointMemory::new(side, point, Role::Lead)?;
+    let adverts = memory.adverts()?;
+    match peer.channel.ask(&Request::Prepare { point, adverts })? {
+        Reply::Prepared { adverts } => memory.meet(adverts)?,
+        other => return Err(unexpected(&other)),
+    }
+    Ok(memory)
 }
 
 #[derive(Default)]

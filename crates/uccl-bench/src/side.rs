@@ -319,11 +319,21 @@ impl PointMemory {
 
     /// The path that this side's transfers take.
     pub(crate) fn path(&self, side: &Side) -> Result<String> {
-        let slot = self.active.as_ref().and_then(|slots| slots.slots.first());
-        match slot.and_then(|slot| Some((slot.mr, slot.adverts.first()?))) {
-            Some((mr, advert)) => Ok(side.endpoint.path_from(side.conn, mr, advert)?.to_owned()),
-            None => Ok(side.endpoint.connection(side.conn)?.path),
+        match self.first_transfer().is_some() {
+            true => self.one_sided_path(side).map(str::to_owned),
+            false => Ok(side.endpoint.connection(side.conn)?.path),
         }
+    }
+
+    /// The path of this side's transfers, which need the other side's adverts.
+    pub(crate) fn one_sided_path(&self, side: &Side) -> Result<&'static str> {
+        let (mr, advert) = self.first_transfer().context("no advert of the other side's memory")?;
+        Ok(side.endpoint.path_from(side.conn, mr, advert)?)
+    }
+
+    fn first_transfer(&self) -> Option<(MrId, &Advert)> {
+        let slot = self.active.as_ref()?.slots.first()?;
+        Some((slot.mr, slot.adverts.first()?))
     }
 
     /// Fills source memory and poisons destination memory.

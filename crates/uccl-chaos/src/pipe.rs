@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use uccl_fabric::mem::Span;
-use uccl_fabric::pipe::{Pipe, PipeRx, PipeTx};
+use uccl_fabric::pipe::{Backlog, Pipe, PipeRx, PipeTx};
 
 use super::Faults;
 use super::bell::Bell;
@@ -397,6 +397,11 @@ impl PipeRx for ChaosRx {
         let given = unsafe { direction.give_out(spans) };
         direction.call_writer(&self.link.bells[1 - self.end].room);
         Ok(Some(given).filter(|given| *given > 0))
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        let direction = &self.link.directions.lock()[1 - self.end];
+        Backlog { bytes: direction.queued, has_ended: direction.end.is_some() }
     }
 
     fn arm(&mut self) -> io::Result<bool> {

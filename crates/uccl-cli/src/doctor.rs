@@ -1,5 +1,6 @@
 //! `uccl doctor`: the faults of this machine, their cost and their remedies.
 
+mod frameworks;
 mod gpus;
 mod host;
 mod network;
@@ -7,12 +8,12 @@ mod rdma;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt::Write, net::TcpListener, process::ExitCode};
+use std::{borrow::Cow, fmt::Write, net::TcpListener, process::ExitCode};
 
 use anyhow::Result;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uccl_device::Topology;
 use uccl_p2p::{Config, Transport};
 
@@ -24,7 +25,8 @@ use crate::{
 
 /// Name the causes of slow transfers on this machine, and a remedy for each.
 ///
-/// The exit status is 0 unless something keeps transfers from working at all.
+/// The last lines say what each framework of the Python that `python3` starts would use of this
+/// project. The exit status is 0 unless something keeps transfers from working at all.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
     /// Print JSON
@@ -33,7 +35,7 @@ pub(crate) struct DoctorArgs {
 }
 
 /// The severity of a finding.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
     /// The setting is as it should be.
@@ -47,12 +49,13 @@ enum Level {
 }
 
 /// The result of one examination: its subject, its level and the observation.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Finding {
-    about: &'static str,
+    about: Cow<'static, str>,
     level: Level,
     seen: String,
     /// The cost of a fault; empty without one.
+    #[serde(default)]
     cost: String,
     /// The remedy; empty if none is needed.
     remedy: String,
@@ -61,7 +64,7 @@ struct Finding {
 impl Finding {
     fn fine(about: &'static str, seen: impl Into<String>) -> Self {
         Self {
-            about,
+            about: about.into(),
             level: Level::Fine,
             seen: seen.into(),
             cost: String::new(),
@@ -95,6 +98,7 @@ struct Facts {
     rdma: rdma::Facts,
     gpus: Gpus,
     settings: Result<Config, String>,
+    frameworks: Vec<Finding>,
 }
 
 impl Facts {
@@ -108,6 +112,7 @@ impl Facts {
             rdma: rdma::Facts::gather(),
             gpus: Gpus::look(),
             settings: Config::from_env().map_err(|error| error.to_string()),
+            frameworks: frameworks::gather(),
         })
     }
 }
@@ -163,6 +168,7 @@ fn examine(facts: &Facts) -> Vec<Finding> {
     ];
     findings.extend(rdma::examine(&facts.topology, &facts.rdma));
     findings.extend(gpus::examine(&facts.topology, &facts.gpus));
+    findings.extend_from_slice(&facts.frameworks);
     findings
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use uccl_nixl_dir::{PLUGIN, provide};
+use uccl_nixl_dir::{PLUGIN, provide, provide_instead_of_ucx};
 
 /// Finds the plugins of the NIXL that Python would import; the Python package runs the same text,
 /// which is its file. Here is a link to it, so that cargo packages it with this crate.
@@ -26,6 +26,9 @@ pub(crate) struct NixlDirArgs {
     /// UCCL's plugin [default: libplugin_UCCL.so beside this program, or in ../lib/nixl from there]
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
+    /// UCCL's plugin under UCX's name too, for programs that ask NIXL for UCX alone
+    #[arg(long)]
+    instead_of_ucx: bool,
 }
 
 pub(crate) fn run(args: &NixlDirArgs) -> Result<()> {
@@ -37,6 +40,7 @@ pub(crate) fn run(args: &NixlDirArgs) -> Result<()> {
         Some(folder) => folder.clone(),
         None => pythons_nixl()?,
     };
+    let provide = if args.instead_of_ucx { provide_instead_of_ucx } else { provide };
     println!("{}", provide(&ours, &theirs)?.display());
     Ok(())
 }

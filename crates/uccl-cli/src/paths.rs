@@ -1,5 +1,8 @@
-//! The path that a transfer would take, from this machine's devices and permissions.
+//! The paths of transfers, by the engine's own choice, and the reasons for it in this machine's
+//! devices and permissions. The engine of another machine cannot be asked: there the reasons say
+//! which path to expect.
 
+mod chosen;
 mod gpu;
 mod remote;
 
@@ -13,7 +16,7 @@ use crate::{
     rdma::Rdma,
 };
 
-pub(crate) use gpu::GpuPaths;
+pub(crate) use self::{chosen::Chosen, gpu::GpuPaths};
 
 const TRANSPORT: &str = "UCCL_P2P_TRANSPORT";
 const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
@@ -96,7 +99,7 @@ impl Path {
 }
 
 impl Paths {
-    /// The best paths that both the machine and the settings allow.
+    /// The best paths that both the machine and the settings seem to allow.
     pub(crate) fn of(facts: &Facts<'_>, config: &Config) -> Self {
         let other_host = remote::other_host(facts.topology, facts.rdma, config);
         let mut best = match config.transport {

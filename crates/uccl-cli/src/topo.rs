@@ -18,7 +18,7 @@ use uccl_p2p::Config;
 use crate::{
     gpus::Gpus,
     matrix::matrix,
-    paths::{Facts, Paths, Probes},
+    paths::{Chosen, Facts, Paths, Probes},
     rdma::{Libfabric, Rdma, VerbsDevice},
     units::{gbits, gib},
 };
@@ -29,7 +29,7 @@ pub(crate) struct TopoArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Read /sys and /proc of another machine below this folder; paths are this machine's
+    /// Read /sys and /proc of another machine below this folder; paths are the ones to expect there
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
 }
@@ -74,12 +74,15 @@ struct Distance {
 pub(crate) fn run(args: &TopoArgs) -> Result<()> {
     let topology = Topology::read(&args.root)?;
     let config = Config::from_env().context("an environment variable is not understood")?;
-    let gpus = if args.root == Path::new("/") { Gpus::look() } else { Gpus::elsewhere() };
     let here = args.root == Path::new("/");
+    let gpus = if here { Gpus::look() } else { Gpus::elsewhere() };
     let rdma = if here { Rdma::look(&config) } else { Rdma::elsewhere() };
     let probes = Probes::run();
     let facts = Facts { topology: &topology, probes: &probes, gpus: &gpus, rdma: &rdma };
-    let paths = Paths::of(&facts, &config);
+    let mut paths = Paths::of(&facts, &config);
+    if here {
+        paths.choose(&Chosen::ask(&config, &gpus));
+    }
     match args.json {
         true => println!("{}", serde_json::to_string_pretty(&report(&facts, &paths))?),
         false => print!("{}", text(&facts, &paths)),

@@ -156,6 +156,35 @@ fn topo_shows_this_machine() {
 }
 
 #[test]
+fn topo_names_the_paths_that_transfers_take() {
+    let settings: [&[(&str, &str)]; 6] = [
+        &[],
+        &[("UCCL_P2P_DISABLE_CMA", "1")],
+        &[("UCCL_P2P_TRANSPORT", "tcp")],
+        &[("UCCL_P2P_TRANSPORT", "local")],
+        &[("UCCL_P2P_TRANSPORT", "fifo")],
+        &[("UCCL_P2P_ASK_OWNERS", "1")],
+    ];
+    for variables in settings {
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_uccl"));
+            json(&command.args(arguments).envs(variables.iter().copied()).output().expect("runs"))
+        };
+        let said = run(&["topo", "--json"]);
+        let shortest = ["--op=write", "--size=64K", "--duration=1ms", "--json=-"];
+        for (row, options) in [
+            ("same_process", ["--memory=heap", "--processes=1"]),
+            ("same_host", ["--memory=heap", "--processes=2"]),
+            ("same_host_alloc", ["--memory=alloc", "--processes=2"]),
+        ] {
+            let moved = run(&[&["bench"][..], &shortest, &options].concat());
+            let (path, took) = (&said["paths"][row]["name"], &moved["rows"][0]["path"]);
+            assert!(took.is_string() && path == took, "{variables:?}, {row}: {path}, but {took}");
+        }
+    }
+}
+
+#[test]
 fn topo_shows_gpus_and_the_nics_near_to_them() {
     let root = TempDir::new().expect("a temporary folder");
     for (name, class, vendor) in [("00.0", "0x030200", "0x10de"), ("02.0", "0x020000", "0x15b3")] {

@@ -11,6 +11,7 @@ mod address;
 pub mod affinity;
 mod cpu;
 pub mod cuda;
+mod demand_thread;
 mod error;
 mod gpu;
 mod host;
@@ -28,6 +29,7 @@ mod source;
 mod topology;
 
 pub use cpu::{CpuList, Cpus, NumaNode};
+pub use demand_thread::DemandThread;
 pub use error::{Error, ParseCpuListError, ParseMemoryKindError, ParsePciAddressError};
 pub use gpu::{Gpu, GpuVendor};
 pub use host::HostIdentity;

@@ -23,7 +23,7 @@ pub use self::{
 };
 use crate::{
     mem::{Access, RemoteSpan, Span},
-    piece_list::PieceList,
+    pieces::PieceList,
 };
 
 /// Local pieces of an operation.

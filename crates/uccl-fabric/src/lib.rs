@@ -12,7 +12,6 @@ pub mod guarded;
 pub mod lane;
 pub mod mem;
 pub mod network;
-pub mod piece_list;
 pub mod pieces;
 pub mod pipe;
 pub mod rail;

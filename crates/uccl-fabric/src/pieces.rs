@@ -5,12 +5,15 @@
 //! bytes of a list are meant. It borrows nothing, so it can be kept beside the list while the list
 //! is used up.
 
+mod list;
+
 use uccl_wire::frame::Desc;
 
-use crate::{
-    lane::{RemoteSpans, Spans},
-    mem::{RemoteSpan, Span},
-};
+pub use self::list::{PieceList, firsts};
+use crate::mem::{RemoteSpan, Span};
+
+/// The pieces of both sides of an operation.
+type Pair = (PieceList<Span>, PieceList<RemoteSpan>);
 
 /// A piece of memory, or several of one length.
 pub trait Piece: Copy {
@@ -253,11 +256,11 @@ impl Stretch {
     }
 
     /// Its pieces as lists of their own.
-    pub fn to_lists(self, pieces: (&[Span], &[RemoteSpan])) -> (Spans, RemoteSpans) {
+    pub fn to_lists(self, pieces: (&[Span], &[RemoteSpan])) -> Pair {
         let Self { from, to } = self;
         let count = (to.index + usize::from(to.offset > 0)).saturating_sub(from.index);
         let (mut local, mut remote) =
-            (Spans::with_capacity(count), RemoteSpans::with_capacity(count));
+            (PieceList::with_capacity(count), PieceList::with_capacity(count));
         for (here, there) in self.parts(pieces) {
             local.push(here);
             remote.push(there);
@@ -270,8 +273,8 @@ impl Stretch {
 pub fn group<K: PartialEq>(
     pieces: (&[Span], &[RemoteSpan]),
     mut key: impl FnMut(Span, RemoteSpan) -> K,
-) -> Vec<(K, (Spans, RemoteSpans))> {
-    let mut groups: Vec<(K, (Spans, RemoteSpans))> = Vec::new();
+) -> Vec<(K, Pair)> {
+    let mut groups: Vec<(K, Pair)> = Vec::new();
     for (here, there) in Stretch::all(pieces).parts(pieces) {
         let its = key(here, there);
         let at = groups.iter().position(|(key, _)| *key == its).unwrap_or_else(|| {
@@ -348,9 +351,8 @@ mod tests {
     fn groups_keep_the_order_of_their_pairs() {
         let lists = lists(&[1, 2, 3, 4, 0]);
         let seen = group(both(&lists), |here, there| (here.len as u64 + there.len) / 2 % 2);
-        let lens = |(key, (local, _)): &(u64, (Spans, RemoteSpans))| {
-            (*key, local.iter().map(|here| here.len).collect())
-        };
+        let lens =
+            |(key, (local, _)): &(u64, Pair)| (*key, local.iter().map(|here| here.len).collect());
         assert_eq!(
             seen.iter().map(lens).collect::<Vec<_>>(),
             [(1, vec![1, 3]), (0, vec![2, 4, 0])]

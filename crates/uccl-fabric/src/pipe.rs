@@ -25,6 +25,15 @@ pub trait PipeTx: Send {
     }
 }
 
+/// What has come over a pipe and was not received.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Backlog {
+    /// The number of bytes, as far as the pipe knows it.
+    pub bytes: usize,
+    /// Whether the peer has ended the pipe behind them.
+    pub has_ended: bool,
+}
+
 /// The receiving half of a byte pipe. Never blocks.
 pub trait PipeRx: Send {
     /// Receives bytes scattered into `spans`, in order. `None` when nothing is there yet, `Some(0)`
@@ -40,6 +49,10 @@ pub trait PipeRx: Send {
     fn is_cut(&mut self) -> bool {
         false
     }
+
+    /// Looks at what has come, for a caller that receives nothing for a while. It may cost system
+    /// calls.
+    fn backlog(&mut self) -> Backlog;
 
     /// Prepares for sleep: from now on the pipe's descriptor shows when there are bytes. Returns
     /// false if there are some already.

@@ -22,7 +22,7 @@ use rustix::{
 };
 use uccl_fabric::{
     mem::Span,
-    pipe::{Pipe, PipeRx, PipeTx, uninterrupted},
+    pipe::{Backlog, Pipe, PipeRx, PipeTx, uninterrupted},
 };
 
 /// Capacity of each FIFO in bytes, if the kernel allows the user this much.
@@ -188,6 +188,12 @@ impl PipeRx for FifoRx {
             // entries.
             unsafe { libc::readv(incoming.as_raw_fd(), iov, count) }
         })
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        let unread = self.ends.incoming.lock().as_ref().map(rustix::io::ioctl_fionread);
+        let bytes = unread.and_then(Result::ok).unwrap_or(0) as usize;
+        Backlog { bytes, has_ended: self.ends.has_left() }
     }
 }
 

@@ -145,6 +145,24 @@ fn message(bytes: &[u8]) -> bool {
             assert!(pieces.iter().len() <= message::MAX_ASK_PIECES, "as many as there may be");
             true
         }
+        Ok(Message::LookUp { id, ranges }) => {
+            let mut again = bytes[..message::PREFIX_LEN].to_vec();
+            let mut written = Vec::new();
+            message::look_up(id, ranges.iter(), &mut written);
+            again.extend_from_slice(&written[message::PREFIX_LEN..]);
+            assert_eq!(again, bytes, "it is written as it was read");
+            assert!(ranges.iter().len() <= message::MAX_RANGES, "as many as there may be");
+            true
+        }
+        Ok(Message::LookUpAnswer { id, status, regions }) => {
+            let mut again = bytes[..message::PREFIX_LEN].to_vec();
+            let mut written = Vec::new();
+            message::look_up_answer(id, status, regions.iter(), &mut written);
+            again.extend_from_slice(&written[message::PREFIX_LEN..]);
+            assert_eq!(again, bytes, "it is written as it was read");
+            assert!(regions.iter().len() <= message::MAX_FOUND, "as many as there may be");
+            true
+        }
         Ok(Message::Rts { sources, .. }) => {
             assert!(sources.iter().len() <= message::MAX_IOVS, "as many as there may be");
             true

@@ -10,7 +10,7 @@ use uccl_wire::{
     handshake::{Handshake, Refusal, RefuseCode},
     ipc_info::IpcInfo,
     libfabric::{FabricAddress, FabricKey},
-    message::{self, Answer, AskPiece, Direction, Place, Source, Verdict},
+    message::{self, Answer, AskPiece, Direction, Place, Range, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
@@ -104,7 +104,7 @@ fn sample_frames() -> Vec<Vec<u8>> {
 
 fn sample_messages() -> Vec<Vec<u8>> {
     let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
-    let mut samples = vec![Vec::new(); 14];
+    let mut samples = vec![Vec::new(); 16];
     message::eager_head(1, [3].into_iter(), &mut samples[0]);
     samples[0].extend_from_slice(b"abc");
     message::rts(2, [source].into_iter(), &mut samples[1]);
@@ -123,6 +123,9 @@ fn sample_messages() -> Vec<Vec<u8>> {
     samples[11].extend_from_slice(b"note");
     message::signal(1, place, Change::Add(1), &mut samples[12]);
     message::signal_ack(1, Status::Denied, &mut samples[13]);
+    let range = Range { addr: 0x1000, len: 3 };
+    message::look_up(1, [range].into_iter(), &mut samples[14]);
+    message::look_up_answer(1, Status::Ok, [source].into_iter(), &mut samples[15]);
     samples
 }
 

@@ -78,8 +78,8 @@ impl Drop for ChunkCopy<'_> {
 
 impl Jobs {
     /// Queues an operation for the threads that make progress, and for others that have time.
-    /// `sharing` learns how long the copy took, without the time that it waited for others. Its name
-    /// has the bits of `mark`.
+    /// `sharing` learns how long the copy took, without the time that it waited for others. Its
+    /// name has the bits of `mark`.
     pub(super) fn post(
         &self,
         op: Operation,

@@ -5,7 +5,7 @@ use std::{io, os::fd::BorrowedFd, sync::Arc};
 use uccl_fabric::{
     clock::coarse_ms,
     mem::Span,
-    pipe::{Pipe, PipeRx, PipeTx},
+    pipe::{Backlog, Pipe, PipeRx, PipeTx},
 };
 
 use super::bell::Bell;
@@ -85,6 +85,12 @@ impl PipeRx for ShmRx {
             self.look_after_peer();
         }
         self.bell.ended()
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        self.bell.look();
+        let Backlog { bytes, has_ended } = self.ring.backlog();
+        Backlog { bytes, has_ended: has_ended || self.bell.ended() }
     }
 
     fn arm(&mut self) -> io::Result<bool> {

@@ -7,8 +7,7 @@ use uccl_device::{MemoryKind, cuda::Event};
 use uccl_fabric::{
     lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
-    piece_list::firsts,
-    pieces::group,
+    pieces::{firsts, group},
     signal::Word,
 };
 

@@ -27,6 +27,11 @@ pub use place::Roots;
 
 /// The file that NIXL loads for the backend `UCCL`.
 pub const PLUGIN: &str = "libplugin_UCCL.so";
+/// The file that NIXL loads for the backend `UCX`.
+const UCX: &str = "libplugin_UCX.so";
+/// The plugin's names in a folder: its own, and UCX's where it stands in for UCX.
+const OWN_NAME: &[&str] = &[PLUGIN];
+const BOTH_NAMES: &[&str] = &[PLUGIN, UCX];
 
 /// The reasons why the folder cannot be provided.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +82,39 @@ pub fn provide(ours: &Path, theirs: &Path) -> Result<PathBuf, Error> {
 ///
 /// As those of [`provide`].
 pub fn provide_in(roots: &Roots, ours: &Path, theirs: &Path) -> Result<PathBuf, Error> {
-    let plan = plan::Plan::of(ours, theirs)?;
+    provide_under(OWN_NAME, roots, ours, theirs)
+}
+
+/// As [`provide`], and NIXL finds this project's plugin under UCX's name too: for programs that ask
+/// for the backend `UCX` and cannot be told another.
+///
+/// # Errors
+///
+/// As those of [`provide`].
+pub fn provide_instead_of_ucx(ours: &Path, theirs: &Path) -> Result<PathBuf, Error> {
+    provide_instead_of_ucx_in(&Roots::of_this_user(), ours, theirs)
+}
+
+/// As [`provide_instead_of_ucx`], in places of the caller's choice.
+///
+/// # Errors
+///
+/// As those of [`provide`].
+pub fn provide_instead_of_ucx_in(
+    roots: &Roots,
+    ours: &Path,
+    theirs: &Path,
+) -> Result<PathBuf, Error> {
+    provide_under(BOTH_NAMES, roots, ours, theirs)
+}
+
+fn provide_under(
+    names: &[&str],
+    roots: &Roots,
+    ours: &Path,
+    theirs: &Path,
+) -> Result<PathBuf, Error> {
+    let plan = plan::Plan::of(names, ours, theirs)?;
     let mut refused = None;
     for root in roots.usable() {
         match root.and_then(|root| make::make(&plan, &root)) {

@@ -10,7 +10,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, PLUGIN};
+use crate::Error;
 
 /// The plugins' place in a folder.
 pub(crate) const PLUGINS: &str = "lib/plugins";
@@ -21,8 +21,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Links to `ours`, to all files in `theirs`, and to the files around it that plugins look for.
-    pub(crate) fn of(ours: &Path, theirs: &Path) -> Result<Self, Error> {
+    /// Links to `ours` under each of the names, to all other files in `theirs`, and to the files
+    /// around it that plugins look for.
+    pub(crate) fn of(names: &[&str], ours: &Path, theirs: &Path) -> Result<Self, Error> {
         let ours = fs::canonicalize(ours).map_err(|_| Error::NoPlugin(ours.to_owned()))?;
         let no_nixl = || Error::NoNixl(theirs.to_owned());
         let plugins = fs::canonicalize(theirs).map_err(|_| no_nixl())?;
@@ -43,8 +44,8 @@ impl Plan {
                 }
             }
         }
-        // The last link wins: `ours` replaces NIXL's plugin of this name, and all others remain.
-        links.insert(Path::new(PLUGINS).join(PLUGIN), ours);
+        // The last link wins: `ours` replaces NIXL's plugins of these names, and all others remain.
+        links.extend(names.iter().map(|name| (Path::new(PLUGINS).join(name), ours.clone())));
         Ok(Self { links })
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use uccl_nixl_dir::{Error, PLUGIN, Roots, provide_in};
+use uccl_nixl_dir::{Error, PLUGIN, Roots, provide_in, provide_instead_of_ucx_in};
 
 /// An installed wheel of NIXL, and this project's plugin.
 struct World {
@@ -78,6 +78,19 @@ fn it_holds_all_plugins_and_the_libraries_that_they_look_for() {
     let module = "site/nixl_cu99.libs/ucx/libuct_cma.so";
     assert_eq!(text(&folder.join("../../nixl_cu99.libs/ucx/libuct_cma.so")), module);
     assert!(!folder.join("../../elsewhere").exists());
+}
+
+#[test]
+fn one_with_ucxs_name_has_the_plugin_twice_and_a_place_of_its_own() {
+    let world = World::new();
+    let ours = world.at("ours/libplugin_UCCL.so");
+    let folder = provide_instead_of_ucx_in(&world.roots(), &ours, &world.theirs());
+    let folder = folder.expect("a folder");
+    assert_ne!(folder, world.provide().expect("a folder"));
+    assert_eq!(text(&folder.join("libplugin_UCX.so")), "ours/libplugin_UCCL.so");
+    assert_eq!(text(&folder.join(PLUGIN)), "ours/libplugin_UCCL.so");
+    assert_eq!(names(&folder).len(), 4);
+    assert!(text(&folder.join("libplugin_POSIX.so")).contains("site/"));
 }
 
 #[test]

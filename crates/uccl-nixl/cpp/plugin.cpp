@@ -18,6 +18,8 @@ constexpr nixl_status_t backend_error = -3;
 constexpr nixl_status_t not_supported = -9;
 
 constexpr char plugin_name[] = "UCCL";
+// The name under which NIXL creates a backend of this plugin where it stands in for UCX's.
+constexpr char ucx_name[] = "UCX";
 
 uccl_nixl_bytes bytes(const std::string &text) { return {text.data(), text.size()}; }
 
@@ -118,7 +120,8 @@ class Engine final : public nixlBackendEngine {
         for (const auto &[name, value] : *params->customParams) {
             list.push_back({bytes(name), bytes(value)});
         }
-        initErr = uccl_nixl_create(bytes(localAgent), list.data(), list.size(), &agent) != success;
+        const bool instead_of_ucx = params->type == ucx_name;
+        initErr = uccl_nixl_create(bytes(localAgent), instead_of_ucx, list.data(), list.size(), &agent) != success;
     }
 
     ~Engine() override { uccl_nixl_destroy(agent); }
@@ -189,9 +192,11 @@ class Engine final : public nixlBackendEngine {
     }
 
     nixl_status_t prepRemoteMemView(const void *, void *&, const nixlBackendOptionalArgs *) const override {
+        uccl_nixl_refuse_view();
         return not_supported;
     }
     nixl_status_t prepLocalMemView(const void *, void *&, const nixlBackendOptionalArgs *) const override {
+        uccl_nixl_refuse_view();
         return not_supported;
     }
     void releaseMemView(void *) const override {}
@@ -261,12 +266,13 @@ class Engine final : public nixlBackendEngine {
     Memories memories;
 };
 
-// Whether the parameters are laid out as declared: NIXL creates a backend under the plugin's name, which is short
+// Whether the parameters are laid out as declared: NIXL creates a backend under a name of the plugin's, which is short
 // enough to lie in the string itself. Looked at word by word, as it may be something else.
 bool is_laid_out_as_declared(const nixlBackendInitParams *params) {
     const auto *words = reinterpret_cast<const std::uintptr_t *>(&params->type);
     const bool in_place = words[0] == reinterpret_cast<std::uintptr_t>(words + 2);
-    return in_place && words[1] == sizeof(plugin_name) - 1 && params->type == plugin_name &&
+    const bool has_its_length = words[1] == sizeof(plugin_name) - 1 || words[1] == sizeof(ucx_name) - 1;
+    return in_place && has_its_length && (params->type == plugin_name || params->type == ucx_name) &&
            params->customParams != nullptr;
 }
 

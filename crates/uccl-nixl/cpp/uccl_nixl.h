@@ -35,7 +35,9 @@ struct uccl_nixl_estimate {
 
 void uccl_nixl_options(void *to, uccl_nixl_take_pair);
 
-int uccl_nixl_create(uccl_nixl_bytes agent, const uccl_nixl_param *, std::size_t, uccl_nixl_agent **);
+int uccl_nixl_create(uccl_nixl_bytes agent, bool instead_of_ucx, const uccl_nixl_param *, std::size_t,
+                     uccl_nixl_agent **);
+void uccl_nixl_refuse_view();
 void uccl_nixl_destroy(uccl_nixl_agent *);
 
 int uccl_nixl_conn_info(const uccl_nixl_agent *, void *to, uccl_nixl_take);

@@ -14,6 +14,20 @@ pub(crate) struct ConnInfo {
     pub(crate) instance: u64,
 }
 
+impl ConnInfo {
+    /// That of another agent's metadata. UCX's own are bytes, which are not logged.
+    pub(crate) fn of(info: &[u8]) -> Result<Self, Error> {
+        match std::str::from_utf8(info) {
+            Ok(text) => text.parse(),
+            Err(_) => Err(Error::Invalid(format!(
+                "{} bytes of connection info were not made by this backend: \
+                 both agents need it, and the other one may have UCX itself",
+                info.len()
+            ))),
+        }
+    }
+}
+
 impl fmt::Display for ConnInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{VERSION} {} {:016x}", self.addr, self.instance)
@@ -50,6 +64,12 @@ mod tests {
             let info = ConnInfo { addr, instance: 0xf1 };
             assert_eq!(info.to_string().parse::<ConnInfo>().expect("its own"), info);
         }
+    }
+
+    #[test]
+    fn those_of_ucx_itself_are_refused_in_words() {
+        let refused = ConnInfo::of(&[0xff, 0, 0xfe]).expect_err("refused").to_string();
+        assert!(refused.starts_with("3 bytes") && refused.contains("UCX itself"), "{refused}");
     }
 
     #[test]

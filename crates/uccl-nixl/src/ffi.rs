@@ -15,11 +15,13 @@ use uccl_p2p::{Config, Op, wire::named::Named};
 
 use crate::{
     agent::{Agent, Piece},
+    conn_info::ConnInfo,
     log,
     memory::Memory,
     params,
     status::{Error, Result, Status},
     transfer::Transfer,
+    ucx,
 };
 
 /// A C++ array as a slice; the pointer of an empty one may be anything.
@@ -176,6 +178,7 @@ unsafe extern "C" fn uccl_nixl_options(to: *mut c_void, take: PairSink) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_create(
     name: Bytes,
+    instead_of_ucx: bool,
     given: *const Param,
     count: usize,
     out: *mut *mut Agent,
@@ -189,11 +192,22 @@ unsafe extern "C" fn uccl_nixl_create(
             unsafe { Ok::<_, Error>((param.name.as_str()?, param.value.as_str()?)) }
         };
         let given = given.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        let config = params::config(given.into_iter())?;
+        let config = match instead_of_ucx {
+            false => params::config(given.into_iter())?,
+            true => ucx::config(&given)?,
+        };
         // SAFETY: as the module says.
         unsafe { give(out, Agent::new(name.as_slice(), config)?) };
         Ok(Status::Success)
     })
+}
+
+/// The backend has no memory views for kernels. NIXL has only a status for that.
+#[unsafe(no_mangle)]
+extern "C" fn uccl_nixl_refuse_view() {
+    tracing::error!(
+        "memory views for GPU kernels (nixl_ep) are UCX's alone: unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx"
+    );
 }
 
 #[unsafe(no_mangle)]
@@ -230,8 +244,8 @@ unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: S
 unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: Bytes) -> c_int {
     answer("loadRemoteConnInfo", || {
         // SAFETY: as the module says.
-        let (name, info) = unsafe { (name.as_slice(), info.as_str()?) };
-        agent.load_conn_info(name, info.parse()?);
+        let (name, info) = unsafe { (name.as_slice(), info.as_slice()) };
+        agent.load_conn_info(name, ConnInfo::of(info)?);
         Ok(Status::Success)
     })
 }

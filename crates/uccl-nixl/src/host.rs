@@ -123,7 +123,7 @@ fn folders() -> Vec<PathBuf> {
         if name.starts_with(b"libnixl.so") || name.starts_with(b"libnixl-") {
             folders.extend([folder.join("plugins"), folder.join("nixl")]);
         }
-        if name == b"libplugin_UCCL.so" {
+        if is_plugin(&library) && is_own(&library) {
             folders.push(folder.to_owned());
         }
     }
@@ -164,8 +164,28 @@ fn plugins_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn is_nixls(path: &Path) -> bool {
+    is_plugin(path) && !is_own(path)
+}
+
+fn is_plugin(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
-    name.starts_with(b"libplugin_") && name.ends_with(b".so") && name != b"libplugin_UCCL.so"
+    name.starts_with(b"libplugin_") && name.ends_with(b".so")
+}
+
+/// Whether it is this plugin, or a link to it: NIXL may find it under UCX's name.
+fn is_own(path: &Path) -> bool {
+    let own = OsStr::new("libplugin_UCCL.so");
+    let target = fs::canonicalize(path).unwrap_or_default();
+    path.file_name() == Some(own) || target.file_name() == Some(own)
+}
+
+/// The library with the kernels of `nixl_ep`, if this process has loaded it.
+pub(crate) fn nixl_ep() -> Option<PathBuf> {
+    let is_it = |library: &PathBuf| {
+        let name = library.file_name().unwrap_or_default().as_bytes();
+        name.starts_with(b"nixl_ep_cpp")
+    };
+    loaded_libraries().into_iter().find(is_it)
 }
 
 /// The functions of a backend in a plugin: the name in each place, where it is known.

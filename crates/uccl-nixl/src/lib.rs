@@ -21,3 +21,4 @@ mod regions;
 mod remote;
 mod status;
 mod transfer;
+mod ucx;

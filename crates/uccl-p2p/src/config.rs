@@ -94,6 +94,9 @@ pub struct Config {
     pub base_port: u16,
     /// A secret that both ends must prove to have before anything else is read.
     pub psk: Option<Vec<u8>>,
+    /// Whether peers may look up the regions that this endpoint
+    /// [publishes](crate::Endpoint::publish), by their addresses. Without it nothing is published.
+    pub publish: bool,
     /// A peer that is silent for this long while something waits for it is lost. Connecting takes
     /// no longer than this either. Zero waits for ever.
     pub timeout: Duration,
@@ -145,6 +148,7 @@ impl Default for Config {
             port: None,
             base_port: 28100,
             psk: None,
+            publish: false,
             timeout: Duration::from_secs(10),
             transfer_timeout: Duration::from_secs(600),
             transport: Transport::Auto,

@@ -12,8 +12,12 @@ use std::{path::Path, sync::Arc};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uccl_fabric::rail::{Rail, RailError};
 use uccl_libfabric::LibfabricSettings;
+use uccl_rma::link_of;
 
-use crate::config::{Config, Transport};
+use crate::{
+    config::{Config, Transport},
+    error::{Error, Result},
+};
 
 /// The opened devices, or the reason why there are none.
 pub(crate) struct Opened {
@@ -69,6 +73,27 @@ pub(crate) fn open(config: &Config) -> Opened {
     }
 }
 
+/// The path of transfers to a peer on another host, if that peer has devices of the same kind:
+/// `verbs`, `libfabric` or `tcp`. Opens the devices, and closes them.
+///
+/// # Errors
+/// The settings allow none that works.
+pub fn path_elsewhere(config: &Config) -> Result<&'static str> {
+    if matches!(config.transport, Transport::Local | Transport::Fifo) {
+        let why = format!("UCCL_P2P_TRANSPORT={} reaches this host alone", config.transport);
+        return Err(Error::Invalid(why));
+    }
+    if !possible(config) {
+        return Ok("tcp");
+    }
+    let Opened { rails, why_none } = open(config);
+    match rails.is_empty() {
+        false => Ok(link_of(&rails)),
+        true if config.transport.needs_rails() => Err(Error::Invalid(why_none)),
+        true => Ok("tcp"),
+    }
+}
+
 /// Opens verbs devices where they work; else devices of the networks that only libfabric reaches,
 /// where there are any.
 fn open_best(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
@@ -115,6 +140,18 @@ fn absent(feature: &str) -> RailError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_to_another_host_is_one_that_the_settings_allow() {
+        let path = |transport| path_elsewhere(&Config { transport, ..Config::default() });
+        assert_eq!(path(Transport::Tcp).expect("a path"), "tcp");
+        for transport in [Transport::Local, Transport::Fifo] {
+            let why = path(transport).expect_err("no path").to_string();
+            assert!(why.contains(&transport.to_string()), "{why}");
+        }
+        let auto = path(Transport::Auto).expect("a path");
+        assert!(["verbs", "libfabric", "tcp"].contains(&auto), "{auto}");
+    }
 
     #[test]
     fn devices_may_lock_as_much_as_the_system_allows() {

@@ -2,9 +2,11 @@
 
 mod address;
 mod at_once;
+mod by_address;
 mod connect;
 mod handle;
 mod prepared;
+mod reach;
 mod run;
 mod stream;
 mod transfers;
@@ -25,6 +27,7 @@ use uccl_wire::advert::Advert;
 
 pub use self::{
     address::{gpu_index, parse_address, parse_ip_address, reachable_ip, resolve, told_ip},
+    by_address::AddressTransfer,
     connect::ConnectHandle,
     handle::TransferHandle,
     prepared::PreparedTransfer,
@@ -286,6 +289,23 @@ impl Endpoint {
     /// may, or have not started yet.
     pub fn worker_cpus(&self) -> Option<CpuList> {
         self.core().workers.cpus().cloned()
+    }
+
+    /// Publishes a region: peers that are connected find it by the addresses of its bytes, without
+    /// an advert ([`run_by_address`](Self::run_by_address)), and get the key of all of it. It stays
+    /// published until it is deregistered, which ends also the keys that peers have.
+    ///
+    /// # Errors
+    /// The endpoint does not allow it ([`Config::publish`]), or the region is unknown.
+    pub fn publish(&self, mr: MrId) -> Result<()> {
+        let core = self.here()?;
+        core.usable()?;
+        if !core.config.publish {
+            return Err(Error::Invalid(format!(
+                "{mr} cannot be published: this endpoint publishes nothing, as long as `publish` (UCCL_P2P_PUBLISH) is not set when it is made"
+            )));
+        }
+        core.mrs.publish(mr)
     }
 
     /// Makes an advert, with which a peer can read and write the `len` bytes at `ptr` of a region.

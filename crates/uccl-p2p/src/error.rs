@@ -69,6 +69,18 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// Memory of the peer's that was named by its address is not published.
+    #[error("{len} bytes at {addr:#x} of {peer} are not published: {reason}")]
+    NotPublished {
+        /// The owner of that address.
+        peer: Arc<str>,
+        /// The first address that is not published.
+        addr: u64,
+        /// How many bytes were wanted there.
+        len: u64,
+        /// Why not.
+        reason: &'static str,
+    },
     /// The message is longer than the receiver's memory for it.
     #[error("message of {sent} bytes is longer than the {capacity} bytes of the receive")]
     Truncated {

@@ -14,6 +14,7 @@ mod types;
 
 pub use bytes::Bytes;
 pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};
+pub use devices::path_elsewhere;
 pub use endpoint::*;
 pub use error::{Error, Result};
 pub use ids::{ConnId, MrId, TransferId};

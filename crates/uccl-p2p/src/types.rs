@@ -108,6 +108,30 @@ pub struct Request<'a> {
     pub context: u32,
 }
 
+/// Memory of ours and memory of the peer's, of the same length, both named by their addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddressPiece {
+    /// Address in this process, in registered memory.
+    pub local: usize,
+    /// Address in the peer's process, in memory that the peer publishes.
+    pub remote: u64,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// A read or write that names memory by its addresses, on both sides.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressRequest<'a> {
+    /// The connection to use.
+    pub conn: ConnId,
+    /// Read or write.
+    pub op: Op,
+    /// The memory.
+    pub pieces: &'a [AddressPiece],
+    /// Deadline from now; `None` takes the endpoint's, zero waits for ever.
+    pub timeout: Option<Duration>,
+}
+
 /// A word in the peer's memory that a write changes exactly once, when all its bytes are visible
 /// there (also to the GPU, if it is GPU memory). The word does not change if the write fails or is
 /// cancelled, or if its deadline passes first.

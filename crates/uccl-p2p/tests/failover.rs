@@ -18,7 +18,7 @@ const STREAMS: usize = 4;
 const LEN: usize = 64 << 20;
 
 /// The two ends of a forwarded stream.
-struct Passing {
+struct ForwardedStream {
     ends: [TcpStream; 2],
     held: Arc<AtomicBool>,
 }
@@ -26,7 +26,7 @@ struct Passing {
 /// Forwards streams to an endpoint, in the order in which they were opened.
 struct Middle {
     addr: SocketAddr,
-    streams: Arc<Mutex<Vec<Passing>>>,
+    streams: Arc<Mutex<Vec<ForwardedStream>>>,
 }
 
 impl Middle {
@@ -45,7 +45,7 @@ impl Middle {
                     let held = Arc::clone(&held);
                     std::thread::spawn(move || pass(from, to, &held));
                 }
-                list.lock().unwrap().push(Passing { ends: [near, far], held });
+                list.lock().unwrap().push(ForwardedStream { ends: [near, far], held });
             }
         });
         Self { addr, streams }

@@ -37,12 +37,17 @@ fn endpoint() -> Endpoint {
 }
 
 fn endpoint_over(transport: Transport) -> Endpoint {
+    endpoint_giving_up_after(TIMEOUT, transport)
+}
+
+/// An endpoint that gives up a silent peer after this time, or never if it is zero.
+fn endpoint_giving_up_after(timeout: Duration, transport: Transport) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
         transport,
         num_cpus: 1,
-        timeout: TIMEOUT,
+        timeout,
         ..Config::default()
     };
     Endpoint::new(config).expect("an endpoint")
@@ -345,4 +350,84 @@ fn a_word_that_a_gpu_does_not_change_holds_up_no_other_peer() {
         let word = unsafe { AtomicU64::from_ptr((words.ptr + at) as *mut u64) };
         assert_eq!(word.load(SeqCst), 6, "each adds once");
     }
+}
+
+/// An owner, a writer, and a signal of the writer's that the owner's GPU does not apply.
+struct StalledOwner {
+    owner: Endpoint,
+    writer: Endpoint,
+    to_owner: ConnId,
+    to_writer: ConnId,
+    word_mr: MrId,
+    /// Memory of both.
+    iovs: [Iov; 2],
+    _memory: Vec<u8>,
+}
+
+impl StalledOwner {
+    /// The signal comes with a write of so many bytes, or as a message.
+    fn new(scene: &Scene, [owner, writer]: [Endpoint; 2], len: usize) -> Self {
+        let before = scene.launched();
+        let memory = vec![7_u8; 16];
+        let of = |ep: &Endpoint, ptr: usize| {
+            // SAFETY: the memory is kept longer than the endpoints.
+            let mr = unsafe { ep.register(ptr, 8) }.expect("registered");
+            Iov { mr, ptr, len: 8 }
+        };
+        let to_owner = writer.connect(owner.addr(), None, &mut Uninterrupted).expect("connected");
+        let to_writer = owner.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let word = of(&owner, scene._memory[1].address() as usize + 256);
+        let there = of(&owner, memory.as_ptr() as usize);
+        let from = of(&writer, memory.as_ptr() as usize + 8);
+        let [word_advert, at] =
+            [word, there].map(|to| owner.advertise(to.mr, to.ptr, 8).expect("advertised"));
+        let signal = Some(Signal { advert: word_advert, change: Change::Add(1), strong: false });
+        let (iovs, adverts) = ([Iov { len, ..from }], [Advert { len: len as u64, ..at }]);
+        let pieces = usize::from(len > 0);
+        let request = Request::new(to_owner, Op::Write, &iovs[..pieces], &adverts[..pieces]);
+        writer.post(&Request { signal, ..request }).expect("posted");
+        let begun = Instant::now();
+        while scene.launched() == before {
+            assert!(begun.elapsed() < PATIENCE, "the owner does not begin");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (word_mr, iovs) = (word.mr, [there, from]);
+        Self { owner, writer, to_owner, to_writer, word_mr, iovs, _memory: memory }
+    }
+}
+
+/// The owner changes a word for the peer when the peer ends. No silence ends the connection.
+#[test]
+fn a_peers_end_is_seen_while_a_gpu_does_not_change_its_word() {
+    let scene = scene();
+    for (transport, len) in [(Transport::Tcp, 0), (Transport::Tcp, 8), (Transport::Local, 0)] {
+        let ends = [(); 2].map(|()| endpoint_giving_up_after(Duration::ZERO, transport));
+        let ends = StalledOwner::new(&scene, ends, len);
+        ends.owner.check_connection(ends.to_writer).expect("the peer lives");
+        ends.writer.disconnect(ends.to_owner).expect("a connection");
+        let told = ends.owner.wait_notifs_from(ends.to_writer, Some(PATIENCE), &mut Uninterrupted);
+        scene.fake.pause(false);
+        assert!(matches!(told, Err(Error::ConnectionLost { .. })), "{transport:?}: {told:?}");
+        ends.owner.deregister(ends.word_mr).expect("nothing touches it any more");
+        scene.fake.pause(true);
+    }
+}
+
+/// The owner's own write waits for an answer of the peer, which the owner does not receive yet.
+#[test]
+fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
+    let scene = scene();
+    let timeouts = [Duration::from_secs(1), Duration::ZERO];
+    let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, Transport::Tcp));
+    let ends = StalledOwner::new(&scene, ends, 8);
+    let [ours, theirs] = ends.iovs;
+    let there = ends.writer.advertise(theirs.mr, theirs.ptr, 8).expect("advertised");
+    let (iovs, adverts) = ([ours], [there]);
+    let request = Request::new(ends.to_writer, Op::Write, &iovs, &adverts);
+    let transfer = ends.owner.post(&request).expect("posted");
+    let ended = ends.owner.wait(transfer, Some(3 * timeouts[0]), &mut Uninterrupted);
+    scene.fake.pause(false);
+    assert!(matches!(ended, Ok(Status::Pending)), "{ended:?}");
+    let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+    assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
 }

@@ -15,9 +15,9 @@ fn config() -> Config {
 }
 
 /// An interrupt that counts its calls, and passes the count to a function.
-struct Asked<F: FnMut(u32) -> bool>(u32, F);
+struct CountingInterrupt<F: FnMut(u32) -> bool>(u32, F);
 
-impl<F: FnMut(u32) -> bool> Interrupt for Asked<F> {
+impl<F: FnMut(u32) -> bool> Interrupt for CountingInterrupt<F> {
     fn interrupted(&mut self) -> bool {
         self.0 += 1;
         (self.1)(self.0)
@@ -40,7 +40,7 @@ fn a_peer_that_starts_later_is_waited_for() {
     let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
     let mut there = None;
     // The peer starts after this end has been refused several times.
-    let mut start = Asked(0, |asked| {
+    let mut start = CountingInterrupt(0, |asked| {
         if asked == 5 {
             there = Some(endpoint_at(addr));
         }
@@ -73,7 +73,7 @@ fn a_peer_that_hangs_up_before_a_word_is_taken_for_one_that_starts() {
 fn a_peer_that_never_comes_is_waited_for_until_the_timeout() {
     let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
     let mut asked = 0;
-    let mut count = Asked(0, |times| {
+    let mut count = CountingInterrupt(0, |times| {
         asked = times;
         false
     });
@@ -88,10 +88,10 @@ fn a_peer_that_never_comes_is_waited_for_until_the_timeout() {
 #[test]
 fn waiting_for_a_peer_is_interrupted_and_ends_with_the_endpoint() {
     let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
-    let mut stop = Asked(0, |asked| asked == 3);
+    let mut stop = CountingInterrupt(0, |asked| asked == 3);
     let stopped = here.connect_when_up(addr, Some(Duration::ZERO), &mut stop);
     assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
-    let mut close = Asked(0, |asked| {
+    let mut close = CountingInterrupt(0, |asked| {
         if asked == 3 {
             here.close().expect("closed");
         }
@@ -161,7 +161,7 @@ fn a_peer_that_is_at_none_of_its_addresses_is_missed_at_each() {
 fn a_peer_that_starts_later_is_found_at_its_second_address() {
     let (here, nobody, addr) = (Endpoint::new(config()).expect("an endpoint"), free(), free());
     let mut there = None;
-    let mut start = Asked(0, |asked| {
+    let mut start = CountingInterrupt(0, |asked| {
         if asked == 5 {
             there = Some(endpoint_at(addr));
         }

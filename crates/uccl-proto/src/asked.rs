@@ -34,18 +34,18 @@ pub enum CopyEnd {
 }
 
 /// The peer's asks that we have not answered.
-pub struct Asked<T> {
+pub struct PeerAsks<T> {
     open: Vec<Copy<T>>,
     pieces: usize,
 }
 
-impl<T> Default for Asked<T> {
+impl<T> Default for PeerAsks<T> {
     fn default() -> Self {
         Self { open: Vec::new(), pieces: 0 }
     }
 }
 
-impl<T: Clone> Asked<T> {
+impl<T: Clone> PeerAsks<T> {
     /// Notes an ask, before its regions are checked: a thread that deregisters a region revokes it
     /// first and then looks here.
     pub(crate) fn note(&mut self, id: u64, pieces: &AskPieces<'_>) -> Result<(), Violation> {
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    fn note(asked: &mut Asked<u32>, id: u64, count: usize) -> Result<(), Violation> {
+    fn note(asked: &mut PeerAsks<u32>, id: u64, count: usize) -> Result<(), Violation> {
         let place = |slot| Place { addr: 0, key: 0, slot };
         let piece = |i| AskPiece { owner: place(i as u32 % 3), asker: place(9), len: 1 };
         let mut bytes = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_peer_asks_no_more_than_agreed() {
-        let mut asked = Asked::default();
+        let mut asked = PeerAsks::default();
         for id in 0..MAX_ASKS as u64 {
             assert_eq!(note(&mut asked, id, 4), Ok(()));
         }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_revoked_region_is_refused() {
-        let (mut asked, mut out) = (Asked::default(), Vec::new());
+        let (mut asked, mut out) = (PeerAsks::default(), Vec::new());
         note(&mut asked, 1, 2).expect("as agreed");
         assert_eq!(asked.revoke(2), None);
         assert!(
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn nothing_is_answered_after_the_connection() {
-        let (mut asked, mut out) = (Asked::default(), Vec::new());
+        let (mut asked, mut out) = (PeerAsks::default(), Vec::new());
         note(&mut asked, 1, 2).expect("as agreed");
         note(&mut asked, 2, 2).expect("as agreed");
         asked.begun(1, 5);

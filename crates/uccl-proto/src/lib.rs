@@ -23,6 +23,7 @@
 //! | [`notifications`] | notifications of the peer, which are delivered in order, long ones after they have been fetched |
 //! | [`asks`], [`asked`] | copies that an owner of memory makes for its peer: those we asked for, and those we make |
 //! | [`signals`] | words of the peer's memory that we change, and of ours that the peer changes, each exactly once |
+//! | [`look_ups`] | questions for the peer's published regions |
 //! | [`lanes`] | lanes that are lost, and their operations, which are posted again when neither end of a lane lives |
 //! | [`liveness`] | when a silent peer is asked for a sign of life, and when it is given up |
 //! | [`assembler`] | messages that come in fragments |
@@ -36,6 +37,7 @@ pub mod incoming;
 pub mod lanes;
 pub mod limits;
 pub mod liveness;
+pub mod look_ups;
 pub mod notifications;
 mod numbered;
 pub mod outgoing;
@@ -55,12 +57,14 @@ pub trait Handles {
     type Notif;
     /// A signal of ours, until the peer has answered it.
     type Signal;
+    /// A look-up of ours, until the peer has answered it.
+    type LookUp;
     /// A receive, until its send has been answered.
     type Receive: Clone;
     /// A copy that we asked the peer for.
     type Ask;
     /// A copy that we make for the peer.
-    type Asked: Clone;
+    type PeerCopy: Clone;
     /// An operation that is posted again if its lane is lost.
     type Operation;
 }
@@ -114,6 +118,9 @@ pub enum Violation {
     /// An answer to a signal that is not open.
     #[error("an ack of signal {0}, which is not under way")]
     UnknownSignal(u64),
+    /// An answer to a look-up that is not open.
+    #[error("an answer to look-up {0}, which is not under way")]
+    UnknownLookUp(u64),
     /// An ask with the number of another open ask.
     #[error("a second ask {0}")]
     RepeatedAsk(u64),

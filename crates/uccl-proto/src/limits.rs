@@ -13,5 +13,8 @@ pub const MAX_UNEXPECTED: usize = 65_536;
 pub const MAX_PIECES: usize = 4 << 20;
 /// Most notifications that may wait to be delivered. Senders keep to it.
 pub const MAX_WAITING: usize = 65_536;
+/// Most look-ups that may be unanswered. Senders keep to it, so that the answers which wait for a
+/// slow reader stay few.
+pub const MAX_LOOK_UPS: usize = 64;
 /// Most signals that may be unanswered. Senders keep to it.
 pub const MAX_SIGNALS: usize = 65_536;

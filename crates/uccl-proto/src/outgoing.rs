@@ -193,9 +193,10 @@ mod tests {
         type Send = u32;
         type Notif = u32;
         type Signal = u32;
+        type LookUp = u32;
         type Receive = u32;
         type Ask = u32;
-        type Asked = u32;
+        type PeerCopy = u32;
         type Operation = u32;
     }
 

@@ -4,18 +4,19 @@ use std::borrow::Cow;
 
 use uccl_wire::{
     frame::Status,
-    message::{Answer, AskPieces, Direction, Lens, Message, Place, Sources, Verdict},
+    message::{Answer, AskPieces, Direction, Lens, Message, Place, Ranges, Sources, Verdict},
     signal::Change,
 };
 
 use crate::{
     Handles, Violation,
-    asked::Asked,
+    asked::PeerAsks,
     asks::Asks,
     assembler::Assembler,
     incoming::{CancelState, Incoming},
     lanes::Lanes,
     liveness::Liveness,
+    look_ups::LookUps,
     notifications::Notifications,
     outgoing::PendingSends,
     signals::Signals,
@@ -31,10 +32,12 @@ pub struct Session<H: Handles> {
     pub notifications: Notifications,
     /// Signals of both ends.
     pub signals: Signals<H::Signal>,
+    /// Our questions for the peer's published regions.
+    pub look_ups: LookUps<H::LookUp>,
     /// Copies that we ask the peer for.
     pub asks: Asks<H::Ask>,
     /// Copies that the peer asks for.
-    pub asked: Asked<H::Asked>,
+    pub asked: PeerAsks<H::PeerCopy>,
     /// Lanes that are lost.
     pub lanes: Lanes<H::Operation>,
     /// When to give up silent lanes.
@@ -101,6 +104,22 @@ pub enum Event<'m, H: Handles> {
         /// `Ok` if the word has been changed, else why not.
         status: Status,
     },
+    /// Answer with the published regions in these ranges ([`LookUps::answer`]).
+    LookUp {
+        /// The number of the look-up.
+        id: u64,
+        /// The ranges.
+        ranges: Ranges<'m>,
+    },
+    /// The peer has answered a look-up.
+    LookUpEnded {
+        /// The look-up.
+        look_up: H::LookUp,
+        /// `Ok` if the peer publishes regions at all.
+        status: Status,
+        /// The regions that were found.
+        regions: Sources<'m>,
+    },
     /// Notifications may be there to be delivered ([`Notifications::next`]).
     Notified,
     /// The peer has answered an ask.
@@ -110,7 +129,7 @@ pub enum Event<'m, H: Handles> {
         /// The peer's answer.
         answer: Answer,
     },
-    /// The peer asks for a copy: make it, and answer ([`Asked::ended`], [`Asked::answer`]).
+    /// The peer asks for a copy: make it, and answer ([`PeerAsks::ended`], [`PeerAsks::answer`]).
     Copy {
         /// The number of the ask.
         id: u64,
@@ -120,7 +139,7 @@ pub enum Event<'m, H: Handles> {
         pieces: AskPieces<'m>,
     },
     /// The peer does not want a copy any more: end it.
-    EndCopy(H::Asked),
+    EndCopy(H::PeerCopy),
     /// The peer has lost its end of a lane: end ours.
     LaneDown {
         /// Which lane.
@@ -145,6 +164,8 @@ pub struct Closed<H: Handles> {
     pub notifs: Vec<H::Notif>,
     /// Signals that were not answered: each of them has been applied already, or never will be.
     pub signals: Vec<H::Signal>,
+    /// Look-ups that were not answered.
+    pub look_ups: Vec<H::LookUp>,
     /// Asks that were not answered.
     pub asks: Vec<H::Ask>,
     /// Operations that waited to be posted again.
@@ -160,8 +181,9 @@ impl<H: Handles> Session<H> {
             incoming: Incoming::default(),
             notifications: Notifications::default(),
             signals: Signals::default(),
+            look_ups: LookUps::default(),
             asks: Asks::default(),
-            asked: Asked::default(),
+            asked: PeerAsks::default(),
             lanes: Lanes::default(),
             liveness: Liveness::new(lanes),
             assembler: Assembler::default(),
@@ -223,6 +245,10 @@ impl<H: Handles> Session<H> {
             Message::SignalAck { id, status } => {
                 Event::SignalEnded { signal: self.signals.ended(id)?, status }
             }
+            Message::LookUp { id, ranges } => Event::LookUp { id, ranges },
+            Message::LookUpAnswer { id, status, regions } => {
+                Event::LookUpEnded { look_up: self.look_ups.ended(id)?, status, regions }
+            }
             Message::Ask { id, direction, pieces } => {
                 self.asked.note(id, &pieces)?;
                 Event::Copy { id, direction, pieces }
@@ -253,8 +279,8 @@ impl<H: Handles> Session<H> {
         self.incoming.close();
         self.notifications.close();
         self.asked.close();
-        let (signals, asks, orphans) =
-            (self.signals.close(), self.asks.close(), self.lanes.close());
-        Closed { sends, notifs, signals, asks, orphans }
+        let (signals, look_ups) = (self.signals.close(), self.look_ups.close());
+        let (asks, orphans) = (self.asks.close(), self.lanes.close());
+        Closed { sends, notifs, signals, look_ups, asks, orphans }
     }
 }

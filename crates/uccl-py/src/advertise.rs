@@ -121,7 +121,7 @@ fn make(ep: &PyEndpoint, ask: &AdvertRequest) -> Result<Advert, CallError> {
     Ok(ep.core.advertise(mr, ask.ptr, ask.len)?)
 }
 
-fn readonly(mr: MrId) -> CallError {
+pub(crate) fn readonly(mr: MrId) -> CallError {
     CallError::refuse(format!(
         "{mr} was registered from a read-only buffer, and peers may write what is advertised"
     ))

@@ -47,6 +47,10 @@ pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResul
     set(&mut config.cma, a.opt(Param::Cma)?);
     set(&mut config.ipc, a.opt(Param::Ipc)?);
     set(&mut config.spin, a.opt(Param::SpinUs)?.map(Duration::from_micros));
+    if let Some(devices) = a.opt::<String>(Param::RdmaDev)? {
+        config.set("rdma_dev", &devices).map_err(|e| error::exception(&e))?;
+    }
+    set(&mut config.publish, a.opt(Param::Publish)?);
     set(&mut config.numa_affinity, a.opt(Param::NumaAffinity)?);
     Ok(config)
 }

@@ -45,6 +45,7 @@ params! {
     SizeV: "size_v" "size_list" "len_list" "sizes" => "_Sizes | None";
     Ptrs: "ptrs" "ptr_v" "data_ptr_v" "ptr_list" "src_list" "dst_list" "addr_list" => "_Pointers";
     Sizes: "sizes" "size_v" "size_list" "len_list" => "_Sizes | None";
+    RemotePtrV: "remote_ptr_v" "remote_addr_v" "peer_addresses" => "_Ids";
     MetaV: "meta_v" "meta_blob_v" "slot_item_list" "metas" => "_Blobs";
     InfoV: "info_v" "info_list" => "_Blobs";
     NumIovs: "num_iovs" => "int";
@@ -70,9 +71,11 @@ params! {
     GpuIndex: "local_gpu_idx" "gpu_index" => "int";
     NumCpus: "num_cpus" => "int";
     Psk: "psk" => "str | Buffer";
+    Publish: "publish" => "bool";
     Bind: "bind" => "str";
     Port: "port" "listen_port" => "int";
     BasePort: "base_port" => "int";
+    RdmaDev: "rdma_dev" => "str";
     TransferTimeout: "transfer_timeout" => "float";
     Transport: "transport" => "_Transport";
     TcpStreams: "tcp_streams" => "int";

@@ -23,6 +23,11 @@ impl Regions {
         self.readonly.load(Ordering::Acquire) != 0 && is_readonly(self.owners.lock().get(&mr))
     }
 
+    /// Whether a region was registered from a read-only buffer.
+    pub(crate) fn has_readonly(&self) -> bool {
+        self.readonly.load(Ordering::Acquire) != 0
+    }
+
     /// A region among these pieces' that was registered from a read-only buffer.
     pub(crate) fn readonly_of(&self, iovs: &[Iov]) -> Option<MrId> {
         if self.readonly.load(Ordering::Acquire) == 0 {

@@ -74,7 +74,7 @@ signatures! {
         GpuIndex = None, NumCpus = None, *, Psk = None, Bind = None, Port = None, BasePort = None,
         Timeout = None, TransferTimeout = None, Transport = None, TcpStreams = None,
         TcpCongestion = None, Checksum = None, Cma = None, Ipc = None, SpinUs = None,
-        NumaAffinity = None
+        NumaAffinity = None, Publish = None, RdmaDev = None
     );
 
     method CONNECT "connect":
@@ -116,6 +116,10 @@ signatures! {
         Conn, MrV, PtrV, SizeV, MetaV, NumIovs = None, *,
         Notif = None, Timeout = None, Stream = None, Signal = None, Strong = False, Context = 0
     );
+
+    method READ_BY_ADDRESS "read_by_address", READ_BY_ADDRESS_ASYNC "read_by_address_async",
+        WRITE_BY_ADDRESS "write_by_address", WRITE_BY_ADDRESS_ASYNC "write_by_address_async":
+        (Conn, PtrV, RemotePtrV, SizeV = None, *, Timeout = None);
 
     method SEND_IPC "send_ipc", SEND_IPC_ASYNC "send_ipc_async":
         (Conn, Ptr, Size = None, *, Notif = None, Timeout = None, Stream = None);

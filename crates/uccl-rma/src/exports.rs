@@ -1,13 +1,10 @@
 //! Keys that a device makes for one channel alone. It may take long over each, so a thread of its
 //! own makes them, one after the other, and the questions that need them are answered afterwards.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    thread::{Builder, JoinHandle},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
+use uccl_device::DemandThread;
 use uccl_fabric::rail::MakeKey;
 
 use super::pinned::PinGuard;
@@ -16,7 +13,6 @@ use super::pinned::PinGuard;
 #[derive(Default)]
 pub(super) struct Exports {
     queue: Arc<Mutex<Queue>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -24,8 +20,7 @@ struct Queue {
     waiting: VecDeque<Job>,
     /// The purpose of the key that is being made.
     current: Option<KeyPurpose>,
-    /// The thread runs and takes the waiting jobs.
-    is_running: bool,
+    thread: DemandThread,
 }
 
 struct Job {
@@ -52,26 +47,18 @@ impl Queue {
 
 impl Exports {
     /// Has a key made, unless that is under way already.
-    pub(super) fn make(&mut self, wanted: KeyPurpose, make: MakeKey, held: PinGuard) {
+    pub(super) fn make(&self, wanted: KeyPurpose, make: MakeKey, held: PinGuard) {
         let mut queue = self.queue.lock();
         if queue.wanted().any(|other| other == wanted) {
             return;
         }
         queue.waiting.push_back(Job { wanted, make, _held: held });
-        if queue.is_running {
-            return;
-        }
         let all = Arc::clone(&self.queue);
-        let started = Builder::new().name("uccl-export".into()).spawn(move || make_all(&all));
-        queue.is_running = started.is_ok();
-        // If no thread can be started, the answers name no such key.
-        let dropped =
-            if queue.is_running { VecDeque::new() } else { std::mem::take(&mut queue.waiting) };
-        drop(queue);
-        drop(dropped);
-        if let Some(before) = std::mem::replace(&mut self.thread, started.ok()) {
-            // It had nothing left to do. A panic has been reported already.
-            let _ = before.join();
+        if queue.thread.start("uccl-export", move || make_all(&all)).is_err() {
+            // The answers name no such key.
+            let dropped = std::mem::take(&mut queue.waiting);
+            drop(queue);
+            drop(dropped);
         }
     }
 
@@ -91,7 +78,9 @@ impl Drop for Exports {
     /// Waits for the key that is being made.
     fn drop(&mut self) {
         self.give_up();
-        if let Some(thread) = self.thread.take() {
+        // Without the lock, which the thread takes.
+        let thread = self.queue.lock().thread.take();
+        if let Some(thread) = thread {
             // A panic has been reported already.
             let _ = thread.join();
         }
@@ -117,7 +106,9 @@ impl KeyMaker<'_> {
         let mut queue = self.0.lock();
         let job = queue.waiting.pop_front();
         queue.current = job.as_ref().map(|job| job.wanted);
-        queue.is_running = job.is_some();
+        if job.is_none() {
+            queue.thread.leave();
+        }
         job
     }
 }
@@ -127,7 +118,8 @@ impl Drop for KeyMaker<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut queue = self.0.lock();
-            (queue.current, queue.is_running) = (None, false);
+            queue.current = None;
+            queue.thread.leave();
             let dropped = std::mem::take(&mut queue.waiting);
             drop(queue);
             drop(dropped);

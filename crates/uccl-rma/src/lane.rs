@@ -31,7 +31,7 @@ use super::{
     flight::Part,
     left::ChannelAftermath,
     path::{LookResult, Path},
-    rails::Rails,
+    rails::{Rails, link_of},
     state::{Hold, State},
 };
 
@@ -500,12 +500,7 @@ impl RailLane for RmaLane {
     }
 
     fn link(&self) -> &'static str {
-        let link = self.rails.all().first().map(|rail| rail.info().link.as_str());
-        match link.unwrap_or_default() {
-            link if link.starts_with("verbs") => "verbs",
-            link if link.starts_with("libfabric") => "libfabric",
-            _ => "rma",
-        }
+        link_of(self.rails.all())
     }
 
     fn paths_up(&self) -> usize {

@@ -53,5 +53,5 @@ mod tests;
 
 pub use self::{
     lane::{RmaLane, Role, Silence},
-    rails::Rails,
+    rails::{Rails, link_of},
 };

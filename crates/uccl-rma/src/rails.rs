@@ -53,6 +53,17 @@ struct Shared {
     said_apart: Mutex<HashSet<(usize, String)>>,
 }
 
+/// The name of the link over these devices, as people are told it.
+#[must_use]
+pub fn link_of(rails: &[Arc<dyn Rail>]) -> &'static str {
+    let link = rails.first().map(|rail| rail.info().link.as_str());
+    match link.unwrap_or_default() {
+        link if link.starts_with("verbs") => "verbs",
+        link if link.starts_with("libfabric") => "libfabric",
+        _ => "rma",
+    }
+}
+
 /// After so many different warnings about devices that cannot be joined, there are no more.
 const MOST_APART: usize = 1000;
 

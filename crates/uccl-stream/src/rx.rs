@@ -5,12 +5,14 @@ mod begin;
 mod device;
 mod ends;
 mod payload;
+mod stall;
 
 use std::{io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
+    clock::coarse_ms,
     gpu::{CopyBy, PATIENCE, Staging, WordChange},
     lane::{LaneError, MessageSink, OpError, OpName, Spans},
     mem::{Access, Located, Span},
@@ -25,6 +27,7 @@ use uccl_wire::frame::{
     Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
 };
 
+use self::stall::{PeerSign, StallWatch};
 use super::{
     crc::add_span,
     ops::{Ops, ReadTarget},
@@ -134,6 +137,8 @@ pub(super) struct Rx<P> {
     device: Option<u32>,
     /// Nothing more can be done before work of GPUs has ended.
     stalled: bool,
+    /// Watches the peer while that is so.
+    watch: Option<StallWatch>,
     /// The pipe is known to be cut: the peer counts on its writes landing no more.
     is_cut: bool,
     located: Vec<Located>,
@@ -163,6 +168,7 @@ impl<P: PipeRx> Rx<P> {
             changing: None,
             device: None,
             stalled: false,
+            watch: None,
             is_cut: false,
             located: Vec::new(),
             message: Vec::new(),
@@ -197,7 +203,8 @@ impl<P: PipeRx> Rx<P> {
         self.uploader.clear(PATIENCE)
     }
 
-    /// Receives the bytes that the pipe has. True if there were any.
+    /// Receives the bytes that the pipe has. True if there were any, or work of GPUs has ended, or
+    /// bytes have come that cannot be received before that.
     pub(super) fn pump(&mut self, around: &RxContext<'_>) -> Result<bool, LaneError> {
         let mut taken = 0;
         let landed = self.land(around);
@@ -216,7 +223,16 @@ impl<P: PipeRx> Rx<P> {
                 break;
             }
         }
-        Ok(taken > 0 || landed)
+        if taken > 0 || landed || !self.stalled {
+            self.watch = None;
+            return Ok(taken > 0 || landed);
+        }
+        let watch = self.watch.get_or_insert_default();
+        match watch.look(coarse_ms(), || self.pipe.backlog()) {
+            PeerSign::None => Ok(false),
+            PeerSign::Heard => Ok(true),
+            PeerSign::Ended => Err(LaneError::Ended),
+        }
     }
 
     /// Receives once. Returns how much came and how much could have come.

@@ -10,7 +10,7 @@ use uccl_fabric::{
     guarded::{self, Unmapped},
     mem::Span,
     pieces::{Pieces as _, Stretch},
-    pipe::{Pipe, PipeRx, PipeTx},
+    pipe::{Backlog, Pipe, PipeRx, PipeTx},
 };
 use uccl_wire::record::{HEAD_LEN, MAX_CONTENT, MAX_RECORD, Opener, Sealer};
 
@@ -208,6 +208,10 @@ impl<R: PipeRx> PipeRx for SealedRx<R> {
 
     fn is_cut(&mut self) -> bool {
         self.pipe.is_cut()
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        self.pipe.backlog()
     }
 
     fn arm(&mut self) -> io::Result<bool> {

@@ -13,7 +13,7 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use uccl_fabric::{
     clock::coarse_ms,
     mem::Span,
-    pipe::{Pipe, PipeRx, PipeTx, uninterrupted},
+    pipe::{Backlog, Pipe, PipeRx, PipeTx, uninterrupted},
 };
 
 /// The most pieces that one vectored system call takes.
@@ -136,6 +136,13 @@ impl PipeRx for TcpRx {
             self.is_cut = looked.is_ok() && fds[0].revents().contains(PollFlags::ERR);
         }
         self.is_cut
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        let mut fds = [PollFd::new(&*self.socket, PollFlags::RDHUP)];
+        let looked = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+        let bytes = rustix::io::ioctl_fionread(&*self.socket).unwrap_or(0) as usize;
+        Backlog { bytes, has_ended: looked.is_ok_and(|shown| shown > 0) }
     }
 }
 

@@ -19,6 +19,10 @@ pub const MAX_ASK_PIECES: usize = 8192;
 pub const MAX_ASKS: usize = 1024;
 /// Most pieces of these, together.
 pub const MAX_ASKED_PIECES: usize = 256 << 10;
+/// Most ranges of one look-up.
+pub const MAX_RANGES: usize = 4096;
+/// Most regions in the answer to a look-up.
+pub const MAX_FOUND: usize = 8192;
 /// Bytes before the body of every message: kind, flags and padding.
 pub const PREFIX_LEN: usize = 8;
 
@@ -40,6 +44,10 @@ pub enum Tag {
     LaneDown = 8,
     /// A note from one end of a link to the other.
     Link = 12,
+    /// The receiver is asked for its published regions at some addresses.
+    LookUp = 15,
+    /// The published regions that a look-up found.
+    LookUpAnswer = 16,
     /// A notification that travels with its message.
     Notif = 5,
     /// The notification arrived.
@@ -73,6 +81,8 @@ impl Tag {
             12 => Self::Link,
             13 => Self::Signal,
             14 => Self::SignalAck,
+            15 => Self::LookUp,
+            16 => Self::LookUpAnswer,
             _ => return None,
         })
     }
@@ -90,6 +100,12 @@ pub enum MessageError {
     /// More pieces than an ask may have.
     #[error("{0} pieces are more than {MAX_ASK_PIECES}")]
     Pieces(usize),
+    /// More ranges than a look-up may have.
+    #[error("{0} ranges are more than {MAX_RANGES}")]
+    Ranges(usize),
+    /// More regions than the answer to a look-up may have.
+    #[error("{0} regions are more than {MAX_FOUND}")]
+    Found(usize),
     /// A direction that this version does not know.
     #[error("unknown direction {0}")]
     Direction(u64),
@@ -129,20 +145,32 @@ pub enum Verdict {
     },
 }
 
-/// A piece of the sender's memory that the receiver is to read.
+/// A piece of the sender's memory that the receiver is to read, or a region that the sender
+/// publishes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
     /// Address in the sender's process.
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The key made for this send.
+    /// The key made for this send, or the region's.
     pub key: u64,
     /// Its slot.
     pub slot: u32,
 }
 
 const SOURCE_LEN: usize = 28;
+
+/// A range of the owner's addresses, about which a peer asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// Its first address in the owner's process.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+const RANGE_LEN: usize = 16;
 
 /// The direction of the copy that the owner is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -247,6 +275,22 @@ pub enum Message<'a> {
         /// The note's bytes.
         note: &'a [u8],
     },
+    /// The receiver is asked for its published regions in these ranges.
+    LookUp {
+        /// Numbers the look-up.
+        id: u64,
+        /// The ranges.
+        ranges: Ranges<'a>,
+    },
+    /// The result of a look-up.
+    LookUpAnswer {
+        /// The look-up.
+        id: u64,
+        /// Ok: the regions are those that the look-up found. Denied: the sender publishes nothing.
+        status: Status,
+        /// The regions, each in full and with its key.
+        regions: Sources<'a>,
+    },
     /// A notification.
     Notif {
         /// Numbers the notification.
@@ -309,12 +353,26 @@ impl Lens<'_> {
     }
 }
 
-/// The pieces of a send that is to be read.
+/// The ranges of a look-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ranges<'a>(&'a [[u8; RANGE_LEN]]);
+
+impl Ranges<'_> {
+    /// The ranges, one after the other.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Range> {
+        self.0.iter().map(|bytes| {
+            let (addr, len) = bytes.split_at(8);
+            Range { addr: word(addr), len: word(len) }
+        })
+    }
+}
+
+/// The pieces of a send that is to be read, or the regions that a look-up found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sources<'a>(&'a [[u8; SOURCE_LEN]]);
 
 impl Sources<'_> {
-    /// One piece an iov.
+    /// One piece an iov, or one for each region.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Source> {
         self.0.iter().map(Source::decode)
     }
@@ -452,6 +510,27 @@ pub fn link_head(lane: u16, out: &mut Vec<u8>) {
     start(Tag::Link, lane.into(), out);
 }
 
+/// The receiver is asked for its published regions. At most [`MAX_RANGES`] ranges.
+pub fn look_up(id: u64, ranges: impl Iterator<Item = Range>, out: &mut Vec<u8>) {
+    start(Tag::LookUp, id, out);
+    for Range { addr, len } in ranges {
+        out.extend_from_slice(&addr.to_le_bytes());
+        out.extend_from_slice(&len.to_le_bytes());
+    }
+}
+
+/// The result of a look-up. At most [`MAX_FOUND`] regions.
+pub fn look_up_answer(
+    id: u64,
+    status: Status,
+    regions: impl Iterator<Item = Source>,
+    out: &mut Vec<u8>,
+) {
+    start(Tag::LookUpAnswer, id, out);
+    out.push(status as u8);
+    regions.for_each(|region| region.encode_to(out));
+}
+
 /// The head of a notification; its payload follows.
 pub fn notif_head(id: u64, out: &mut Vec<u8>) {
     start(Tag::Notif, id, out);
@@ -586,6 +665,28 @@ impl<'a> Message<'a> {
                 let lane = u16::try_from(id).map_err(|_| MessageError::Lane(id))?;
                 Self::Link { lane, note: body }
             }
+            Tag::LookUp => {
+                let (ranges, rest) = body.as_chunks::<RANGE_LEN>();
+                if !rest.is_empty() {
+                    return Err(wrong());
+                }
+                if ranges.len() > MAX_RANGES {
+                    return Err(MessageError::Ranges(ranges.len()));
+                }
+                Self::LookUp { id, ranges: Ranges(ranges) }
+            }
+            Tag::LookUpAnswer => {
+                let (&status, regions) = body.split_first().ok_or_else(wrong)?;
+                let status = Status::from_u8(status).ok_or(MessageError::Status(status))?;
+                let (regions, rest) = regions.as_chunks::<SOURCE_LEN>();
+                if !rest.is_empty() {
+                    return Err(wrong());
+                }
+                if regions.len() > MAX_FOUND {
+                    return Err(MessageError::Found(regions.len()));
+                }
+                Self::LookUpAnswer { id, status, regions: Sources(regions) }
+            }
             Tag::Signal => {
                 let (change, place) = body.split_at_checked(16).ok_or_else(wrong)?;
                 if place.len() != PLACE_LEN {
@@ -664,7 +765,36 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..13) {
+        fn look_ups_survive_the_wire(
+            id: u64,
+            ranges in vec((any::<u64>(), any::<u64>()), 0..5),
+            regions in vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>()), 0..5),
+        ) {
+            let ranges = ranges.into_iter().map(|(addr, len)| Range { addr, len });
+            let ranges: Vec<_> = ranges.collect();
+            let mut bytes = Vec::new();
+            look_up(id, ranges.iter().copied(), &mut bytes);
+            let Ok(Message::LookUp { id: got, ranges: back }) = Message::decode(&bytes) else {
+                panic!("{bytes:?}");
+            };
+            prop_assert_eq!((got, back.iter().collect::<Vec<_>>()), (id, ranges));
+            let regions = regions.into_iter();
+            let regions = regions.map(|(addr, len, key, slot)| Source { addr, len, key, slot });
+            let regions: Vec<_> = regions.collect();
+            for status in [Status::Ok, Status::Denied] {
+                bytes.clear();
+                look_up_answer(id, status, regions.iter().copied(), &mut bytes);
+                let back = Message::decode(&bytes);
+                let Ok(Message::LookUpAnswer { id: got, status: how, regions: back }) = back else {
+                    panic!("{bytes:?}");
+                };
+                prop_assert_eq!((got, how), (id, status));
+                prop_assert_eq!(&back.iter().collect::<Vec<_>>(), &regions);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..18) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() { *first = tag; }
             let _ = Message::decode(&bytes);
@@ -793,6 +923,41 @@ mod tests {
         assert!(matches!(Message::decode(&of(MAX_IOVS)), Ok(Message::Rts { .. })));
         let too_many = of(MAX_IOVS + 1);
         assert_eq!(Message::decode(&too_many), Err(MessageError::Iovs(MAX_IOVS + 1)));
+    }
+
+    #[test]
+    fn look_ups_are_bounded() {
+        let of = |ranges: usize| {
+            let mut bytes = Vec::new();
+            look_up(1, std::iter::repeat_n(Range { addr: 1, len: 2 }, ranges), &mut bytes);
+            bytes
+        };
+        let answer = |regions: usize| {
+            let region = Source { addr: 1, len: 2, key: 3, slot: 4 };
+            let mut bytes = Vec::new();
+            let regions = std::iter::repeat_n(region, regions);
+            look_up_answer(1, Status::Ok, regions, &mut bytes);
+            bytes
+        };
+        for (most, more, error) in [
+            (of(MAX_RANGES), of(MAX_RANGES + 1), MessageError::Ranges(MAX_RANGES + 1)),
+            (answer(MAX_FOUND), answer(MAX_FOUND + 1), MessageError::Found(MAX_FOUND + 1)),
+        ] {
+            assert!(most.len() <= MAX_ASSEMBLED);
+            assert!(Message::decode(&most).is_ok());
+            assert_eq!(Message::decode(&more), Err(error));
+        }
+        for (tag, mut cut) in [(Tag::LookUp, of(2)), (Tag::LookUpAnswer, answer(2))] {
+            cut.pop();
+            let wrong = MessageError::Length(Some(tag), cut.len());
+            assert_eq!(Message::decode(&cut), Err(wrong), "half of an entry");
+        }
+        let mut unknown = answer(0);
+        *unknown.last_mut().unwrap() = 200;
+        assert_eq!(Message::decode(&unknown), Err(MessageError::Status(200)));
+        unknown.pop();
+        let wrong = MessageError::Length(Some(Tag::LookUpAnswer), unknown.len());
+        assert_eq!(Message::decode(&unknown), Err(wrong));
     }
 
     #[test]

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import torch
 
+from uccl.ep._checks import check_count
 from uccl.ep._formats import Format
 from uccl.ep._row_layout import RowLayout
 
@@ -279,6 +280,12 @@ class Backend(Protocol):
         """New memory for rows of bf16 that a combine with ``zero_copy`` sends without a copy."""
 
 
-#: Makes options, or returns those of an earlier call: that takes a third of the time.
-combine_options = lru_cache(maxsize=64)(CombineOptions)
+@lru_cache(maxsize=64)
+def combine_options(sums: str, sends: str, uses_relays: bool, max_blocks: int) -> CombineOptions:
+    """Makes options, or returns those of an earlier call: that takes a third of the time."""
+    check_count("num_sms", max_blocks)
+    return CombineOptions(sums, sends, uses_relays, max_blocks)
+
+
+#: As :func:`combine_options`.
 low_latency_combine_options = lru_cache(maxsize=64)(LowLatencyCombineOptions)

@@ -17,7 +17,7 @@ from uccl.ep._backend import (
     low_latency_combine_options,
 )
 from uccl.ep._base import BaseBuffer
-from uccl.ep._checks import Hook, check, refuse_unknown
+from uccl.ep._checks import Hook, check, check_count, refuse_unknown
 from uccl.ep._config import MAX_TOP_K, Config
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._formats import GROUP, Format
@@ -87,6 +87,8 @@ class Buffer(BaseBuffer):
         **unknown: Any,
     ) -> None:
         refuse_unknown("Buffer", unknown)
+        check_count("num_nvl_bytes", num_nvl_bytes)
+        check_count("num_rdma_bytes", num_rdma_bytes)
         ranks = Ranks(group, comm, store, rank, num_ranks)
         params = BufferParams(
             num_nvl_bytes + num_rdma_bytes,
@@ -145,12 +147,26 @@ class Buffer(BaseBuffer):
 
         Returns:
             Bytes, a multiple of 128.
+
+        Raises:
+            ValueError: For a negative number, or no ranks.
         """
+        check_count("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
+        check_count("hidden", hidden)
+        check_count("num_ranks", num_ranks, 1)
+        check_count("num_experts", num_experts)
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
-        dispatch = _core.ep_dispatch_len(2 * hidden, 0, top_k, local, tokens, (1, num_ranks))
+        dispatch = _core.ep_dispatch_len(
+            payload=2 * hidden,
+            scales=0,
+            top_k=top_k,
+            local_experts=local,
+            slots=tokens,
+            nodes=_core.EpNodes(1, num_ranks),
+        )
         packed = hidden // GROUP * (2 * GROUP + 4)
-        combine = _core.ep_row_place_len(packed, 0, top_k, tokens)
+        combine = _core.ep_row_place_len(values=packed, weights=0, slots=top_k, tokens=tokens)
         return align(2 * (dispatch + combine), 128)
 
     @classmethod
@@ -220,6 +236,7 @@ class Buffer(BaseBuffer):
             ValueError: For choices with a wrong shape, dtype or device, or, on the CPU, of an
                 expert that does not exist.
         """
+        check_count("num_experts", num_experts)
         backend = self._begin(topk_idx)
         self._wait_for(previous_event)
         per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
@@ -304,6 +321,7 @@ class Buffer(BaseBuffer):
             raise ValueError(
                 "zero_copy needs num_worst_tokens: the host does not count rows that are a view"
             )
+        check_count("expert_alignment", expert_alignment, 1)
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
         routing = self._routing(backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
@@ -468,6 +486,8 @@ class Buffer(BaseBuffer):
         row_format = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         hidden, max_tokens = x.shape[1], num_max_dispatch_tokens_per_rank
+        check_count("num_max_dispatch_tokens_per_rank", max_tokens)
+        check_count("num_experts", num_experts)
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
         options = LowLatencyDispatchOptions(
@@ -640,6 +660,8 @@ def dispatch_options(
     num_worst_tokens: int, choice_dtype: torch.dtype | None, zero_copy: bool, max_blocks: int
 ) -> DispatchOptions:
     """The backend's options for a dispatch."""
+    check_count("num_worst_tokens", num_worst_tokens)
+    check_count("num_sms", max_blocks)
     return DispatchOptions(
         RowLayout(num_worst_tokens) if num_worst_tokens else None,
         choice_dtype=choice_dtype,

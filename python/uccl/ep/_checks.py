@@ -29,6 +29,12 @@ def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
         raise NotImplementedError(f"{where} does not have {', '.join(asked)}")
 
 
+def check_count(name: str, count: int, least: int = 0) -> None:
+    """Raises for a count below the least. The engine takes no negative ones."""
+    if count < least:
+        raise ValueError(f"{name} is at least {least}, not {count}")
+
+
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Raises for a tensor on another device than the buffer's tensors."""
     if tensor.device == device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uccl import _core
+from uccl.ep._checks import check_count
 from uccl.ep._formats import GROUP
 from uccl.ep._tensors import align
 
@@ -62,9 +63,12 @@ class Config:
             Bytes, a multiple of 256.
 
         Raises:
-            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
+            ValueError: For a negative number, or if ``UCCL_EP_TOKENS_AT_ONCE`` is no number above
+                0.
         """
-        return self._two_calls(hidden_bytes, (1, num_ranks))
+        check_count("hidden_bytes", hidden_bytes)
+        check_count("num_ranks", num_ranks)
+        return self._two_calls(hidden_bytes, _core.EpNodes(1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Computes the bytes that relays need in addition, where ranks are on several nodes of
@@ -78,18 +82,26 @@ class Config:
             Bytes; 0 if the ranks are on one node, or not on whole nodes of eight.
 
         Raises:
-            ValueError: If ``UCCL_EP_TOKENS_AT_ONCE`` is no number above 0.
+            ValueError: For a negative number, or if ``UCCL_EP_TOKENS_AT_ONCE`` is no number above
+                0.
         """
+        check_count("hidden_bytes", hidden_bytes)
+        check_count("num_ranks", num_ranks)
         nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
         if rest or nodes < 2:
             return 0
-        relayed = self._two_calls(hidden_bytes, (nodes, RANKS_OF_NODE))
+        relayed = self._two_calls(hidden_bytes, _core.EpNodes(nodes, RANKS_OF_NODE))
         return relayed - self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks)
 
     @staticmethod
-    def _two_calls(hidden_bytes: int, spread: tuple[int, int]) -> int:
+    def _two_calls(hidden_bytes: int, nodes: _core.EpNodes) -> int:
         length = _core.ep_dispatch_len(
-            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, tokens_at_once(), spread
+            payload=hidden_bytes,
+            scales=GROUP,
+            top_k=MAX_TOP_K,
+            local_experts=LOCAL_EXPERTS,
+            slots=tokens_at_once(),
+            nodes=nodes,
         )
         return 2 * align(length, 128)
 

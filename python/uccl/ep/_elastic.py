@@ -13,7 +13,7 @@ import torch
 from uccl import _core
 from uccl.ep._backend import BufferParams, DispatchOptions, NormalHandleState, combine_options
 from uccl.ep._base import BaseBuffer
-from uccl.ep._checks import NotHere, check, refuse_unknown
+from uccl.ep._checks import NotHere, check, check_count, refuse_unknown
 from uccl.ep._config import LOCAL_EXPERTS, MAX_TOP_K
 from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._handles import EPHandle
@@ -164,6 +164,8 @@ class ElasticBuffer(BaseBuffer):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
+        check_count("num_bytes", num_bytes)
+        check_count("num_max_tokens_per_rank", num_max_tokens_per_rank)
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         # Callers write 0 and 1 too.
         self.allow_hybrid_mode = bool(allow_hybrid_mode)
@@ -224,16 +226,31 @@ class ElasticBuffer(BaseBuffer):
 
         Returns:
             Bytes, a multiple of 2 MiB.
+
+        Raises:
+            ValueError: For a negative number.
         """
-        spread = get_logical_domain_size(group, allow_hybrid_mode)
+        check_count("num_max_tokens_per_rank", num_max_tokens_per_rank)
+        check_count("hidden", hidden)
+        check_count("num_topk", num_topk)
+        count, ranks = get_logical_domain_size(group, allow_hybrid_mode)
         # Nodes of one rank have nothing to relay.
-        spread = spread if spread[1] > 1 else (1, group.size())
+        nodes = _core.EpNodes(count, ranks) if ranks > 1 else _core.EpNodes(1, group.size())
         tokens, top_k = num_max_tokens_per_rank, num_topk or MAX_TOP_K
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
         # One more token: room for the gaps between ranks in zero-copy rows.
-        dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens + 1, spread)
-        slots = _core.ep_row_slots(top_k, spread) if allow_multiple_reduction else top_k
-        combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
+        dispatch = _core.ep_dispatch_len(
+            payload=payload,
+            scales=scales,
+            top_k=top_k,
+            local_experts=LOCAL_EXPERTS,
+            slots=tokens + 1,
+            nodes=nodes,
+        )
+        slots = _core.ep_row_slots(top_k, nodes) if allow_multiple_reduction else top_k
+        combine = _core.ep_row_place_len(
+            values=2 * hidden, weights=top_k, slots=slots, tokens=tokens
+        )
         return align(max(dispatch, combine), UNIT)
 
     def barrier(
@@ -271,8 +288,8 @@ class ElasticBuffer(BaseBuffer):
 
         It is one node unless all nodes have as many ranks, one behind the other.
         """
-        nodes, ranks = self._there().native.nodes
-        return nodes, ranks
+        nodes = self._there().native.nodes
+        return nodes.count, nodes.ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """Returns the number of nodes, and of ranks on each, as dispatch sees them.
@@ -459,12 +476,13 @@ class ElasticBuffer(BaseBuffer):
             bool(use_tma_aligned_col_major_sf),
             bool(zero_copy),
         )
+        of_backend = options.dispatch
         if handle is None:
             routing = backend.by_choices(choices, num_experts)
         else:
             routing = backend.by_handle(handle.state)
         received, state, counts = backend.dispatch(
-            (rows, scales), topk_weights, routing, options.dispatch
+            (rows, scales), topk_weights, routing, of_backend
         )
         if handle is None:
             handle = self._new_handle(options, choices, state, counts, received.choices)
@@ -581,8 +599,10 @@ class ElasticBuffer(BaseBuffer):
 
 def check_options(options: ElasticOptions) -> None:
     """Raises for options that exclude each other."""
-    if options.alignment < 1:
-        raise ValueError(f"expert_alignment is at least 1, not {options.alignment}")
+    check_count("expert_alignment", options.alignment, 1)
+    check_count("num_experts", options.num_experts)
+    check_count("num_max_tokens_per_rank", options.max_tokens)
+    check_count("num_sms", options.num_sms)
     if options.zero_copy and (options.do_cpu_sync or options.do_expand or options.is_col_major):
         raise ValueError(
             "zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay "
@@ -640,8 +660,8 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
     known = KNOWN_NODES.get(group)
     if known is None:
         nodes = Ranks(group).exchange(_core.ep_node(node_of_environment()))
-        known = _core.ep_nodes([node for node in nodes if node is not None])
-        KNOWN_NODES[group] = known
+        found = _core.ep_nodes([node for node in nodes if node is not None])
+        known = KNOWN_NODES[group] = found.count, found.ranks
     return known
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from uccl.ep._checks import CPU, check
-from uccl.ep._tensors import address, align
+from uccl.ep._tensors import RowScales, ScaleTiles, address, align
 
 #: Channels that share a scale in FP8.
 GROUP = 128
@@ -84,7 +84,7 @@ class Format:
             tiles = (local, tile_rows, hidden // 64, 32, 4, 4)
             scales = allocator.empty(tiles, torch.float8_e4m3fn)
             returned = packed.permute(1, 2, 0), scales.permute(3, 4, 1, 5, 2, 0)
-            return RecvTensors(packed, returned, {"tiles": (address(scales), tile_rows)})
+            return RecvTensors(packed, returned, {"tiles": ScaleTiles(address(scales), tile_rows)})
         if self.name == "bytes":
             values = allocator.shared(shape, torch.bfloat16)
             return RecvTensors(values, values, {})
@@ -92,7 +92,7 @@ class Format:
         is_packed = self.name == "exponent"
         words = hidden // (4 * GROUP if is_packed else GROUP)
         scales = allocator.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
-        strides = address(scales), 1, (words - 1) * rows, rows
+        strides = RowScales(address(scales), 1, rows, expert_stride=(words - 1) * rows)
         return RecvTensors(values, (values, scales.mT), {"scales": strides})
 
 

@@ -53,6 +53,8 @@ class Ranks:
                 "a buffer needs the ranks' group (or comm, an MPI communicator; or store, rank and "
                 "num_ranks)"
             )
+        elif not 0 <= rank < num_ranks:
+            raise ValueError(f"rank is 0 to num_ranks - 1, not {rank} of {num_ranks} ranks")
         else:
             self.rank, self.size = rank, num_ranks
 

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from uccl.ep._checks import CPU, check, on_device
+
+
+class TokenScales(NamedTuple):
+    """The scales of tokens, with strides in words."""
+
+    words: int
+    """Their address."""
+    token_words: int
+    """Words of a token."""
+    token_stride: int
+    word_stride: int
+
+
+class RowScales(NamedTuple):
+    """The scales of received rows, with strides in words."""
+
+    words: int
+    """Their address."""
+    row_stride: int
+    word_stride: int
+    expert_stride: int = 0
+    """Added for each expert before the row's."""
+
+
+class ScaleTiles(NamedTuple):
+    """The scales of received rows in tiles."""
+
+    words: int
+    """Their address."""
+    tile_rows: int
+    """Tile rows of each expert."""
 
 
 class PoolMemory:
@@ -56,9 +87,8 @@ def weights_address(weights: torch.Tensor | None) -> int:
 
 def scales_in(
     scales: torch.Tensor | None, tokens: int, device: torch.device = CPU
-) -> tuple[int, int, int, int] | None:
-    """Scales of four bytes each, of any strides: address, words of a token, strides by token and by
-    word."""
+) -> TokenScales | None:
+    """Scales of four bytes each, of any strides."""
     if scales is None:
         return None
     on_device("scales", scales, device)
@@ -69,7 +99,8 @@ def scales_in(
             f"scales are of {scales.dtype} and {tuple(scales.shape)}, and should be of 4 bytes and "
             f"({tokens}, any)"
         )
-    return address(scales), scales.shape[1], scales.stride(0), scales.stride(1)
+    token_stride, word_stride = scales.stride()
+    return TokenScales(address(scales), scales.shape[1], token_stride, word_stride)
 
 
 def scales_for(scales: torch.Tensor | None, rows: int, is_col_major: bool) -> torch.Tensor | None:

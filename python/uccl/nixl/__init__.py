@@ -12,10 +12,10 @@ or in the program, before its first agent::
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Union
 
-from uccl import _core
 from uccl.nixl import _find
 
 __all__ = ["NixlNotFound", "plugin_dir"]
@@ -27,7 +27,9 @@ NixlNotFound = _find.NixlNotFound
 _PLUGIN = Path(__file__).with_name("libplugin_UCCL.so")
 
 
-def plugin_dir(nixl_plugins: Union[str, os.PathLike[str], None] = None) -> str:
+def plugin_dir(
+    nixl_plugins: Union[str, os.PathLike[str], None] = None, *, instead_of_ucx: bool = False
+) -> str:
     """The folder to name in ``NIXL_PLUGIN_DIR``: NIXL's own plugins and this project's.
 
     NIXL looks for plugins in one folder only. This one holds links to all of them, lies in the user's cache and is
@@ -36,8 +38,18 @@ def plugin_dir(nixl_plugins: Union[str, os.PathLike[str], None] = None) -> str:
     ``nixl_plugins`` is NIXL's own folder of plugins. Without it, it is that of the package that ``import nixl`` would
     choose among those installed. Nothing of NIXL is loaded for that.
 
+    With ``instead_of_ucx`` NIXL finds this project's plugin under the name ``UCX`` too, for programs that ask for
+    that backend alone. Kernels of ``nixl_ep`` need UCX itself: the plugin refuses to be ``UCX`` in a process that
+    has loaded them, and this function raises ``RuntimeError`` there.
+
     Raises :class:`NixlNotFound` (an ``ImportError``) if NIXL is not installed, or too old for this plugin;
     ``FileNotFoundError`` if there are no plugins where they should be; ``OSError`` if no folder can be made.
     """
+    from uccl import _core
+
+    if instead_of_ucx and "nixl_ep" in sys.modules:
+        raise RuntimeError(
+            "nixl_ep is imported here, and its kernels need UCX itself: instead_of_ucx is for programs without it"
+        )
     theirs = _find.plugins() if nixl_plugins is None else os.fspath(nixl_plugins)
-    return str(_core._nixl_plugin_dir(str(_PLUGIN), theirs))
+    return str(_core._nixl_plugin_dir(str(_PLUGIN), theirs, instead_of_ucx))

@@ -17,9 +17,14 @@ def main(arguments: list[str] | None = None, prog: str = "python -m uccl.nixl") 
     parser.add_argument(
         "--nixl-plugins", metavar="DIR", help="where NIXL's own plugins are [default: found]"
     )
+    parser.add_argument(
+        "--instead-of-ucx",
+        action="store_true",
+        help="UCCL's under UCX's name too, for programs that ask NIXL for UCX alone",
+    )
     options = parser.parse_args(arguments)
     try:
-        print(plugin_dir(options.nixl_plugins))
+        print(plugin_dir(options.nixl_plugins, instead_of_ucx=options.instead_of_ucx))
     except (ImportError, OSError) as error:
         print(f"uccl: {error}", file=sys.stderr)
         return 1

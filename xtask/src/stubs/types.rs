@@ -11,6 +11,7 @@ use syn::{
 const OBJECTS: &[(&str, &str)] = &[
     ("desc_list", "Iterable[XferDesc]"),
     ("exchange", "Callable[[bytes], list[bytes | None]]"),
+    ("memory", "_DispatchMemory"),
     ("meta", "Buffer"),
     ("metadata", "Buffer"),
     ("metadata_bytes", "Buffer"),

@@ -24,6 +24,7 @@ fn facts(files: &[(&str, &str)]) -> Facts {
         rdma: rdma::Facts::none(),
         gpus: Gpus::elsewhere(),
         settings: Ok(Config::default()),
+        frameworks: Vec::new(),
     }
 }
 

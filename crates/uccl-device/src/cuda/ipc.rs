@@ -65,7 +65,7 @@ pub struct FdExport {
 
 /// The means by which another process reaches some memory.
 #[derive(Debug)]
-pub enum Exported {
+pub enum MemoryExport {
     /// A handle to the allocation that contains the memory.
     Legacy(LegacyExport),
     /// The pieces that contain the memory, adjacent and in the order of their addresses.
@@ -91,7 +91,7 @@ impl Exporter {
     ///
     /// # Errors
     /// [`GpuError::NotExportable`] if there is no way, [`GpuError::Driver`] if the driver refuses.
-    pub fn export(&self, address: u64, len_bytes: usize) -> Result<Exported, GpuError> {
+    pub fn export(&self, address: u64, len_bytes: usize) -> Result<MemoryExport, GpuError> {
         let pointer = classify(address)?;
         let MemoryKind::Cuda { device } = pointer.kind else {
             return Err(refused(address, format!("it is {} memory", pointer.kind)));
@@ -100,11 +100,11 @@ impl Exporter {
         if pointer.legacy_ipc {
             let allocation = pointer.allocation.ok_or_else(|| no_range(address))?;
             within(&allocation, address, len_bytes)?;
-            return self.by_handle(context, allocation).map(Exported::Legacy);
+            return self.by_handle(context, allocation).map(MemoryExport::Legacy);
         }
         Pieces { context, end: end_of(address, len_bytes)? }
             .export(address, pointer)
-            .map(Exported::Descriptors)
+            .map(MemoryExport::Descriptors)
     }
 
     fn by_handle(

@@ -48,13 +48,15 @@ pub use event::Event;
 pub use facts::VisibleGpu;
 pub use flush::{expect_writes_to, flush_writes, flush_writes_of};
 pub use gpus::Gpus;
-pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, Mapping, PeerId};
+pub use ipc::{
+    Exporter, FdExport, Importer, IpcHandle, LegacyExport, Mapping, MemoryExport, PeerId,
+};
 pub use link::GpuLink;
 pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, PoolBuffer};
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
 pub use reaper::wait_until_given_back;
-pub use signal::{Passing, Signal};
+pub use signal::{Signal, WordWait};
 pub use stream::{Priority, Stream, has_few_queues};
 pub use uuid::{GpuUuid, ParseGpuUuidError};
 pub use visible::{VisibleDevices, VisibleEntry};

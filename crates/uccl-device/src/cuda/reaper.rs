@@ -18,11 +18,11 @@
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use super::{device::Context, driver::Driver, raw::Code};
+use crate::DemandThread;
 
 /// How long the process waits at exit for the remaining calls.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
@@ -40,9 +40,7 @@ struct State {
     holds: usize,
     /// The reaper is in a driver call.
     speaking: bool,
-    /// The reaper's thread, which runs or has just ended.
-    thread: Option<JoinHandle<()>>,
-    is_running: bool,
+    thread: DemandThread,
     /// Whether `at_exit` is registered, and whether the process is exiting.
     watches_exit: bool,
     exiting: bool,
@@ -52,8 +50,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     returns: VecDeque::new(),
     holds: 0,
     speaking: false,
-    thread: None,
-    is_running: false,
+    thread: DemandThread::new(),
     watches_exit: false,
     exiting: false,
 });
@@ -98,34 +95,26 @@ pub(crate) fn later(
         std::mem::forget(state.returns.pop_back());
         return;
     }
-    if !state.is_running {
-        start(&mut state);
-    }
+    start(&mut state);
     CHANGED.notify_all();
 }
 
-/// Starts the thread. If the system has no thread left, the calls wait until one is started for a
-/// later call.
+/// Starts the thread, unless it runs. If the system has no thread left, the calls wait until one is
+/// started for a later call.
 fn start(state: &mut State) {
     if !state.watches_exit {
         // SAFETY: the function exists as long as this code does: a library that is unloaded runs
         // its exit handlers first.
         state.watches_exit = unsafe { libc::atexit(at_exit) } == 0;
     }
-    if let Some(ended) = state.thread.take() {
-        // It has left its loop and is about to return.
-        let _ = ended.join();
-    }
-    let thread = thread::Builder::new().name("uccl-gpu-reaper".to_owned()).spawn(reap);
-    state.is_running = thread.is_ok();
-    state.thread = thread.ok();
+    let _ = state.thread.start("uccl-gpu-reaper", reap);
 }
 
 fn reap() {
     let mut state = state();
     loop {
         if state.exiting || state.returns.is_empty() {
-            state.is_running = false;
+            state.thread.leave();
             CHANGED.notify_all();
             return;
         }
@@ -148,11 +137,8 @@ extern "C" fn at_exit() {
     let mut state = state();
     state.exiting = true;
     CHANGED.notify_all();
-    wait_until(state, EXIT_PATIENCE, |state| !state.is_running);
-    let thread = self::state().thread.take();
-    if let Some(thread) = thread.filter(JoinHandle::is_finished) {
-        let _ = thread.join();
-    }
+    wait_until(state, EXIT_PATIENCE, |state| !state.thread.is_running());
+    self::state().thread.join_if_over();
 }
 
 /// Announces that streams may be made to wait for the host, until [`hold_ends`]. If the reaper is

@@ -91,7 +91,7 @@ impl Signal {
 /// A stream's wait for a word that another thread or device changes. While this exists, the reaper
 /// makes no driver call that would have to wait for the stream.
 #[derive(Debug)]
-pub struct Passing {
+pub struct WordWait {
     event: Event,
     _known: ReaperHold,
 }
@@ -113,7 +113,7 @@ impl Drop for ReaperHold {
     }
 }
 
-impl Passing {
+impl WordWait {
     /// Makes work enqueued on the stream from now on wait for a word, as [`Stream::wait_for_word`]
     /// does.
     ///

@@ -3,8 +3,8 @@
 use std::{fs::File, sync::Arc};
 
 use uccl_device::cuda::{
-    AddressRange, DeviceBuffer, Exported, Exporter, GpuError, Gpus, Importer, IpcHandle,
-    LegacyExport, Mapping, PeerId, Physical, PinnedBuffer, PoolBuffer,
+    AddressRange, DeviceBuffer, Exporter, GpuError, Gpus, Importer, IpcHandle, LegacyExport,
+    Mapping, MemoryExport, PeerId, Physical, PinnedBuffer, PoolBuffer,
 };
 
 use crate::{
@@ -46,7 +46,7 @@ fn opened(importer: &Importer, message: &[u8]) -> Result<Arc<Mapping>, GpuError>
 
 fn legacy(exporter: &Exporter, address: u64, len: usize) -> LegacyExport {
     match exporter.export(address, len).expect("it can be exported") {
-        Exported::Legacy(export) => export,
+        MemoryExport::Legacy(export) => export,
         other => panic!("plain memory has a handle, and not {other:?}"),
     }
 }
@@ -138,9 +138,12 @@ fn descriptors_map_pieces_in_another_process() {
         upload(context, range.address(), &pattern(12, 3 * piece));
         let exporter = Exporter::default();
         let second = exporter.export(range.address() + piece as u64 + 5, 100).expect("exported");
-        assert!(matches!(&second, Exported::Descriptors(list) if list.len() == 1), "{second:?}");
+        assert!(
+            matches!(&second, MemoryExport::Descriptors(list) if list.len() == 1),
+            "{second:?}"
+        );
         let exported = exporter.export(range.address(), 3 * piece).expect("exported");
-        let Exported::Descriptors(list) = exported else { panic!("not by descriptor") };
+        let MemoryExport::Descriptors(list) = exported else { panic!("not by descriptor") };
         let bases: Vec<_> = list.iter().map(|export| export.base - range.address()).collect();
         assert_eq!(bases, [0, piece as u64, 2 * piece as u64]);
         let fds: Vec<_> = list.into_iter().map(|export| export.fd).collect();

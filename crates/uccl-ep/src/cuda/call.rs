@@ -34,21 +34,7 @@ pub(super) fn dispatch_call(
         values: [0, tokens],
     };
     let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
-    Ok((call, area_of(record, local, slots)))
-}
-
-fn area_of(record: &Record, local: usize, slots: usize) -> Area {
-    Area {
-        len: record.area(local, slots) as u64,
-        first: Record::first_at(local) as u32,
-        stride: record.stride() as u32,
-        payload: record.payload as u32,
-        scales: record.scales as u32,
-        scales_at: record.scales_at() as u32,
-        choices_at: record.choices_at() as u32,
-        places_at: record.weights_at() as u32,
-        token_at: record.token_at() as u32,
-    }
+    Ok((call, Area::of(record, local, slots)))
 }
 
 /// The kernels' parameters of a call with such rows, and with so many slots for each rank;

@@ -99,6 +99,33 @@ impl Choices {
     }
 }
 
+/// Alignment of a sub-buffer, in words of four bytes: torch has other kernels for tensors that are
+/// not aligned so.
+const OFFSET_WORDS: usize = 4;
+
+/// The offsets of sub-buffers, one behind the other, in words of four bytes. Lengths that no memory
+/// has stay too large.
+#[derive(Default)]
+pub(super) struct Offsets {
+    /// The end of the last sub-buffer.
+    pub(super) len: usize,
+}
+
+impl Offsets {
+    /// The offset of the next sub-buffer, of so many words.
+    pub(super) fn next(&mut self, words: usize) -> usize {
+        let offset = self.len;
+        let aligned = words.div_ceil(OFFSET_WORDS).saturating_mul(OFFSET_WORDS);
+        self.len = offset.saturating_add(aligned);
+        offset
+    }
+
+    /// As [`next`](Self::next), for scratch memory of so many bytes.
+    pub(super) fn next_bytes(&mut self, len: usize) -> usize {
+        self.next(len.div_ceil(size_of::<u32>()))
+    }
+}
+
 /// Fails unless rows can be moved in vectors of 16 bytes.
 pub(super) fn check_rows(what: &str, rows: u64, stride: usize, len: usize) -> Result<()> {
     if rows.is_multiple_of(16) && stride.is_multiple_of(16) && len.is_multiple_of(16) {

@@ -9,6 +9,7 @@ use crate::{
     shared::{
         header,
         places::{ROUND, SLOTS},
+        record::Record,
         routing::MAX_EXPERTS,
         routing::MAX_TOP_K,
     },
@@ -258,6 +259,23 @@ kernel_struct! {
         /// Records of the CPU have weights here.
         places_at: u32,
         token_at: u32,
+    }
+}
+
+impl Area {
+    /// The layout of an area with `slots` such records, of a rank with `local` experts.
+    pub(super) fn of(record: &Record, local: usize, slots: usize) -> Self {
+        Self {
+            len: record.area(local, slots) as u64,
+            first: Record::first_at(local) as u32,
+            stride: record.stride() as u32,
+            payload: record.payload as u32,
+            scales: record.scales as u32,
+            scales_at: record.scales_at() as u32,
+            choices_at: record.choices_at() as u32,
+            places_at: record.weights_at() as u32,
+            token_at: record.token_at() as u32,
+        }
     }
 }
 

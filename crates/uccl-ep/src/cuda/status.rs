@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kernels_tell_are_the_errors_of_the_cpu() {
+    fn reports_of_kernels_are_the_errors_of_the_cpu() {
         let why = |rank: usize| (rank == 3).then(|| "has ended".to_owned());
         let said = |state| report(state).to_error(1, why).to_string();
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use uccl_device::{
     HostIdentity, Process,
     cuda::{
-        Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
-        PinnedBuffer, Priority, Stream,
+        Context, DeviceBuffer, Direction, Exporter, Importer, IpcHandle, Mapping, MemoryExport,
+        PeerId, PinnedBuffer, Priority, Stream,
     },
 };
 use uccl_wire::ep_gpu_card::EpGpuCard;
@@ -120,7 +120,7 @@ impl Window {
     pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
         let exported =
             Exporter::default().export(self.memory.address(), self.memory.len_bytes())?;
-        let Exported::Legacy(export) = exported else {
+        let MemoryExport::Legacy(export) = exported else {
             return Err(Error::invalid("the window's memory has no handle for other processes"));
         };
         Ok(EpGpuCard {

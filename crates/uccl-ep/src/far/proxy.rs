@@ -307,10 +307,14 @@ impl<S> Drop for Proxy<S> {
 
 #[cfg(test)]
 mod tests {
+    use uccl_fabric::shm::sync::Word;
     use uccl_p2p::Uninterrupted;
 
     use super::{
-        super::fifo::{Fifo, RingMemory},
+        super::{
+            command::LAP,
+            fifo::{Fifo, RingMemory, SLOTS_AT},
+        },
         *,
     };
 
@@ -454,6 +458,112 @@ mod tests {
         proxy.carry_out(signal);
         assert!(shared.counters.read().writes == sent && !proxy.is_busy(), "it is written to");
         drop(both);
+    }
+
+    /// The words of a ring of one slot.
+    struct LateRing(Vec<LateWord>);
+
+    /// A word of a ring. The one with a push is the last that a look at the ring loads.
+    struct LateWord {
+        value: Arc<AtomicU64>,
+        push: Option<LatePush>,
+    }
+
+    /// A producer that pushes a command, and requests a flush, right behind the proxy's first look
+    /// at the ring.
+    struct LatePush {
+        first_half: Arc<AtomicU64>,
+        shared: Arc<ProxyShared>,
+        looks: AtomicU64,
+        /// Whether the flush is complete at the proxy's second look, which finds the command.
+        is_early: Arc<AtomicBool>,
+    }
+
+    impl Word for LateWord {
+        fn new(value: u64) -> Self {
+            Self { value: Arc::new(AtomicU64::new(value)), push: None }
+        }
+
+        fn load(&self, order: Ordering) -> u64 {
+            let seen = self.value.load(order);
+            let Some(push) = &self.push else { return seen };
+            match push.looks.fetch_add(1, Ordering::AcqRel) {
+                0 => {
+                    let signal = Command::Signal { peer: 1, word: 0, mark: 2 };
+                    let [first, second] = signal.to_halves().unwrap().map(|half| half | LAP);
+                    push.first_half.store(first, Ordering::Release);
+                    self.value.store(second, Ordering::Release);
+                    push.shared.request_flush();
+                }
+                1 => push.is_early.store(push.shared.is_flushed(1), Ordering::Release),
+                _ => {}
+            }
+            seen
+        }
+
+        fn store(&self, value: u64, order: Ordering) {
+            self.value.store(value, order);
+        }
+
+        fn swap(&self, value: u64, order: Ordering) -> u64 {
+            self.value.swap(value, order)
+        }
+
+        fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+            self.value.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
+        }
+
+        fn fence(order: Ordering) {
+            fence(order);
+        }
+
+        fn fence_for_loom() {}
+    }
+
+    impl Storage for LateRing {
+        type Word = LateWord;
+
+        fn words(&self) -> &[LateWord] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_flush_that_is_requested_behind_a_look_covers_the_push_before_it() {
+        let own = endpoint();
+        let memory = vec![0u8; 64];
+        // SAFETY: the memory outlives the endpoint.
+        let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
+        let shared = Arc::new(ProxyShared::new(Vec::new()));
+        let is_early = Arc::new(AtomicBool::new(false));
+        let mut words: Vec<_> = (0..SLOTS_AT + 2).map(|_| LateWord::new(0)).collect();
+        words[SLOTS_AT + 1].push = Some(LatePush {
+            first_half: Arc::clone(&words[SLOTS_AT].value),
+            shared: Arc::clone(&shared),
+            looks: AtomicU64::new(0),
+            is_early: Arc::clone(&is_early),
+        });
+        let proxy = Proxy {
+            endpoint: own.clone(),
+            shared: Arc::clone(&shared),
+            popper: Popper::new(Fifo::new(LateRing(words), 1)),
+            source: (mr, memory.as_ptr().addr()),
+            peers: Vec::new(),
+            timeout: Duration::from_secs(20),
+            most: 64,
+            sleep: NAP,
+        };
+        let proxy = thread::spawn(move || proxy.run());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !shared.is_flushed(1) {
+            assert!(Instant::now() < deadline, "it is never complete");
+            thread::sleep(NAP);
+        }
+        shared.is_closed.store(true, Ordering::Release);
+        proxy.join().unwrap();
+        assert_eq!(shared.counters.read().commands, 1);
+        assert!(!is_early.load(Ordering::Acquire), "complete before the command is taken");
+        drop((own, memory));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::{
     mem,
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
+use uccl_device::DemandThread;
 
 use super::{blocks::Block, group::Group};
 
@@ -28,12 +29,11 @@ struct DroppedBlock {
 #[derive(Default)]
 struct DroppedBlocks {
     blocks: Vec<DroppedBlock>,
-    has_thread: bool,
-    thread: Option<JoinHandle<()>>,
+    thread: DemandThread,
 }
 
 static DROPPED: Mutex<DroppedBlocks> =
-    Mutex::new(DroppedBlocks { blocks: Vec::new(), has_thread: false, thread: None });
+    Mutex::new(DroppedBlocks { blocks: Vec::new(), thread: DemandThread::new() });
 
 /// Drops a block once its peers have read it, even if its group is dropped: a peer that ends a
 /// combine later maps the block only then. A peer that does not read it within the group's timeout
@@ -43,16 +43,11 @@ pub fn release_block(group: Arc<Group>, block: Arc<Block>) {
     let mut dropped = DROPPED.lock();
     dropped.blocks.push(DroppedBlock { group, block, until });
     let released = dropped.take_released();
-    let is_needed = !dropped.blocks.is_empty() && !dropped.has_thread;
-    let ended = if is_needed { dropped.thread.take() } else { None };
-    if is_needed {
-        let thread = thread::Builder::new().name("uccl-ep-blocks".into()).spawn(check_blocks);
+    if !dropped.blocks.is_empty() {
         // Without a thread, the next dropped block has all blocks checked.
-        (dropped.has_thread, dropped.thread) = (thread.is_ok(), thread.ok());
+        let _ = dropped.thread.start("uccl-ep-blocks", check_blocks);
     }
     drop(dropped);
-    // The thread has announced its end. A panic of it has been reported.
-    ended.into_iter().for_each(|thread| drop(thread.join()));
     // The end of a group may wait for its peers, so it happens without the lock.
     drop(released);
 }
@@ -79,8 +74,7 @@ fn check_blocks() {
         nap = longest.min(2 * nap);
         let mut dropped = DROPPED.lock();
         if dropped.blocks.is_empty() {
-            dropped.has_thread = false;
-            return;
+            return dropped.thread.leave();
         }
         let released = dropped.take_released();
         drop(dropped);

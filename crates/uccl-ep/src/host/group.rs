@@ -450,11 +450,8 @@ impl Group {
             return Err(Error::Overdue { phase, rank, awaited, waited });
         }
         let late = awaited.iter().zip(times).filter(|(_, time)| *time >= timeout);
-        // A rank that has not made room may itself wait for the ranks with missing data. It
-        // gets the same time again.
-        let lacks_data = late.clone().any(|(late, _)| late.what == MissingMark::DATA);
-        let late = late.filter(|(late, _)| !lacks_data || late.what == MissingMark::DATA);
-        late.for_each(|(late, _)| self.drop_peer(late.peer, call));
+        let late: Vec<_> = late.map(|(late, _)| late).collect();
+        first_to_drop(&late).for_each(|late| self.drop_peer(late.peer, call));
         (*backoff, *missing_times) = (Backoff::new(), MissingTimes::default());
         Ok(())
     }
@@ -493,6 +490,13 @@ impl Group {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
     }
+}
+
+/// The late words whose peers are dropped first. A rank that has not made room may itself wait for
+/// the ranks with missing data, so it gets the same time again.
+fn first_to_drop<'a>(late: &'a [&MissingMark]) -> impl Iterator<Item = &'a MissingMark> {
+    let lacks_data = late.iter().any(|late| late.what == MissingMark::DATA);
+    late.iter().copied().filter(move |late| !lacks_data || late.what == MissingMark::DATA)
 }
 
 /// An awaited word of a peer from which no more words are to be expected, and the reason.
@@ -761,6 +765,21 @@ mod tests {
         says(&peer, 3 + SLOTS as u64, 0, false);
         says(&own, 3 + SLOTS as u64, 0, false);
         assert!(own.is_read(&block), "who takes part in a later call has ended this one");
+    }
+
+    #[test]
+    fn ranks_with_missing_data_are_dropped_before_ranks_without_room() {
+        let late = |peer, what| {
+            let mark = Mark { call: 1, round: 0, is_last: false };
+            MissingMark { peer, owner: peer, what, expected: mark, seen: mark }
+        };
+        let [room, data, end] = [MissingMark::ROOM, MissingMark::DATA, MissingMark::END];
+        let dropped = |late: &[MissingMark]| {
+            let late: Vec<_> = late.iter().collect();
+            first_to_drop(&late).map(|late| late.peer).collect::<Vec<_>>()
+        };
+        assert_eq!(dropped(&[late(1, room), late(2, data), late(3, end), late(4, data)]), [2, 4]);
+        assert_eq!(dropped(&[late(1, room), late(3, end)]), [1, 3], "no data is missing");
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub enum Error {
     /// An argument is wrong. Nothing was done.
     #[error("{0}")]
     Invalid(String),
+    /// This rank has more tokens than a call has room for, and made none. Its peers wait for the
+    /// call until it tells them, by `announce_too_many` of its group.
+    #[error("{0}")]
+    TooManyTokens(String),
     /// A peer is late.
     #[error("{}", overdue(*.phase, *.rank, .awaited, *.waited))]
     Overdue {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use uccl_device::cuda::{Exported, Exporter, GpuError, GpuUuid, Gpus, classify};
+use uccl_device::cuda::{Exporter, GpuError, GpuUuid, Gpus, MemoryExport, classify};
 use uccl_wire::gpu_offer::{GpuOffer, MAX_OFFER_PIECES, Means};
 
 use crate::mem::{Span, next_id};
@@ -31,16 +31,16 @@ impl GpuShare {
         let gpu = gpu_of(address)?.0;
         let id = next_id().map_err(|e| not_exportable(address, e.to_string()))?;
         let share = match EXPORTER.export(address, span.len)? {
-            Exported::Legacy(export) => {
+            MemoryExport::Legacy(export) => {
                 let (base, len) = (export.base, export.len_bytes as u64);
                 let means = Means::Handle(export.handle.0);
                 Self { offer: GpuOffer { id, gpu, base, len, means }, fds: Vec::new() }
             }
-            Exported::Descriptors(pieces) if pieces.len() > MAX_OFFER_PIECES => {
+            MemoryExport::Descriptors(pieces) if pieces.len() > MAX_OFFER_PIECES => {
                 let why = format!("it is made of more than {MAX_OFFER_PIECES} pieces");
                 return Err(not_exportable(address, why));
             }
-            Exported::Descriptors(pieces) => {
+            MemoryExport::Descriptors(pieces) => {
                 let base = pieces.first().map_or(address, |piece| piece.base);
                 let lens: Vec<u64> = pieces.iter().map(|piece| piece.len_bytes as u64).collect();
                 let len = lens.iter().sum();

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uccl_fabric::guarded::{self, Unmapped};
 use uccl_fabric::mem::Span;
-use uccl_fabric::pipe::{PipeRx, PipeTx};
+use uccl_fabric::pipe::{Backlog, PipeRx, PipeTx};
 
 use super::segment::{MapMode, Mapping, Words};
 use super::sync::Word;
@@ -237,6 +237,13 @@ impl<S: Storage> Consumer<S> {
     #[inline]
     pub(crate) fn has_bytes(&self) -> bool {
         self.head != self.tail || self.storage.word(HEAD).load(Ordering::Acquire) != self.tail
+    }
+
+    /// Looks at what has come. A head that lies too far ahead is reported by the next receive.
+    fn backlog(&self) -> Backlog {
+        let has_ended = self.storage.word(CLOSED).load(Ordering::Acquire) != 0;
+        let head = self.storage.word(HEAD).load(Ordering::Acquire);
+        Backlog { bytes: head.wrapping_sub(self.tail) as usize, has_ended }
     }
 
     /// The result for an empty ring: no bytes yet, or the end.
@@ -456,6 +463,10 @@ impl PipeRx for RingRx {
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.
         unsafe { self.core.recv(spans) }
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        self.core.backlog()
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
 const LEN: usize = 300_000;
 
 /// A write or a read of the first side. The second side, the owner, makes the copy.
-struct Asked {
+struct OwnersCopy {
     sides: [Side; 2],
     local: Memory,
     remote: Memory,
@@ -29,7 +29,7 @@ struct Asked {
     transfer: TransferId,
 }
 
-impl Asked {
+impl OwnersCopy {
     /// Posts it. The owner holds back `hold_completions` completions.
     fn post(seed: u64, op: Op, hold_completions: u32, patience: std::time::Duration) -> Self {
         let mut lane = LaneChaos::default();
@@ -89,21 +89,21 @@ fn owners_copy_if_both_sides_agreed_to_it() {
 fn deregistration_ends_a_copy_that_was_asked_for() {
     each_seed(|seed| {
         let op = if seed % 2 == 0 { Op::Write } else { Op::Read };
-        let asked = Asked::post(seed, op, 3000, PATIENT);
-        asked.until_under_way();
-        asked.sides[1].ep.deregister(asked.there).expect("deregistered");
-        let now = asked.remote.now();
-        let conn = asked.sides[1].connection();
+        let copy = OwnersCopy::post(seed, op, 3000, PATIENT);
+        copy.until_under_way();
+        copy.sides[1].ep.deregister(copy.there).expect("deregistered");
+        let now = copy.remote.now();
+        let conn = copy.sides[1].connection();
         assert!(!conn.end_copies(0), "it is not over");
         drop(conn);
-        asked.sides[0].until("the end of a transfer", || asked.is_done());
-        let status = asked.status();
+        copy.sides[0].until("the end of a transfer", || copy.is_done());
+        let status = copy.status();
         let revoked = matches!(&status, Status::Failed(Error::RemoteAccess { reason, .. })
             if reason.contains("deregistration"));
         assert!(revoked || matches!(status, Status::Done(_)), "{status:?}");
-        assert!(asked.remote.now() == now, "a byte lands after the deregistration");
-        asked.sides[0].ep.deregister(asked.mr).expect("nothing uses it");
-        asked.leave();
+        assert!(copy.remote.now() == now, "a byte lands after the deregistration");
+        copy.sides[0].ep.deregister(copy.mr).expect("nothing uses it");
+        copy.leave();
     });
 }
 
@@ -111,58 +111,58 @@ fn deregistration_ends_a_copy_that_was_asked_for() {
 fn a_cancel_waits_for_the_owner() {
     each_seed(|seed| {
         let op = if seed % 2 == 0 { Op::Write } else { Op::Read };
-        let asked = Asked::post(seed, op, 3000, PATIENT);
+        let copy = OwnersCopy::post(seed, op, 3000, PATIENT);
         if seed % 3 > 0 {
-            asked.until_under_way();
+            copy.until_under_way();
         }
-        let status = asked.sides[0].ep.cancel(asked.transfer).expect("it is known");
-        let now = (asked.local.now(), asked.remote.now());
+        let status = copy.sides[0].ep.cancel(copy.transfer).expect("it is known");
+        let now = (copy.local.now(), copy.remote.now());
         assert!(
             matches!(status, Status::Done(_) | Status::Failed(Error::Cancelled { .. })),
             "{status:?}"
         );
         // The key that was made for the ask is revoked, and the owner copies nothing more.
-        asked.sides[0].ep.deregister(asked.mr).expect("nothing uses it");
-        assert!(asked.sides[0].ep.core().mrs.table.is_empty());
-        asked.sides[1].ep.deregister(asked.there).expect("nothing uses it");
-        assert!((asked.local.now(), asked.remote.now()) == now);
-        asked.leave();
+        copy.sides[0].ep.deregister(copy.mr).expect("nothing uses it");
+        assert!(copy.sides[0].ep.core().mrs.table.is_empty());
+        copy.sides[1].ep.deregister(copy.there).expect("nothing uses it");
+        assert!((copy.local.now(), copy.remote.now()) == now);
+        copy.leave();
     });
 }
 
 #[test]
 fn an_owner_that_does_not_end_it_is_given_up() {
-    let asked = Asked::post(1, Op::Read, u32::MAX, SHORT);
-    asked.until_under_way();
+    let copy = OwnersCopy::post(1, Op::Read, u32::MAX, SHORT);
+    copy.until_under_way();
     let status = std::thread::scope(|scope| {
-        let ended = scope.spawn(|| asked.sides[0].ep.cancel(asked.transfer).expect("it is known"));
+        let ended = scope.spawn(|| copy.sides[0].ep.cancel(copy.transfer).expect("it is known"));
         // The owner has received the cancel.
-        asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
+        copy.sides[1].until("a fence", || copy.is_fenced_at_owner());
         ended.join().expect("no panic")
     });
     assert!(matches!(status, Status::Failed(Error::Cancelled { .. })), "{status:?}");
-    let lost = asked.sides[0].ep.check_connection(asked.sides[0].conn);
+    let lost = copy.sides[0].ep.check_connection(copy.sides[0].conn);
     assert!(matches!(lost, Err(Error::ConnectionLost { .. })), "{lost:?}");
-    asked.sides[0].ep.deregister(asked.mr).expect("nothing uses it");
-    asked.leave();
+    copy.sides[0].ep.deregister(copy.mr).expect("nothing uses it");
+    copy.leave();
 }
 
 #[test]
 fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
-    let asked = Asked::post(1, Op::Write, u32::MAX, SHORT);
-    asked.until_under_way();
+    let copy = OwnersCopy::post(1, Op::Write, u32::MAX, SHORT);
+    copy.until_under_way();
     // The copy goes on, whichever side gives the other up first.
-    let copy = asked.sides[1].lanes[0].hold_copy();
+    let hold = copy.sides[1].lanes[0].hold_copy();
     let refused = std::thread::scope(|scope| {
-        let refused = scope.spawn(|| asked.sides[1].ep.deregister(asked.there));
+        let refused = scope.spawn(|| copy.sides[1].ep.deregister(copy.there));
         // The deregistration ends the copy, and does not only wait for it.
-        asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
+        copy.sides[1].until("a fence", || copy.is_fenced_at_owner());
         refused.join().expect("no panic").expect_err("a copy is under way")
     });
     assert!(refused.to_string().contains("may still touch"), "{refused}");
-    drop(copy);
-    asked.sides[0].until("the end of a transfer", || asked.is_done());
-    asked.leave();
+    drop(hold);
+    copy.sides[0].until("the end of a transfer", || copy.is_done());
+    copy.leave();
 }
 
 fn lease_of(side: &Side, mr: MrId) -> Lease {
@@ -222,12 +222,12 @@ fn says(message: &[u8]) -> bool {
     conn.send_message(&[message]);
     drop(conn);
     // A notification behind the message: if it succeeds, the message has been read.
-    let asked = sides[0].ep.run_notif(sides[0].conn, b"?", None, &mut crate::Uninterrupted);
+    let copy = sides[0].ep.run_notif(sides[0].conn, b"?", None, &mut crate::Uninterrupted);
     let check = sides[1].ep.check_connection(sides[1].conn);
     if let Err(e) = &check {
         assert!(matches!(e, Error::Protocol { .. }), "{e}");
     }
-    assert_eq!(asked.is_ok(), check.is_ok());
+    assert_eq!(copy.is_ok(), check.is_ok());
     sides.iter_mut().for_each(Side::leave);
     check.is_ok()
 }

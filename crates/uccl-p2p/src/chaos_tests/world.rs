@@ -249,6 +249,7 @@ fn side(
         instance: other.core().instance,
         same_host: true,
         takes_signals: true,
+        publishes: false,
     };
     let streams: Vec<_> =
         lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn MessageLane>).collect();

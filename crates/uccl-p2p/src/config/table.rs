@@ -217,6 +217,12 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "UCCL_P2P_PUBLISH",
+        default: "0",
+        doc: "`1` lets peers that are connected look up, by their addresses, the regions that the program publishes; others stay unknown to them",
+        apply: |config, value| flag(value).map(|publish| config.publish = publish),
+    },
+    Setting {
         name: "UCCL_P2P_RDMA_DEV",
         default: "the nearest to the GPU; all that are up, without one",
         doc: "RDMA devices to use, with commas between them, each with a port if not all of its ports are meant: `mlx5_0,mlx5_1:1`",

@@ -99,7 +99,7 @@ impl Connection {
 
     fn begin_asked(self: &Arc<Self>, id: u64, work: Work) -> Result<Arc<Transfer>, Answer> {
         let plan = Plan {
-            kind: Kind::Asked,
+            kind: Kind::PeerCopy,
             context: 0,
             conn: Arc::clone(self),
             bytes: work.len_bytes(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::core::connection::{
     Connection,
-    deferred::{Due, Mark, Start, Waiting},
+    deferred::{DeferredTransfer, DueTransfer, Mark, Start},
     transfer::Transfer,
 };
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ impl Connection {
             return self.begin_now(transfer, start);
         }
         transfer.expect_ops(1);
-        if !self.deferred.push(Waiting { after, transfer: Arc::clone(transfer), start }) {
+        if !self.deferred.push(DeferredTransfer { after, transfer: Arc::clone(transfer), start }) {
             return Err(self.lost_error());
         }
         self.begin_due();
@@ -60,8 +60,8 @@ impl Connection {
 
     /// Begins a transfer that may begin. Another thread may be ending it already, but has not found
     /// it among the deferred ones.
-    pub(super) fn begin_one(self: &Arc<Self>, due: Due) {
-        let Due { first: Waiting { transfer, start, .. }, hold, failed } = due;
+    pub(super) fn begin_one(self: &Arc<Self>, due: DueTransfer) {
+        let DueTransfer { first: DeferredTransfer { transfer, start, .. }, hold, failed } = due;
         let order = start.order();
         let begun = match failed {
             Some(e) => {

@@ -24,7 +24,7 @@ use self::{
     given_up::Aftermaths,
     workers::Workers,
 };
-use super::{held::HeldStreams, regions::Mrs, seats::Seats};
+use super::{held::HeldStreams, reached::Reached, regions::Mrs, seats::Seats};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -124,6 +124,8 @@ pub(crate) struct Core {
     pub(crate) aftermaths: Aftermaths,
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
+    /// The connections to peers that callers know by address only.
+    pub(crate) reached: Reached,
     /// The room for streams that peers open.
     pub(crate) seats: Seats,
     pub(super) notifs: Mutex<VecDeque<Notification>>,
@@ -168,6 +170,7 @@ impl Core {
                 untried: Vec::new(),
             }),
             accepted: Condvar::new(),
+            reached: Reached::default(),
             notifs: Mutex::default(),
             have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),

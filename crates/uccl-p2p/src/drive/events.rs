@@ -87,6 +87,10 @@ impl Connection {
             Event::NotifEnded { notif, is_delivered } => self.notif_ended(notif, is_delivered),
             Event::Signal { id, word, change } => handling = self.take_signal(id, word, change),
             Event::SignalEnded { signal, status } => self.signal_ended(&signal, status),
+            Event::LookUp { id, ranges } => self.answer_look_up(id, ranges),
+            Event::LookUpEnded { look_up, status, regions } => {
+                self.look_up_ended(&look_up, status, regions);
+            }
             Event::Notified => self.resume_notifs(),
             Event::AskEnded { ask, answer } => self.ask_ended(ask, answer),
             Event::Copy { id, direction, pieces } => self.begin_copy(id, direction, pieces),

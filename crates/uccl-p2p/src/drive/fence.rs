@@ -41,6 +41,8 @@ impl Connection {
             Kind::Recv => self.withdraw_recv(transfer),
             Kind::Send => self.withdraw_send(transfer),
             Kind::Notif => self.withdraw_notif(transfer),
+            // No memory is touched for it: it need not wait for the peer's answer.
+            Kind::LookUp => transfer.publish(Err(transfer.fence_error(why))),
             _ => {}
         }
     }

@@ -13,7 +13,7 @@ use uccl_fabric::lane::{HostLane, OpKind, OpName};
 use super::{
     core::connection::{
         Connection,
-        deferred::{Start, Waiting},
+        deferred::{DeferredTransfer, Start},
         transfer::Transfer,
     },
     route::Route,
@@ -72,20 +72,24 @@ impl Connection {
     }
 
     /// `Some`: it has not begun.
-    fn post_behind(self: &Arc<Self>, waiting: Waiting, host: &dyn HostLane) -> Option<Waiting> {
-        let Waiting { after, transfer, start } = waiting;
+    fn post_behind(
+        self: &Arc<Self>,
+        waiting: DeferredTransfer,
+        host: &dyn HostLane,
+    ) -> Option<DeferredTransfer> {
+        let DeferredTransfer { after, transfer, start } = waiting;
         let event = after.as_ref().and_then(|after| after.event());
         let (Some(event), Memory::One(memory)) = (event, transfer.memory()) else {
-            return Some(Waiting { after, transfer, start });
+            return Some(DeferredTransfer { after, transfer, start });
         };
         let Start::OneSided(op, Pieces { local, remote, .. }) = start else {
-            return Some(Waiting { after, transfer, start });
+            return Some(DeferredTransfer { after, transfer, start });
         };
         let kind = if op == Op::Read { OpKind::Read } else { OpKind::Write };
         let work = Work { kind, memory, local, remote };
         if !matches!(self.choose(&work, None), Route::Stream | Route::Streams) {
             let start = Start::OneSided(op, Pieces::merged(work.local, work.remote));
-            return Some(Waiting { after, transfer, start });
+            return Some(DeferredTransfer { after, transfer, start });
         }
         transfer.expect_ops(1);
         // SAFETY: the memory is inside regions, and the transfer holds their leases until its last
@@ -98,7 +102,7 @@ impl Connection {
             Err(back) => {
                 transfer.op_ended();
                 let start = Start::OneSided(op, Pieces::merged(back.local, back.remote));
-                Some(Waiting { after, transfer, start })
+                Some(DeferredTransfer { after, transfer, start })
             }
         }
     }

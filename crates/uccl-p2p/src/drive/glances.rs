@@ -12,24 +12,19 @@ use std::{
             Ordering::{Acquire, Release},
         },
     },
-    thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::GpuError;
+use uccl_device::{DemandThread, cuda::GpuError};
 use uccl_fabric::gpu::WordReader;
 
-use super::regions::Lease;
+use super::{pace::Pace, regions::Lease};
 use crate::{
     error::{Error, Result},
     ids::MrId,
 };
 
-/// How long the thread sleeps between two looks at the words.
-const NAP: Duration = Duration::from_micros(50);
-/// For this long after the last word was added, the thread yields instead of sleeping.
-const BRISK: Duration = Duration::from_millis(1);
 /// Most idle [`WordReader`]s that are kept for reuse.
 const MOST_SPARE: usize = 8;
 
@@ -42,10 +37,9 @@ struct State {
     added: Vec<(Arc<Word>, WordReader)>,
     /// All words, also those that are not looked at any more.
     words: Vec<Weak<Word>>,
-    last_added: Option<Instant>,
     spare: Vec<WordReader>,
-    thread: Option<JoinHandle<()>>,
-    is_running: bool,
+    pace: Pace,
+    thread: DemandThread,
 }
 
 struct Word {
@@ -58,16 +52,16 @@ struct Word {
 }
 
 /// A word that is looked at until this is dropped, and while the last look is under way.
-pub(crate) struct Looking(Arc<Word>);
+pub(crate) struct WatchedWord(Arc<Word>);
 
-impl Looking {
+impl WatchedWord {
     /// The word's value at the last look that has ended, and the beginning of that look.
     pub(super) fn seen(&self) -> std::result::Result<Option<(u64, Instant)>, GpuError> {
         self.0.seen.lock().clone()
     }
 }
 
-impl Drop for Looking {
+impl Drop for WatchedWord {
     fn drop(&mut self) {
         self.0.is_over.store(true, Release);
     }
@@ -78,7 +72,7 @@ impl Glances {
     ///
     /// # Errors
     /// When no more host memory can be locked, or no thread be started.
-    pub(super) fn at(&self, device: u32, address: usize, lease: Lease) -> Result<Looking> {
+    pub(super) fn at(&self, device: u32, address: usize, lease: Lease) -> Result<WatchedWord> {
         let spare = {
             let spare = &mut self.0.lock().spare;
             let at = spare.iter().position(|glance| glance.device() == device);
@@ -90,22 +84,14 @@ impl Glances {
         let (seen, is_over) = (Mutex::new(Ok(None)), AtomicBool::new(false));
         let word = Arc::new(Word { address, lease, seen, is_over });
         let mut state = self.0.lock();
-        if !state.is_running {
-            if let Some(ended) = state.thread.take() {
-                // It has left its loop. A panic has been reported already.
-                let _ = ended.join();
-            }
-            let ours = Arc::clone(&self.0);
-            let thread = std::thread::Builder::new().name("uccl-glances".to_owned());
-            let started = thread.spawn(move || look_at_all(&ours));
-            state.thread = Some(started.map_err(|e| Error::os("starting a thread", e))?);
-            state.is_running = true;
-        }
+        let ours = Arc::clone(&self.0);
+        let started = state.thread.start("uccl-glances", move || look_at_all(&ours));
+        started.map_err(|e| Error::os("starting a thread", e))?;
         state.words.retain(|word| word.strong_count() > 0);
         state.words.push(Arc::downgrade(&word));
         state.added.push((Arc::clone(&word), glance));
-        state.last_added = Some(Instant::now());
-        Ok(Looking(word))
+        state.pace.quicken();
+        Ok(WatchedWord(word))
     }
 
     /// Whether a look at a word of this region may be under way.
@@ -119,25 +105,20 @@ impl Drop for Glances {
     /// The thread ends when nothing is looked at. If the driver holds it up for good, it is left to
     /// itself.
     fn drop(&mut self) {
-        let thread = self.0.lock().thread.take();
-        if let Some(thread) = thread.filter(JoinHandle::is_finished) {
-            // A panic has been reported already.
-            let _ = thread.join();
-        }
+        self.0.lock().thread.join_if_over();
     }
 }
 
 fn look_at_all(all: &Mutex<State>) {
     let mut words: Vec<(Arc<Word>, WordReader)> = Vec::new();
     loop {
-        let is_brisk = {
+        let pace = {
             let mut state = all.lock();
             words.append(&mut state.added);
             if words.is_empty() {
-                state.is_running = false;
-                return;
+                return state.thread.leave();
             }
-            state.last_added.is_some_and(|at| at.elapsed() < BRISK)
+            state.pace
         };
         for (_, glance) in words.extract_if(.., |(word, glance)| !goes_on(word, glance)) {
             let mut state = all.lock();
@@ -145,10 +126,7 @@ fn look_at_all(all: &Mutex<State>) {
                 state.spare.push(glance);
             }
         }
-        match is_brisk {
-            true => std::thread::yield_now(),
-            false => std::thread::sleep(NAP),
-        }
+        pace.pause();
     }
 }
 

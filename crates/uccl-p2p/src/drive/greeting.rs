@@ -56,6 +56,9 @@ impl Greeting {
         if config.transport.allows_local() {
             features = features.with(Features::LOCAL).with(Features::SHARED_MEMORY);
         }
+        if config.publish {
+            features = features.with(Features::PUBLISHES);
+        }
         if devices::possible(config) {
             features = features.with(Features::RAILS);
         }
@@ -157,6 +160,7 @@ pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer 
         instance: hello.instance,
         same_host,
         takes_signals: hello.features.contains(Features::SIGNALS),
+        publishes: hello.features.contains(Features::PUBLISHES),
     }
 }
 

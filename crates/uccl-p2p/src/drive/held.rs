@@ -19,15 +19,18 @@ use std::{
             Ordering::{Acquire, Release},
         },
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{GpuError, Passing, Signal};
+use uccl_device::{
+    DemandThread,
+    cuda::{GpuError, Signal, WordWait},
+};
 
 use super::{
-    glances::{Glances, Looking},
+    glances::{Glances, WatchedWord},
+    pace::{self, Pace},
     regions::Lease,
 };
 use crate::{
@@ -35,10 +38,6 @@ use crate::{
     ids::MrId,
 };
 
-/// How long the thread sleeps between two looks.
-const NAP: Duration = Duration::from_micros(50);
-/// For this long after the last wait began, the thread yields instead of sleeping.
-const BRISK: Duration = Duration::from_millis(1);
 /// How long a GPU's word may take to be seen for the last time when its connection is lost.
 const LAST_LOOK: Duration = Duration::from_millis(200);
 
@@ -57,29 +56,28 @@ struct Shared {
 #[derive(Default)]
 struct State {
     waits: Vec<Wait>,
-    began: Option<Instant>,
-    thread: Option<JoinHandle<()>>,
-    is_running: bool,
+    pace: Pace,
+    thread: DemandThread,
 }
 
 /// A stream's wait. Once it is dropped, the stream goes on or has gone on.
 pub(crate) struct Wait {
     /// Keeps the word's region registered.
     pub(crate) lease: Lease,
-    pub(crate) what: What,
+    pub(crate) gate: Gate,
 }
 
 /// How a stream waits.
-pub(crate) enum What {
+pub(crate) enum Gate {
     /// For the word itself.
-    Passes(Passing),
+    Word(WordWait),
     /// For a signal.
-    Told(Box<Told>),
+    Signal(Box<SignalGate>),
 }
 
 /// A wait for a signal, which is given when the word is at the value or ahead of it, or the wait is
 /// over for another reason.
-pub(crate) struct Told {
+pub(crate) struct SignalGate {
     word: Source,
     at_least: u64,
     time: Duration,
@@ -99,10 +97,10 @@ pub(crate) type IsLost = Box<dyn Fn() -> Option<Error> + Send>;
 /// Where the word is.
 pub(crate) enum Source {
     Host(usize),
-    Gpu(Looking),
+    Gpu(WatchedWord),
 }
 
-impl Told {
+impl SignalGate {
     /// A wait that is over after this time (zero: never), and when a connection is lost.
     pub(crate) fn new(
         word: Source,
@@ -189,18 +187,9 @@ impl HeldStreams {
     pub(crate) fn add(&self, wait: Wait) {
         let mut state = self.0.state.lock();
         state.waits.push(wait);
-        state.began = Some(Instant::now());
-        if state.is_running {
-            return;
-        }
-        if let Some(ended) = state.thread.take() {
-            // It has left its loop.
-            let _ = ended.join();
-        }
+        state.pace.quicken();
         let shared = Arc::downgrade(&self.0);
-        let thread = std::thread::Builder::new().name("uccl-words".to_owned());
-        state.thread = thread.spawn(move || watch(&shared)).ok();
-        state.is_running = state.thread.is_some();
+        let _ = state.thread.start("uccl-words", move || watch(&shared));
     }
 
     /// Ends the waits for words of a region that are over or can be ended, because the region is
@@ -209,14 +198,14 @@ impl HeldStreams {
     pub(crate) fn end_those_of(&self, id: MrId, until: Option<Instant>) {
         self.0.end_if(|wait, is_closed| {
             if wait.lease.mr().id == id
-                && let What::Told(told) = &mut wait.what
+                && let Gate::Signal(signal) = &mut wait.gate
             {
-                told.end(Err(Error::UnknownRegion(id)));
+                signal.end(Err(Error::UnknownRegion(id)));
             }
             wait.is_over(is_closed)
         });
         while self.0.glances.are_at(id) && until.is_none_or(|until| Instant::now() < until) {
-            std::thread::sleep(NAP);
+            pace::nap();
         }
     }
 
@@ -262,38 +251,37 @@ impl Shared {
     fn leaves(&self) -> bool {
         let mut state = self.state.lock();
         let leaves = state.waits.is_empty() || self.is_closed.load(Acquire);
-        state.is_running &= !leaves;
+        if leaves {
+            state.thread.leave();
+        }
         leaves
     }
 
-    fn is_brisk(&self) -> bool {
-        self.state.lock().began.is_some_and(|began| began.elapsed() < BRISK)
+    fn pace(&self) -> Pace {
+        self.state.lock().pace
     }
 }
 
 fn watch(shared: &Weak<Shared>) {
     loop {
-        let is_brisk = {
+        let pace = {
             let Some(shared) = shared.upgrade() else { return };
             shared.end_if(Wait::is_over);
             if shared.leaves() {
                 return;
             }
-            shared.is_brisk()
+            shared.pace()
         };
-        match is_brisk {
-            true => std::thread::yield_now(),
-            false => std::thread::sleep(NAP),
-        }
+        pace.pause();
     }
 }
 
 impl Wait {
     /// Ends the wait, if it can be ended and is over. True if it can be forgotten.
     fn is_over(&mut self, is_closed: bool) -> bool {
-        match &mut self.what {
-            What::Passes(passing) => passing.is_over(),
-            What::Told(told) => told.look(is_closed),
+        match &mut self.gate {
+            Gate::Word(word) => word.is_over(),
+            Gate::Signal(signal) => signal.look(is_closed),
         }
     }
 }

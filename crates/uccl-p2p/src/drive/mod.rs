@@ -7,6 +7,7 @@
 //! a connection takes a lane's halves, so it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+pub(crate) mod addresses;
 pub(crate) mod aftermath;
 pub(crate) mod asked;
 pub(crate) mod asking;
@@ -31,13 +32,17 @@ pub(crate) mod lane_set;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod liveness;
+pub(crate) mod looked_up;
 pub(crate) mod lost_lanes;
 pub(crate) mod notifs;
+mod pace;
 pub(crate) mod park;
 pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod plan;
+pub(crate) mod published;
 pub(crate) mod rails;
+pub(crate) mod reached;
 pub(crate) mod receives;
 pub(crate) mod regions;
 mod register;

@@ -179,6 +179,7 @@ impl Endless {
             instance: 1,
             same_host: true,
             takes_signals: true,
+            publishes: false,
         };
         let links = Links::within_host(Arc::clone(lane));
         let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));

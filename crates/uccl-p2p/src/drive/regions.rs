@@ -22,7 +22,10 @@ use uccl_fabric::{
     region::{Region, RegionTable, RevokedRegion, Rights, SharedBacking},
 };
 
-use super::places;
+use super::{
+    addresses::{Addresses, Entry, RegionKey},
+    places,
+};
 use crate::{
     error::{Error, Result},
     ids::MrId,
@@ -62,6 +65,12 @@ impl Mr {
     /// answer is remembered for all memory at the same place.
     pub(crate) fn nearest_nic(&self, node: Option<u32>, gpu: u32) -> Option<NearNic> {
         places::nearest_nic(self.kind, node, gpu)
+    }
+
+    /// Its place and its key, in lists of regions by address.
+    fn entry(&self) -> Entry<RegionKey> {
+        let (addr, len) = (self.span.addr as u64, self.span.len as u64);
+        Entry { addr, len, value: RegionKey { key: self.region.key, slot: self.region.slot } }
     }
 
     /// Where a part of the region is within shared memory, if the region is shared.
@@ -156,6 +165,10 @@ struct ById {
     live: BTreeMap<MrId, Arc<Mr>>,
     /// Regions that were revoked and may still be touched.
     ending: BTreeMap<MrId, Arc<Ending>>,
+    /// The live regions by their addresses.
+    by_address: Addresses<MrId>,
+    /// Those of them that peers find by their addresses.
+    published: Addresses<RegionKey>,
     /// The endpoint is closed: no region can be added.
     closed: bool,
 }
@@ -230,6 +243,8 @@ impl Mrs {
         }
         // Before other threads can see the region and end it.
         let lease = Lease::of(&mr);
+        let Entry { addr, len, .. } = mr.entry();
+        by_id.by_address.insert(id.0, Entry { addr, len, value: id });
         by_id.live.insert(id, mr);
         Ok(lease)
     }
@@ -309,6 +324,24 @@ impl Mrs {
         around.max_by_key(|mr| (mr.span.addr, mr.id)).cloned()
     }
 
+    /// From now on peers find the region by its address, until it ends.
+    pub(crate) fn publish(&self, id: MrId) -> Result<()> {
+        let mut by_id = self.by_id.write();
+        let entry = by_id.live.get(&id).ok_or(Error::UnknownRegion(id))?.entry();
+        by_id.published.insert(id.0, entry);
+        Ok(())
+    }
+
+    /// Calls `with` for the published regions. None is published or ended meanwhile.
+    pub(crate) fn with_published<T>(&self, with: impl FnOnce(&Addresses<RegionKey>) -> T) -> T {
+        with(&self.by_id.read().published)
+    }
+
+    /// Calls `with` for the ids of all live regions by address.
+    pub(crate) fn with_addresses<T>(&self, with: impl FnOnce(&Addresses<MrId>) -> T) -> T {
+        with(&self.by_id.read().by_address)
+    }
+
     /// Revokes a region, unless a transfer of ours uses it. For a region that was revoked before
     /// and may still be touched, returns that one.
     pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<Ending>> {
@@ -324,6 +357,8 @@ impl Mrs {
             )));
         }
         let mr = by_id.live.remove(&id).ok_or(Error::UnknownRegion(id))?;
+        by_id.by_address.remove(mr.entry().addr, id.0);
+        by_id.published.remove(mr.entry().addr, id.0);
         Ok(by_id.end(&self.table, mr))
     }
 
@@ -332,6 +367,8 @@ impl Mrs {
     pub(crate) fn revoke_all(&self) -> Vec<Arc<Ending>> {
         let mut by_id = self.by_id.write();
         by_id.closed = true;
+        by_id.by_address.clear();
+        by_id.published.clear();
         for mr in std::mem::take(&mut by_id.live).into_values() {
             by_id.end(&self.table, mr);
         }

@@ -194,7 +194,7 @@ mod tests {
     use crate::{
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
-            core::connection::deferred::{Due, Mark},
+            core::connection::deferred::{DueTransfer, Mark},
             joined::Joined,
         },
     };
@@ -283,7 +283,7 @@ mod tests {
         let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
         let send = pair.a.post_behind(&request, Some(Box::new(Reached))).expect("posted").id;
         let due = conn.deferred.take_due();
-        let [Due { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
+        let [DueTransfer { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
         conn.fence(&first.transfer, Fence::Cancel);
         due.into_iter().for_each(|due| conn.begin_one(due));
         drop(nobody_else);

@@ -208,6 +208,7 @@ mod tests {
             instance: conn.peer.instance,
             same_host: true,
             takes_signals: false,
+            publishes: false,
         };
         let links = Links { streams: conn.lanes.streams.clone(), host: None, rails: None };
         let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));

@@ -11,7 +11,7 @@ use std::{
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{GpuError, Passing, Signal, Stream},
+    cuda::{GpuError, Signal, Stream, WordWait},
 };
 use uccl_fabric::mem::Span;
 use uccl_wire::signal::SIGNAL_LEN;
@@ -19,7 +19,7 @@ use uccl_wire::signal::SIGNAL_LEN;
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{
     drive::{
-        held::{IsLost, Source, Told, Wait, What},
+        held::{Gate, IsLost, SignalGate, Source, Wait},
         regions::{Lease, contains, outside},
         wait,
     },
@@ -162,11 +162,16 @@ impl Endpoint {
     ) -> Result<()> {
         let lease = self.stream_word(mr, ptr)?;
         let stream = stream.borrow()?;
-        let what = match lease.mr().kind.device() {
-            Some(_) => What::Passes(Passing::of(&stream, ptr as u64, at_least).map_err(refused)?),
-            None => What::Told(Box::new(self.told(&stream, Source::Host(ptr), at_least, None)?)),
+        let gate = match lease.mr().kind.device() {
+            Some(_) => Gate::Word(WordWait::of(&stream, ptr as u64, at_least).map_err(refused)?),
+            None => Gate::Signal(Box::new(self.signal_gate(
+                &stream,
+                Source::Host(ptr),
+                at_least,
+                None,
+            )?)),
         };
-        self.here()?.held.add(Wait { lease, what });
+        self.here()?.held.add(Wait { lease, gate });
         Ok(())
     }
 
@@ -198,24 +203,24 @@ impl Endpoint {
             None => Source::Host(ptr),
         };
         let is_lost: IsLost = Box::new(move || conn.is_failed().then(|| conn.lost_error()));
-        let told = self.told(&stream, word, at_least, Some(is_lost))?;
-        let outcome = told.outcome();
-        core.held.add(Wait { lease, what: What::Told(Box::new(told)) });
+        let gate = self.signal_gate(&stream, word, at_least, Some(is_lost))?;
+        let outcome = gate.outcome();
+        core.held.add(Wait { lease, gate: Gate::Signal(Box::new(gate)) });
         Ok(StreamWait { outcome })
     }
 
     /// Makes a stream wait until the engine signals that the word has reached the value or that the
     /// wait is over.
-    fn told(
+    fn signal_gate(
         &self,
         stream: &Stream,
         word: Source,
         at_least: u64,
         is_lost: Option<IsLost>,
-    ) -> Result<Told> {
+    ) -> Result<SignalGate> {
         let signal = Signal::new(stream.context()).map_err(refused)?;
         signal.hold(stream).map_err(refused)?;
-        Ok(Told::new(word, at_least, self.config().transfer_timeout, is_lost, signal))
+        Ok(SignalGate::new(word, at_least, self.config().transfer_timeout, is_lost, signal))
     }
 
     /// Checks that there is a word that streams can wait for, and keeps its region registered.

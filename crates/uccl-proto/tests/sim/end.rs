@@ -20,9 +20,10 @@ impl Handles for Sim {
     type Send = u64;
     type Notif = u64;
     type Signal = u64;
+    type LookUp = u64;
     type Receive = u64;
     type Ask = u64;
-    type Asked = u64;
+    type PeerCopy = u64;
     type Operation = u64;
 }
 
@@ -104,6 +105,8 @@ pub(crate) struct End {
     /// Notifications of the peer that were delivered, by their place among all.
     pub(crate) delivered: u64,
     pub(crate) heard_ms: u64,
+    /// Look-ups of ours, and whether the peer has answered.
+    pub(crate) look_ups: Vec<bool>,
     /// The last of the peer's signals that a hostile peer had this end apply.
     pub(crate) signals_heard: u64,
 }
@@ -131,6 +134,7 @@ impl End {
             last_met: None,
             delivered: 0,
             heard_ms: 0,
+            look_ups: Vec::new(),
             signals_heard: 0,
         }
     }

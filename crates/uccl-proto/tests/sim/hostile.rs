@@ -5,8 +5,8 @@ use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::EarlySend, notifica
 use uccl_wire::{
     frame::Status,
     message::{
-        self, Answer, AskPiece, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place, Source,
-        Verdict,
+        self, Answer, AskPiece, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place, Range,
+        Source, Verdict,
     },
     signal::Change,
 };
@@ -37,7 +37,15 @@ pub(crate) fn run(seed: u64) -> u64 {
 
 /// The victim has sends, receives and asks of its own that the peer may answer.
 fn begin(victim: &mut End, rng: &mut Rng) {
-    match rng.u8(..5) {
+    match rng.u8(..6) {
+        5 => {
+            let ranges = [Range { addr: rng.u64(..), len: rng.u64(..) }];
+            let id = victim.look_ups.len() as u64;
+            let look_ups = &mut victim.session.look_ups;
+            if look_ups.send(ranges.into_iter(), id, &mut Vec::new()).is_ok() {
+                victim.look_ups.push(false);
+            }
+        }
         4 => {
             let signal = Some(Signal { is_applied: false, answer: None });
             let id = victim.operations.len() as u64;
@@ -92,6 +100,15 @@ fn hear(victim: &mut End, rng: &mut Rng, bytes: &[u8]) -> Result<(), Violation> 
             }
         }
         Event::SignalEnded { signal, status } => victim.signal_ended(signal, status),
+        Event::LookUp { id, ranges } => {
+            let regions =
+                ranges.iter().map(|Range { addr, len }| Source { addr, len, key: 1, slot: 1 });
+            victim.session.look_ups.answer(id, Status::Ok, regions, &mut out);
+        }
+        Event::LookUpEnded { look_up, .. } => {
+            let ended = &mut victim.look_ups[look_up as usize];
+            assert!(!std::mem::replace(ended, true), "look-up {look_up} ends twice");
+        }
         Event::Notified => {
             while let NextStep::Deliver(_) = victim.session.notifications.next(&mut out) {}
         }
@@ -131,8 +148,9 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         operation.signal.as_ref().is_some_and(|signal| signal.answer.is_none())
     };
     let signals = (1..).zip(&victim.operations).filter(|(_, operation)| is_open(operation));
+    let look_ups = (1..).zip(&victim.look_ups).filter(|(_, ended)| !**ended);
     // Mostly, an answer to an item that is not open is replaced by a note to the first lane.
-    let mut kind = rng.u8(..16);
+    let mut kind = rng.u8(..18);
     let id = match kind {
         2 => number(sends, rng),
         6 => number(notifs.map(|(id, _)| id), rng),
@@ -140,6 +158,7 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         9 => number(victim.copies.keys().copied(), rng),
         14 => number(std::iter::once(victim.signals_heard + 1), rng),
         15 => number(signals.map(|(id, _)| id), rng),
+        17 => number(look_ups.map(|(id, _)| id), rng),
         _ => step + 1,
     };
     let is_known = match kind {
@@ -151,6 +170,7 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         8 => victim.asks.get((id as usize).wrapping_sub(1)).is_some_and(Option::is_none),
         14 => id == victim.signals_heard + 1,
         15 => victim.operations.get((id as usize).wrapping_sub(1)).is_some_and(is_open),
+        17 => victim.look_ups.get((id as usize).wrapping_sub(1)).is_some_and(|ended| !ended),
         10 | 12 => false,
         _ => true,
     };
@@ -186,6 +206,14 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         12 => out.extend((0..rng.usize(..64)).map(|_| rng.u8(..))),
         14 => message::signal(id, place(rng), Change::Add(rng.u64(..)), &mut out),
         15 => message::signal_ack(id, Status::Denied, &mut out),
+        16 => {
+            let range = Range { addr: rng.u64(..), len: rng.u64(..) };
+            message::look_up(id, vec![range; rng.usize(..4)].into_iter(), &mut out);
+        }
+        17 => {
+            let regions = vec![source; rng.usize(..4)].into_iter();
+            message::look_up_answer(id, Status::Ok, regions, &mut out);
+        }
         _ => message::link_head(0, &mut out),
     }
     // Damaged, cut, or a fragment.

@@ -494,6 +494,7 @@ impl World {
                 self.post_again(to, lane, orphans.unwrap_or_default());
             }
             Event::Note { .. } => panic!("nobody sends notes"),
+            Event::LookUp { .. } | Event::LookUpEnded { .. } => panic!("nobody looks up"),
         }
     }
 

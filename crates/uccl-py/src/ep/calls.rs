@@ -15,7 +15,12 @@ use uccl_ep::{
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, call_over, detached_drop::DetachedDrop, exception};
+use super::{
+    PyGroup, PyHandle, PyRouting, call_over,
+    detached_drop::DetachedDrop,
+    exception,
+    scales::{RowScales, ScaleTiles, TokenScales},
+};
 use crate::interrupt::listening;
 
 /// Arguments with addresses of tensors, which Python keeps until the call has ended.
@@ -42,9 +47,6 @@ pub(super) fn engine<T: Send>(
 fn address<T>(at: usize) -> Option<*mut T> {
     (at != 0).then_some(at as *mut T)
 }
-
-/// `(address, words of a token, token stride, word stride)`.
-type ScalesTuple = (usize, usize, usize, usize);
 
 pub(super) fn payload(format: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match format {
@@ -81,18 +83,18 @@ impl PyDispatch {
         format: &str,
         len: usize,
         global_scale: f32,
-        scales: Option<ScalesTuple>,
+        scales: Option<TokenScales>,
         weights: usize,
         max_tokens: Option<usize>,
         room: usize,
         relays: bool,
         is_stable: bool,
     ) -> PyResult<Self> {
-        let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
-            words: words as *const u32,
-            count,
-            token_stride,
-            word_stride,
+        let scales = scales.map(|scales: TokenScales| ScalesIn {
+            words: scales.words as *const u32,
+            count: scales.token_words,
+            token_stride: scales.token_stride,
+            word_stride: scales.word_stride,
         });
         let weights = address(weights).map(<*mut f32>::cast_const);
         let tokens = DispatchInput {
@@ -131,14 +133,16 @@ impl PyDispatch {
         py.detach(|| drop(self.dispatch.lock().take()));
     }
 
-    /// The received numbers, once every rank has sent them: tokens by rank, and rows by local
-    /// expert.
-    fn counts(&self, py: Python<'_>) -> PyResult<(Vec<u32>, Vec<u32>)> {
+    /// The received numbers, once every rank has sent them.
+    fn counts(&self, py: Python<'_>) -> PyResult<PyReceiveCounts> {
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
             let dispatch = dispatch.as_mut().ok_or_else(call_over)?;
             let counts = dispatch.counts(interrupted)?;
-            Ok((counts.per_rank.clone(), counts.of_experts()))
+            Ok(PyReceiveCounts {
+                per_rank: counts.per_rank.clone(),
+                per_expert: counts.of_experts(),
+            })
         })
     }
 
@@ -150,7 +154,6 @@ impl PyDispatch {
     }
 
     /// Takes the received rows. `starts`, if given, are the first rows of this rank's experts.
-    /// `tiles` for scales are their address, and the number of their rows for each expert.
     #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zero_foreign_weights=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
@@ -159,20 +162,22 @@ impl PyDispatch {
         len: usize,
         rows: usize,
         stride: usize,
-        scales: Option<ScalesTuple>,
-        tiles: Option<(usize, usize)>,
+        scales: Option<RowScales>,
+        tiles: Option<ScaleTiles>,
         choices: usize,
         is_64: bool,
         weights: usize,
         zero_foreign_weights: bool,
         starts: Option<Vec<usize>>,
     ) -> PyResult<PyHandle> {
-        let strided = |(words, row_stride, expert_stride, word_stride)| {
+        let strided = |RowScales { words, row_stride, expert_stride, word_stride }| {
             let words = words as *mut u32;
             ScalesOut::Strided { words, row_stride, expert_stride, word_stride }
         };
-        let in_tiles =
-            |(words, tile_rows)| ScalesOut::Tiled { words: words as *mut u32, tile_rows };
+        let in_tiles = |ScaleTiles { words, tile_rows }| ScalesOut::Tiled {
+            words: words as *mut u32,
+            tile_rows,
+        };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
         let choices = match is_64 {
             true => address(choices).map(ChoicesOut::I64),
@@ -196,6 +201,15 @@ impl PyDispatch {
         })?;
         Ok(PyHandle { handle: DetachedDrop::new(Arc::new(handle)) })
     }
+}
+
+/// The received numbers of a dispatch.
+#[pyclass(name = "EpReceiveCounts", module = "uccl._core", frozen, get_all)]
+pub(crate) struct PyReceiveCounts {
+    /// Tokens by rank.
+    per_rank: Vec<u32>,
+    /// Rows by local expert.
+    per_expert: Vec<u32>,
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -272,9 +286,10 @@ impl PyCombine {
     }
 
     /// Sums the returned rows. `sums` is "rank", "choice" or "weighted", with weights of choices.
-    /// Rows of experts are left out if their choice is negative in `experts`, if that is given.
-    /// Returns, by rank, the nanoseconds that this waited for it.
-    #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0, experts=0, is_64=false))]
+    /// Rows of experts are left out if their choice is negative in `experts`, if that is given. The
+    /// biases are up to two first addends, or 0. Returns, by rank, the nanoseconds that this waited
+    /// for it.
+    #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=0, second_bias=0, weights=0, experts=0, is_64=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn finish(
         &self,
@@ -282,7 +297,8 @@ impl PyCombine {
         rows: usize,
         sums: &str,
         choice_weights: usize,
-        bias: (usize, usize),
+        bias: usize,
+        second_bias: usize,
         weights: usize,
         experts: usize,
         is_64: bool,
@@ -293,7 +309,7 @@ impl PyCombine {
             "weighted" => SumOrder::Weighted(choice_weights as *const f32),
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
-        let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
+        let bias = [bias, second_bias].map(|bias| address(bias).map(<*mut u16>::cast_const));
         let combined = TensorRefs(CombineOutput {
             rows: rows as *mut u16,
             sums,

@@ -8,7 +8,9 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{calls::engine, detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
+use super::{
+    PyNodes, calls::engine, detached_drop::DetachedDrop, exception, timeout_of, with_exchange,
+};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
@@ -68,12 +70,10 @@ impl PyGroup {
         self.group.ranks()
     }
 
-    /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
-    /// of consecutive ranks.
+    /// The group's nodes. It is one node, unless all have the same number of consecutive ranks.
     #[getter]
-    fn nodes(&self) -> (usize, usize) {
-        let nodes = self.group.nodes();
-        (nodes.count, nodes.ranks)
+    fn nodes(&self) -> PyNodes {
+        PyNodes::of(self.group.nodes())
     }
 
     /// The address of the pool.

@@ -7,6 +7,7 @@ mod cuda;
 mod detached_drop;
 mod group;
 mod handle;
+mod scales;
 
 use std::time::Duration;
 
@@ -24,12 +25,12 @@ use uccl_ep::{
 
 pub(crate) use self::{
     block::PyBlock,
-    calls::{PyCombine, PyDispatch},
+    calls::{PyCombine, PyDispatch, PyReceiveCounts},
     cuda::{
-        PyCudaGroup, PyDispatchLayout, PyDispatchShape, PyLowLatencyCombine, PyLowLatencyDispatch,
-        PyLowLatencyHandle, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyRowLayout,
-        PyWorkspaceLayout, PyZeroCopyView, cuda_combine_scratch_len, cuda_layout, cuda_max_tokens,
-        cuda_records_len, cuda_scratch_len,
+        PyCudaGroup, PyDispatchLayout, PyDispatchPlan, PyDispatchResult, PyLayoutWorkspace,
+        PyLowLatencyCombine, PyLowLatencyDispatch, PyLowLatencyHandle, PyLowLatencyWorkspace,
+        PyNormalCombine, PyNormalHandle, PyRowLayout, PyWorkspaceLayout, PyZeroCopyView,
+        cuda_combine_scratch_len, cuda_layout,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,
@@ -39,7 +40,7 @@ pub(crate) use self::{
 fn exception(error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
-        Error::Invalid(_) => PyValueError::new_err(text),
+        Error::Invalid(_) | Error::TooManyTokens(_) => PyValueError::new_err(text),
         Error::Overdue { .. } => PyTimeoutError::new_err(text),
         Error::Os { .. } | Error::Network { .. } => PyOSError::new_err(text),
         _ => PyRuntimeError::new_err(text),
@@ -82,36 +83,60 @@ fn with_exchange<T: Send>(
     }
 }
 
-/// Bytes of a dispatch's place with `slots` slots for tokens of each rank. `spread` is the number
-/// of nodes, and of ranks of each: with several nodes tokens are relayed.
+/// The nodes of a group.
+#[pyclass(name = "EpNodes", module = "uccl._core", frozen, get_all)]
+pub(crate) struct PyNodes {
+    /// The number of nodes.
+    count: usize,
+    /// Ranks of each node.
+    ranks: usize,
+}
+
+#[pymethods]
+impl PyNodes {
+    #[new]
+    fn new(count: usize, ranks: usize) -> Self {
+        Self { count, ranks }
+    }
+}
+
+impl PyNodes {
+    fn of(nodes: Nodes) -> Self {
+        Self { count: nodes.count, ranks: nodes.ranks }
+    }
+
+    fn nodes(&self) -> Nodes {
+        Nodes { count: self.count.max(1), ranks: self.ranks }
+    }
+}
+
+/// Bytes of a dispatch's place with `slots` slots for tokens of each rank. With several nodes
+/// tokens are relayed.
 #[pyfunction(name = "ep_dispatch_len")]
+#[pyo3(signature = (*, payload, scales, top_k, local_experts, slots, nodes))]
 pub(crate) fn dispatch_len(
     payload: usize,
     scales: usize,
     top_k: usize,
     local_experts: usize,
     slots: usize,
-    spread: (usize, usize),
+    nodes: PyRef<'_, PyNodes>,
 ) -> usize {
     let record = Record { payload, scales, top_k };
-    Areas { record, local_experts, nodes: nodes_of(spread) }.place(slots)
+    Areas { record, local_experts, nodes: nodes.nodes() }.place(slots)
 }
 
 /// Bytes of a combine's place.
 #[pyfunction(name = "ep_row_place_len")]
+#[pyo3(signature = (*, values, weights, slots, tokens))]
 pub(crate) fn row_place_len(values: usize, weights: usize, slots: usize, tokens: usize) -> usize {
     Row { values, weights, slots }.place(tokens)
 }
 
-/// The number of rows of a token in a combine's place if each rank sends one. `spread` as for a
-/// dispatch.
+/// The number of rows of a token in a combine's place if each rank sends one.
 #[pyfunction(name = "ep_row_slots")]
-pub(crate) fn row_slots(top_k: usize, spread: (usize, usize)) -> usize {
-    slots_of(nodes_of(spread), top_k)
-}
-
-fn nodes_of((count, ranks): (usize, usize)) -> Nodes {
-    Nodes { count: count.max(1), ranks }
+pub(crate) fn row_slots(top_k: usize, nodes: PyRef<'_, PyNodes>) -> usize {
+    slots_of(nodes.nodes(), top_k)
 }
 
 /// Bytes that identify the node of this process: the one of this number, or of the processes that
@@ -123,10 +148,9 @@ pub(crate) fn node(py: Python<'_>, node: Option<u64>) -> PyResult<Bound<'_, PyBy
     Ok(PyBytes::new(py, &node.to_bytes()))
 }
 
-/// The number of nodes, and of ranks of each, from the `ep_node` of all ranks. It is one node,
-/// unless all have the same number of consecutive ranks.
+/// The nodes, from the `ep_node` of all ranks. It is one node, unless all have the same number of
+/// consecutive ranks.
 #[pyfunction(name = "ep_nodes")]
-pub(crate) fn nodes(of_ranks: Vec<Vec<u8>>) -> (usize, usize) {
-    let Nodes { count, ranks } = Nodes::of(&of_ranks.into_iter().map(Some).collect::<Vec<_>>());
-    (count, ranks)
+pub(crate) fn nodes(of_ranks: Vec<Vec<u8>>) -> PyNodes {
+    PyNodes::of(Nodes::of(&of_ranks.into_iter().map(Some).collect::<Vec<_>>()))
 }

@@ -1,7 +1,7 @@
 //! Signals and notifications.
 
 use pyo3::{prelude::*, types::PyBytes};
-use uccl_p2p::{ConnId, Error, TransferId, Until};
+use uccl_p2p::{ConnId, TransferId, Until};
 
 use super::wait_timeout;
 use crate::{
@@ -110,18 +110,27 @@ impl PyEndpoint {
         notifs(py, error::or_refuse(self.core.take_notifs(), Vec::new()))
     }
 
-    /// Waits until messages are there or `timeout` seconds have passed, and takes them.
-    #[pyo3(signature = (timeout=None))]
+    /// Waits until messages are there or `timeout` seconds have passed, and takes them. With
+    /// `conn_id` the wait also ends when that connection is lost, once all messages have been
+    /// taken; `last_error()` then tells that from the end of the time. Either way the messages of
+    /// all connections are taken.
+    #[pyo3(signature = (timeout=None, *, conn_id=None))]
     fn wait_notifs<'py>(
         &self,
         py: Python<'py>,
         timeout: Option<f64>,
+        conn_id: Option<u64>,
     ) -> PyResult<Vec<(u64, Bound<'py, PyBytes>)>> {
         let timeout = wait_timeout(timeout)?;
-        let arrived =
-            waiting(py, &self.core, |core, interrupt| core.wait_notifs(timeout, interrupt))?;
+        let conn = conn_id.map(ConnId);
+        let arrived = waiting(py, &self.core, |core, interrupt| match conn {
+            Some(conn) => core.wait_notifs_from(conn, timeout, interrupt),
+            None => core.wait_notifs(timeout, interrupt),
+        })?;
         let arrived = match arrived {
-            Err(Error::Timeout(_)) => Vec::new(),
+            Ok(arrived) if arrived.is_empty() && conn.is_some() => {
+                error::refuse("no message came in time", arrived)
+            }
             arrived => error::or_refuse(arrived, Vec::new()),
         };
         Ok(notifs(py, arrived))

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
-use uccl_fabric::pipe::{Pipe, PipeRx};
+use uccl_fabric::pipe::{Backlog, Pipe, PipeRx};
 
 use super::*;
 use crate::tcp::{TcpRx, TcpTx};
@@ -149,6 +149,10 @@ impl PipeRx for LeakingRx {
 
     fn is_cut(&mut self) -> bool {
         self.is_cut.load(SeqCst)
+    }
+
+    fn backlog(&mut self) -> Backlog {
+        self.rx.backlog()
     }
 }
 

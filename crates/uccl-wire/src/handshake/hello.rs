@@ -98,6 +98,8 @@ impl Features {
     pub const FIFO: Self = Self(1 << 5);
     /// The endpoint changes the word of a signal that comes with a write.
     pub const SIGNALS: Self = Self(1 << 6);
+    /// The endpoint answers look-ups of its published regions.
+    pub const PUBLISHES: Self = Self(1 << 7);
 
     /// Whether every bit of `other` is set.
     pub const fn contains(self, other: Self) -> bool {

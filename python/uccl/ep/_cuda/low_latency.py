@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Callable
 
 import torch
@@ -16,7 +17,17 @@ from uccl.ep._backend import (
 )
 from uccl.ep._checks import check
 from uccl.ep._cuda.group import CudaGroup
-from uccl.ep._tensors import address, align
+from uccl.ep._tensors import address
+
+
+@lru_cache(maxsize=64)
+def workspace_of(
+    tokens: int, top_k: int, num_experts: int, max_tokens: int, ranks: int
+) -> _core.EpCudaLowLatencyWorkspace:
+    """The layout of a dispatch's small tensors and scratch."""
+    return _core.EpCudaLowLatencyWorkspace(
+        tokens=tokens, top_k=top_k, num_experts=num_experts, max_tokens=max_tokens, ranks=ranks
+    )
 
 
 @dataclass
@@ -96,32 +107,30 @@ class LowLatencyMode:
             check(name, stats, (local,), torch.int32, device=device)
         stream, top_k = group.stream(), topk_idx.shape[1]
         recv = row_format.recv_tensors(group, (local, rows, hidden))
-        # One allocation for all small tensors: scratch of the first combine and of this dispatch,
-        # records, `src_info` and counts.
-        dispatch_scratch = _core.ep_cuda_combine_scratch_len()
-        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, ranks)
-        records = (dispatch_scratch + align(scratch_len, 4)) // 4
-        tables_at = records + _core.ep_cuda_records_len(max_tokens, ranks, top_k) // 4
-        memory = empty((tables_at + local * rows + local,), torch.int32)
-        src_info = memory.as_strided((local, rows), (rows, 1), tables_at)
-        count = memory.as_strided((local,), (1,), tables_at + local * rows)
+        # One allocation for all small tensors.
+        workspace = workspace_of(tokens, top_k, num_experts, max_tokens, ranks)
+        memory = empty((workspace.len,), torch.int32)
+        src_info = memory.as_strided((local, rows), (rows, 1), workspace.src_info)
+        count = memory.as_strided((local,), (1,), workspace.count)
         layout_range = empty((local, ranks), torch.int64)
         start = memory.data_ptr()
-        records_at = start + 4 * records
+        records = start + 4 * workspace.records
+        global_scale, global_scale_at = row_format.global_scale_on(device)
         native = _core.EpCudaLowLatencyDispatch(
             group.native,
             rows=x.data_ptr(),
             stride=2 * hidden,
             format=row_format.name,
             len=row_format.row_len(hidden),
-            global_scale=row_format.global_scale_on(device),
+            global_scale=global_scale,
+            global_scale_at=global_scale_at,
             experts=topk_idx.data_ptr(),
             is_64=topk_idx.dtype == torch.int64,
             tokens=tokens,
             top_k=top_k,
             num_experts=num_experts,
             max_tokens=max_tokens,
-            scratch=start + dispatch_scratch,
+            scratch=start + 4 * workspace.dispatch_scratch,
             stream=stream,
         )
 
@@ -133,10 +142,13 @@ class LowLatencyMode:
                 count=count.data_ptr(),
                 stats=address(stats),
                 waits=address(waits),
-                table=(src_info.data_ptr(), records_at, layout_range.data_ptr()),
+                src_info=src_info.data_ptr(),
+                records=records,
+                layout_range=layout_range.data_ptr(),
             )
+            combine_scratch = start + 4 * workspace.combine_scratch
             shape = tokens, top_k
-            return CudaLowLatencyHandle(handle, records_at, memory, shape, stream, start)
+            return CudaLowLatencyHandle(handle, records, memory, shape, stream, combine_scratch)
 
         tables = src_info, layout_range
         return CudaLowLatencyDispatch(recv.returned, count, tables, native.begin, receive)

@@ -11,12 +11,11 @@ import torch
 from uccl import _core
 from uccl.ep._backend import CombineOptions, DispatchOptions, Received, Tokens
 from uccl.ep._checks import check
-from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.normal_dispatch import NormalDispatch
+from uccl.ep._cuda.plans import ShapePlans
 from uccl.ep._cuda.routing import CudaHandle, DispatchLayout, Routing, version_of
-from uccl.ep._cuda.workspace import to_words
-from uccl.ep._tensors import address, align, biases, weights_address
+from uccl.ep._tensors import address, biases, weights_address
 
 
 class NormalMode:
@@ -37,13 +36,12 @@ class NormalMode:
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=group.device)
         (tokens, top_k), ranks = topk_idx.shape, group.ranks
         token_in_rank = group.empty((tokens, ranks), torch.bool)
-        # One allocation, with sub-buffers that begin at multiples of 16 bytes.
-        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, ranks)
-        ranks_at = align(num_experts, 4)
-        scratch_at = ranks_at + align(ranks, 4)
-        memory = group.empty((scratch_at + to_words(scratch_len),), torch.int32)
-        per_expert = memory.as_strided((num_experts,), (1,))
-        per_rank = memory.as_strided((ranks,), (1,), ranks_at)
+        workspace = _core.EpCudaLayoutWorkspace(
+            tokens=tokens, top_k=top_k, num_experts=num_experts, ranks=ranks
+        )
+        memory = group.empty((workspace.len,), torch.int32)
+        per_expert = memory.as_strided((num_experts,), (1,), workspace.per_expert)
+        per_rank = memory.as_strided((ranks,), (1,), workspace.per_rank)
         stream = group.stream()
         native = _core.ep_cuda_layout(
             group.native,
@@ -55,7 +53,7 @@ class NormalMode:
             per_rank=address(per_rank),
             per_expert=address(per_expert),
             token_in_rank=address(token_in_rank),
-            scratch=memory.data_ptr() + 4 * scratch_at,
+            scratch=memory.data_ptr() + 4 * workspace.scratch,
             stream=stream,
         )
         is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
@@ -119,17 +117,13 @@ class NormalMode:
         group, routing = handle.group, handle.routing
         check("x", x, (None, None), torch.bfloat16, device=group.device)
         num_rows, hidden = x.shape
-        if num_rows < handle.row_layout.min_combine_rows:
-            raise ValueError(
-                f"x has {num_rows} rows, and {handle.row_layout.min_combine_rows} arrived"
-            )
         if weights is not None:
             shape = (num_rows, routing.top_k) if options.sends == "row" else (num_rows,)
             check("topk_weights", weights, shape, torch.float32, device=group.device)
         out, out_weights = group.empty((routing.tokens, hidden), torch.bfloat16), None
         if weights is not None:
             out_weights = group.empty((routing.tokens, routing.top_k), torch.float32)
-        bias = biases(bias, out)
+        first_bias, second_bias = biases(bias, out)
         stream = group.stream()
         group.keep_for(stream, handle.stream, handle.memory_in_use())
         _memory, scratch = group.combine_scratch_of(handle)
@@ -146,7 +140,11 @@ class NormalMode:
             stream=stream,
         )
         combine.finish(
-            rows=address(out), sums=options.sums, bias=bias, weights=address(out_weights)
+            rows=address(out),
+            sums=options.sums,
+            bias=first_bias,
+            second_bias=second_bias,
+            weights=address(out_weights),
         )
         return out, out_weights
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._cuda.call_shape import ShapePlans
 from uccl.ep._cuda.group import CudaGroup
+from uccl.ep._cuda.plans import ShapePlans
 from uccl.ep._cuda.workspace import Workspace
 from uccl.ep._row_layout import RowLayout, rows_of_choices
 
@@ -86,13 +86,8 @@ class CudaHandle:
 
     plans: ShapePlans
     """The plans of the handle's buffer: calls of other buffers with this handle go through it."""
-    native: Any
+    native: _core.EpCudaNormalHandle
     routing: Routing
-    max_tokens: int
-    """The most tokens of any rank."""
-    row_layout: RowLayout
-    is_counted: bool
-    """Whether the host has waited for the counts of this dispatch."""
     memory: torch.Tensor
     """The memory with the scratch of the first combine, and of this dispatch."""
     layout_memory: torch.Tensor | None
@@ -114,6 +109,11 @@ class CudaHandle:
         own, tables = self.memory, self.workspace.memory
         kept = (own,) if tables is own else (own, tables)
         return kept if self.layout_memory is None else (*kept, self.layout_memory)
+
+    @property
+    def row_layout(self) -> RowLayout:
+        """The layout of the received rows; an upper bound if the host has no counts."""
+        return self.native.row_layout
 
     @property
     def num_tokens(self) -> int:
@@ -164,7 +164,7 @@ class CudaHandle:
         stream = self.group.stream()
         self.group.keep_for(stream, self.stream, (*self.memory_in_use(), choices))
         origin = self.workspace.tensor(offsets.origin, (tokens,))
-        return metadata_by_token(origin, self.source_tokens(), choices, self.max_tokens)
+        return metadata_by_token(origin, self.source_tokens(), choices, self.native.max_tokens)
 
     def _offsets(self) -> _core.EpCudaWorkspaceLayout:
         return self.workspace.layout

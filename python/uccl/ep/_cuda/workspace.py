@@ -7,12 +7,6 @@ from typing import NamedTuple
 import torch
 
 from uccl import _core
-from uccl.ep._tensors import align
-
-
-def to_words(length: int) -> int:
-    """Rounds a length in bytes up to words of four bytes."""
-    return align(length, 4) // 4
 
 
 class Workspace(NamedTuple):

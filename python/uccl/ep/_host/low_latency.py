@@ -48,7 +48,7 @@ class HostLowLatencyDispatch:
         """Fills the tensors, and returns the engine's handle."""
         native, recv, local = self._native, self._recv, self.count.shape[0]
         with native:
-            _, per_expert = native.counts()
+            per_expert = native.counts().per_expert
             if self._waits is not None:
                 self._waits.add_(torch.tensor(native.waited()))
             handle = native.receive(

@@ -14,6 +14,7 @@ from uccl.ep._checks import check
 from uccl.ep._host.memory import Memory
 from uccl.ep._row_layout import rows_of_choices
 from uccl.ep._tensors import (
+    RowScales,
     address,
     align,
     align_all,
@@ -165,7 +166,8 @@ class NormalMode:
             is_stable=max_tokens is not None,
         )
         with call:
-            rank_counts, expert_counts = call.counts()
+            counts = call.counts()
+            rank_counts, expert_counts = counts.per_rank, counts.per_expert
             arrived, layout, starts = sum(rank_counts), options.row_layout, None
             num_rows = num_recv_tokens = arrived
             if options.alignment is not None:
@@ -244,10 +246,12 @@ class NormalMode:
             is_stable=True,
             relays=options.sums if options.uses_relays else None,
         )
+        first_bias, second_bias = biases(bias, out)
         combine.finish(
             rows=address(out),
             sums=options.sums,
-            bias=biases(bias, out),
+            bias=first_bias,
+            second_bias=second_bias,
             weights=address(out_weights),
         )
         return out, out_weights
@@ -291,7 +295,8 @@ def receive(call: Any, to: Received, starts: list[int] | None, zero_foreign_weig
     rows, scales, choices, scale_args = to.rows, to.scales, to.choices, None
     if scales is not None:
         strides = scales.stride()
-        scale_args = address(scales), strides[0], 0, strides[1] if scales.dim() > 1 else 1
+        word_stride = strides[1] if scales.dim() > 1 else 1
+        scale_args = RowScales(address(scales), strides[0], word_stride)
     return call.receive(
         len=rows.shape[0],
         rows=address(rows),

@@ -1,7 +1,13 @@
 //! The callers' tensors in a GPU's memory. Addresses are those that the GPU uses, aligned to 16
 //! bytes where rows of bytes begin; 0 is none.
 
-use crate::{cuda::MAX_RANKS, host::dispatch::Payload};
+use crate::{
+    cuda::{
+        MAX_RANKS,
+        memory::{COMBINE_SCRATCH_LEN, Choices, Offsets, scratch_len},
+    },
+    host::dispatch::Payload,
+};
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -99,9 +105,44 @@ pub struct CombineOutput {
     pub waits: u64,
 }
 
+/// The offsets of a workspace's sub-buffers, and its length, in words of four bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkspaceLayout {
+    /// Scratch of the handle's first combine.
+    pub combine_scratch: usize,
+    /// Scratch of the dispatch.
+    pub dispatch_scratch: usize,
+    /// The records for the combine.
+    pub records: usize,
+    /// `[E/R, R * slots]` i32: token numbers at their ranks.
+    pub src_info: usize,
+    /// `[E/R]` i32: rows of each local expert.
+    pub count: usize,
+    /// Words of the workspace.
+    pub len: usize,
+}
+
+impl WorkspaceLayout {
+    /// The layout of a dispatch of these choices, where no rank has more than `slots` tokens.
+    #[must_use]
+    pub fn of(choices: &Choices, slots: usize, ranks: usize) -> Self {
+        let local_experts = choices.num_experts / ranks.max(1);
+        let rows = ranks.saturating_mul(slots);
+        let mut offsets = Offsets::default();
+        let combine_scratch = offsets.next_bytes(COMBINE_SCRATCH_LEN);
+        let dispatch_scratch = offsets.next_bytes(scratch_len(choices, ranks));
+        let records = offsets.next_bytes(records_len(slots, ranks, choices.top_k));
+        let src_info = offsets.next(local_experts.saturating_mul(rows));
+        let count = offsets.next(local_experts);
+        let len = offsets.len;
+        Self { combine_scratch, dispatch_scratch, records, src_info, count, len }
+    }
+}
+
 /// Bytes of a dispatch's records for its combine, if each of so many ranks sends `slots` at most.
 /// Their layout is in `kernels/ep/low_latency/handle.cuh`.
 #[must_use]
 pub fn records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
-    size_of::<u32>() * (MAX_RANKS + 1 + ranks * slots * (1 + top_k))
+    let words = ranks.saturating_mul(slots).saturating_mul(1 + top_k).saturating_add(MAX_RANKS + 1);
+    words.saturating_mul(size_of::<u32>())
 }

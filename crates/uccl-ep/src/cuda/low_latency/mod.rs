@@ -14,6 +14,6 @@ pub use self::{
     dispatch::{Dispatch, Handle},
     memory::{
         CombineInput, CombineOutput, DispatchInput, DispatchOutput, RowTables, ScalesOut,
-        records_len,
+        WorkspaceLayout, records_len,
     },
 };

@@ -26,7 +26,8 @@ use crate::{
 /// Rows of bf16 that go back: those of a dispatch, in their order.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineInput {
-    /// The number of rows. Fewer than the dispatch had fail the call.
+    /// The number of rows. Fewer than the dispatch had are refused if the host has counts, and else
+    /// fail the call.
     pub len: usize,
     /// The first row.
     pub rows: u64,
@@ -83,8 +84,13 @@ impl Combine {
         input: &CombineInput,
         Launch { stream, scratch }: Launch<'_>,
     ) -> Result<Self> {
-        let Handle { group, routes, slots, rows } = &**handle;
+        let Handle { group, routes, slots, rows, row_layout, .. } = &**handle;
         group.check()?;
+        let arrived = row_layout.min_combine_rows;
+        if input.len < arrived {
+            let why = format!("x has {} rows, and {arrived} arrived", input.len);
+            return Err(Error::invalid(why));
+        }
         let (len, top_k) = (2 * input.hidden, routes.top_k as usize);
         check_rows("rows", input.rows, input.stride, len)?;
         group.check_outside_pool(input.rows)?;

@@ -4,9 +4,10 @@ use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_device::cuda::Stream;
 
-use super::memory::{
-    DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn, ScalesOut,
-    blocks_for,
+use super::{
+    memory::{DispatchInput, DispatchOutput, Launch, ReceivedRows, blocks_for},
+    routing::Routing,
+    row_layout::{ReceiveCounts, RowLayout},
 };
 use crate::{
     cuda::{
@@ -54,39 +55,37 @@ pub struct ReceiveAttempt {
     pub handle: Option<Handle>,
 }
 
-/// The rows that a dispatch received: its tables, and their layout.
-#[derive(Clone, Copy)]
-pub(super) struct ReceivedRows {
-    pub(super) tables: RowTables,
-    pub(super) by_expert: Option<ExpertLayout>,
-    /// Rows from a rank's first to the next rank's; 0: without gaps.
-    pub(super) spread: usize,
-    /// The address of the dispatch's number and place, and of the ranks that it left out.
-    pub(super) placement: u64,
-}
-
 /// A dispatch's handle, for its combines.
 pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
     pub(super) rows: ReceivedRows,
+    /// The layout of the rows, with counts if the host has them.
+    pub(super) row_layout: RowLayout,
+    /// Whether the host has waited for the counts of this dispatch.
+    pub(super) is_counted: bool,
 }
 
-/// Counts of the tokens that arrive.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ReceiveCounts {
-    /// Tokens that each rank sends to this one.
-    pub per_rank: Vec<u32>,
-    /// Tokens, of all ranks, that chose each of this rank's experts.
-    pub per_expert: Vec<u32>,
-}
-
-impl ReceiveCounts {
-    /// Tokens that arrive.
+impl Handle {
+    /// The layout of the received rows; an upper bound if the host has no counts.
     #[must_use]
-    pub fn total(&self) -> usize {
-        self.per_rank.iter().map(|count| *count as usize).sum()
+    pub fn row_layout(&self) -> &RowLayout {
+        &self.row_layout
+    }
+
+    /// The most tokens of any rank in the dispatch.
+    #[must_use]
+    pub fn max_tokens(&self) -> usize {
+        self.slots
+    }
+
+    /// The layout of rows for a dispatch with this handle: the handle's, unless the host has to
+    /// wait for the counts of rows.
+    pub(super) fn layout_of_next(&self, needs_counts: bool) -> Option<RowLayout> {
+        let RowLayout { tokens, alignment, rows, is_view, .. } = self.row_layout;
+        let is_known = self.is_counted || is_view || !needs_counts;
+        is_known.then(|| RowLayout { alignment, rows, ..RowLayout::by_token(tokens) })
     }
 }
 
@@ -113,9 +112,9 @@ impl Dispatch {
         let routes = routing.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
         group.check_outside_pool(tokens.rows)?;
-        let (scales, max_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.max_blocks);
+        let (scales, max_blocks) = (tokens.scale_count(), tokens.max_blocks);
         let top_k = routes.top_k as usize;
-        let record = Record { payload: tokens.payload, scales: scales.count, top_k };
+        let record = Record { payload: tokens.payload, scales, top_k };
         let (call, area) = dispatch_call(group, &record, &routes, slots, scratch)?;
         let (token_in_rank, per_expert) = match &routing {
             Routing::Ranks(given) => (given.token_in_rank, given.per_expert),
@@ -126,25 +125,19 @@ impl Dispatch {
             Routing::Layout(_) => (true, None),
             Routing::Cached(handle) => (true, Some(handle.rows)),
         };
-        let send = NormalSend {
-            send: params::Send {
-                group: group.params,
-                call,
-                routes,
-                area,
-                rows: tokens.rows,
-                row_stride: tokens.stride as u64,
-                global_scale_at: 0,
-                global_scale: 0.0,
-                format: params::format::BYTES,
-                is_small_batch: 0,
-                in_chunks: 0,
-            },
-            scales: scales.words,
-            scales_token: scales.token_stride as u64,
-            scales_word: scales.word_stride as u64,
-            weights: tokens.weights,
-        };
+        let send = tokens.params(params::Send {
+            group: group.params,
+            call,
+            routes,
+            area,
+            rows: 0,
+            row_stride: 0,
+            global_scale_at: 0,
+            global_scale: 0.0,
+            format: params::format::BYTES,
+            is_small_batch: 0,
+            in_chunks: 0,
+        });
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller guarantees
         // the rest. Windows are open as long as the group lives, and freed when the GPU's work has
         // ended.
@@ -230,7 +223,7 @@ impl Dispatch {
         unsafe { self.launch_fused(receive, ticket, stream)? };
         self.progress = Progress::Rows;
         let report = wait_for(group, &mailbox, stream, limit, is_interrupted)?;
-        let handle = (report.is_taken != 0).then(|| self.handle(tables));
+        let handle = (report.is_taken != 0).then(|| self.handle(tables, outputs.len));
         Ok(ReceiveAttempt { counts: self.counts_of(&report), handle })
     }
 
@@ -257,7 +250,7 @@ impl Dispatch {
                 group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
             }
         }
-        Ok(self.handle(rows))
+        Ok(self.handle(rows, outputs.len))
     }
 
     /// Rows from a rank's first to the next rank's, in the pool.
@@ -267,11 +260,9 @@ impl Dispatch {
 
     /// The parameters of the receive, and the tables about the rows.
     fn receive_params(&self, outputs: &DispatchOutput) -> Result<(NormalReceive, ReceivedRows)> {
-        let Self { group, send, slots, cached, .. } = self;
+        let Self { send, slots, cached, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
-        let len = u32::try_from(outputs.len)
-            .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let by_expert = outputs.by_expert;
         let spread = if call.zero_copy != 0 { self.spread() } else { 0 };
         let own = outputs.tables.map(|tables| ReceivedRows {
@@ -286,43 +277,7 @@ impl Dispatch {
         if let Some(by_expert) = &rows.by_expert {
             by_expert.check(routes.top_k)?;
         }
-        let scales = match outputs.scales {
-            Some(scales) => scales,
-            None if area.scales == 0 => ScalesOut { words: 0, row_stride: 0, word_stride: 0 },
-            None => return Err(Error::invalid("rows come with scales")),
-        };
-        // The tables of an earlier dispatch are not written again.
-        let is_new = |address: u64| if cached.is_none() { address } else { 0 };
-        let ReceivedRows { tables, by_expert, spread, .. } = rows;
-        let receive = NormalReceive {
-            group: group.params,
-            call,
-            area,
-            rows: outputs.rows,
-            row_stride: outputs.stride as u64,
-            scales: scales.words,
-            scales_row: scales.row_stride as u64,
-            scales_word: scales.word_stride as u64,
-            choices: if by_expert.is_none() { outputs.choices } else { 0 },
-            weights: outputs.weights,
-            src_info: is_new(tables.src_info),
-            origin: is_new(tables.origin),
-            starts: is_new(tables.starts),
-            per_expert: is_new(tables.per_expert),
-            ends: is_new(by_expert.map_or(0, |layout| layout.ends)),
-            metadata: is_new(by_expert.map_or(0, |layout| layout.metadata)),
-            len,
-            tokens: by_expert
-                .map_or(len, |layout| u32::try_from(layout.tokens).unwrap_or(u32::MAX)),
-            slots: *slots as u32,
-            top_k: routes.top_k,
-            local_experts: routes.local_experts,
-            is_64: u32::from(outputs.is_64),
-            zero_foreign_weights: u32::from(outputs.zero_foreign_weights),
-            alignment: by_expert.map_or(0, |layout| layout.alignment as u32),
-            zero_gaps: u32::from(outputs.zero_gaps && by_expert.is_some()),
-            spread: spread as u32,
-        };
+        let receive = outputs.params(&send.send, &rows, cached.is_some(), *slots)?;
         Ok((receive, rows))
     }
 
@@ -350,9 +305,18 @@ impl Dispatch {
         unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &fused) }
     }
 
-    fn handle(&self, rows: ReceivedRows) -> Handle {
-        let routes = self.send.send.routes;
-        Handle { group: Arc::clone(&self.group), routes, slots: self.slots, rows }
+    /// The handle of rows that are in an output of `len` rows.
+    fn handle(&self, rows: ReceivedRows, len: usize) -> Handle {
+        let params::Send { call, routes, .. } = self.send.send;
+        let row_layout = RowLayout {
+            tokens: rows.by_expert.map_or(len, |layout| layout.tokens),
+            alignment: rows.by_expert.map(|layout| layout.alignment),
+            rows: rows.by_expert.map(|_| len),
+            min_combine_rows: 0,
+            is_view: call.zero_copy != 0,
+        };
+        let (group, slots) = (Arc::clone(&self.group), self.slots);
+        Handle { group, routes, slots, rows, row_layout, is_counted: false }
     }
 
     fn counts_of(&self, report: &params::Told) -> ReceiveCounts {
@@ -368,8 +332,6 @@ impl Dispatch {
 fn rows_of(send: &NormalSend) -> usize {
     send.send.routes.tokens as usize + 1
 }
-
-const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
 
 /// Waits for a kernel's report to the host.
 fn wait_for(

@@ -6,7 +6,7 @@ use super::Launch;
 use crate::{
     cuda::{
         group::Group,
-        memory::Choices,
+        memory::{Choices, Offsets, scratch_len},
         params::{self, Routes},
     },
     shared::{
@@ -24,6 +24,32 @@ pub struct LayoutOutput {
     pub per_expert: u64,
     /// A byte by token and rank: 1 if the token goes there, else 0.
     pub token_in_rank: u64,
+}
+
+/// The offsets of a layout's counts and scratch in one allocation, and its length, in words of four
+/// bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayoutWorkspace {
+    /// `[E]` i32: tokens that chose each expert.
+    pub per_expert: usize,
+    /// `[R]` i32: tokens for each rank.
+    pub per_rank: usize,
+    /// Scratch.
+    pub scratch: usize,
+    /// Words of the memory.
+    pub len: usize,
+}
+
+impl LayoutWorkspace {
+    /// The workspace for a layout of these choices.
+    #[must_use]
+    pub fn of(choices: &Choices, ranks: usize) -> Self {
+        let mut offsets = Offsets::default();
+        let per_expert = offsets.next(choices.num_experts);
+        let per_rank = offsets.next(ranks);
+        let scratch = offsets.next_bytes(scratch_len(choices, ranks));
+        Self { per_expert, per_rank, scratch, len: offsets.len }
+    }
 }
 
 /// A computed layout, for any number of dispatches of these tokens.

@@ -17,18 +17,21 @@ mod dispatch;
 mod layout;
 mod memory;
 mod plan;
+mod routing;
+mod row_layout;
 mod shape;
 mod zero_copy;
 
 pub use self::{
     combine::{Combine, CombineInput, CombineOutput},
-    dispatch::{Dispatch, Handle, ReceiveAttempt, ReceiveCounts},
-    layout::{DispatchLayout, LayoutOutput},
+    dispatch::{Dispatch, Handle, ReceiveAttempt},
+    layout::{DispatchLayout, LayoutOutput, LayoutWorkspace},
     memory::{
-        DispatchInput, DispatchOutput, ExpertLayout, Launch, Routing, RowTables, ScalesIn,
-        ScalesOut, TokenRanks,
+        DispatchInput, DispatchOutput, ExpertLayout, Launch, PlanShape, RecvMemory, RowTables,
+        ScalesIn, ScalesOut, ScratchLens, WorkspaceLayout,
     },
-    plan::{Plan, PlanShape, RowLayout, WorkspaceLayout},
-    shape::CallShape,
+    plan::{DispatchOutcome, DispatchRequest, DispatchRest, DispatchResult, Plan, PlannedDispatch},
+    routing::{Routing, TokenRanks},
+    row_layout::{ReceiveCounts, RowLayout},
     zero_copy::ZeroCopyView,
 };

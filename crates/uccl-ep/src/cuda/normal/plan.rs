@@ -1,160 +1,119 @@
-//! The plan of dispatches of one shape: the estimate of how much arrives, and the layout of the
-//! workspace. A caller allocates the memory, and gives its sub-buffers to the calls.
+//! The plan of dispatches of one shape: how many tokens have room, how much arrives, which launches
+//! a call makes, and the memory that it needs. A caller allocates the memory, and gets tables and
+//! tensors as offsets in it.
+//!
+//! ```text
+//!   Plan::prepare ─▶ PlannedDispatch ─ launch ─▶ Done(DispatchResult)
+//!                                          └───▶ Rest(DispatchRest) ─ receive ─▶ DispatchResult
+//! ```
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
+use uccl_device::cuda::Stream;
 
-use super::ReceiveCounts;
+use super::{
+    dispatch::{Dispatch, Handle},
+    memory::{
+        DispatchInput, Launch, PlanShape, RecvMemory, ScratchLens, WorkspaceLayout, check_alignment,
+    },
+    routing::Routing,
+    row_layout::{ReceiveCounts, RowLayout},
+    shape::CallShape,
+    zero_copy::ZeroCopyView,
+};
+use crate::{
+    cuda::{group::Group, memory::COMBINE_SCRATCH_LEN},
+    host::group::InterruptCheck,
+    shared::error::{Error, Result},
+};
 
-/// Estimates of received rows have headroom for one sixteenth more rows, and at least for 64.
-const HEADROOM_PART: usize = 16;
-const MIN_HEADROOM: usize = 64;
-
-/// Alignment of an offset, in words of four bytes: torch has other kernels for tensors that are not
-/// aligned so.
-const OFFSET_WORDS: usize = 4;
-
-/// Rounds a count up to a multiple. The alignment is not 0.
-fn align(count: usize, to: usize) -> usize {
-    count.div_ceil(to.max(1)).saturating_mul(to)
-}
-
-/// The layout of received rows: one for each token, or one for each token and local expert.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowLayout {
-    /// Received tokens, or an upper bound if the host has no counts.
-    pub tokens: usize,
-    /// The alignment of each expert's first row; `None` for rows by token.
-    pub alignment: Option<usize>,
-    /// Rows by expert, with the gaps between experts; `None` for rows by token.
-    pub rows: Option<usize>,
-    /// The least rows of a combine's input, as far as the host has counts.
-    pub min_combine_rows: usize,
-    /// Whether the rows are a view of the pool.
-    pub is_view: bool,
-}
-
-impl RowLayout {
-    /// Rows by token, without counts.
-    #[must_use]
-    pub fn by_token(tokens: usize) -> Self {
-        Self { tokens, alignment: None, rows: None, min_combine_rows: 0, is_view: false }
-    }
-
-    /// The layout for these counts.
-    #[must_use]
-    pub fn of_counts(counts: &ReceiveCounts, alignment: Option<usize>) -> Self {
-        let tokens = counts.total();
-        let by_token = Self { min_combine_rows: tokens, ..Self::by_token(tokens) };
-        let Some(unit) = alignment else { return by_token };
-        // The last expert's rows have a gap behind them, which no combine needs.
-        let (mut rows, mut last_end) = (0, 0);
-        for count in &counts.per_expert {
-            last_end = rows + *count as usize;
-            rows = align(last_end, unit);
-        }
-        Self { alignment, rows: Some(rows), min_combine_rows: last_end, ..by_token }
-    }
-
-    /// The layout with room for `tokens` tokens, for any choices of local experts.
-    #[must_use]
-    pub fn upper_bound(
-        tokens: usize,
-        alignment: Option<usize>,
-        top_k: usize,
-        local_experts: usize,
-    ) -> Self {
-        let max_rows = |unit: usize| {
-            let rows = tokens.saturating_mul(top_k.min(local_experts));
-            let gaps = unit.saturating_sub(1).saturating_mul(local_experts);
-            align(rows.saturating_add(gaps), unit)
-        };
-        Self { alignment, rows: alignment.map(max_rows), ..Self::by_token(tokens) }
-    }
-
-    /// Rows of the output memory.
-    #[must_use]
-    pub fn num_rows(&self) -> usize {
-        self.rows.unwrap_or(self.tokens)
-    }
-
-    /// The capacity for the next call: this size and headroom, but no more than `limit`.
-    #[must_use]
-    pub fn with_headroom(&self, limit: &Self) -> Self {
-        let more = |count: usize| count.saturating_add((count / HEADROOM_PART).max(MIN_HEADROOM));
-        let by_token = Self::by_token(more(self.tokens).min(limit.tokens));
-        let Some(unit) = self.alignment else { return by_token };
-        let rows = more(self.num_rows()).min(limit.num_rows());
-        Self { alignment: Some(unit), rows: Some(align(rows, unit)), ..by_token }
-    }
-}
-
-/// The properties of a dispatch that its plan needs.
-#[derive(Clone, Copy, Debug)]
-pub struct PlanShape {
-    /// Ranks of the group.
-    pub ranks: usize,
-    /// Words of a row's scales.
-    pub scales: usize,
-    /// Choices of a token.
-    pub top_k: usize,
-    /// Experts of all ranks.
-    pub num_experts: usize,
-    /// The alignment of an expert's rows; `None` for rows by token.
-    pub alignment: Option<usize>,
-    /// Words of each returned choice, or 0.
-    pub choice_words: usize,
-    /// Whether weights are received.
-    pub has_weights: bool,
-    /// Whether the dispatch fills the handle's tables.
-    pub fills_tables: bool,
-    /// Whether the scales of one channel are contiguous, in memory of their own.
-    pub is_col_major: bool,
-    /// Whether memory for received rows may be allocated from an estimate.
-    pub has_estimate: bool,
-}
-
-/// The offsets of a workspace's sub-buffers, and its length, in words of four bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WorkspaceLayout {
-    /// Scratch of the handle's first combine.
-    pub combine_scratch: usize,
-    /// Scratch of the dispatch.
-    pub dispatch_scratch: usize,
-    /// `[R + 1]`: the first token of each rank.
-    pub starts: usize,
-    /// `[E/R]`: tokens of each local expert.
-    pub per_expert: usize,
-    /// `[m]`: token numbers at their ranks.
-    pub src_info: usize,
-    /// `[m]`: ranks of tokens, and this rank's index among the token's ranks.
-    pub origin: usize,
-    /// `[E/R]`: the end of each expert's rows, for rows by expert.
-    pub ends: usize,
-    /// `[m, K + 2]`: sources and rows of tokens, for rows by expert.
-    pub metadata: usize,
-    /// Received choices.
-    pub choices: usize,
-    /// Received weights.
-    pub weights: usize,
-    /// Received scales.
-    pub scales: usize,
-    /// Words of the workspace.
-    pub len: usize,
-}
-
-/// The plan of dispatches of one shape.
+/// The plan of dispatches of one shape in one group.
 #[derive(Debug)]
 pub struct Plan {
     shape: PlanShape,
+    /// The most tokens of any rank that the pool has room for, once a call has needed it.
+    room: OnceLock<usize>,
     /// The estimated layout of the next received rows.
     estimate: Mutex<Option<RowLayout>>,
+}
+
+/// A dispatch that a caller asks for.
+pub struct DispatchRequest<'a> {
+    /// This rank's tokens.
+    pub input: DispatchInput,
+    /// Their ranks.
+    pub routing: Routing<'a>,
+    /// The layout of received rows; `None`: as many as arrive, for which the host waits. With
+    /// [`Routing::Cached`] the handle's is used.
+    pub row_layout: Option<RowLayout>,
+    /// The most tokens of any rank; `None`: as many as the pool has room for. With
+    /// [`Routing::Cached`] the handle's is used.
+    pub max_tokens: Option<usize>,
+    /// Whether a dispatch with [`Routing::Cached`] waits for counts, if the host has none.
+    pub needs_counts: bool,
+}
+
+/// A dispatch of which nothing is enqueued, with its needs of memory.
+pub struct PlannedDispatch<'a> {
+    plan: &'a Plan,
+    group: &'a Arc<Group>,
+    request: DispatchRequest<'a>,
+    max_tokens: usize,
+    scratch: ScratchLens,
+    /// The layout that the caller has given, or that of a handle.
+    given: Option<RowLayout>,
+    /// The layout of rows that have memory before the launch.
+    row_layout: Option<RowLayout>,
+    workspace: WorkspaceLayout,
+}
+
+/// The outcome of the first launches.
+#[expect(clippy::large_enum_variant, reason = "a box takes an allocation in each call with a view")]
+pub enum DispatchOutcome {
+    /// Rows have been received, or will be when the stream's work has ended.
+    Done(DispatchResult),
+    /// Rows need memory first: only now their number is known, or whether they are a view.
+    Rest(DispatchRest),
+}
+
+/// The rest of a dispatch: the receive of its rows.
+pub struct DispatchRest {
+    dispatch: Dispatch,
+    row_layout: RowLayout,
+    counts: Option<ReceiveCounts>,
+    view: Option<ZeroCopyView>,
+    workspace: WorkspaceLayout,
+    scratch: ScratchLens,
+}
+
+/// The result of a dispatch.
+pub struct DispatchResult {
+    /// The handle, for combines and for dispatches to the same places.
+    pub handle: Handle,
+    /// The layout of received rows; without counts an upper bound.
+    pub row_layout: RowLayout,
+    /// Tokens that chose each local expert, if the host has waited for counts.
+    pub per_expert: Option<Vec<u32>>,
+    /// The rows, if they are a view of the pool.
+    pub view: Option<ZeroCopyView>,
+    /// The likely layout of the next call's workspace, which may be allocated ahead.
+    pub next_workspace: Option<WorkspaceLayout>,
 }
 
 impl Plan {
     /// A plan without an estimate.
     #[must_use]
     pub fn new(shape: PlanShape) -> Self {
-        Self { shape, estimate: Mutex::new(None) }
+        Self { shape, room: OnceLock::new(), estimate: Mutex::new(None) }
+    }
+
+    /// The shape of the plan's calls.
+    pub fn shape(&self) -> &PlanShape {
+        &self.shape
     }
 
     /// The estimated layout of the next received rows.
@@ -168,10 +127,12 @@ impl Plan {
     }
 
     /// Remembers the received layout as the estimate for the next call, where each rank has up to
-    /// `max_tokens` tokens.
+    /// `max_tokens` tokens. There is none for scales by channel, whose offsets depend on the number
+    /// of rows, and where calls need several launches.
     pub fn learn(&self, received: &RowLayout, max_tokens: usize) {
-        let PlanShape { ranks, top_k, num_experts, alignment, has_estimate, .. } = self.shape;
-        if has_estimate {
+        let PlanShape { ranks, top_k, num_experts, alignment, .. } = self.shape;
+        let PlanShape { can_fuse, fills_tables, is_col_major, .. } = self.shape;
+        if can_fuse && fills_tables && !is_col_major {
             let tokens = ranks.saturating_mul(max_tokens);
             let local_experts = num_experts / ranks.max(1);
             let limit = RowLayout::upper_bound(tokens, alignment, top_k, local_experts);
@@ -179,72 +140,230 @@ impl Plan {
         }
     }
 
-    /// The layout of a workspace with so many words of scratch, for a combine and for the dispatch,
-    /// and, for received `rows`, with tables and small tensors.
-    #[must_use]
-    pub fn workspace(
-        &self,
-        combine_scratch: usize,
-        dispatch_scratch: usize,
-        rows: Option<&RowLayout>,
-    ) -> WorkspaceLayout {
-        let shape = &self.shape;
-        let rows = rows.copied().unwrap_or_else(|| RowLayout::by_token(0));
-        let (tokens, num_rows) = (rows.tokens, rows.num_rows());
-        let (has_tables, is_by_expert) = (shape.fills_tables, rows.alignment.is_some());
-        let has_expert_tables = has_tables && is_by_expert;
-        let local_experts = shape.num_experts / shape.ranks.max(1);
-        let by_choice = tokens.saturating_mul(shape.top_k);
-        let has_scales = !shape.is_col_major && !rows.is_view;
-        let mut len: usize = 0;
-        let mut offset = |is_present: bool, words: usize| {
-            let offset = len;
-            len = len.saturating_add(if is_present { align(words, OFFSET_WORDS) } else { 0 });
-            offset
-        };
-        WorkspaceLayout {
-            combine_scratch: offset(true, combine_scratch),
-            dispatch_scratch: offset(true, dispatch_scratch),
-            starts: offset(has_tables, 1 + shape.ranks),
-            per_expert: offset(has_tables, local_experts),
-            src_info: offset(has_tables, tokens),
-            origin: offset(has_tables, tokens),
-            ends: offset(has_expert_tables, local_experts),
-            metadata: offset(has_expert_tables, tokens.saturating_mul(2 + shape.top_k)),
-            choices: offset(true, by_choice.saturating_mul(shape.choice_words)),
-            weights: offset(shape.has_weights, if is_by_expert { num_rows } else { by_choice }),
-            scales: offset(has_scales, num_rows.saturating_mul(shape.scales)),
-            len,
+    /// Decides on the launches and the memory of a dispatch. Enqueues nothing.
+    ///
+    /// # Errors
+    /// Arguments are wrong; or this rank has [too many tokens](Error::TooManyTokens).
+    pub fn prepare<'a>(
+        &'a self,
+        group: &'a Arc<Group>,
+        request: DispatchRequest<'a>,
+    ) -> Result<PlannedDispatch<'a>> {
+        if let Some(alignment) = self.shape.alignment {
+            check_alignment(alignment)?;
         }
+        let (given, max_tokens, combine) = match request.routing {
+            Routing::Cached(handle) => {
+                (handle.layout_of_next(request.needs_counts), handle.max_tokens(), 0)
+            }
+            Routing::Choices(_) | Routing::Layout(_) | Routing::Ranks(_) => {
+                let tokens = request.routing.tokens();
+                let max_tokens = self.max_tokens(group, tokens, request.max_tokens)?;
+                (request.row_layout, max_tokens, COMBINE_SCRATCH_LEN)
+            }
+        };
+        let dispatch = request.routing.scratch_len(group.ranks());
+        let scratch = ScratchLens { combine, dispatch };
+        // Whether rows are a view is known only after the call has begun.
+        let row_layout = if self.may_view() { None } else { given.or_else(|| self.estimate()) };
+        let workspace = WorkspaceLayout::of(&self.shape, scratch, row_layout.as_ref());
+        let plan = self;
+        Ok(PlannedDispatch {
+            plan,
+            group,
+            request,
+            max_tokens,
+            scratch,
+            given,
+            row_layout,
+            workspace,
+        })
+    }
+
+    /// Whether rows may be a view. Without choices, nothing marks the rows of a view that have no
+    /// token.
+    fn may_view(&self) -> bool {
+        self.shape.zero_copy && self.shape.top_k > 0
+    }
+
+    /// The most tokens of any rank: the number that is asked for, or else the room.
+    fn max_tokens(&self, group: &Group, tokens: usize, asked: Option<usize>) -> Result<usize> {
+        if let Some(most) = asked {
+            return if tokens <= most { Ok(most) } else { Err(more_than(most, tokens)) };
+        }
+        let PlanShape { ranks, hidden, row_bytes, scales, top_k, num_experts, .. } = self.shape;
+        let shape = CallShape {
+            payload: row_bytes,
+            scales,
+            hidden,
+            top_k,
+            local_experts: num_experts / ranks.max(1),
+            zero_copy: self.may_view(),
+        };
+        let most = *self.room.get_or_init(|| shape.max_tokens(group));
+        if tokens <= most { Ok(most) } else { Err(shape.too_many(tokens, most, group)) }
+    }
+
+    fn result(
+        &self,
+        mut handle: Handle,
+        row_layout: RowLayout,
+        counts: Option<ReceiveCounts>,
+        scratch: ScratchLens,
+    ) -> DispatchResult {
+        handle.row_layout = row_layout;
+        handle.is_counted = counts.is_some();
+        let next_workspace = counts.as_ref().and_then(|_| {
+            self.learn(&row_layout, handle.max_tokens());
+            let estimate = self.estimate();
+            estimate.map(|rows| WorkspaceLayout::of(&self.shape, scratch, Some(&rows)))
+        });
+        let per_expert = counts.map(|counts| counts.per_expert);
+        DispatchResult { handle, row_layout, per_expert, view: None, next_workspace }
+    }
+}
+
+fn more_than(most: usize, tokens: usize) -> Error {
+    Error::TooManyTokens(format!(
+        "this rank has {tokens} tokens, and room for {most} of each rank: num_max_tokens_per_rank is the most of any rank"
+    ))
+}
+
+impl PlannedDispatch<'_> {
+    /// The layout of the workspace, which the caller allocates.
+    #[must_use]
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        &self.workspace
+    }
+
+    /// The number of rows that the caller allocates before the launch; `None`: none yet.
+    #[must_use]
+    pub fn num_rows(&self) -> Option<usize> {
+        self.row_layout.map(|layout| layout.num_rows())
+    }
+
+    /// Whether the host waits for counts.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.given.is_none()
+    }
+
+    /// Enqueues the call, or as much of it as is possible before rows have memory. If the host has
+    /// to wait for counts, it waits no longer than `limit`; with an estimate, rows are in flight
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Arguments are wrong, an earlier call has failed, a peer is late or makes another call, or
+    /// the caller was interrupted.
+    ///
+    /// # Safety
+    /// The stream is of the group's context. The request describes memory that the GPU may read
+    /// until the dispatch's work has ended. `memory` is as large as [`workspace`](Self::workspace)
+    /// and [`num_rows`](Self::num_rows) say, and only this call uses it until its work has ended;
+    /// the workspace is kept for the handle. A layout or handle in the request is of this group,
+    /// and the stream comes after its work.
+    pub unsafe fn launch(
+        self,
+        memory: &RecvMemory,
+        stream: &Stream,
+        limit: Duration,
+        is_interrupted: &mut InterruptCheck<'_>,
+    ) -> Result<DispatchOutcome> {
+        let waits = self.waits();
+        let Self { plan, group, request, max_tokens, scratch, given, row_layout, workspace } = self;
+        let shape = &plan.shape;
+        let launch =
+            Launch { stream, scratch: memory.workspace + 4 * workspace.dispatch_scratch as u64 };
+        let DispatchRequest { input, routing, .. } = request;
+        // SAFETY: the caller guarantees it.
+        let mut dispatch = unsafe { Dispatch::begin(group, &input, routing, max_tokens, launch) }?;
+        let (row_layout, counts, view) = match row_layout {
+            Some(layout) if !waits => {
+                let outputs = workspace.outputs(shape, &layout, memory);
+                // SAFETY: the caller guarantees it.
+                let handle = unsafe { dispatch.receive(&outputs, stream) }?;
+                return Ok(DispatchOutcome::Done(plan.result(handle, layout, None, scratch)));
+            }
+            Some(estimate) => {
+                let outputs = workspace.outputs(shape, &estimate, memory);
+                // SAFETY: the caller guarantees it.
+                let attempt =
+                    unsafe { dispatch.try_receive(&outputs, stream, limit, is_interrupted) }?;
+                let layout = RowLayout::of_counts(&attempt.counts, shape.alignment);
+                let counts = Some(attempt.counts);
+                if let Some(handle) = attempt.handle {
+                    return Ok(DispatchOutcome::Done(plan.result(handle, layout, counts, scratch)));
+                }
+                (layout, counts, None)
+            }
+            None => {
+                let counts = match given {
+                    Some(_) => None,
+                    // SAFETY: the caller guarantees it.
+                    None => Some(unsafe { dispatch.counts(stream, limit, is_interrupted) }?),
+                };
+                let layout = match (given, &counts) {
+                    (Some(given), _) => given,
+                    (None, Some(counts)) => RowLayout::of_counts(counts, shape.alignment),
+                    (None, None) => RowLayout::by_token(0),
+                };
+                let view = if plan.may_view() { dispatch.zero_copy_view() } else { None };
+                (layout, counts, view)
+            }
+        };
+        let row_layout = match &view {
+            Some(view) => RowLayout { is_view: true, ..RowLayout::by_token(view.len) },
+            None => row_layout,
+        };
+        let workspace = WorkspaceLayout::of(shape, ScratchLens::default(), Some(&row_layout));
+        let rest = DispatchRest { dispatch, row_layout, counts, view, workspace, scratch };
+        Ok(DispatchOutcome::Rest(rest))
+    }
+}
+
+impl DispatchRest {
+    /// The layout of a second workspace, which the caller allocates.
+    #[must_use]
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        &self.workspace
+    }
+
+    /// The number of rows that the caller allocates; `None` if they are a view of the pool.
+    #[must_use]
+    pub fn num_rows(&self) -> Option<usize> {
+        self.view.is_none().then(|| self.row_layout.num_rows())
+    }
+
+    /// Enqueues the receive, which ends the call.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// As for [`PlannedDispatch::launch`], with this memory; `plan` and stream are those of the
+    /// launch.
+    pub unsafe fn receive(
+        self,
+        plan: &Plan,
+        memory: &RecvMemory,
+        stream: &Stream,
+    ) -> Result<DispatchResult> {
+        let Self { dispatch, row_layout, counts, view, workspace, scratch } = self;
+        let outputs = workspace.outputs(&plan.shape, &row_layout, memory);
+        // SAFETY: the caller guarantees it.
+        let handle = unsafe {
+            match view {
+                Some(_) => dispatch.receive_zero_copy(&outputs, stream),
+                None => dispatch.receive(&outputs, stream),
+            }
+        }?;
+        Ok(DispatchResult { view, ..plan.result(handle, row_layout, counts, scratch) })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    const SHAPE: PlanShape = PlanShape {
-        ranks: 4,
-        scales: 3,
-        top_k: 2,
-        num_experts: 8,
-        alignment: Some(8),
-        choice_words: 0,
-        has_weights: true,
-        fills_tables: true,
-        is_col_major: false,
-        has_estimate: true,
-    };
-
-    #[test]
-    fn counts_are_rows_with_gaps_between_experts() {
-        let counts = ReceiveCounts { per_rank: vec![3, 0, 5, 2], per_expert: vec![9, 4] };
-        let by_token = RowLayout::of_counts(&counts, None);
-        assert_eq!(by_token, RowLayout { min_combine_rows: 10, ..RowLayout::by_token(10) });
-        let by_expert = RowLayout::of_counts(&counts, Some(8));
-        assert_eq!((by_expert.tokens, by_expert.rows), (10, Some(24)));
-        assert_eq!(by_expert.min_combine_rows, 20, "no combine needs the gap behind the last rows");
-    }
+    use super::{super::memory::tests::SHAPE, *};
 
     #[test]
     fn an_estimate_has_headroom_up_to_the_limit() {
@@ -257,31 +376,17 @@ mod tests {
         plan.learn(&received, 205);
         let estimate = plan.estimate().expect("the shape has an estimate");
         assert_eq!((estimate.tokens, estimate.rows), (820, Some(1656)), "no rank has more");
-        let plan = Plan::new(PlanShape { has_estimate: false, ..SHAPE });
-        plan.learn(&received, 1000);
-        assert_eq!(plan.estimate(), None);
     }
 
     #[test]
-    fn a_workspace_has_the_sub_buffers_of_its_call() {
-        let plan = Plan::new(SHAPE);
-        let rows = RowLayout { alignment: Some(8), rows: Some(24), ..RowLayout::by_token(10) };
-        let layout = plan.workspace(5, 9, Some(&rows));
-        let offsets = [layout.dispatch_scratch, layout.starts, layout.per_expert, layout.src_info];
-        assert_eq!(offsets, [8, 20, 28, 32]);
-        let offsets = [layout.origin, layout.ends, layout.metadata, layout.choices];
-        assert_eq!(offsets, [44, 56, 60, 100]);
-        assert_eq!([layout.weights, layout.scales, layout.len], [100, 124, 196]);
-        let view = RowLayout { is_view: true, ..RowLayout::by_token(10) };
-        let layout = plan.workspace(0, 0, Some(&view));
-        assert_eq!((layout.scales, layout.len), (layout.len, 56), "a view has its scales");
-        let plan = Plan::new(PlanShape { fills_tables: false, has_weights: false, ..SHAPE });
-        assert_eq!(plan.workspace(0, 8, None).len, 8);
-    }
-
-    #[test]
-    fn sizes_that_no_memory_has_do_not_wrap_around() {
-        let rows = RowLayout::upper_bound(usize::MAX, Some(128), 8, 32);
-        assert!(Plan::new(SHAPE).workspace(0, 0, Some(&rows)).len > usize::MAX / 2);
+    fn shapes_with_memory_of_counted_rows_have_no_estimate() {
+        let in_two_launches = PlanShape { can_fuse: false, ..SHAPE };
+        let to_earlier_rows = PlanShape { fills_tables: false, ..SHAPE };
+        let scales_by_channel = PlanShape { is_col_major: true, ..SHAPE };
+        for shape in [in_two_launches, to_earlier_rows, scales_by_channel] {
+            let plan = Plan::new(shape);
+            plan.learn(&RowLayout::by_token(800), 1000);
+            assert_eq!(plan.estimate(), None, "{shape:?}");
+        }
     }
 }

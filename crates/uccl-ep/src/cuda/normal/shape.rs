@@ -2,50 +2,46 @@
 
 use crate::{
     cuda::{Group, MAX_TOKENS},
-    shared::{
-        error::{Error, Result},
-        record::Record,
-    },
+    shared::{error::Error, record::Record},
 };
 
 /// Sizes of a call's rows, and of the rows of later calls with its handle.
 #[derive(Clone, Copy, Debug)]
-pub struct CallShape {
+pub(super) struct CallShape {
     /// Bytes of a row.
-    pub payload: usize,
+    pub(super) payload: usize,
     /// Words of scales that go with it.
-    pub scales: usize,
+    pub(super) scales: usize,
     /// Values, in bf16, of a row that goes back, and of a row in a later dispatch with the handle.
-    pub hidden: usize,
+    pub(super) hidden: usize,
     /// Choices of a token.
-    pub top_k: usize,
+    pub(super) top_k: usize,
     /// Experts of each rank.
-    pub local_experts: usize,
+    pub(super) local_experts: usize,
     /// Whether the rows of a dispatch may be a view of the pool, which takes up to a row more for
     /// each rank.
-    pub zero_copy: bool,
+    pub(super) zero_copy: bool,
 }
 
 impl CallShape {
     /// The most tokens that each rank may have: the group's whole pool has room for them in a
     /// dispatch, in its combine, and in a dispatch of bf16 with its handle. All ranks compute the
     /// same number, because no size that differs between them counts.
-    ///
-    /// # Errors
-    /// This rank has more `tokens`.
-    pub fn max_tokens(&self, tokens: usize, group: &Group) -> Result<usize> {
-        let (pool, ranks) = (group.pool_len(), group.ranks());
-        let most = self.max_tokens_in(pool, ranks);
-        if tokens <= most {
-            return Ok(most);
-        }
+    pub(super) fn max_tokens(&self, group: &Group) -> usize {
+        self.max_tokens_in(group.pool_len(), group.ranks())
+    }
+
+    /// The error of a rank that has `tokens`, which are more than the `most`.
+    pub(super) fn too_many(&self, tokens: usize, most: usize, group: &Group) -> Error {
+        let pool = group.pool_len();
         let enough = match tokens <= MAX_TOKENS {
-            true => format!("{} bytes are enough", self.pool_for(tokens, ranks)),
+            true => format!("{} bytes are enough", self.pool_for(tokens, group.ranks())),
             false => format!("a call on a GPU has {MAX_TOKENS} at most"),
         };
-        Err(Error::invalid(format!(
-            "this rank has {tokens} tokens, and the buffer of {pool} bytes has room for {most} of each rank in a call; {enough}"
-        )))
+        Error::TooManyTokens(format!(
+            "this rank has {tokens} tokens, and the buffer of {pool} bytes has room for {most} of each rank in a call; {enough}; \
+             programs that ask for its size set UCCL_EP_TOKENS_AT_ONCE to half of the tokens of a rank, on all ranks"
+        ))
     }
 
     fn max_tokens_in(&self, pool: usize, ranks: usize) -> usize {

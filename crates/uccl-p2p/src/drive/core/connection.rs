@@ -32,7 +32,7 @@ use super::Core;
 use crate::{
     drive::{
         contexts::FailedContexts, gpu_signal::GpuSignal, lane_set::LaneSet, links::Links,
-        seats::Seat, timers,
+        looked_up::LookedUp, seats::Seat, timers,
     },
     error::{Error, Result},
     ids::ConnId,
@@ -52,6 +52,8 @@ pub(crate) struct Peer {
     pub(crate) same_host: bool,
     /// It changes words for signals that come with writes. Older versions do not know such writes.
     pub(crate) takes_signals: bool,
+    /// It answers look-ups of its published regions. Older versions do not know look-ups.
+    pub(crate) publishes: bool,
 }
 
 /// Lanes to one peer.
@@ -70,6 +72,8 @@ pub(crate) struct Connection {
     /// Contexts in which a write has failed.
     pub(crate) failed_contexts: FailedContexts,
     pub(in crate::drive) gpu_signal: GpuSignal,
+    /// Regions of the peer's that were looked up.
+    pub(crate) looked_up: LookedUp,
     end: End,
     pub(crate) pending: AtomicUsize,
     /// Where the peer has opened the connection: one seat for each of its streams.
@@ -100,6 +104,7 @@ impl Connection {
             deferred: Deferred::default(),
             failed_contexts: FailedContexts::default(),
             gpu_signal: GpuSignal::default(),
+            looked_up: LookedUp::default(),
             end: End::default(),
             pending: AtomicUsize::new(0),
             _seats: Vec::new(),

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{Config, Group, MaskChange, Reach};
 
-use crate::ep::{detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
+use crate::ep::{PyNodes, detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group of ranks with GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
@@ -81,12 +81,10 @@ impl PyCudaGroup {
         self.group.can_fuse()
     }
 
-    /// The number of nodes, and of ranks of each. It is one node, unless all have the same number
-    /// of consecutive ranks.
+    /// The group's nodes. It is one node, unless all have the same number of consecutive ranks.
     #[getter]
-    fn nodes(&self) -> (usize, usize) {
-        let nodes = self.group.nodes();
-        (nodes.count, nodes.ranks)
+    fn nodes(&self) -> PyNodes {
+        PyNodes::of(self.group.nodes())
     }
 
     /// The reason why ranks of one node do not reach each other's GPU memory, or None.

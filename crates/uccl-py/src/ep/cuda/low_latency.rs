@@ -9,25 +9,18 @@ use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices,
     low_latency::{
         Combine, CombineInput, CombineOutput, Dispatch, DispatchInput, DispatchOutput, Handle,
-        RowTables, ScalesOut, records_len,
+        RowTables, ScalesOut, WorkspaceLayout,
     },
-    scratch_len,
 };
 
 use super::PyCudaGroup;
-use crate::ep::{call_over, calls::payload, detached_drop::DetachedDrop, exception};
-
-/// Bytes of memory that a dispatch needs on the GPU until its combine has ended.
-#[pyfunction(name = "ep_cuda_scratch_len")]
-pub(crate) fn cuda_scratch_len(
-    tokens: usize,
-    top_k: usize,
-    num_experts: usize,
-    ranks: usize,
-) -> usize {
-    let choices = Choices { experts: 0, is_64: false, tokens, top_k, num_experts };
-    scratch_len(&choices, ranks)
-}
+use crate::ep::{
+    call_over,
+    calls::payload,
+    detached_drop::DetachedDrop,
+    exception,
+    scales::{RowScales, ScaleTiles},
+};
 
 /// Bytes of memory that a combine needs on the GPU until it has ended.
 #[pyfunction(name = "ep_cuda_combine_scratch_len")]
@@ -35,18 +28,40 @@ pub(crate) fn cuda_combine_scratch_len() -> usize {
     COMBINE_SCRATCH_LEN
 }
 
-/// Bytes of GPU memory for the records of a dispatch that its combine reads, with at most
-/// `max_tokens` tokens of each rank.
-#[pyfunction(name = "ep_cuda_records_len")]
-pub(crate) fn cuda_records_len(max_tokens: usize, ranks: usize, top_k: usize) -> usize {
-    records_len(max_tokens, ranks, top_k)
+/// The offsets of a dispatch's sub-buffers in one allocation, in words of four bytes.
+#[pyclass(name = "EpCudaLowLatencyWorkspace", module = "uccl._core", frozen, get_all)]
+pub(crate) struct PyLowLatencyWorkspace {
+    /// Scratch of the handle's first combine.
+    combine_scratch: usize,
+    /// Scratch of the dispatch.
+    dispatch_scratch: usize,
+    /// The records for the combine.
+    records: usize,
+    /// `[E/R, R * T]` i32: token numbers at their ranks.
+    src_info: usize,
+    /// `[E/R]` i32: rows of each local expert.
+    count: usize,
+    /// Words of the memory.
+    len: usize,
 }
 
-/// Addresses of `src_info`, records and `layout_range`.
-type TablesTuple = (u64, u64, u64);
-
-fn table((src_info, records, layout_range): TablesTuple) -> RowTables {
-    RowTables { src_info, records, layout_range }
+#[pymethods]
+impl PyLowLatencyWorkspace {
+    /// The workspace of a dispatch with at most `max_tokens` tokens of each rank.
+    #[new]
+    #[pyo3(signature = (*, tokens, top_k, num_experts, max_tokens, ranks))]
+    fn new(
+        tokens: usize,
+        top_k: usize,
+        num_experts: usize,
+        max_tokens: usize,
+        ranks: usize,
+    ) -> Self {
+        let choices = Choices { experts: 0, is_64: false, tokens, top_k, num_experts };
+        let WorkspaceLayout { combine_scratch, dispatch_scratch, records, src_info, count, len } =
+            WorkspaceLayout::of(&choices, max_tokens, ranks);
+        Self { combine_scratch, dispatch_scratch, records, src_info, count, len }
+    }
 }
 
 /// A dispatch.
@@ -58,10 +73,10 @@ pub(crate) struct PyLowLatencyDispatch {
 
 #[pymethods]
 impl PyLowLatencyDispatch {
-    /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is a number, or lies
-    /// at an address that is not 0.
+    /// Makes a dispatch of tokens, without enqueuing it. NVFP4's global scale is at an address,
+    /// unless that is 0, and else a number.
     #[new]
-    #[pyo3(signature = (group, *, rows, stride, format, len, global_scale, experts, is_64, tokens, top_k, num_experts, max_tokens, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, stride, format, len, global_scale, global_scale_at, experts, is_64, tokens, top_k, num_experts, max_tokens, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
@@ -69,7 +84,8 @@ impl PyLowLatencyDispatch {
         stride: usize,
         format: &str,
         len: usize,
-        global_scale: (f32, u64),
+        global_scale: f32,
+        global_scale_at: u64,
         experts: u64,
         is_64: bool,
         tokens: usize,
@@ -81,9 +97,8 @@ impl PyLowLatencyDispatch {
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-        let (value, global_scale) = global_scale;
-        let payload = payload(format, len, value)?;
-        let tokens = DispatchInput { rows, stride, payload, global_scale };
+        let payload = payload(format, len, global_scale)?;
+        let tokens = DispatchInput { rows, stride, payload, global_scale: global_scale_at };
         // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
         // work of the stream only.
         let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, max_tokens, scratch) };
@@ -101,10 +116,9 @@ impl PyLowLatencyDispatch {
         begun.map_err(|e| exception(&e))
     }
 
-    /// Enqueues the receipt, and the sends unless they were enqueued. `scales` are an address, and
-    /// strides in words by row, expert and word; `tiles` an address, and the number of tile rows of
-    /// each expert.
-    #[pyo3(signature = (*, rows, stride, count, stats, waits, table, scales=None, tiles=None))]
+    /// Enqueues the receipt, and the sends unless they were enqueued. `src_info`, `records` and
+    /// `layout_range` are the handle's tables.
+    #[pyo3(signature = (*, rows, stride, count, stats, waits, src_info, records, layout_range, scales=None, tiles=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -114,27 +128,19 @@ impl PyLowLatencyDispatch {
         count: u64,
         stats: u64,
         waits: u64,
-        table: TablesTuple,
-        scales: Option<(u64, usize, usize, usize)>,
-        tiles: Option<(u64, usize)>,
+        src_info: u64,
+        records: u64,
+        layout_range: u64,
+        scales: Option<RowScales>,
+        tiles: Option<ScaleTiles>,
     ) -> PyResult<PyLowLatencyHandle> {
-        let strided = |(words, row_stride, expert_stride, word_stride)| ScalesOut::Strided {
-            words,
-            row_stride,
-            expert_stride,
-            word_stride,
+        let strided = |RowScales { words, row_stride, expert_stride, word_stride }| {
+            ScalesOut::Strided { words, row_stride, expert_stride, word_stride }
         };
-        let in_tiles = |(words, tile_rows)| ScalesOut::Tiled { words, tile_rows };
+        let in_tiles = |ScaleTiles { words, tile_rows }| ScalesOut::Tiled { words, tile_rows };
         let scales = scales.map(strided).or(tiles.map(in_tiles));
-        let outputs = DispatchOutput {
-            rows,
-            stride,
-            scales,
-            count,
-            stats,
-            waits,
-            tables: self::table(table),
-        };
+        let tables = RowTables { src_info, records, layout_range };
+        let outputs = DispatchOutput { rows, stride, scales, count, stats, waits, tables };
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which no

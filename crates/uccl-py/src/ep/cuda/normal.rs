@@ -3,43 +3,31 @@
 use std::{num::NonZero, sync::Arc};
 
 use parking_lot::Mutex;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{exceptions::PyValueError, intern, prelude::*};
 use uccl_device::cuda::Stream;
 use uccl_ep::{
+    Error,
     combine::{CombineRows, Order},
     cuda::{
-        Choices, Group,
+        Choices,
         normal::{
-            CallShape, Combine, CombineInput, CombineOutput, Dispatch, DispatchInput,
-            DispatchLayout, DispatchOutput, ExpertLayout, Handle, Launch, LayoutOutput, Plan,
-            PlanShape, ReceiveCounts, Routing, RowLayout, RowTables, ScalesIn, ScalesOut,
-            TokenRanks, WorkspaceLayout,
+            Combine, CombineInput, CombineOutput, DispatchInput, DispatchLayout, DispatchOutcome,
+            DispatchRequest, DispatchResult, Handle, Launch, LayoutOutput, LayoutWorkspace, Plan,
+            PlanShape, RecvMemory, Routing, RowLayout, ScalesIn, ScalesOut, TokenRanks,
+            WorkspaceLayout,
         },
     },
 };
 
 use super::PyCudaGroup;
-use crate::ep::{call_over, calls::engine, detached_drop::DetachedDrop, exception, timeout_of};
-
-/// The most tokens of each rank that a call has room for, if the caller sets no limit: rows of
-/// `payload` bytes with `scales` words of scales, and rows of `hidden` bf16 that are sent back.
-/// Raises if this rank has more.
-#[pyfunction(name = "ep_cuda_max_tokens")]
-#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, zero_copy))]
-#[expect(clippy::too_many_arguments, reason = "Python names them")]
-pub(crate) fn cuda_max_tokens(
-    group: &PyCudaGroup,
-    tokens: usize,
-    payload: usize,
-    scales: usize,
-    hidden: usize,
-    top_k: usize,
-    local_experts: usize,
-    zero_copy: bool,
-) -> PyResult<usize> {
-    let shape = CallShape { payload, scales, hidden, top_k, local_experts, zero_copy };
-    shape.max_tokens(tokens, &group.group).map_err(|e| exception(&e))
-}
+use crate::ep::{
+    call_over,
+    calls::engine,
+    detached_drop::DetachedDrop,
+    exception,
+    scales::{RowScales, TokenScales},
+    timeout_of,
+};
 
 /// The layout of tokens, for dispatches of the same tokens.
 #[pyclass(name = "EpCudaDispatchLayout", module = "uccl._core", frozen)]
@@ -78,159 +66,148 @@ pub(crate) fn cuda_layout(
     Ok(PyDispatchLayout { layout })
 }
 
-/// `(address, words of a token, token stride, word stride)`.
-type ScalesTuple = (u64, usize, usize, usize);
+/// The offsets of a layout's counts and scratch in one allocation, in words of four bytes.
+#[pyclass(name = "EpCudaLayoutWorkspace", module = "uccl._core", frozen, get_all)]
+pub(crate) struct PyLayoutWorkspace {
+    /// `[E]` i32: tokens that chose each expert.
+    per_expert: usize,
+    /// `[R]` i32: tokens for each rank.
+    per_rank: usize,
+    /// Scratch.
+    scratch: usize,
+    /// Words of the memory.
+    len: usize,
+}
 
-/// The layout of received rows, and tokens that chose each local expert.
-type ReceivedCounts = (PyRowLayout, Vec<u32>);
+#[pymethods]
+impl PyLayoutWorkspace {
+    /// The workspace of `ep_cuda_layout`.
+    #[new]
+    #[pyo3(signature = (*, tokens, top_k, num_experts, ranks))]
+    fn new(tokens: usize, top_k: usize, num_experts: usize, ranks: usize) -> Self {
+        let choices = Choices { experts: 0, is_64: false, tokens, top_k, num_experts };
+        let LayoutWorkspace { per_expert, per_rank, scratch, len } =
+            LayoutWorkspace::of(&choices, ranks);
+        Self { per_expert, per_rank, scratch, len }
+    }
+}
 
 /// Properties that dispatches of one shape share: attributes of a Python object.
 #[derive(FromPyObject)]
 struct DispatchShape {
+    /// Values of a row.
+    hidden: usize,
     row_bytes: usize,
     /// Words of a row's scales.
     scales: usize,
     top_k: usize,
     num_experts: usize,
+    /// The alignment of an expert's rows, for rows by expert.
+    alignment: Option<usize>,
     /// Words of a choice; 0 if choices are not returned.
     choice_words: usize,
     has_weights: bool,
     zero_foreign_weights: bool,
     zero_gaps: bool,
-    /// Whether tables of rows are written: not for a dispatch to earlier rows.
-    fills_tables: bool,
-    /// The alignment of an expert's rows, for rows by expert.
-    alignment: Option<usize>,
     /// Whether the scales of one channel are contiguous.
     is_col_major: bool,
-    /// Whether memory for received rows may be allocated from an estimate.
-    has_estimate: bool,
+    /// Whether the rows may be a view of the communication buffer.
+    zero_copy: bool,
+    /// Whether tables of rows are written: not for a dispatch to earlier rows.
+    fills_tables: bool,
 }
 
 /// The shape of dispatches, and their plan.
-#[pyclass(name = "EpCudaDispatchShape", module = "uccl._core", frozen)]
-pub(crate) struct PyDispatchShape {
-    shape: DispatchShape,
+#[pyclass(name = "EpCudaDispatchPlan", module = "uccl._core", frozen)]
+pub(crate) struct PyDispatchPlan {
     plan: Plan,
 }
 
-/// The input of a dispatch: attributes of a Python object. Tokens are sent to the ranks of
-/// `experts`; or to those of `layout`; or to `ranks`, a byte by token and rank, and i32 by expert,
-/// the number of its tokens; or to the rows of an earlier dispatch, with the handle `cached`.
+/// The input of a dispatch: attributes of a Python object. Tokens are sent to the rows of an
+/// earlier dispatch, with its handle `cached`; or to the ranks of `layout`; or to those of
+/// `token_in_rank`, a byte by token and rank, with the counts `per_expert`, i32; or to the ranks of
+/// `experts`.
 #[derive(FromPyObject)]
-pub(crate) struct SendArgs {
+struct SendArgs {
     rows: u64,
-    scales: Option<ScalesTuple>,
+    scales: Option<TokenScales>,
     weights: u64,
     experts: u64,
+    /// Whether an expert is an i64, or an i32.
     is_64: bool,
-    ranks: Option<(u64, u64)>,
+    token_in_rank: Option<u64>,
+    per_expert: u64,
     tokens: usize,
     layout: Option<Py<PyDispatchLayout>>,
     cached: Option<Py<PyNormalHandle>>,
-    max_tokens: usize,
+    /// The layout of received rows; None: as many as arrive.
+    row_layout: Option<Py<PyRowLayout>>,
+    /// The most tokens of any rank; None: as many as the pool has room for.
+    max_tokens: Option<usize>,
+    /// Whether a dispatch with `cached` waits for counts, if the host has none.
+    needs_counts: bool,
     /// The most blocks of a launch; 0: as many as the group has.
     max_blocks: usize,
-    scratch: u64,
     stream: u64,
 }
 
-/// Memory for received rows: attributes of a Python object.
-#[derive(FromPyObject)]
-pub(crate) struct RecvArgs {
-    len: usize,
-    rows: u64,
-    /// An address, and strides in words by row and by word; `None`: the workspace has the scales.
-    scales: Option<(u64, usize, usize)>,
-    zero_copy: bool,
-    tokens: usize,
-    workspace: u64,
-    layout: Py<PyWorkspaceLayout>,
-}
-
 /// The offsets of a workspace's sub-buffers, and its length, in words of four bytes.
-#[pyclass(name = "EpCudaWorkspaceLayout", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaWorkspaceLayout", module = "uccl._core", frozen, get_all)]
+#[derive(PartialEq)]
 pub(crate) struct PyWorkspaceLayout {
-    layout: WorkspaceLayout,
+    /// Scratch of the handle's first combine.
+    combine_scratch: usize,
+    /// Scratch of the dispatch.
+    dispatch_scratch: usize,
+    /// `[R + 1]`: the first token of each rank.
+    starts: usize,
+    /// `[E/R]`: tokens of each local expert.
+    per_expert: usize,
+    /// `[m]`: token numbers at their ranks.
+    src_info: usize,
+    /// `[m]`: ranks of tokens, and this rank's index among the token's ranks.
+    origin: usize,
+    /// `[E/R]`: the end of each expert's rows, for rows by expert.
+    ends: usize,
+    /// `[m, K + 2]`: sources and rows of tokens, for rows by expert.
+    metadata: usize,
+    /// Received choices.
+    choices: usize,
+    /// Received weights.
+    weights: usize,
+    /// Received scales.
+    scales: usize,
+    /// Words of the workspace.
+    len: usize,
 }
 
 #[pymethods]
 impl PyWorkspaceLayout {
-    /// Scratch of the handle's first combine.
-    #[getter]
-    fn combine_scratch(&self) -> usize {
-        self.layout.combine_scratch
-    }
-
-    /// Scratch of the dispatch.
-    #[getter]
-    fn dispatch_scratch(&self) -> usize {
-        self.layout.dispatch_scratch
-    }
-
-    /// `[R + 1]`: the first token of each rank.
-    #[getter]
-    fn starts(&self) -> usize {
-        self.layout.starts
-    }
-
-    /// `[E/R]`: tokens of each local expert.
-    #[getter]
-    fn per_expert(&self) -> usize {
-        self.layout.per_expert
-    }
-
-    /// `[m]`: token numbers at their ranks.
-    #[getter]
-    fn src_info(&self) -> usize {
-        self.layout.src_info
-    }
-
-    /// `[m]`: ranks of tokens, and this rank's index among the token's ranks.
-    #[getter]
-    fn origin(&self) -> usize {
-        self.layout.origin
-    }
-
-    /// `[E/R]`: the end of each expert's rows, for rows by expert.
-    #[getter]
-    fn ends(&self) -> usize {
-        self.layout.ends
-    }
-
-    /// `[m, K + 2]`: sources and rows of tokens, for rows by expert.
-    #[getter]
-    fn metadata(&self) -> usize {
-        self.layout.metadata
-    }
-
-    /// Received choices.
-    #[getter]
-    fn choices(&self) -> usize {
-        self.layout.choices
-    }
-
-    /// Received weights.
-    #[getter]
-    fn weights(&self) -> usize {
-        self.layout.weights
-    }
-
-    /// Received scales.
-    #[getter]
-    fn scales(&self) -> usize {
-        self.layout.scales
-    }
-
-    /// Words of the workspace.
-    #[getter]
-    fn len(&self) -> usize {
-        self.layout.len
-    }
-
     /// Whether sub-buffers have the same offsets and lengths.
     fn is_same(&self, other: &Self) -> bool {
-        self.layout == other.layout
+        self == other
+    }
+}
+
+impl PyWorkspaceLayout {
+    fn of(layout: &WorkspaceLayout) -> Self {
+        let &WorkspaceLayout { combine_scratch, dispatch_scratch, starts, per_expert, .. } = layout;
+        let &WorkspaceLayout { src_info, origin, ends, metadata, .. } = layout;
+        let &WorkspaceLayout { choices, weights, scales, len, .. } = layout;
+        Self {
+            combine_scratch,
+            dispatch_scratch,
+            starts,
+            per_expert,
+            src_info,
+            origin,
+            ends,
+            metadata,
+            choices,
+            weights,
+            scales,
+            len,
+        }
     }
 }
 
@@ -245,10 +222,9 @@ impl PyRowLayout {
     /// Makes the layout of `tokens` tokens, or of an upper bound of them. Without `alignment` and
     /// `rows` it has rows by token.
     #[new]
-    #[pyo3(signature = (tokens, alignment=None, rows=None, *, is_view=false))]
-    fn new(tokens: usize, alignment: Option<usize>, rows: Option<usize>, is_view: bool) -> Self {
-        let layout = RowLayout { tokens, alignment, rows, min_combine_rows: 0, is_view };
-        Self { layout }
+    #[pyo3(signature = (tokens, alignment=None, rows=None))]
+    fn new(tokens: usize, alignment: Option<usize>, rows: Option<usize>) -> Self {
+        Self { layout: RowLayout { alignment, rows, ..RowLayout::by_token(tokens) } }
     }
 
     /// The layout with room for `tokens` tokens, for any choices of local experts.
@@ -281,155 +257,102 @@ impl PyRowLayout {
         self.layout.rows
     }
 
-    /// The least rows of a combine's input, as far as the host has counts.
-    #[getter]
-    fn min_combine_rows(&self) -> usize {
-        self.layout.min_combine_rows
-    }
-
-    /// Whether the rows are a view of the communication buffer.
-    #[getter]
-    fn is_view(&self) -> bool {
-        self.layout.is_view
-    }
-
     /// Rows of the output tensor.
     fn num_rows(&self) -> usize {
         self.layout.num_rows()
     }
 }
 
-impl PyDispatchShape {
-    /// Begins a dispatch.
-    fn begin(
-        &self,
-        group: &Arc<Group>,
-        send_args: &SendArgs,
-        stream: &Stream,
-    ) -> uccl_ep::Result<Dispatch> {
-        let DispatchShape { row_bytes, top_k, num_experts, .. } = self.shape;
-        let &SendArgs { rows, weights, experts, is_64, ranks, tokens, max_tokens, scratch, .. } =
-            send_args;
-        let scales = send_args.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
-            words,
-            count,
-            token_stride,
-            word_stride,
-        });
-        let max_blocks = NonZero::new(send_args.max_blocks);
-        let sent = DispatchInput {
-            rows,
-            stride: row_bytes,
-            payload: row_bytes,
-            scales,
-            weights,
-            max_blocks,
-        };
-        let routing = match (&send_args.cached, &send_args.layout, ranks) {
+impl PyDispatchPlan {
+    /// The dispatch that the arguments ask for.
+    fn request<'a>(&self, send_args: &'a SendArgs) -> DispatchRequest<'a> {
+        let shape = self.plan.shape();
+        let scales = send_args.scales.map(
+            |TokenScales { words, token_words, token_stride, word_stride }| ScalesIn {
+                words,
+                count: token_words,
+                token_stride,
+                word_stride,
+            },
+        );
+        let &SendArgs { rows, weights, experts, is_64, per_expert, tokens, .. } = send_args;
+        let (top_k, num_experts) = (shape.top_k, shape.num_experts);
+        let routing = match (&send_args.cached, &send_args.layout, send_args.token_in_rank) {
             (Some(cached), ..) => Routing::Cached(&cached.get().handle),
             (None, Some(before), _) => Routing::Layout(&before.get().layout),
-            (None, None, Some((token_in_rank, per_expert))) => {
+            (None, None, Some(token_in_rank)) => {
                 Routing::Ranks(TokenRanks { token_in_rank, per_expert, tokens, num_experts })
             }
             (None, None, None) => {
                 Routing::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
             }
         };
-        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
-        // work of the stream only; its layouts and handles are of this group, and their streams are
-        // waited for.
-        unsafe { Dispatch::begin(group, &sent, routing, max_tokens, Launch { stream, scratch }) }
-    }
-
-    fn received(&self, counts: ReceiveCounts) -> ReceivedCounts {
-        let layout = RowLayout::of_counts(&counts, self.shape.alignment);
-        (PyRowLayout { layout }, counts.per_expert)
-    }
-
-    fn outputs(&self, recv_args: &RecvArgs) -> DispatchOutput {
-        let RecvArgs { len, rows, scales, tokens, workspace, layout, .. } = recv_args;
-        let (at, shape) = (&layout.get().layout, &self.shape);
-        let address = |words: usize| workspace + 4 * words as u64;
-        let address_if = |is_there: bool, words: usize| if is_there { address(words) } else { 0 };
-        let scales = scales.map(|(words, row_stride, word_stride)| ScalesOut {
-            words,
-            row_stride,
-            word_stride,
-        });
-        let in_workspace = (shape.scales > 0 && !recv_args.zero_copy).then(|| ScalesOut {
-            words: address(at.scales),
-            row_stride: shape.scales,
-            word_stride: 1,
-        });
-        let by_expert =
-            shape.alignment.filter(|_| shape.fills_tables).map(|alignment| ExpertLayout {
-                alignment,
-                tokens: *tokens,
-                ends: address(at.ends),
-                metadata: address(at.metadata),
-            });
-        DispatchOutput {
-            len: *len,
-            rows: *rows,
-            stride: shape.row_bytes,
-            scales: scales.or(in_workspace),
-            choices: address_if(shape.choice_words > 0, at.choices),
-            is_64: shape.choice_words == 2,
-            weights: address_if(shape.has_weights, at.weights),
-            zero_foreign_weights: shape.zero_foreign_weights,
-            zero_gaps: shape.zero_gaps,
-            tables: shape.fills_tables.then(|| RowTables {
-                src_info: address(at.src_info),
-                origin: address(at.origin),
-                starts: address(at.starts),
-                per_expert: address(at.per_expert),
-            }),
-            by_expert,
+        DispatchRequest {
+            input: DispatchInput {
+                rows,
+                stride: shape.row_bytes,
+                payload: shape.row_bytes,
+                scales,
+                weights,
+                max_blocks: NonZero::new(send_args.max_blocks),
+            },
+            routing,
+            row_layout: send_args.row_layout.as_ref().map(|rows| rows.get().layout),
+            max_tokens: send_args.max_tokens,
+            needs_counts: send_args.needs_counts,
         }
     }
 
-    /// Ends a dispatch.
-    fn end(
+    /// Asks the caller for memory: a workspace, and so many rows, if any.
+    fn recv_memory(
         &self,
-        dispatch: Dispatch,
-        recv_args: &RecvArgs,
-        stream: &Stream,
-    ) -> uccl_ep::Result<Handle> {
-        let (outputs, zero_copy) = (self.outputs(recv_args), recv_args.zero_copy);
-        // SAFETY: `uccl.ep` passes tensors with as many rows, which no other code uses yet; it
-        // keeps the tables with the handle.
-        unsafe {
-            match zero_copy {
-                true => dispatch.receive_zero_copy(&outputs, stream),
-                false => dispatch.receive(&outputs, stream),
+        memory: &Bound<'_, PyAny>,
+        workspace: &WorkspaceLayout,
+        num_rows: Option<usize>,
+        waits: bool,
+    ) -> PyResult<RecvMemory> {
+        let py = memory.py();
+        let layout = PyWorkspaceLayout::of(workspace);
+        let workspace = memory.call_method1(intern!(py, "workspace"), (layout, waits))?;
+        let mut made = RecvMemory { workspace: workspace.extract()?, rows: 0, scales: None };
+        if let Some(num_rows) = num_rows {
+            made.rows = memory.call_method1(intern!(py, "rows"), (num_rows,))?.extract()?;
+            if self.plan.shape().is_col_major {
+                let scales = memory.call_method1(intern!(py, "scales"), (num_rows,))?;
+                let RowScales { words, row_stride, word_stride, .. } = scales.extract()?;
+                made.scales = Some(ScalesOut { words, row_stride, word_stride });
             }
         }
+        Ok(made)
     }
 }
 
-/// The result of a whole dispatch: a handle, or a dispatch that has to be received; and counts, if
-/// the call waited for them.
-type DispatchResult = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<ReceivedCounts>);
-
 #[pymethods]
-impl PyDispatchShape {
+impl PyDispatchPlan {
+    /// The plan of a group's dispatches of this shape.
     #[new]
-    fn new(shape: DispatchShape, ranks: usize) -> Self {
-        let DispatchShape { scales, top_k, num_experts, alignment, choice_words, .. } = shape;
-        let DispatchShape { has_weights, fills_tables, is_col_major, has_estimate, .. } = shape;
+    fn new(group: &PyCudaGroup, shape: DispatchShape) -> Self {
+        let DispatchShape { hidden, row_bytes, scales, top_k, num_experts, alignment, .. } = shape;
+        let DispatchShape { choice_words, has_weights, zero_foreign_weights, .. } = shape;
+        let DispatchShape { zero_gaps, is_col_major, zero_copy, fills_tables, .. } = shape;
         let plan = Plan::new(PlanShape {
-            ranks,
+            ranks: group.group.ranks(),
+            hidden,
+            row_bytes,
             scales,
             top_k,
             num_experts,
             alignment,
             choice_words,
             has_weights,
+            zero_foreign_weights,
+            zero_gaps,
             fills_tables,
             is_col_major,
-            has_estimate,
+            zero_copy,
+            can_fuse: group.group.can_fuse(),
         });
-        Self { shape, plan }
+        Self { plan }
     }
 
     /// The estimated layout of the next received rows.
@@ -443,160 +366,95 @@ impl PyDispatchShape {
         self.plan.set_estimate(estimate.map(|estimate| estimate.layout));
     }
 
-    /// Remembers the received layout as the estimate for the next call, where each rank has up to
-    /// `max_tokens` tokens.
-    fn learn(&self, received: &PyRowLayout, max_tokens: usize) {
-        self.plan.learn(&received.layout, max_tokens);
-    }
-
-    /// The layout of a workspace with so many words of scratch, for a combine and for the dispatch,
-    /// and, for received `rows`, with tables and small tensors.
-    #[pyo3(signature = (combine_scratch, dispatch_scratch, rows))]
-    fn workspace(
-        &self,
-        combine_scratch: usize,
-        dispatch_scratch: usize,
-        rows: Option<PyRef<'_, PyRowLayout>>,
-    ) -> PyWorkspaceLayout {
-        let rows = rows.as_ref().map(|rows| &rows.layout);
-        PyWorkspaceLayout { layout: self.plan.workspace(combine_scratch, dispatch_scratch, rows) }
-    }
-
-    /// Enqueues the sends of tokens.
-    #[pyo3(name = "begin")]
-    fn py_begin(
-        &self,
-        py: Python<'_>,
-        group: &PyCudaGroup,
-        send_args: SendArgs,
-    ) -> PyResult<PyNormalDispatch> {
-        let stream = group.stream(send_args.stream);
-        let begun = py.detach(|| self.begin(&group.group, &send_args, &stream));
-        Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
-    }
-
-    /// The layout of received rows, and tokens that chose each local expert, once every rank has
-    /// sent its counts. Waits at most `limit` seconds.
-    fn counts(
-        &self,
-        py: Python<'_>,
-        dispatch: &PyNormalDispatch,
-        limit: f64,
-    ) -> PyResult<ReceivedCounts> {
-        let limit = timeout_of(limit)?;
-        let counts = engine(py, |interrupted| {
-            let mut begun = dispatch.dispatch.lock();
-            let begun = begun.as_mut().ok_or_else(call_over)?;
-            // SAFETY: the stream is the one that the dispatch was begun on.
-            unsafe { begun.counts(&dispatch.stream, limit, interrupted) }
-        })?;
-        Ok(self.received(counts))
-    }
-
-    /// Enqueues the receipt, behind the sends.
-    fn receive(
-        &self,
-        py: Python<'_>,
-        dispatch: &PyNormalDispatch,
-        recv_args: RecvArgs,
-    ) -> PyResult<PyNormalHandle> {
-        let received = py.detach(|| {
-            let begun = dispatch.dispatch.lock().take().ok_or_else(call_over)?;
-            self.end(begun, &recv_args, &dispatch.stream)
-        });
-        Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
-    }
-
-    /// Enqueues a whole dispatch. With a `limit` in seconds the room for received rows is a guess:
-    /// the call waits for counts while rows are in flight. If the rows do not fit, a later
-    /// `receive` takes them.
+    /// Enqueues a dispatch, with memory that it asks for. If it waits for counts, it does so at
+    /// most `limit` seconds.
     fn dispatch(
         &self,
         py: Python<'_>,
         group: &PyCudaGroup,
         send_args: SendArgs,
-        recv_args: RecvArgs,
-        limit: Option<f64>,
-    ) -> PyResult<DispatchResult> {
-        let (stream, limit) = (group.stream(send_args.stream), limit.map(timeout_of).transpose()?);
-        let (handle, left, counts) = engine(py, |interrupted| {
-            let mut dispatch = self.begin(&group.group, &send_args, &stream)?;
-            let Some(limit) = limit else {
-                return Ok((Some(self.end(dispatch, &recv_args, &stream)?), None, None));
+        memory: &Bound<'_, PyAny>,
+        limit: f64,
+    ) -> PyResult<PyDispatchResult> {
+        let (stream, limit) = (group.stream(send_args.stream), timeout_of(limit)?);
+        let planned = match self.plan.prepare(&group.group, self.request(&send_args)) {
+            Ok(planned) => planned,
+            Err(e) => {
+                if matches!(e, Error::TooManyTokens(_)) {
+                    memory.call_method0(intern!(py, "announce_too_many"))?;
+                }
+                return Err(exception(&e));
+            }
+        };
+        let (num_rows, waits) = (planned.num_rows(), planned.waits());
+        let to = self.recv_memory(memory, planned.workspace(), num_rows, waits)?;
+        // SAFETY: `uccl.ep` passes tensors of these sizes, and torch gives their memory to later
+        // work of the stream only; its layouts and handles are of this group, and their streams are
+        // waited for. It keeps the workspace with the handle.
+        let outcome =
+            engine(py, |interrupted| unsafe { planned.launch(&to, &stream, limit, interrupted) })?;
+        let rest = match outcome {
+            DispatchOutcome::Done(result) => return PyDispatchResult::of(py, result),
+            DispatchOutcome::Rest(rest) => rest,
+        };
+        let to = self.recv_memory(memory, rest.workspace(), rest.num_rows(), false)?;
+        // SAFETY: as above.
+        let received = py.detach(|| unsafe { rest.receive(&self.plan, &to, &stream) });
+        PyDispatchResult::of(py, received.map_err(|e| exception(&e))?)
+    }
+}
+
+/// The result of a dispatch.
+#[pyclass(name = "EpCudaDispatchResult", module = "uccl._core", frozen, get_all)]
+pub(crate) struct PyDispatchResult {
+    /// The handle.
+    handle: Py<PyNormalHandle>,
+    /// The layout of received rows; without counts an upper bound.
+    row_layout: Py<PyRowLayout>,
+    /// Tokens that chose each local expert; None unless the call waited for counts.
+    per_expert: Option<Vec<u32>>,
+    /// The rows, if they are a view of the communication buffer.
+    view: Option<Py<PyZeroCopyView>>,
+    /// The likely layout of the next call's workspace, or None.
+    next_workspace: Option<Py<PyWorkspaceLayout>>,
+}
+
+impl PyDispatchResult {
+    fn of(py: Python<'_>, result: DispatchResult) -> PyResult<Self> {
+        let DispatchResult { handle, row_layout, per_expert, view, next_workspace } = result;
+        let handle = PyNormalHandle { handle: DetachedDrop::new(Arc::new(handle)) };
+        let view = view.map(|view| {
+            let of_view = PyZeroCopyView {
+                num_rows: view.len,
+                offset: view.rows - view.pool,
+                stride: view.stride,
+                scales_offset: view.scales.map_or(0, |scales| scales.words - view.pool),
             };
-            let outputs = self.outputs(&recv_args);
-            // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
-            let attempt = unsafe { dispatch.try_receive(&outputs, &stream, limit, interrupted) }?;
-            let left = attempt.handle.is_none().then_some(dispatch);
-            Ok((attempt.handle, left, Some(self.received(attempt.counts))))
-        })?;
-        let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
-        Ok((handle.map(PyNormalHandle::new), left, counts))
-    }
-}
-
-/// A dispatch that has begun.
-#[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
-pub(crate) struct PyNormalDispatch {
-    dispatch: DetachedDrop<Mutex<Option<Dispatch>>>,
-    stream: Stream,
-}
-
-#[pymethods]
-impl PyNormalDispatch {
-    /// The rows as a view of the pool, or None if they have to be copied out.
-    fn zero_copy_view(&self) -> PyResult<Option<PyZeroCopyView>> {
-        let dispatch = self.dispatch.lock();
-        let view = dispatch.as_ref().ok_or_else(|| exception(&call_over()))?.zero_copy_view();
-        Ok(view.map(|view| PyZeroCopyView {
-            num_rows: view.len,
-            offset: view.rows - view.pool,
-            stride: view.stride,
-            scales_offset: view.scales.map_or(0, |scales| scales.words - view.pool),
-        }))
-    }
-}
-
-impl PyNormalDispatch {
-    fn of(dispatch: Dispatch, stream: Stream) -> Self {
-        Self { dispatch: DetachedDrop::new(Mutex::new(Some(dispatch))), stream }
+            Py::new(py, of_view)
+        });
+        let next_workspace =
+            next_workspace.map(|layout| Py::new(py, PyWorkspaceLayout::of(&layout)));
+        Ok(Self {
+            handle: Py::new(py, handle)?,
+            row_layout: Py::new(py, PyRowLayout { layout: row_layout })?,
+            per_expert,
+            view: view.transpose()?,
+            next_workspace: next_workspace.transpose()?,
+        })
     }
 }
 
 /// Received rows in the pool.
-#[pyclass(name = "EpCudaZeroCopyView", module = "uccl._core", frozen)]
+#[pyclass(name = "EpCudaZeroCopyView", module = "uccl._core", frozen, get_all)]
 pub(crate) struct PyZeroCopyView {
-    num_rows: usize,
-    offset: u64,
-    stride: usize,
-    scales_offset: u64,
-}
-
-#[pymethods]
-impl PyZeroCopyView {
     /// The number of rows.
-    #[getter]
-    fn num_rows(&self) -> usize {
-        self.num_rows
-    }
-
+    num_rows: usize,
     /// The offset of the first row in the pool.
-    #[getter]
-    fn offset(&self) -> u64 {
-        self.offset
-    }
-
+    offset: u64,
     /// Bytes from a row to the next.
-    #[getter]
-    fn stride(&self) -> usize {
-        self.stride
-    }
-
+    stride: usize,
     /// The offset of the first scale in the pool; 0 without scales.
-    #[getter]
-    fn scales_offset(&self) -> u64 {
-        self.scales_offset
-    }
+    scales_offset: u64,
 }
 
 /// The state of a dispatch that a combine, or a dispatch to the same rows, needs.
@@ -605,9 +463,18 @@ pub(crate) struct PyNormalHandle {
     handle: DetachedDrop<Arc<Handle>>,
 }
 
+#[pymethods]
 impl PyNormalHandle {
-    fn new(handle: Handle) -> Self {
-        Self { handle: DetachedDrop::new(Arc::new(handle)) }
+    /// The layout of the received rows; without counts an upper bound.
+    #[getter]
+    fn row_layout(&self) -> PyRowLayout {
+        PyRowLayout { layout: *self.handle.row_layout() }
+    }
+
+    /// The most tokens of any rank.
+    #[getter]
+    fn max_tokens(&self) -> usize {
+        self.handle.max_tokens()
     }
 }
 
@@ -623,7 +490,9 @@ impl PyNormalCombine {
     /// Enqueues the sends of rows back to the ranks of their tokens. `sends` is "row", or, for rows
     /// by expert, "sum" or "each".
     #[new]
-    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream))]
+    #[pyo3(signature = (
+        group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -657,14 +526,16 @@ impl PyNormalCombine {
         Ok(Self { combine: DetachedDrop::new(combine), stream })
     }
 
-    /// Enqueues the sums. `sums` is "rank" or "choice".
-    #[pyo3(signature = (*, rows, sums, bias, weights))]
+    /// Enqueues the sums. `sums` is "rank" or "choice". The biases are up to two first addends, or
+    /// 0.
+    #[pyo3(signature = (*, rows, sums, bias, second_bias, weights))]
     fn finish(
         &self,
         py: Python<'_>,
         rows: u64,
         sums: &str,
-        bias: (u64, u64),
+        bias: u64,
+        second_bias: u64,
         weights: u64,
     ) -> PyResult<()> {
         let order = match sums {
@@ -672,7 +543,7 @@ impl PyNormalCombine {
             "choice" => Order::ByChoice,
             other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
         };
-        let combined = CombineOutput { rows, order, bias: [bias.0, bias.1], weights };
+        let combined = CombineOutput { rows, order, bias: [bias, second_bias], weights };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(call_over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the

@@ -60,7 +60,7 @@ impl Start {
 }
 
 /// A transfer that has not begun.
-pub(in crate::drive) struct Waiting {
+pub(in crate::drive) struct DeferredTransfer {
     /// The mark that it waits for; `None` if it only waits for its turn behind others.
     pub(in crate::drive) after: Option<Box<dyn Mark>>,
     pub(in crate::drive) transfer: Arc<Transfer>,
@@ -68,8 +68,8 @@ pub(in crate::drive) struct Waiting {
 }
 
 /// A transfer that may begin.
-pub(in crate::drive) struct Due {
-    pub(in crate::drive) first: Waiting,
+pub(in crate::drive) struct DueTransfer {
+    pub(in crate::drive) first: DeferredTransfer,
     /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is
     /// dropped.
     pub(in crate::drive) hold: Hold,
@@ -80,7 +80,7 @@ pub(in crate::drive) struct Due {
 /// The transfers of a connection that have not begun.
 pub(crate) struct Deferred {
     /// In the order in which they were posted; `None` once the connection has ended.
-    waiting: Mutex<Option<VecDeque<Waiting>>>,
+    waiting: Mutex<Option<VecDeque<DeferredTransfer>>>,
     /// Locked while some of them begin, so that they begin in order.
     pub(in crate::drive) beginning: Mutex<()>,
     /// How many there are, including those that are just beginning; below, how many of them are
@@ -112,7 +112,7 @@ impl Deferred {
 
     /// Adds a transfer; false if the connection has ended. A transfer that was added after that
     /// would keep the connection's memory, and the connection the transfer's.
-    pub(in crate::drive) fn push(&self, transfer: Waiting) -> bool {
+    pub(in crate::drive) fn push(&self, transfer: DeferredTransfer) -> bool {
         let mut waiting = self.waiting.lock();
         let Some(waiting) = &mut *waiting else { return false };
         self.open.fetch_add(1, SeqCst);
@@ -131,7 +131,7 @@ impl Deferred {
     }
 
     /// Takes out the transfers that may begin now.
-    pub(in crate::drive) fn take_due(&self) -> Vec<Due> {
+    pub(in crate::drive) fn take_due(&self) -> Vec<DueTransfer> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
@@ -150,7 +150,7 @@ impl Deferred {
             }
             due.extend(waiting.remove(at).map(|first| {
                 let hold = first.transfer.hold();
-                Due { first, hold, failed: reached.err() }
+                DueTransfer { first, hold, failed: reached.err() }
             }));
         }
         due
@@ -158,7 +158,7 @@ impl Deferred {
 
     /// Takes a transfer out to begin it, whether or not it may; [`ended`](Self::ended) has to
     /// follow.
-    pub(in crate::drive) fn take(&self, transfer: &Arc<Transfer>) -> Option<Waiting> {
+    pub(in crate::drive) fn take(&self, transfer: &Arc<Transfer>) -> Option<DeferredTransfer> {
         let mut waiting = self.waiting.lock();
         let waiting = waiting.as_mut()?;
         let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
@@ -185,7 +185,7 @@ impl Deferred {
     }
 }
 
-impl Waiting {
+impl DeferredTransfer {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
         self.after.as_ref().map_or(Ok(true), |mark| mark.is_reached())
     }

@@ -12,17 +12,18 @@ use super::{
 use crate::drive::work::Work;
 
 /// The types that the engine keeps for each item of a session.
-pub(crate) struct Kept;
+pub(crate) struct EngineHandles;
 
-pub(crate) type Session = uccl_proto::Session<Kept>;
+pub(crate) type Session = uccl_proto::Session<EngineHandles>;
 
-impl Handles for Kept {
+impl Handles for EngineHandles {
     type Send = Sent;
     type Notif = Sent;
     type Signal = Arc<Transfer>;
+    type LookUp = Arc<Transfer>;
     type Receive = Arc<Transfer>;
     type Ask = Ask;
-    type Asked = Arc<Transfer>;
+    type PeerCopy = Arc<Transfer>;
     type Operation = Arc<Piece>;
 }
 

@@ -48,10 +48,12 @@ const FAILED: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// A copy that the peer asked this process to make.
-    Asked,
+    PeerCopy,
     /// The fetch of a notification's payload from the peer that sent it; no caller here asked for
     /// it.
     Fetch,
+    /// The peer is asked for its published regions, on the way to a caller's read or write.
+    LookUp,
     Notif,
     Read,
     Recv,
@@ -60,16 +62,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether a caller of this process started it. The peer caused the other kinds.
+    /// Whether a caller of this process started it. The peer caused the other kinds, or it is a
+    /// part of a caller's transfer.
     pub(crate) fn is_callers(self) -> bool {
-        !matches!(self, Self::Asked | Self::Fetch)
+        !matches!(self, Self::PeerCopy | Self::Fetch | Self::LookUp)
     }
 
     /// The operation that the caller asked for; `None` for a notification, and where there is no
     /// caller.
     pub(crate) fn op(self) -> Option<Op> {
         match self {
-            Self::Asked | Self::Fetch | Self::Notif => None,
+            Self::PeerCopy | Self::Fetch | Self::LookUp | Self::Notif => None,
             Self::Read => Some(Op::Read),
             Self::Recv => Some(Op::Recv),
             Self::Send => Some(Op::Send),
@@ -856,7 +859,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_whose_copies_have_ended_waits_for_nobody() {
+    fn a_transfer_with_no_copies_left_waits_for_nobody() {
         // Only this process copies between two processes of a host.
         let (_pair, conn) = joined(Transport::Local);
         let transfer = posting(&conn);
@@ -952,7 +955,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_follows_nobody_and_keeps_nothing() {
+    fn an_ended_transfer_follows_nobody_and_keeps_nothing() {
         let (_pair, conn) = joined(Transport::Tcp);
         let leader = write(&conn);
         let (follower, earlier) = conn.admit_strong(plan(&conn)).expect("there is room");
@@ -964,7 +967,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_that_a_transfer_has_ended_may_deregister_its_memory() {
+    fn the_memory_of_a_transfer_may_be_deregistered_once_its_end_shows() {
         let (_pair, conn) = joined(Transport::Tcp);
         let memory = [0_u8; 64];
         let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
@@ -1003,7 +1006,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_ends_when_it_is_let_go_of_after_its_connection() {
+    fn a_held_transfer_ends_with_its_hold_after_its_connection() {
         let (_pair, conn) = joined(Transport::Tcp);
         let transfer = posting(&conn);
         let [first, second] = [transfer.hold(), transfer.hold()];
@@ -1016,7 +1019,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_does_not_end_anew() {
+    fn an_ended_transfer_does_not_end_anew() {
         let (_pair, conn) = joined(Transport::Tcp);
         let transfer = posting(&conn);
         transfer.publish(Err(Error::Closed));
@@ -1028,7 +1031,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_takes_no_room() {
+    fn a_refused_transfer_takes_no_room() {
         let (_pair, conn) = joined(Transport::Tcp);
         let list = &conn.core.transfers;
         let first = write(&conn);

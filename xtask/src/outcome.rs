@@ -4,7 +4,7 @@ use anyhow::Result;
 
 /// The outcome of a step.
 #[derive(Default)]
-pub(crate) struct Done {
+pub(crate) struct Outcome {
     /// Nothing was run.
     skipped: bool,
     /// A short summary.
@@ -14,7 +14,7 @@ pub(crate) struct Done {
     pub(crate) failure: Option<String>,
 }
 
-impl Done {
+impl Outcome {
     pub(crate) fn with(detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..Self::default() }
     }
@@ -44,7 +44,7 @@ impl Done {
     }
 }
 
-impl From<()> for Done {
+impl From<()> for Outcome {
     fn from((): ()) -> Self {
         Self::default()
     }
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn a_failure_outweighs_the_results_before_it() {
-        let seen = Done::with("2 passed").or_failed(Err(anyhow::anyhow!("exit status: 1")));
+        let seen = Outcome::with("2 passed").or_failed(Err(anyhow::anyhow!("exit status: 1")));
         assert_eq!(seen.expect("it is kept").verdict(), "FAILED");
-        assert_eq!(Done::skipped("lacks a wheel").verdict(), "skipped");
+        assert_eq!(Outcome::skipped("lacks a wheel").verdict(), "skipped");
     }
 }

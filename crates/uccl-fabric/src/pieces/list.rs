@@ -9,10 +9,8 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{
-    mem::{RemoteSpan, Span},
-    pieces::{Piece, Pieces as _},
-};
+use super::{Piece, Pieces as _};
+use crate::mem::{RemoteSpan, Span};
 
 /// Pieces of one side of an operation, in order. One piece needs no allocation.
 ///
