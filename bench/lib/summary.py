@@ -23,6 +23,7 @@ _FILES = (
     "python",
     "json",
     "plugin_dir",
+    "before_plugin_dir",
 )
 
 

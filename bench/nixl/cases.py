@@ -4,7 +4,7 @@ from bench.lib.bars import OURS, Bar
 from bench.lib.cases import KIB, MIB, Case, human
 
 UCX = "ucx"
-SECTIONS = ("dram", "tcp", "post", "again", "vram")
+SECTIONS = ("dram", "tcp", "post", "again", "blocks", "vram")
 OPS = ("write", "read")
 #: Host memory: (pieces, length of each). Pieces are never adjacent, so that no backend can merge
 #: them.
@@ -20,6 +20,16 @@ POST_LINKS = ("local", "tcp")
 #: How many pieces a transfer has that is posted again, and the most microseconds that the call may
 #: take; None: as many as UCX takes.
 AGAIN = ((4096, 20.0), (1, None))
+#: Reads of as many blocks as a request of vLLM has, with a notification each. The caller looks once
+#: a millisecond, as an engine does between its steps, and the other side as seldom. By name: how
+#: many at once, and whether they go to memory that nobody has touched.
+BLOCKS = {
+    "one": (1, False),
+    "one_fresh": (1, True),
+    "thirty": (30, False),
+    "thirty_fresh": (30, True),
+}
+BLOCK_IOVS, BLOCK_SIZE = 3571, 32 * KIB
 
 
 def plan(only: set[str]) -> list[Case]:
@@ -29,6 +39,7 @@ def plan(only: set[str]) -> list[Case]:
         "tcp": lambda: _plain("tcp"),
         "post": _posts,
         "again": _again,
+        "blocks": _blocks,
         "vram": _device,
     }
     return [case for name in SECTIONS if name in only for case in sections[name]()]
@@ -48,6 +59,10 @@ def _again() -> list[Case]:
     return [Case("local", "repost", POST_SIZE, iovs, unit="us") for iovs, _ in AGAIN]
 
 
+def _blocks() -> list[Case]:
+    return [Case("local", name, BLOCK_SIZE, BLOCK_IOVS) for name in BLOCKS]
+
+
 def _device() -> list[Case]:
     return [Case("gpu", op, size, iovs, "gpu") for op in OPS for iovs, size, _ in DEVICE]
 
@@ -65,9 +80,10 @@ def bars() -> list[Bar]:
         else Bar("again", f"{_words(case)} / UCX", ((OURS, case),), ((UCX, case),), at_most=1.0)
         for case, (_, most) in zip(_again(), AGAIN)
     ]
+    blocks = [_beside_ucx("blocks", case, 1.0) for case in _blocks()]
     limits = {(iovs, size): times for iovs, size, times in DEVICE}
     vram = [_beside_ucx("vram", case, limits[case.iovs, case.size]) for case in _device()]
-    return [*dram, *tcp, *post, *again, *vram]
+    return [*dram, *tcp, *post, *again, *blocks, *vram]
 
 
 def _beside_ucx(section: str, case: Case, times: float) -> Bar:

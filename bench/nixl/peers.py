@@ -9,7 +9,7 @@ from bench.gpu.peers.pairs import Nixl
 from bench.lib.bars import OURS
 from bench.lib.cases import Case, Sample
 from bench.lib.proc import BenchError, run
-from bench.nixl.cases import POSTS, UCX
+from bench.nixl.cases import BLOCKS, POSTS, UCX
 from bench.peers import Peer
 
 #: Environment that makes a backend take a link; empty where it takes the link by itself.
@@ -26,6 +26,8 @@ LINKS = {
         "gpu": {},
     },
 }
+#: The name of an earlier plugin of this project in the tables.
+BEFORE = "before"
 #: The key of this project's wheel among the unpacked folders.
 WHEEL = "uccl-py"
 
@@ -38,6 +40,8 @@ class NixlContext(GpuContext):
     progress_thread: bool = False
     #: A folder with this project's plugin, instead of the one that its wheel makes.
     plugin_dir: Path | None = None
+    #: A folder with an earlier plugin of this project.
+    before_plugin_dir: Path | None = None
 
 
 class Agents(Nixl):
@@ -58,6 +62,18 @@ class Agents(Nixl):
                 "iovs": case.iovs,
                 "memory": memory,
                 "cost": case.op,
+                # On two processors, workers of ours would share the caller's with it.
+                "naps": case.unit == "us",
+            }
+        if case.op in BLOCKS:
+            at_once, is_fresh = BLOCKS[case.op]
+            return {
+                "op": "read",
+                "size": case.size,
+                "iovs": case.iovs,
+                "memory": memory,
+                "at_once": at_once,
+                "fresh": is_fresh,
             }
         return {**super().question(case), "memory": memory}
 
@@ -120,13 +136,33 @@ class Uccl(Backend):
                 "PYTHONPATH"
             )
             path["PYTHONPATH"] = os.pathsep.join(filter(None, [str(wheel), nixl]))
-        folder = context.plugin_dir or self._ask(
+        folder = self.folder(context) or self._ask(
             context, "import uccl; print(uccl.nixl_plugin_dir())", **path
         )
         for agents in self.links.values():
             agents.env["NIXL_PLUGIN_DIR"] = str(folder)
 
+    def folder(self, context: NixlContext) -> Path | None:
+        """The folder with the plugin, if it is not to be the wheel's."""
+        return context.plugin_dir
+
+
+class Before(Uccl):
+    """An earlier plugin of this project."""
+
+    def __init__(self) -> None:
+        super().__init__(OURS)
+        self.name = BEFORE
+
+    def available(self, context: NixlContext) -> str | None:
+        if context.before_plugin_dir is None:
+            return "--before-plugin-dir is not given"
+        return super().available(context)
+
+    def folder(self, context: NixlContext) -> Path | None:
+        return context.before_plugin_dir
+
 
 def every() -> list[Backend]:
-    """Both, this project's first."""
-    return [Uccl(OURS), Backend(UCX)]
+    """All, this project's first."""
+    return [Uccl(OURS), Before(), Backend(UCX)]

@@ -33,6 +33,12 @@ def arguments() -> argparse.Namespace:
         metavar="DIR",
         help="a folder with this project's plugin instead of its wheel's",
     )
+    parser.add_argument(
+        "--before-plugin-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder with an earlier plugin, to be measured beside the others",
+    )
     return gpu_run.parse(parser, nixl_cases, known)
 
 
@@ -52,6 +58,7 @@ def main() -> int:
         folders=gpu_run.unpacked(options),
         progress_thread=options.progress_thread,
         plugin_dir=options.plugin_dir,
+        before_plugin_dir=options.before_plugin_dir,
     )
     return gpu_run.run(options, context, nixl_peers.every(), nixl_cases)
 

@@ -17,12 +17,15 @@ use uccl_fabric::{
     pieces::Stretch,
 };
 
-use super::sharing::{CopyThreads, Sharing};
+use super::{
+    route::cost_of,
+    sharing::{CopyThreads, Sharing},
+};
 
 /// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
 /// the threads end together.
 const CHUNK: usize = gpu::CHUNK;
-/// The most pieces of a chunk: each costs the kernel about as much as copying 4 KiB.
+/// The most pieces of a chunk, as each costs the kernel something.
 pub(super) const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
@@ -32,7 +35,8 @@ pub(super) struct Job {
     memory: MemoryKind,
     local: Spans,
     remote: RemoteSpans,
-    len: u64,
+    /// See [`cost_of`].
+    cost: u64,
     /// Learns how long it took.
     sharing: Option<Arc<Sharing>>,
     /// Bytes that all jobs of the lane have yet to copy.
@@ -83,6 +87,7 @@ impl Job {
     ) -> Self {
         let len = op.len();
         load.fetch_add(len, Relaxed);
+        let cost = cost_of(len, op.remote.len());
         let Operation { kind, local, memory, remote, done } = op;
         let access = access_of(kind);
         let state = State {
@@ -100,7 +105,7 @@ impl Job {
             memory,
             local,
             remote,
-            len,
+            cost,
             sharing,
             load: Arc::clone(load),
             state: Mutex::new(state),
@@ -186,7 +191,7 @@ impl Job {
         self.idle.notify_all();
         drop(state);
         if let (Ok(()), Some(sharing), Some(begun)) = (&result, &self.sharing, begun) {
-            sharing.learn(self.threads, self.len, begun.elapsed());
+            sharing.learn(self.threads, self.cost, begun.elapsed());
         }
         done.complete(result);
     }

@@ -17,6 +17,9 @@ use crate::{
     shm::Reach,
 };
 
+/// What the kernel does for each piece of a copy takes as long as copying so many bytes.
+const PIECE_COST: u64 = 4 << 10;
+
 /// The copier of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
@@ -131,13 +134,14 @@ impl LocalLane {
         if op.memory.device().is_some() {
             return self.jobs.post(op, CopyThreads::Many, None, JOB).map(Posted::Pending);
         }
-        let threads = self.sharing.choose(len);
+        let cost = cost_of(len, op.remote.len());
+        let threads = self.sharing.choose(cost);
         if few && len <= AT_ONCE && threads == CopyThreads::One {
             let started = Instant::now();
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
             if copied.is_ok() {
-                self.sharing.learn(threads, len, started.elapsed());
+                self.sharing.learn(threads, cost, started.elapsed());
             }
             return Ok(Posted::Done(copied));
         }
@@ -282,4 +286,9 @@ impl LocalLane {
         }
         Ok(split.posted())
     }
+}
+
+/// What a copy costs, in bytes of one long piece: each piece costs the kernel something, too.
+pub(super) fn cost_of(len: u64, pieces: usize) -> u64 {
+    len + pieces as u64 * PIECE_COST
 }

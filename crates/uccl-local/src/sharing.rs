@@ -13,8 +13,8 @@ use std::{
 
 use super::INLINE;
 
-/// Lengths are classed by powers of two, from the first above [`INLINE`] to 1 GiB; longer copies
-/// are always shared.
+/// Costs, in bytes, are classed by powers of two, from the first above [`INLINE`] to 1 GiB; dearer
+/// copies are always shared.
 const CLASSES: usize = 12;
 /// How often the way that seems slower is tried again.
 const TRY_EVERY: u32 = 128;
@@ -45,7 +45,8 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Chooses the threads for a copy of `len` bytes, more than [`INLINE`].
+    /// Chooses the threads for a copy that costs as much as `len` bytes in one piece, more than
+    /// [`INLINE`].
     pub(super) fn choose(&self, len: u64) -> CopyThreads {
         let Some(class) = self.class(len) else { return CopyThreads::Many };
         let [one, many] = array::from_fn(|i| class.ns_a_mib[i].load(Relaxed));
@@ -57,7 +58,7 @@ impl Sharing {
         }
     }
 
-    /// Records how long a copy of `len` bytes took.
+    /// Records how long a copy took that costs as much as `len` bytes in one piece.
     pub(super) fn learn(&self, threads: CopyThreads, len: u64, took: Duration) {
         let Some(class) = self.class(len) else { return };
         let known = &class.ns_a_mib[threads as usize];

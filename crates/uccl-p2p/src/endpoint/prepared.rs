@@ -110,9 +110,12 @@ impl Endpoint {
             Some(Started::Done(outcome)) => Tried::Done(outcome),
             Some(Started::Transfer(transfer)) => Tried::Under(self.handle_of(transfer)),
             None => {
+                // A worker that wakes leaves the work to a caller that mostly comes back for it,
+                // instead of taking this call's processor.
+                let _claim = conn.claim();
                 let transfer = self.start_prepared(&conn, prepared, notif)?;
                 self.core().workers.hurry();
-                conn.kick_if_busy();
+                conn.kick_if_untended();
                 Tried::Under(self.handle_of(transfer))
             }
         })
@@ -160,11 +163,17 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use std::slice;
+    use std::{
+        slice,
+        thread::sleep,
+        time::{Duration, Instant},
+    };
 
     use super::*;
     use crate::{Status, Transport, Uninterrupted, drive::joined::Joined};
 
+    /// Longer than anything takes that has to happen.
+    const FAR: Duration = Duration::from_secs(20);
     const PIECES: usize = 300;
     const LEN: usize = 24;
     const STRIDE: usize = 32;
@@ -234,6 +243,33 @@ mod tests {
             let heard = both.pair.b.take_notifs().expect("it is open");
             let heard: Vec<_> = heard.iter().map(|notif| notif.payload.to_vec()).collect();
             assert_eq!(heard, [[6], [8]], "each post has its own or none");
+            both.pair.close();
+        }
+    }
+
+    /// Workers leave lanes to callers that come again and again.
+    #[test]
+    fn a_post_ends_though_its_caller_does_not_come_back() {
+        for by in [Transport::Local, Transport::Tcp] {
+            let both = Both::new(by);
+            let write = both.prepared(Op::Write);
+            let post = || match both.pair.a.try_run_prepared(both.pair.to_b, &write, None) {
+                Ok(Tried::Under(transfer)) => transfer,
+                other => panic!("{other:?}"),
+            };
+            for _ in 0..10 {
+                for _ in 0..50 {
+                    let transfer = post();
+                    while matches!(transfer.poll(), Ok(Status::Pending)) {}
+                }
+                let (transfer, begun) = (post(), Instant::now());
+                while matches!(transfer.status(), Ok(Status::Pending)) {
+                    assert!(begun.elapsed() < FAR, "{by:?}: no worker comes");
+                    sleep(Duration::from_millis(1));
+                }
+                let ended = transfer.status().expect("ours");
+                assert!(matches!(ended, Status::Done(_)), "{by:?}: {ended:?}");
+            }
             both.pair.close();
         }
     }

@@ -12,7 +12,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::*},
+        atomic::{AtomicUsize, Ordering::*, fence},
     },
     time::{Duration, Instant},
 };
@@ -299,6 +299,17 @@ impl Connection {
     pub(crate) fn kick_if_busy(&self) {
         if self.deferred.any() || self.lanes.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
+            self.care.ring_sleepers();
+        }
+    }
+
+    /// The same for a caller that mostly comes back to make progress: workers that leave lanes to
+    /// callers are not woken, as they look again soon.
+    pub(crate) fn kick_if_untended(&self) {
+        if self.deferred.any() || self.lanes.living().any(|(_, lane)| lane.has_work()) {
+            // A worker that arms a lane now sees the work, or is seen to have armed it.
+            fence(SeqCst);
+            self.care.kick_some(&self.core.workers, |attached| !attached.looks_soon());
             self.care.ring_sleepers();
         }
     }

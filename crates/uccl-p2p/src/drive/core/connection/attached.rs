@@ -61,6 +61,12 @@ impl Attached {
         self.is_armed.load(SeqCst)
     }
 
+    /// Whether its worker leaves the lane to callers and looks again within milliseconds, whatever
+    /// the lane shows. One that has armed the lane may sleep for longer.
+    pub(crate) fn looks_soon(&self) -> bool {
+        self.is_left.load(SeqCst) && !self.is_armed.load(SeqCst)
+    }
+
     /// Notes that its worker is about to be woken; false if the worker does not leave the lane to
     /// callers.
     pub(crate) fn take_back(&self) -> bool {
