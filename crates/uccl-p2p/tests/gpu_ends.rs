@@ -4,6 +4,8 @@
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/loopback.rs"]
+mod loopback;
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::SeqCst},
@@ -19,7 +21,7 @@ use uccl_p2p::{
     wire::advert::Advert,
 };
 
-use self::fake_driver::Fake;
+use self::{fake_driver::Fake, loopback::on_loopback};
 
 const GIB: usize = 1 << 30;
 /// The most bytes of a long transfer that a GPU has at once.
@@ -42,14 +44,7 @@ fn endpoint_over(transport: Transport) -> Endpoint {
 
 /// An endpoint that gives up a silent peer after this time, or never if it is zero.
 fn endpoint_giving_up_after(timeout: Duration, transport: Transport) -> Endpoint {
-    let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport,
-        num_cpus: 1,
-        timeout,
-        ..Config::default()
-    };
+    let config = Config { transport, num_cpus: 1, timeout, ..on_loopback() };
     Endpoint::new(config).expect("an endpoint")
 }
 
