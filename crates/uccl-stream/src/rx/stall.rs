@@ -6,7 +6,7 @@ use uccl_fabric::pipe::Backlog;
 /// received if the work ends in this time.
 const LAST_WORK_MS: u64 = 200;
 
-/// What a pipe has shown since its lane receives nothing.
+/// The looks at a pipe since its lane receives nothing.
 #[derive(Default)]
 pub(super) struct StallWatch {
     /// The time of the latest look, and the bytes that it found.
@@ -14,7 +14,7 @@ pub(super) struct StallWatch {
     ended_ms: Option<u64>,
 }
 
-/// What a look shows.
+/// The result of a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PeerSign {
     None,
