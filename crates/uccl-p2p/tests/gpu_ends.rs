@@ -353,6 +353,8 @@ struct StalledOwner {
     writer: Endpoint,
     to_owner: ConnId,
     to_writer: ConnId,
+    /// The writer's transfer.
+    transfer: TransferId,
     word_mr: MrId,
     /// Memory of both.
     iovs: [Iov; 2],
@@ -380,14 +382,14 @@ impl StalledOwner {
         let (iovs, adverts) = ([Iov { len, ..from }], [Advert { len: len as u64, ..at }]);
         let pieces = usize::from(len > 0);
         let request = Request::new(to_owner, Op::Write, &iovs[..pieces], &adverts[..pieces]);
-        writer.post(&Request { signal, ..request }).expect("posted");
+        let transfer = writer.post(&Request { signal, ..request }).expect("posted");
         let begun = Instant::now();
         while scene.launched() == before {
             assert!(begun.elapsed() < PATIENCE, "the owner does not begin");
             thread::sleep(Duration::from_millis(1));
         }
         let (word_mr, iovs) = (word.mr, [there, from]);
-        Self { owner, writer, to_owner, to_writer, word_mr, iovs, _memory: memory }
+        Self { owner, writer, to_owner, to_writer, transfer, word_mr, iovs, _memory: memory }
     }
 }
 
@@ -425,4 +427,21 @@ fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
     assert!(matches!(ended, Ok(Status::Pending)), "{ended:?}");
     let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
     assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
+}
+
+#[test]
+fn an_owner_is_not_silent_while_its_gpu_does_not_change_a_word() {
+    let scene = scene();
+    for (transport, len) in [(Transport::Tcp, 0), (Transport::Tcp, 8), (Transport::Local, 0)] {
+        let timeouts = [Duration::ZERO, Duration::from_secs(1)];
+        let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, transport));
+        let ends = StalledOwner::new(&scene, ends, len);
+        let wait = |patience| ends.writer.wait(ends.transfer, Some(patience), &mut Uninterrupted);
+        let ended = wait(3 * timeouts[1]);
+        scene.fake.pause(false);
+        assert!(matches!(ended, Ok(Status::Pending)), "{transport:?}: {ended:?}");
+        let ended = wait(PATIENCE);
+        assert!(matches!(ended, Ok(Status::Done(_))), "{transport:?}: {ended:?}");
+        scene.fake.pause(true);
+    }
 }
