@@ -363,7 +363,17 @@ struct StalledOwner {
 
 impl StalledOwner {
     /// The signal comes with a write of so many bytes, or as a message.
-    fn new(scene: &Scene, [owner, writer]: [Endpoint; 2], len: usize) -> Self {
+    fn new(scene: &Scene, ends: [Endpoint; 2], len: usize) -> Self {
+        Self::with_deadline(scene, ends, len, None)
+    }
+
+    /// The same, with a deadline of the writer's transfer.
+    fn with_deadline(
+        scene: &Scene,
+        [owner, writer]: [Endpoint; 2],
+        len: usize,
+        timeout: Option<Duration>,
+    ) -> Self {
         let before = scene.launched();
         let memory = vec![7_u8; 16];
         let of = |ep: &Endpoint, ptr: usize| {
@@ -382,7 +392,8 @@ impl StalledOwner {
         let (iovs, adverts) = ([Iov { len, ..from }], [Advert { len: len as u64, ..at }]);
         let pieces = usize::from(len > 0);
         let request = Request::new(to_owner, Op::Write, &iovs[..pieces], &adverts[..pieces]);
-        let transfer = writer.post(&Request { signal, ..request }).expect("posted");
+        let request = Request { signal, timeout, ..request };
+        let transfer = writer.post(&request).expect("posted");
         let begun = Instant::now();
         while scene.launched() == before {
             assert!(begun.elapsed() < PATIENCE, "the owner does not begin");
@@ -442,6 +453,23 @@ fn an_owner_is_not_silent_while_its_gpu_does_not_change_a_word() {
         assert!(matches!(ended, Ok(Status::Pending)), "{transport:?}: {ended:?}");
         let ended = wait(PATIENCE);
         assert!(matches!(ended, Ok(Status::Done(_))), "{transport:?}: {ended:?}");
+        scene.fake.pause(true);
+    }
+}
+
+/// The owner shows signs of life, and does not answer the fence.
+#[test]
+fn a_deadline_ends_a_transfer_to_an_owner_with_a_gpu_that_hangs() {
+    let scene = scene();
+    for len in [0, 8] {
+        let ends = [Duration::ZERO, Duration::from_secs(1)];
+        let ends = ends.map(|timeout| endpoint_giving_up_after(timeout, Transport::Tcp));
+        let ends = StalledOwner::with_deadline(&scene, ends, len, Some(Duration::from_secs(1)));
+        let ended = ends.writer.wait(ends.transfer, Some(PATIENCE), &mut Uninterrupted);
+        scene.fake.pause(false);
+        assert!(matches!(ended, Ok(Status::Failed(_))), "{ended:?}");
+        // The owner has no timeout: its end waits for the GPU.
+        drop(ends);
         scene.fake.pause(true);
     }
 }
