@@ -139,6 +139,18 @@ class TestPeerLost:
         assert failed(pair.a.call("op", "write", pair.conn_a, "m", advert=advert))
 
     @LOSING
+    def test_killed_while_notifications_are_awaited(self, connect: Connect, transport: str) -> None:
+        """A wait that names the connection ends with it, and takes what came before."""
+        pair = connect(transport=transport)
+        assert pair.b.call("method", "send_notif", pair.conn_b, b"the last")[0]
+        pair.a.begin("method", "wait_notifs", conn_id=pair.conn_a)
+        assert pair.a.result(30)[0] == [(pair.conn_a, b"the last")]
+        pair.a.begin("method", "wait_notifs", conn_id=pair.conn_a)
+        pair.b.kill()
+        notifs, why = pair.a.result(30)
+        assert notifs == [] and "lost" in (why or ""), why
+
+    @LOSING
     def test_another_takes_its_place(self, connect: Connect, spawn: Spawn, transport: str) -> None:
         """The successor of a dead peer on the same port is a new peer."""
         pair = connect(transport=transport)

@@ -12,6 +12,7 @@ mod bell;
 mod gate;
 mod gpu;
 mod lane;
+mod patience;
 mod pipe;
 mod rail;
 mod seeds;
@@ -23,6 +24,7 @@ pub use self::{
     gate::GateHold,
     gpu::GpuFaults,
     lane::{ChaosLane, CopyHold, LaneFaults},
+    patience::patiently,
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
     rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,

@@ -25,10 +25,10 @@ pub trait PipeTx: Send {
     }
 }
 
-/// What has come over a pipe and was not received.
+/// The bytes that have come over a pipe and were not received.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Backlog {
-    /// The number of bytes, as far as the pipe knows it.
+    /// Their number, as far as the pipe knows it.
     pub bytes: usize,
     /// Whether the peer has ended the pipe behind them.
     pub has_ended: bool,
@@ -50,8 +50,8 @@ pub trait PipeRx: Send {
         false
     }
 
-    /// Looks at what has come, for a caller that receives nothing for a while. It may cost system
-    /// calls.
+    /// Looks at the bytes that have come, for a caller that receives nothing for a while. It may
+    /// cost system calls.
     fn backlog(&mut self) -> Backlog;
 
     /// Prepares for sleep: from now on the pipe's descriptor shows when there are bytes. Returns

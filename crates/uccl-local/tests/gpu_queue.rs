@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use uccl_chaos::patiently;
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{HostLane, Lane, OpError, OpKind, Operation, Posted},
@@ -22,7 +23,7 @@ use uccl_wire::frame::Status;
 
 use self::{
     gpus::{ANY, Driver, GIB, SLICE, TURN, pair, pair_between},
-    support::{End, patiently},
+    support::End,
 };
 
 /// How long a test watches that something does not happen.

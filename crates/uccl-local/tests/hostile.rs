@@ -22,6 +22,7 @@ use rustix::{
     fs::{FallocateFlags, MemfdFlags, SealFlags},
 };
 use sha2::{Digest, Sha256};
+use uccl_chaos::patiently;
 use uccl_device::Process;
 use uccl_fabric::{
     lane::{HostLane, Lane, MessageLane, OpKind},
@@ -35,7 +36,7 @@ use uccl_local::{
     shm::ByteRing,
 };
 
-use support::{Anything, PATIENCE, carry, next, patiently, post, setup, span_of};
+use support::{Anything, PATIENCE, carry, next, post, setup, span_of};
 
 const VICTIM: &str = "UCCL_TEST_VICTIM_OF";
 /// How long each connection of the hostile peer is endured.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use uccl_chaos::patiently;
 use uccl_device::Process;
 use uccl_fabric::alloc::{SharedBuf, lookup};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
@@ -78,17 +79,6 @@ impl Drop for Second {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-fn patiently<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = what() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "the other process does not answer");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,5 +1,8 @@
 //! Connects that are polled: they never block, and leave nothing when they end early.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     fs,
     io::{Read, Write},
@@ -7,13 +10,16 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     task::Poll,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use uccl_chaos::patiently;
 use uccl_p2p::{
     Config, ConnId, ConnectHandle, ConnectRequest, Endpoint, Error, Interrupt, Transport,
     Uninterrupted,
 };
+
+use self::loopback::on_loopback;
 
 /// Longer than any awaited event takes.
 const FAR: Duration = Duration::from_secs(60);
@@ -25,13 +31,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn config(transport: Transport) -> Config {
-    Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        num_cpus: 1,
-        transport,
-        ..Config::default()
-    }
+    Config { num_cpus: 1, transport, ..on_loopback() }
 }
 
 fn endpoint(transport: Transport) -> Endpoint {
@@ -54,17 +54,6 @@ fn ready(connect: &ConnectHandle) -> Option<Result<ConnId, Error>> {
 /// Polls until there is a result.
 fn poll_to_end(connect: &ConnectHandle) -> Result<ConnId, Error> {
     patiently(|| ready(connect))
-}
-
-fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(begun.elapsed() < FAR, "it never happens");
-        thread::sleep(Duration::from_micros(100));
-    }
 }
 
 fn accept(there: &Endpoint) -> ConnId {

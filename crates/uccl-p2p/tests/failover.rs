@@ -1,6 +1,9 @@
 //! Real TCP between two endpoints, through a relay that shuts one of the streams, or holds its
 //! bytes back.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -13,6 +16,8 @@ use std::{
 };
 
 use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, Op, Request, Transport, Uninterrupted};
+
+use self::loopback::on_loopback;
 
 const STREAMS: usize = 4;
 const LEN: usize = 64 << 20;
@@ -78,14 +83,12 @@ fn pass(mut from: TcpStream, mut to: TcpStream, held: &AtomicBool) {
 
 fn endpoint(timeout: Duration) -> Endpoint {
     Endpoint::new(Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport: Transport::Tcp,
         tcp_streams: STREAMS,
         num_cpus: 2,
         timeout,
         transfer_timeout: Duration::from_secs(60),
-        ..Config::default()
+        ..on_loopback()
     })
     .expect("an endpoint")
 }

@@ -4,6 +4,8 @@
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/loopback.rs"]
+mod loopback;
 
 use std::{env, time::Duration};
 
@@ -13,7 +15,7 @@ use uccl_p2p::{
     device::cuda::{DeviceBuffer, Gpus},
 };
 
-use self::fake_driver::Fake;
+use self::{fake_driver::Fake, loopback::on_loopback};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 100_000;
@@ -38,11 +40,9 @@ fn scene() -> Option<Scene> {
     }
     let [a, b] = [(), ()].map(|()| {
         let config = Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
             transport: Transport::Libfabric,
             libfabric: settings.clone(),
-            ..Config::default()
+            ..on_loopback()
         };
         Endpoint::new(config).expect("an endpoint")
     });

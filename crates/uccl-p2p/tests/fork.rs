@@ -1,6 +1,9 @@
 //! Endpoints and `fork`: a child has its parent's memory and descriptors and none of its threads,
 //! and must not use the parent's endpoints.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::Read,
     os::fd::FromRawFd,
@@ -9,6 +12,8 @@ use std::{
 };
 
 use uccl_p2p::{Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Transport, Uninterrupted};
+
+use self::loopback::on_loopback;
 
 /// The limit of each step, after which the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -72,13 +77,7 @@ struct Pair {
 }
 
 fn config(transport: Transport) -> Config {
-    Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport,
-        transfer_timeout: PATIENCE,
-        ..Config::default()
-    }
+    Config { transport, transfer_timeout: PATIENCE, ..on_loopback() }
 }
 
 fn pair(transport: Transport) -> Pair {

@@ -3,6 +3,9 @@
 //!
 //! `UCCL_TEST_ROUNDS` is the number of rounds of each case, `UCCL_TEST_MIB` the size of a write.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::{BufRead, BufReader, Lines},
     process::{Child, ChildStdout, Command, Stdio},
@@ -13,6 +16,8 @@ use uccl_p2p::{
     Config, Endpoint, Error, Iov, MrId, Op, Request, SharedBuf, Transport, Uninterrupted,
     wire::advert::Advert,
 };
+
+use self::loopback::on_loopback;
 
 const ROLE: &str = "UCCL_TEST_WRITE_TO";
 /// Lines that the peer prints.
@@ -52,13 +57,11 @@ impl Link {
 
 fn endpoint(link: Link, timeout: Duration) -> Endpoint {
     Endpoint::new(Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport: Transport::Local,
         num_cpus: 1,
         cma: link == Link::Cma,
         timeout,
-        ..Config::default()
+        ..on_loopback()
     })
     .expect("an endpoint")
 }

@@ -4,6 +4,8 @@
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/loopback.rs"]
+mod loopback;
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::SeqCst},
@@ -19,7 +21,7 @@ use uccl_p2p::{
     wire::advert::Advert,
 };
 
-use self::fake_driver::Fake;
+use self::{fake_driver::Fake, loopback::on_loopback};
 
 const GIB: usize = 1 << 30;
 /// The most bytes of a long transfer that a GPU has at once.
@@ -42,14 +44,7 @@ fn endpoint_over(transport: Transport) -> Endpoint {
 
 /// An endpoint that gives up a silent peer after this time, or never if it is zero.
 fn endpoint_giving_up_after(timeout: Duration, transport: Transport) -> Endpoint {
-    let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport,
-        num_cpus: 1,
-        timeout,
-        ..Config::default()
-    };
+    let config = Config { transport, num_cpus: 1, timeout, ..on_loopback() };
     Endpoint::new(config).expect("an endpoint")
 }
 
@@ -358,6 +353,8 @@ struct StalledOwner {
     writer: Endpoint,
     to_owner: ConnId,
     to_writer: ConnId,
+    /// The writer's transfer.
+    transfer: TransferId,
     word_mr: MrId,
     /// Memory of both.
     iovs: [Iov; 2],
@@ -366,7 +363,17 @@ struct StalledOwner {
 
 impl StalledOwner {
     /// The signal comes with a write of so many bytes, or as a message.
-    fn new(scene: &Scene, [owner, writer]: [Endpoint; 2], len: usize) -> Self {
+    fn new(scene: &Scene, ends: [Endpoint; 2], len: usize) -> Self {
+        Self::with_deadline(scene, ends, len, None)
+    }
+
+    /// The same, with a deadline of the writer's transfer.
+    fn with_deadline(
+        scene: &Scene,
+        [owner, writer]: [Endpoint; 2],
+        len: usize,
+        timeout: Option<Duration>,
+    ) -> Self {
         let before = scene.launched();
         let memory = vec![7_u8; 16];
         let of = |ep: &Endpoint, ptr: usize| {
@@ -385,14 +392,15 @@ impl StalledOwner {
         let (iovs, adverts) = ([Iov { len, ..from }], [Advert { len: len as u64, ..at }]);
         let pieces = usize::from(len > 0);
         let request = Request::new(to_owner, Op::Write, &iovs[..pieces], &adverts[..pieces]);
-        writer.post(&Request { signal, ..request }).expect("posted");
+        let request = Request { signal, timeout, ..request };
+        let transfer = writer.post(&request).expect("posted");
         let begun = Instant::now();
         while scene.launched() == before {
             assert!(begun.elapsed() < PATIENCE, "the owner does not begin");
             thread::sleep(Duration::from_millis(1));
         }
         let (word_mr, iovs) = (word.mr, [there, from]);
-        Self { owner, writer, to_owner, to_writer, word_mr, iovs, _memory: memory }
+        Self { owner, writer, to_owner, to_writer, transfer, word_mr, iovs, _memory: memory }
     }
 }
 
@@ -430,4 +438,38 @@ fn a_peer_that_answers_is_not_silent_while_a_gpu_does_not_change_its_word() {
     assert!(matches!(ended, Ok(Status::Pending)), "{ended:?}");
     let ended = ends.owner.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
     assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
+}
+
+#[test]
+fn an_owner_is_not_silent_while_its_gpu_does_not_change_a_word() {
+    let scene = scene();
+    for (transport, len) in [(Transport::Tcp, 0), (Transport::Tcp, 8), (Transport::Local, 0)] {
+        let timeouts = [Duration::ZERO, Duration::from_secs(1)];
+        let ends = timeouts.map(|timeout| endpoint_giving_up_after(timeout, transport));
+        let ends = StalledOwner::new(&scene, ends, len);
+        let wait = |patience| ends.writer.wait(ends.transfer, Some(patience), &mut Uninterrupted);
+        let ended = wait(3 * timeouts[1]);
+        scene.fake.pause(false);
+        assert!(matches!(ended, Ok(Status::Pending)), "{transport:?}: {ended:?}");
+        let ended = wait(PATIENCE);
+        assert!(matches!(ended, Ok(Status::Done(_))), "{transport:?}: {ended:?}");
+        scene.fake.pause(true);
+    }
+}
+
+/// The owner shows signs of life, and does not answer the fence.
+#[test]
+fn a_deadline_ends_a_transfer_to_an_owner_with_a_gpu_that_hangs() {
+    let scene = scene();
+    for len in [0, 8] {
+        let ends = [Duration::ZERO, Duration::from_secs(1)];
+        let ends = ends.map(|timeout| endpoint_giving_up_after(timeout, Transport::Tcp));
+        let ends = StalledOwner::with_deadline(&scene, ends, len, Some(Duration::from_secs(1)));
+        let ended = ends.writer.wait(ends.transfer, Some(PATIENCE), &mut Uninterrupted);
+        scene.fake.pause(false);
+        assert!(matches!(ended, Ok(Status::Failed(_))), "{ended:?}");
+        // The owner has no timeout: its end waits for the GPU.
+        drop(ends);
+        scene.fake.pause(true);
+    }
 }

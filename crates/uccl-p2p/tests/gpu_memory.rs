@@ -2,13 +2,17 @@
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/loopback.rs"]
+mod loopback;
 
 use std::time::Duration;
 
 use uccl_p2p::{
-    Config, Endpoint, Error,
+    Endpoint, Error,
     device::cuda::{Context, DeviceBuffer, Gpus, wait_until_given_back},
 };
+
+use self::loopback::on_loopback;
 
 const LEN: usize = 1 << 20;
 
@@ -20,7 +24,7 @@ fn memory(context: &'static Context) -> DeviceBuffer {
 fn a_region_is_not_of_the_memory_that_came_to_its_address() {
     fake_driver::load();
     let context = Gpus::get().device(0).expect("a GPU").context().expect("its context");
-    let config = Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
+    let config = on_loopback();
     let ep = Endpoint::new(config).expect("an endpoint");
     let first = memory(context);
     let at = first.address();

@@ -3,6 +3,8 @@
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/loopback.rs"]
+mod loopback;
 
 use std::{
     sync::{
@@ -24,7 +26,7 @@ use uccl_p2p::{
     wire::{advert::Advert, signal::Change},
 };
 
-use self::fake_driver::Fake;
+use self::{fake_driver::Fake, loopback::on_loopback};
 
 const PIECES: usize = 100;
 const PIECE: usize = 3000;
@@ -43,13 +45,11 @@ fn endpoint(transport: Transport) -> Endpoint {
 
 fn endpoint_with(transport: Transport, transfer_timeout: Duration) -> Endpoint {
     let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport,
         num_cpus: 2,
         timeout: Duration::from_secs(5),
         transfer_timeout,
-        ..Config::default()
+        ..on_loopback()
     };
     Endpoint::new(config).expect("an endpoint")
 }

@@ -1,5 +1,8 @@
 //! Peers that are not there yet, or not there any more, when an endpoint connects to them.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     net::{SocketAddr, TcpListener},
     thread,
@@ -8,10 +11,12 @@ use std::{
 
 use uccl_p2p::{Config, ConnId, Endpoint, Error, Interrupt, Transport, Uninterrupted};
 
+use self::loopback::on_loopback;
+
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
 fn config() -> Config {
-    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), num_cpus: 1, ..Config::default() }
+    Config { num_cpus: 1, ..on_loopback() }
 }
 
 /// An interrupt that counts its calls, and passes the count to a function.

@@ -1,6 +1,9 @@
 //! A process that gets no more descriptors: its calls still wait for their transfers, and no byte
 //! lands in the memory of a transfer that has ended.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::{Read, Write},
     time::Duration,
@@ -10,6 +13,8 @@ use parking_lot::Mutex;
 use uccl_p2p::{
     Config, ConnId, Endpoint, Error, Iov, Op, Outcome, Request, Status, Transport, Uninterrupted,
 };
+
+use self::loopback::on_loopback;
 
 struct Pair {
     a: Endpoint,
@@ -21,12 +26,10 @@ struct Pair {
 /// Callers sleep at once, without a spin.
 fn pair(transport: Transport) -> Pair {
     let config = || Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport,
         timeout: Duration::from_secs(20),
         spin: Duration::ZERO,
-        ..Config::default()
+        ..on_loopback()
     };
     let [a, b] = [(); 2].map(|()| Endpoint::new(config()).expect("an endpoint"));
     let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");

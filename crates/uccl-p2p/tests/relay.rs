@@ -1,6 +1,9 @@
 //! A relay between two ends that share a secret: it forwards bytes over real sockets, leads
 //! connections elsewhere, and changes a byte.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -14,17 +17,17 @@ use std::{
 
 use uccl_p2p::{Config, Endpoint, Error, Iov, Op, Request, Transport, Uninterrupted};
 
+use self::loopback::on_loopback;
+
 const SECRET: &[u8] = b"a secret of sixteen";
 
 fn endpoint(psk: Option<&[u8]>, transport: Transport) -> Endpoint {
     let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport,
         psk: psk.map(<[u8]>::to_vec),
         tcp_streams: 1,
         timeout: Duration::from_secs(5),
-        ..Config::default()
+        ..on_loopback()
     };
     Endpoint::new(config).expect("an endpoint")
 }

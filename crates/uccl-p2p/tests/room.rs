@@ -1,9 +1,14 @@
 //! The kernel's descriptor table has its size before connections are made: while it grows, threads
 //! that open a descriptor wait.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{fs, time::Duration};
 
 use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
+
+use self::loopback::on_loopback;
 
 /// The size of this process's descriptor table.
 fn room() -> u64 {
@@ -21,13 +26,8 @@ fn limit() -> u64 {
 
 #[test]
 fn connections_find_room_for_their_descriptors() {
-    let config = || Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport: Transport::Tcp,
-        timeout: Duration::from_secs(20),
-        ..Config::default()
-    };
+    let config =
+        || Config { transport: Transport::Tcp, timeout: Duration::from_secs(20), ..on_loopback() };
     let [a, b] = [(); 2].map(|()| Endpoint::new(config()).expect("an endpoint"));
     let before = room();
     // Enough for the descriptors of hundreds of connections.

@@ -1,6 +1,9 @@
 //! A peer of this host that is stopped in the middle of an access to our memory: a transfer of its
 //! own, or a copy that we asked for.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
@@ -11,6 +14,8 @@ use uccl_p2p::{
     Config, Endpoint, Error, Iov, MrId, Op, Request, Status, Transport, Uninterrupted,
     wire::advert::Advert,
 };
+
+use self::loopback::on_loopback;
 
 const LEN: usize = 32 << 20;
 /// Bytes that transfers move, and that callers fill memory with once it is theirs.
@@ -25,13 +30,11 @@ fn endpoint() -> Endpoint {
 
 fn endpoint_with(ask_owners: bool) -> Endpoint {
     Endpoint::new(Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport: Transport::Local,
         num_cpus: 1,
         timeout: Duration::from_millis(500),
         ask_owners,
-        ..Config::default()
+        ..on_loopback()
     })
     .expect("an endpoint")
 }
@@ -281,11 +284,9 @@ fn a_killed_peer_is_noticed_by_a_caller_that_polls() {
     let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
     let (addr, _) = said.split_once(' ').expect("an address and an advert");
     let ep = Endpoint::new(Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport: Transport::Local,
         timeout: Duration::ZERO,
-        ..Config::default()
+        ..on_loopback()
     })
     .expect("an endpoint");
     let mut memory = vec![0; 4096];

@@ -5,6 +5,9 @@
 //! not checked:
 //! `UCCL_TEST_STRANGERS=10 cargo test --release -p uccl-p2p --test strangers -- --nocapture`.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     collections::VecDeque,
     net::{SocketAddr, TcpStream},
@@ -15,6 +18,8 @@ use std::{
 
 use uccl_p2p::{Config, Endpoint, Transport, Uninterrupted};
 
+use self::loopback::on_loopback;
+
 /// Connections a second.
 const RATE: u32 = 1000;
 /// The number of connections that the strangers hold open.
@@ -23,13 +28,8 @@ const HELD: usize = 400;
 const FAR: usize = 256 << 20;
 
 fn endpoint(psk: Option<&[u8]>) -> Endpoint {
-    let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport: Transport::Tcp,
-        psk: psk.map(<[u8]>::to_vec),
-        ..Config::default()
-    };
+    let config =
+        Config { transport: Transport::Tcp, psk: psk.map(<[u8]>::to_vec), ..on_loopback() };
     Endpoint::new(config).expect("an endpoint")
 }
 

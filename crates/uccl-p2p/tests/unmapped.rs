@@ -1,12 +1,17 @@
 //! Memory that is registered, but not mapped any more: its transfers fail, and everything else
 //! works.
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::time::{Duration, Instant};
 
 use uccl_p2p::{
     Change, Checksum, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Status, Transport,
     Uninterrupted,
 };
+
+use self::loopback::on_loopback;
 
 const LEN: usize = 1 << 20;
 
@@ -69,13 +74,11 @@ impl Link {
         let is_local = matches!(self, Self::Cma | Self::Rings);
         let psk = (self == Self::Sealed).then(|| b"a secret of sixteen".to_vec());
         Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
             transport: if is_local { Transport::Local } else { Transport::Tcp },
             checksum: if self == Self::Checked { Checksum::On } else { Checksum::Off },
             cma: self != Self::Rings,
             psk,
-            ..Config::default()
+            ..on_loopback()
         }
     }
 }

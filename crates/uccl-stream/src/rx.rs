@@ -227,8 +227,11 @@ impl<P: PipeRx> Rx<P> {
             self.watch = None;
             return Ok(taken > 0 || landed);
         }
-        let watch = self.watch.get_or_insert_default();
-        match watch.look(coarse_ms(), || self.pipe.backlog()) {
+        let (watch, now_ms) = (self.watch.get_or_insert_default(), coarse_ms());
+        if watch.owes_sign(now_ms) {
+            self.answers.frames.push(Header::bare(Kind::Pong, 0, 0));
+        }
+        match watch.look(now_ms, || self.pipe.backlog()) {
             PeerSign::None => Ok(false),
             PeerSign::Heard => Ok(true),
             PeerSign::Ended => Err(LaneError::Ended),

@@ -60,7 +60,7 @@ pub enum Kind {
     Message = 5,
     /// Asks for a pong.
     Ping = 7,
-    /// Answers a ping.
+    /// Answers a ping. A lane that receives nothing for a while sends it unasked.
     Pong = 8,
     /// Asks for the `aux` bytes that the descriptors name.
     Read = 2,

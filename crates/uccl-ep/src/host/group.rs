@@ -492,8 +492,8 @@ impl Group {
     }
 }
 
-/// The late words whose peers are dropped first. A rank that has not made room may itself wait for
-/// the ranks with missing data, so it gets the same time again.
+/// The late words of the peers that are dropped first. A rank that has not made room may itself
+/// wait for the ranks with missing data, so it gets the same time again.
 fn first_to_drop<'a>(late: &'a [&MissingMark]) -> impl Iterator<Item = &'a MissingMark> {
     let lacks_data = late.iter().any(|late| late.what == MissingMark::DATA);
     late.iter().copied().filter(move |late| !lacks_data || late.what == MissingMark::DATA)

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use uccl_chaos::patiently;
 use uccl_device::{
     MemoryKind,
     cuda::{Context, DeviceBuffer, Gpus},
@@ -19,7 +20,7 @@ use uccl_local::LocalLane;
 
 use crate::{
     fake_driver::{self, Fake},
-    support::{Anything, End, lanes, patiently},
+    support::{Anything, End, lanes},
 };
 
 /// The bytes of a slice, and the most bytes that a GPU has at once.

@@ -1,14 +1,10 @@
 //! Lanes over shared memory for tests that make both ends, or one.
 #![allow(dead_code, reason = "no test file uses all of it")]
 
-use std::{
-    os::unix::net::UnixStream,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{os::unix::net::UnixStream, sync::Arc, thread, time::Duration};
 
 use parking_lot::Mutex;
+use uccl_chaos::patiently;
 use uccl_device::{MemoryKind, Process};
 use uccl_fabric::{
     lane::{Completion, Handling, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
@@ -57,18 +53,6 @@ impl Completion for End {
 
 pub(crate) fn span_of(bytes: &[u8]) -> Span {
     Span { addr: bytes.as_ptr() as usize, len: bytes.len() }
-}
-
-/// Calls until there is an answer.
-pub(crate) fn patiently<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = what() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "it does not come");
-        thread::yield_now();
-    }
 }
 
 pub(crate) fn next(socket: &mut FdSocket) -> Message {

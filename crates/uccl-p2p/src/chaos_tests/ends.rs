@@ -162,7 +162,7 @@ fn a_transfer_that_is_posted_meanwhile_does_not_either() {
     ends.disconnect_meanwhile(|ends| {
         // No lane has been killed yet.
         let transfer = ends.with(Op::Read, |request| {
-            ends.sides[0].ep.start_over(Arc::clone(&conn), request, None).expect("posted")
+            ends.sides[0].ep.start(Arc::clone(&conn), request, None).expect("posted")
         });
         assert!(ends.sides[0].lanes.iter().any(|lane| lane.posted() > 0), "nothing is under way");
         assert!(!transfer.finished(), "its memory may still be touched");

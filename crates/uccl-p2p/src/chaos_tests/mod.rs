@@ -23,7 +23,10 @@ use self::{
 };
 use crate::{
     Change, Error, Op, Request, Signal, Status, Uninterrupted,
-    drive::core::connection::{deferred::Mark, transfer::Fence},
+    drive::{
+        core::connection::{deferred::Mark, transfer::Fence},
+        joined::post_behind,
+    },
 };
 
 const PATIENT: Duration = Duration::from_secs(20);
@@ -210,7 +213,7 @@ fn a_stream_that_fails_fails_the_transfers_behind_it_and_nothing_else() {
     let iovs = memory.iovs(mr);
     let (conn, op) = (sides[0].conn, Op::Send);
     let request = Request::new(conn, op, &iovs, &[]);
-    let id = sides[0].ep.post_behind(&request, Some(Box::new(Broken))).expect("posted").id;
+    let id = post_behind(&sides[0].ep, &request, Some(Box::new(Broken))).expect("posted").id;
     let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
     let why = match status {
         Status::Failed(e) => e.to_string(),
@@ -240,7 +243,7 @@ fn a_cancel_stays_a_cancel_when_a_worker_goes_on_with_it() {
     let mr = sides[0].register(&memory);
     let iovs = memory.iovs(mr);
     let request = Request::new(sides[0].conn, Op::Send, &iovs, &[]);
-    let id = sides[0].ep.post_behind(&request, Some(Box::new(Busy))).expect("posted").id;
+    let id = post_behind(&sides[0].ep, &request, Some(Box::new(Busy))).expect("posted").id;
     let transfers = sides[0].ep.core().transfers.unfinished(|_| true);
     let [transfer] = &transfers[..] else { panic!("{} transfers", transfers.len()) };
     // The caller has set the fence, and then a worker sees that the transfer is being ended.

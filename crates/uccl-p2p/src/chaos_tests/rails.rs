@@ -25,6 +25,7 @@ use crate::{
             Connection,
             transfer::{Found, MAX_PENDING},
         },
+        joined::on_loopback,
         timers::TO_PROBE,
     },
     wire::advert::Advert,
@@ -536,13 +537,7 @@ fn a_connection_with_rails_that_are_never_tried_is_accepted_in_time() {
 
 /// Settings of an endpoint that may use only rails.
 fn with_rails_alone() -> Config {
-    Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport: Transport::Libfabric,
-        timeout: FAR,
-        ..Config::default()
-    }
+    Config { transport: Transport::Libfabric, timeout: FAR, ..on_loopback() }
 }
 
 /// Two endpoints that may use only rails, and the first one's rail.

@@ -15,7 +15,7 @@ use uccl_device::cuda::GpuError;
 use super::world::{FAR, Memory, Side};
 use crate::{
     Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
-    drive::core::connection::deferred::Mark,
+    drive::{core::connection::deferred::Mark, joined::post_behind},
 };
 
 /// The disturbances beside posting and waiting.
@@ -178,7 +178,7 @@ impl Workload {
 
     fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
         let after = (self.plan.streams && self.rng.u8(0..3) == 0).then(|| self.mark());
-        match self.sides[by].ep.post_behind(request, after) {
+        match post_behind(&self.sides[by].ep, request, after) {
             Ok(transfer) => {
                 let deadline = request.timeout.is_some();
                 Some(Posted { by, id: transfer.id, deadline, cancelled: false, end: None })

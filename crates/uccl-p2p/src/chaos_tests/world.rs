@@ -25,6 +25,7 @@ use crate::{
             connection::{Connection, Peer},
             workers::Workers,
         },
+        joined::on_loopback,
         links::Links,
     },
     wire::advert::Advert,
@@ -206,15 +207,13 @@ fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
 
 fn endpoint(timeout: Duration, ask_owners: bool) -> Endpoint {
     let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport: Transport::Tcp,
         num_cpus: 2,
         timeout,
         transfer_timeout: FAR,
         spin: Duration::from_micros(20),
         ask_owners,
-        ..Config::default()
+        ..on_loopback()
     };
     Endpoint::new(config).expect("an endpoint")
 }

@@ -121,7 +121,7 @@ mod tests {
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         pair.a.disconnect(pair.to_b).expect("it was there");
         let request = Request::new(pair.to_b, Op::Recv, &iovs, &[]);
-        let posted = pair.a.start_over(Arc::clone(&conn), &request, Some(Box::new(Never)));
+        let posted = pair.a.start(Arc::clone(&conn), &request, Some(Box::new(Never)));
         assert!(matches!(posted, Err(Error::Closed | Error::ConnectionLost { .. })));
         assert!(!conn.deferred.any());
         pair.a.deregister(mr).expect("nothing uses it");
@@ -129,11 +129,11 @@ mod tests {
         assert_eq!(Arc::strong_count(&conn), 1, "a transfer keeps its connection");
     }
 
-    /// A stream that comes so far when it is told to.
+    /// A mark that a stream has reached when the flag is set.
     #[derive(Clone, Default)]
-    struct Told(Arc<AtomicBool>);
+    struct FlagMark(Arc<AtomicBool>);
 
-    impl Mark for Told {
+    impl Mark for FlagMark {
         fn is_reached(&self) -> std::result::Result<bool, GpuError> {
             Ok(self.0.load(SeqCst))
         }
@@ -161,11 +161,11 @@ mod tests {
         }
 
         /// Posts the receive of this number behind a stream, if there is one.
-        fn post(&self, at: usize, after: Option<&Told>) -> Arc<Transfer> {
+        fn post(&self, at: usize, after: Option<&FlagMark>) -> Arc<Transfer> {
             let iovs = [Self::iov(&self.pair.a, &self.memory[at])];
             let request = Request::new(self.pair.to_b, Op::Recv, &iovs, &[]);
             let after = after.map(|told| Box::new(told.clone()) as Box<dyn Mark>);
-            self.pair.a.start_over(Arc::clone(&self.conn), &request, after).expect("posted")
+            self.pair.a.start(Arc::clone(&self.conn), &request, after).expect("posted")
         }
 
         /// Sends a number to the oldest receive, and waits until that has taken it.
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn receives_begin_in_order_whichever_stream_comes_first() {
-        let (late, soon) = (Told::default(), Told::default());
+        let (late, soon) = (FlagMark::default(), FlagMark::default());
         let all = Receives::new(3);
         let posted = [all.post(0, Some(&late)), all.post(1, Some(&soon)), all.post(2, None)];
         soon.0.store(true, SeqCst);
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_receive_that_was_cancelled_while_it_waited_holds_nobody_back() {
         let all = Receives::new(2);
-        let first = all.post(0, Some(&Told::default()));
+        let first = all.post(0, Some(&FlagMark::default()));
         assert!(all.conn.deferred.holds_back(&Start::Recv));
         all.pair.a.cancel(first.id).expect("known");
         assert!(first.finished());

@@ -1,6 +1,9 @@
 //! Endpoints on the loopback interface, and two that are connected, for tests.
 
-use crate::{Config, ConnId, Endpoint, Transport, Uninterrupted};
+use std::sync::Arc;
+
+use super::core::connection::{deferred::Mark, transfer::Transfer};
+use crate::{Config, ConnId, Endpoint, Request, Result, Transport, Uninterrupted};
 
 /// The settings of an endpoint on the loopback interface, at any free port.
 pub(crate) fn on_loopback() -> Config {
@@ -31,4 +34,17 @@ impl Joined {
     pub(crate) fn close(self) {
         [self.a, self.b].iter().for_each(|ep| ep.close().expect("closed"));
     }
+}
+
+/// Starts a transfer that begins when the mark is reached, as [`Endpoint::post`] does behind a
+/// stream.
+pub(crate) fn post_behind(
+    ep: &Endpoint,
+    request: &Request<'_>,
+    after: Option<Box<dyn Mark>>,
+) -> Result<Arc<Transfer>> {
+    let transfer = ep.start(ep.core().conn(request.conn)?, request, after)?;
+    ep.core().workers.hurry();
+    transfer.conn.kick_if_busy();
+    Ok(transfer)
 }

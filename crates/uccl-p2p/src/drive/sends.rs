@@ -195,7 +195,7 @@ mod tests {
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
             core::connection::deferred::{DueTransfer, Mark},
-            joined::Joined,
+            joined::{Joined, post_behind},
         },
     };
 
@@ -281,7 +281,7 @@ mod tests {
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         let nobody_else = conn.deferred.beginning.lock();
         let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
-        let send = pair.a.post_behind(&request, Some(Box::new(Reached))).expect("posted").id;
+        let send = post_behind(&pair.a, &request, Some(Box::new(Reached))).expect("posted").id;
         let due = conn.deferred.take_due();
         let [DueTransfer { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
         conn.fence(&first.transfer, Fence::Cancel);

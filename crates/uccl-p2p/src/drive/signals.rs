@@ -212,7 +212,7 @@ mod tests {
         };
         let links = Links { streams: conn.lanes.streams.clone(), host: None, rails: None };
         let old = Arc::new(Connection::new(p.to_b, Arc::clone(p.a.core()), peer, links));
-        let refused = p.a.start_over(Arc::clone(&old), &write, None);
+        let refused = p.a.start(Arc::clone(&old), &write, None);
         assert!(matches!(refused, Err(Error::TooOld { .. })), "it was posted");
         p.a.run(&write, &mut Uninterrupted).expect("the connection lives");
         assert_eq!(word.load(Acquire), 1);

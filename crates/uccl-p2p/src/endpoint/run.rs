@@ -38,7 +38,7 @@ impl Endpoint {
                 let after = request.after.map(CudaStream::mark).transpose()?;
                 let conn = self.usable_conn(request.conn)?;
                 let claim = conn.claim();
-                let transfer = self.start_over(Arc::clone(&conn), request, after)?;
+                let transfer = self.start(Arc::clone(&conn), request, after)?;
                 self.finish(claim, &transfer, interrupt)
             }
         }

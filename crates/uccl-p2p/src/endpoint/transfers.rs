@@ -55,16 +55,8 @@ impl Endpoint {
     }
 
     pub(super) fn post_transfer(&self, request: &Request<'_>) -> Result<Arc<Transfer>> {
-        self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
-    }
-
-    /// Starts a transfer that begins when the mark is reached.
-    pub(crate) fn post_behind(
-        &self,
-        request: &Request<'_>,
-        after: Option<Box<dyn Mark>>,
-    ) -> Result<Arc<Transfer>> {
-        let transfer = self.start(request, after)?;
+        let after = request.after.map(CudaStream::mark).transpose()?;
+        let transfer = self.start(self.usable_conn(request.conn)?, request, after)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer)
@@ -177,12 +169,9 @@ impl Endpoint {
         Some(timeout.unwrap_or(self.config().transfer_timeout)).filter(|timeout| !timeout.is_zero())
     }
 
-    /// Checks a request and posts it. A request that is refused has moved no byte.
-    fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
-        self.start_over(self.usable_conn(request.conn)?, request, after)
-    }
-
-    pub(crate) fn start_over(
+    /// Checks a request and posts it; it begins when the mark is reached. A request that is refused
+    /// has moved no byte.
+    pub(crate) fn start(
         &self,
         conn: Arc<Connection>,
         request: &Request<'_>,

@@ -1,5 +1,6 @@
 //! Two endpoints in one process, and helpers for tests.
 
+mod loopback;
 pub(crate) mod place;
 pub(crate) mod suite;
 
@@ -10,7 +11,7 @@ use uccl_p2p::{
     Uninterrupted, wire::advert::Advert,
 };
 
-use self::place::Place;
+use self::{loopback::on_loopback, place::Place};
 
 pub(crate) struct Pair {
     pub(crate) a: Endpoint,
@@ -21,13 +22,11 @@ pub(crate) struct Pair {
 
 pub(crate) fn config(transport: Transport) -> Config {
     Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
         transport,
         num_cpus: 2,
         timeout: place::patience(),
         transfer_timeout: Duration::from_secs(20),
-        ..Config::default()
+        ..on_loopback()
     }
 }
 

@@ -5,16 +5,21 @@ use uccl_fabric::pipe::Backlog;
 /// How long the work may go on after the peer's end. All that the peer sent before its end is
 /// received if the work ends in this time.
 const LAST_WORK_MS: u64 = 200;
+/// The time between two signs of life for the peer: its pings are not answered meanwhile. By
+/// default an endpoint pings after 2.5 s, and gives a peer up after 10 s.
+const SIGN_MS: u64 = 250;
 
-/// What a pipe has shown since its lane receives nothing.
+/// The looks at a pipe since its lane receives nothing.
 #[derive(Default)]
 pub(super) struct StallWatch {
     /// The time of the latest look, and the bytes that it found.
     looked: Option<(u64, usize)>,
     ended_ms: Option<u64>,
+    /// When the latest sign of life was sent, or the stall began.
+    signed_ms: Option<u64>,
 }
 
-/// What a look shows.
+/// The result of a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PeerSign {
     None,
@@ -40,6 +45,16 @@ impl StallWatch {
             Some((_, before)) if before < bytes => PeerSign::Heard,
             _ => PeerSign::None,
         }
+    }
+
+    /// Whether the peer is to be sent a sign of life now.
+    pub(super) fn owes_sign(&mut self, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(*self.signed_ms.get_or_insert(now_ms));
+        let is_due = since_ms >= SIGN_MS;
+        if is_due {
+            self.signed_ms = Some(now_ms);
+        }
+        is_due
     }
 }
 
@@ -77,5 +92,14 @@ mod tests {
         let end = 1000 + LAST_WORK_MS;
         let looks = [(999, 9, false), (1000, 9, true), (end - 1, 9, true), (end, 9, true)];
         assert_eq!(signs(&looks), [None, None, None, Ended]);
+    }
+
+    #[test]
+    fn signs_of_life_come_at_intervals() {
+        let mut watch = StallWatch::default();
+        let mut due = |now_ms| watch.owes_sign(now_ms);
+        assert!(!due(1000), "the stall begins");
+        assert!(!due(999 + SIGN_MS) && due(1000 + SIGN_MS) && !due(1001 + SIGN_MS));
+        assert!(due(1000 + 3 * SIGN_MS) && !due(1000 + 3 * SIGN_MS));
     }
 }

@@ -6,6 +6,7 @@ use std::{
     task::Poll,
 };
 
+use uccl_chaos::patiently;
 use uccl_fabric::shm::{MapMode, Mapping};
 use uccl_local::{
     fdpass::FdListener,
@@ -22,17 +23,6 @@ const FAR: Duration = Duration::from_secs(20);
 fn endpoint(timeout: Duration) -> Endpoint {
     Endpoint::new(Config { transport: Transport::Local, timeout, ..on_loopback() })
         .expect("an endpoint")
-}
-
-fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(begun.elapsed() < FAR, "it never happens");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// A peer of this host that has received the `Establish` message and has not answered it.
