@@ -170,7 +170,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "headers",
         group: Group::Rust,
-        about: "the C header, and that of the kernels' parameters",
+        about: "the C header, and those of the kernels' parameters",
         run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
     },
     Step {

@@ -391,7 +391,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.small;
-        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
+        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.small, grid(warps, blocks), p) }
     }
@@ -406,7 +406,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.wide;
-        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
+        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.wide, grid(warps, blocks), p) }
     }
@@ -458,12 +458,12 @@ impl Launcher {
     }
 }
 
-impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
+impl Inline<'_> {
     /// Writes a launch's tables, which must fit. Returns how many warps have work.
-    fn fill(&mut self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
-        let warps = partition(pieces, most_warps, &mut self.cursors);
+    fn fill(self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
+        let warps = partition(pieces, most_warps, self.cursors);
         self.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
-        self.head = Head { warps, ..head };
+        *self.head = Head { warps, ..head };
         warps
     }
 }

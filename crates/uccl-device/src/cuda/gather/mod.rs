@@ -13,4 +13,4 @@ mod partition;
 pub use flag::Flag;
 pub(crate) use launcher::Kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
-pub use params::{Piece, WordChange, layout_assertions};
+pub use params::{Piece, WordChange, kernel_header, layout_assertions};
