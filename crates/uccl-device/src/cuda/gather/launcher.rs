@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cuda::{
     copy::Direction,
-    device::Context,
+    device::{Context, LoadedKernels},
     error::GpuError,
     event::Event,
     memory::{DeviceBuffer, PinnedBuffer},
@@ -117,7 +117,7 @@ pub struct Launcher {
 
 /// The copy kernels in a context.
 #[derive(Debug)]
-pub(crate) struct Kernels {
+struct Kernels {
     table: Function,
     small: Function,
     wide: Function,
@@ -128,7 +128,7 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is
     /// looked up.
-    pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
+    fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
         let module = Module::load(context, &uccl_kernels::COPY, portable)?;
         Ok(Self {
             table: module.function(c"uccl_copy_table")?,
@@ -137,6 +137,20 @@ impl Kernels {
             _module: module,
         })
     }
+
+    /// Those of the context, which have been loaded with it.
+    fn of(context: &'static Context) -> Result<Arc<Self>, GpuError> {
+        match context.kernels_by(load_kernels)?.downcast() {
+            Ok(kernels) => Ok(kernels),
+            Err(_) => Self::load(context, false).map(Arc::new),
+        }
+    }
+}
+
+/// Loads the kernels for a context, which keeps them.
+pub(crate) fn load_kernels(context: &'static Context) -> LoadedKernels {
+    let kernels = Kernels::load(context, false)?;
+    Ok(Arc::new(kernels))
 }
 
 #[derive(Debug)]
@@ -181,7 +195,7 @@ impl Launcher {
         };
         let kernels = match config.portable {
             true => Arc::new(Kernels::load(context, true)?),
-            false => context.kernels()?,
+            false => Kernels::of(context)?,
         };
         let len = SlotOffsets::of(&config).len * config.slots;
         let host = Arc::new(PinnedBuffer::new(context, len)?);
