@@ -110,7 +110,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "circles",
         group: Group::Lint,
-        about: "whether modules import each other in a circle",
+        about: "whether modules need each other in a circle",
         run: |_| circles::check().map(Done::from),
     },
     Step {
