@@ -43,13 +43,10 @@ enum Calls {
 /// Fails if a crate has a circle, but for those that are known.
 pub(crate) fn check() -> Result<()> {
     let mut found = Vec::new();
-    for (name, files) in all()? {
-        let circles = circles_among(&files, Calls::OfOwnType);
-        let circles = if circles.is_empty() {
-            beyond(&name, circles_among(&files, Calls::All))
-        } else {
-            circles
-        };
+    for (name, needs) in all()? {
+        let circles = needs.circles(Calls::OfOwnType);
+        let circles =
+            if circles.is_empty() { beyond(&name, needs.circles(Calls::All)) } else { circles };
         found.extend(circles.iter().map(|circle| format!("{name}: {}", circle.join(" "))));
     }
     ensure!(found.is_empty(), "modules need each other in a circle:\n{}", found.join("\n"));
@@ -63,69 +60,92 @@ fn beyond(name: &str, circles: Vec<Vec<String>>) -> Vec<Vec<String>> {
 }
 
 pub(crate) fn print() -> Result<()> {
-    for (name, files) in all()? {
-        let circles = circles_among(&files, Calls::All);
+    for (name, needs) in all()? {
+        let circles = needs.circles(Calls::All);
         println!("{name}: {}", if circles.is_empty() { "no circle" } else { "" });
         circles.iter().for_each(|circle| println!("  {}: {}", circle.len(), circle.join(" ")));
     }
     Ok(())
 }
 
-/// The files of each crate.
-fn all() -> Result<BTreeMap<String, BTreeMap<Module, File>>> {
+/// The needs of each crate's modules.
+fn all() -> Result<BTreeMap<String, Needs>> {
     let mut folders = vec![tree::root().join("xtask")];
     for entry in fs::read_dir(tree::root().join("crates"))? {
         folders.push(entry?.path());
     }
-    let files = |folder: &Path| {
+    let needs = |folder: &Path| {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut files = BTreeMap::new();
         read(&folder.join("src"), &mut Vec::new(), &mut files)?;
-        Ok((name, files))
+        Ok((name, Needs::among(files)))
     };
-    folders.iter().map(|folder| files(folder)).collect()
+    folders.iter().map(|folder| needs(folder)).collect()
 }
 
-fn circles_among(files: &BTreeMap<Module, File>, calls: Calls) -> Vec<Vec<String>> {
-    let modules: BTreeSet<&Module> = files.keys().collect();
-    let mut graph = DiGraphMap::<&Module, ()>::new();
-    let known = Known::of(files);
-    let methods: BTreeMap<&Module, Methods<'_>> =
-        files.iter().map(|(module, file)| (module, Methods::of(file, &known))).collect();
-    for (module, own) in &methods {
-        let others = own.called_of_others.iter().filter(|_| calls == Calls::All);
-        // A method that the module has itself is the one that it calls.
-        for called in own.called.iter().chain(others).filter(|call| !own.defined.contains(call)) {
-            let mut having = methods.iter().filter(|(_, other)| other.defined.contains(called));
-            // Types of one name are not told apart: several modules may have such a method.
-            if let (Some((target, _)), None) = (having.next(), having.next())
-                && !target.starts_with(module)
-            {
-                graph.add_edge(*module, *target, ());
+/// The pairs of modules of which one needs the other.
+#[derive(Default)]
+struct Needs {
+    /// By imports, and by calls of methods of the type whose methods are read.
+    own: BTreeSet<(Module, Module)>,
+    /// By calls of methods of values of other types.
+    others: BTreeSet<(Module, Module)>,
+}
+
+impl Needs {
+    /// The needs of these modules. The visitors change no file.
+    fn among(mut files: BTreeMap<Module, File>) -> Self {
+        let mut needs = Self::default();
+        let modules: BTreeSet<Module> = files.keys().cloned().collect();
+        let known = Known::of(&mut files);
+        for (module, file) in &mut files {
+            let mut paths = Paths { module: module.clone(), found: Vec::new() };
+            paths.visit_file_mut(file);
+            for path in paths.found {
+                // A path belongs to the longest module that it begins with.
+                let mut named = (1..=path.len()).rev().map(|len| path[..len].to_vec());
+                if let Some(target) = named.find(|name| modules.contains(name)) {
+                    needs.own.insert((module.clone(), target));
+                }
             }
         }
+        let methods: Vec<(&Module, Methods<'_>)> =
+            files.iter_mut().map(|(module, file)| (module, Methods::of(file, &known))).collect();
+        let mut defined = BTreeMap::<&Method, Vec<&Module>>::new();
+        for (module, own) in &methods {
+            own.defined.iter().for_each(|method| defined.entry(method).or_default().push(module));
+        }
+        for (module, own) in &methods {
+            let Self { own: of_own, others } = &mut needs;
+            for (called, pairs) in [(&own.called, of_own), (&own.called_of_others, others)] {
+                // A method that the module has itself is the one that it calls.
+                for method in called.difference(&own.defined) {
+                    // Types of one name are not told apart: several modules may have such a method.
+                    if let Some([target]) = defined.get(method).map(Vec::as_slice) {
+                        pairs.insert(((*module).clone(), (*target).clone()));
+                    }
+                }
+            }
+        }
+        needs
     }
-    for (module, file) in files {
-        let mut paths = Paths { module: module.clone(), found: Vec::new() };
-        paths.visit_file_mut(&mut file.clone());
-        for path in paths.found {
-            // A path belongs to the longest module that it begins with.
-            let named = (1..=path.len()).rev().map(|len| path[..len].to_vec());
-            let Some(target) = named.filter_map(|name| modules.get(&name).copied()).next() else {
-                continue;
-            };
+
+    fn circles(&self, calls: Calls) -> Vec<Vec<String>> {
+        let others = self.others.iter().filter(|_| calls == Calls::All);
+        let mut graph = DiGraphMap::<&Module, ()>::new();
+        for (module, target) in self.own.iter().chain(others) {
             if !target.starts_with(module) {
                 graph.add_edge(module, target, ());
             }
         }
+        let circles = tarjan_scc(&graph).into_iter().filter(|circle| circle.len() > 1);
+        let mut circles: Vec<Vec<String>> = circles
+            .map(|circle| circle.into_iter().map(|module| module.join("::")).collect())
+            .collect();
+        circles.iter_mut().for_each(|circle| circle.sort());
+        circles.sort();
+        circles
     }
-    let circles = tarjan_scc(&graph).into_iter().filter(|circle| circle.len() > 1);
-    let mut circles: Vec<Vec<String>> = circles
-        .map(|circle| circle.into_iter().map(|module| module.join("::")).collect())
-        .collect();
-    circles.iter_mut().for_each(|circle| circle.sort());
-    circles.sort();
-    circles
 }
 
 /// A type and the name of a method of it.
@@ -143,10 +163,10 @@ struct Known {
 }
 
 impl Known {
-    fn of(files: &BTreeMap<Module, File>) -> Self {
+    fn of(files: &mut BTreeMap<Module, File>) -> Self {
         let mut known = Self::default();
         for (module, file) in files {
-            KnownTypes { known: &mut known, module, of: None }.visit_file_mut(&mut file.clone());
+            KnownTypes { known: &mut known, module, of: None }.visit_file_mut(file);
         }
         known
     }
@@ -264,11 +284,11 @@ struct Methods<'a> {
 }
 
 impl<'a> Methods<'a> {
-    fn of(file: &File, known: &'a Known) -> Self {
+    fn of(file: &mut File, known: &'a Known) -> Self {
         let (defined, called, called_of_others) = Default::default();
         let variables = BTreeMap::new();
         let mut methods = Self { known, defined, called, called_of_others, of: None, variables };
-        methods.visit_file_mut(&mut file.clone());
+        methods.visit_file_mut(file);
         methods
     }
 
@@ -551,7 +571,7 @@ mod tests {
             let module = name.split("::").map(str::to_owned).collect();
             (module, syn::parse_file(text).expect("it is Rust"))
         });
-        circles_among(&parsed.into_iter().collect(), calls)
+        Needs::among(parsed.into_iter().collect()).circles(calls)
     }
 
     fn circles<const N: usize>(files: [(&str, &str); N]) -> Vec<Vec<String>> {

@@ -1,7 +1,8 @@
 //! C++ of the structs and constants that kernels share with the crate that launches them.
 //!
-//! [`kernel_struct!`](crate::kernel_struct) defines a struct in Rust and describes it for C++, so that each field is
-//! written once, with its comment. A compiler of CUDA checks that both languages lay it out alike.
+//! [`kernel_struct!`](crate::kernel_struct) defines a struct in Rust and describes it for C++, so
+//! that each field is written once, with its comment. A compiler of CUDA checks that both languages
+//! lay it out alike.
 
 use std::fmt::Write;
 

@@ -9,8 +9,8 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-pub(crate) use self::context::{LoadKernels, LoadedKernels};
 pub use self::context::{Context, Current};
+pub(crate) use self::context::{LoadKernels, LoadedKernels};
 use super::{
     driver::Driver,
     error::GpuError,
