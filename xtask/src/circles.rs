@@ -1,9 +1,9 @@
 //! Finds modules that need each other in a circle: such modules are one, in several files.
 //!
 //! A module needs another if it imports something from it, or calls a method that the other module
-//! has: of the type whose methods are read (`self.method()`, `Self::method()`), or of a field, a
-//! parameter or a variable whose type the source names. Calls inside macros and on values of other
-//! types are not seen. A module has its submodules without needing them, and they may need it; so a
+//! has: of the `impl` block's own type (`self.method()`, `Self::method()`), or of a field, a
+//! parameter or a variable, where the source names its type. Calls inside macros and on values of
+//! other types are not seen. A module has its submodules without needing them, and they may need it; so a
 //! module and its submodules are in a circle only if it goes through a module outside. Tests are
 //! skipped: they may import everything.
 
@@ -35,7 +35,7 @@ const KNOWN: &[(&str, usize)] = &[("uccl-p2p", 31)];
 /// The calls that are looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Calls {
-    /// Of methods of the type whose methods are read.
+    /// Of methods of the `impl` block's own type.
     OfOwnType,
     All,
 }
@@ -86,7 +86,7 @@ fn all() -> Result<BTreeMap<String, Needs>> {
 /// The pairs of modules of which one needs the other.
 #[derive(Default)]
 struct Needs {
-    /// By imports, and by calls of methods of the type whose methods are read.
+    /// By imports, and by calls of methods of the `impl` block's own type.
     own: BTreeSet<(Module, Module)>,
     /// By calls of methods of values of other types.
     others: BTreeSet<(Module, Module)>,
@@ -243,7 +243,7 @@ fn insert_once(types: &mut BTreeMap<Method, Option<String>>, key: Method, name: 
     }
 }
 
-/// Pointers whose methods are few, and which lend the methods of the type that they point to.
+/// Pointers: they have few methods, and lend those of the type that they point to.
 const POINTERS: [&str; 3] = ["Arc", "Box", "Rc"];
 
 /// The name of a type, seen through references and pointers.
@@ -273,11 +273,11 @@ fn name_of(ty: &Type, own: Option<&str>) -> Option<String> {
 struct Methods<'a> {
     known: &'a Known,
     defined: BTreeSet<Method>,
-    /// Methods that are called of the type whose methods are read.
+    /// Methods that are called of the `impl` block's own type.
     called: BTreeSet<Method>,
     /// Methods that are called of values of other types.
     called_of_others: BTreeSet<Method>,
-    /// The type whose methods are being read.
+    /// The type of the `impl` block.
     of: Option<String>,
     /// The types of variables; none where it is not known.
     variables: BTreeMap<String, Option<String>>,
@@ -348,7 +348,7 @@ impl<'a> Methods<'a> {
         }
     }
 
-    /// Reads a part of the code, whose variables end with it.
+    /// Reads a part of the code. Its variables end with it.
     fn scoped(&mut self, read: impl FnOnce(&mut Self)) {
         let outer = self.variables.clone();
         read(self);

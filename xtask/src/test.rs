@@ -380,7 +380,7 @@ fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Re
     }
 }
 
-/// Runs Rust's tests, and builds what later steps need beside them if `all` steps run.
+/// Runs Rust's tests, and beside them the builds of later steps if `all` steps run.
 fn units(all: bool) -> Result<Done> {
     // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");
