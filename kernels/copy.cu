@@ -120,18 +120,18 @@ __device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCu
     UcclPiece piece = {0, 0, 0};
     if (mine < stop) {
       piece = pieces[mine];
-      if (mine == end.piece) piece.len = end.offset;
+      if (mine == end.piece) piece.len_bytes = end.offset;
       u64 skip = mine == begin.piece ? begin.offset : 0;
-      piece.dst += skip;
-      piece.src += skip;
-      piece.len -= skip;
+      piece.destination += skip;
+      piece.source += skip;
+      piece.len_bytes -= skip;
     }
     u32 here = stop > base ? min(LANES, stop - base) : 0;
 #pragma unroll 1
     for (u32 i = 0; i < here; i++) {
-      u64 dst = __shfl_sync(ALL, piece.dst, i);
-      u64 src = __shfl_sync(ALL, piece.src, i);
-      u64 len = __shfl_sync(ALL, piece.len, i);
+      u64 dst = __shfl_sync(ALL, piece.destination, i);
+      u64 src = __shfl_sync(ALL, piece.source, i);
+      u64 len = __shfl_sync(ALL, piece.len_bytes, i);
       copy_piece(dst, src, len, lane);
     }
   }

@@ -1,31 +1,40 @@
-// Parameters of the copy kernels. Mirrored in crates/uccl-device/src/cuda/gather/params.rs: `cargo
-// xtask kernels --check` compares sizes and offsets.
+// Parameters of the kernels that copy. `cargo xtask headers` makes this file from
+// crates/uccl-device/src/cuda/gather/params.rs.
+// clang-format off
 #pragma once
 
 #include <machine.cuh>
 
-// One piece of a vector: `len` bytes from `src` to `dst`, both addresses that this GPU reaches.
+// Threads of a block; two blocks fit on a multiprocessor, however many registers they take.
+constexpr u32 UCCL_MOST_THREADS = 256;
+constexpr u32 UCCL_SMALL_PIECES = 100;
+constexpr u32 UCCL_SMALL_WARPS = 100;
+constexpr u32 UCCL_WIDE_PIECES = 256;
+constexpr u32 UCCL_WIDE_WARPS = 1056;
+
+// One piece of a vector.
 struct UcclPiece {
-  u64 dst;
-  u64 src;
-  u64 len;
+  u64 destination;  // The destination address.
+  u64 source;       // The source address.
+  u64 len_bytes;    // Its length in bytes.
 };
 
-// The begin of a warp's share: a piece, and the bytes of it that belong to earlier shares.
+// The begin of a warp's share, where the previous warp's share ends.
 struct UcclCursor {
-  u64 offset;
-  u32 piece;
+  u64 offset;  // How many bytes of the piece belong to earlier shares.
+  u32 piece;   // The piece's index.
   u32 zero;
 };
 
+// The parameters that all kernels have in common.
 struct UcclHead {
-  u64 flag;  // host memory for `ticket` once all is copied, or null
+  u64 flag;     // Host memory to which the kernel writes the ticket once all is copied, or null.
   u64 ticket;
-  u64 counter;  // device memory, a zeroed u32 for each launch in flight
-  u64 word;     // eight bytes that this GPU reaches, to be changed once all is copied, or null
-  u64 value;    // the word's new value, or the number to add to it
-  u32 warps;    // warps that have work; there is one more cursor
-  u32 adds;     // 1: add to the word; 0: set it
+  u64 counter;  // A zeroed u32 in device memory, which only this launch uses.
+  u64 word;     // The word that the kernel changes once all is copied, or null.
+  u64 value;    // The value to set the word to, or to add to it.
+  u32 warps;    // How many warps have work; there is one more cursor.
+  u32 adds;     // 1: adds to the word; 0: sets it.
 };
 
 // The tables are in memory of their own.
@@ -34,14 +43,6 @@ struct UcclCopyTable {
   u64 pieces;
   u64 cursors;
 };
-
-// Threads of a block; two blocks fit on a multiprocessor, however many registers they take.
-constexpr u32 UCCL_MOST_THREADS = 256;
-
-constexpr u32 UCCL_SMALL_PIECES = 100;
-constexpr u32 UCCL_SMALL_WARPS = 100;
-constexpr u32 UCCL_WIDE_PIECES = 256;
-constexpr u32 UCCL_WIDE_WARPS = 1056;
 
 // The tables are launch parameters, within the 4 KiB that every driver takes.
 struct UcclCopySmall {
@@ -56,6 +57,3 @@ struct UcclCopyWide {
   UcclPiece pieces[UCCL_WIDE_PIECES];
   UcclCursor cursors[UCCL_WIDE_WARPS + 1];
 };
-
-static_assert(sizeof(UcclCopySmall) <= 4096, "the parameters of every driver");
-static_assert(sizeof(UcclCopyWide) <= 32764, "the parameters of a CUDA 12.1 driver");

@@ -25,7 +25,7 @@ pub(crate) fn tests() -> Result<Outcome> {
     };
     python::install(&python, wheel)?;
     let mut done = Outcome::default();
-    // The tests form a few groups, which together wait more than they compute.
+    // The tests form a few groups.
     let result = python::pytest(&python, &["--numprocesses=3", "tests/ep"], &mut done);
     done.or_failed(result)
 }

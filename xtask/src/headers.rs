@@ -1,4 +1,4 @@
-//! `cargo xtask headers`: makes the C header from the functions of the library, and the header of
+//! `cargo xtask headers`: makes the C header from the functions of the library, and the headers of
 //! the kernels' parameters from their structs in Rust.
 
 use std::fs;
@@ -12,8 +12,9 @@ use crate::{
     tree,
 };
 
-/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api, and kernels/ep/params.cuh
-/// from crates/uccl-ep/src/cuda/params.rs
+/// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api, kernels/ep/params.cuh from
+/// crates/uccl-ep/src/cuda/params.rs, and kernels/copy.cuh from
+/// crates/uccl-device/src/cuda/gather/params.rs
 #[derive(Args)]
 pub(crate) struct HeadersArgs {
     /// Change nothing, and fail if a header does not match the sources
@@ -29,19 +30,20 @@ struct Header {
 }
 
 const LIBRARY: Header = Header { path: "crates/uccl-capi/include/uccl.h", example: "headers" };
-const KERNELS: Header = Header { path: "kernels/ep/params.cuh", example: "ep_kernel_header" };
+const KERNELS: [Header; 2] = [
+    Header { path: "kernels/ep/params.cuh", example: "ep_kernel_header" },
+    Header { path: "kernels/copy.cuh", example: "kernel_header" },
+];
 
 pub(crate) fn run(args: &HeadersArgs) -> Result<()> {
     let built = built::examples()?;
-    for header in [LIBRARY, KERNELS] {
-        header.make(&built, args.check)?;
-    }
-    Ok(())
+    LIBRARY.make(&built, args.check)?;
+    of_kernels(&built, args.check)
 }
 
-/// Makes the header of the kernels' parameters, or checks it.
+/// Makes the headers of the kernels' parameters, or checks them.
 pub(crate) fn of_kernels(built: &Artifacts, check: bool) -> Result<()> {
-    KERNELS.make(built, check)
+    KERNELS.iter().try_for_each(|header| header.make(built, check))
 }
 
 impl Header {

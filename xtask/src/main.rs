@@ -77,7 +77,7 @@ enum Command {
     /// Explore every interleaving of the structures that processes share
     Loom,
     Mutants(mutants::MutantsArgs),
-    /// Build what the tests need beside Rust's tests: a part of `cargo xtask test`
+    /// Make the optimized builds of the tests: a part of `cargo xtask test`
     #[command(hide = true)]
     Prebuild,
     Sanitize(sanitize::SanitizeArgs),

@@ -1,5 +1,4 @@
-//! Builds what steps after the tests in Rust need, beside those tests, which wait more than they
-//! compute.
+//! Makes the builds of later steps beside the tests in Rust, which wait as long as they compute.
 
 use std::{
     fs::{self, File},

@@ -96,9 +96,9 @@ pub(crate) fn tests_in_guest() -> Result<Outcome> {
 /// Runs pytest, several tests at a time, and records the left-out tests and the counts in `done`.
 pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Outcome) -> Result<()> {
     let cpus = available_parallelism().map_or(1, usize::from);
-    // Tests wait more than they compute. With many at a time, though, their time limits are soon
-    // used up.
-    let workers = format!("--numprocesses={}", cpus.clamp(2, 4));
+    // Tests wait as long as they compute, or longer. With many at a time, though, their time limits
+    // are soon used up.
+    let workers = format!("--numprocesses={}", (cpus + 1).clamp(2, 4));
     let beside = [workers.as_str(), "--dist=loadgroup", "--maxschedchunk=1"];
     watch(Program::new(python), &[&beside, arguments].concat(), done)
 }

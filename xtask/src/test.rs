@@ -110,7 +110,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "circles",
         group: Group::Lint,
-        about: "whether modules import each other in a circle",
+        about: "whether modules need each other in a circle",
         run: |_| circles::check().map(Outcome::from),
     },
     Step {
@@ -170,7 +170,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "headers",
         group: Group::Rust,
-        about: "the C header, and that of the kernels' parameters",
+        about: "the C header, and those of the kernels' parameters",
         run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Outcome::from),
     },
     Step {
@@ -388,7 +388,7 @@ fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Re
     }
 }
 
-/// Runs Rust's tests, and builds what later steps need beside them if `all` steps run.
+/// Runs Rust's tests, and beside them the builds of later steps if `all` steps run.
 fn units(all: bool) -> Result<Outcome> {
     // nextest's report. An earlier run's report is removed.
     let report = tree::target().join("nextest/default/junit.xml");

@@ -2,7 +2,9 @@
 //! build time.
 //!
 //! The sources are CUDA C++; `cargo xtask kernels` compiles them. The launcher of a kernel knows
-//! its parameters.
+//! its parameters, and describes them with [`cpp`], which makes the header of them in C++.
+
+pub mod cpp;
 
 /// A module of kernels, as GPU drivers take it.
 #[derive(Clone, Copy)]

@@ -10,6 +10,7 @@ use std::{
 };
 
 pub use self::context::{Context, Current};
+pub(crate) use self::context::{LoadKernels, LoadedKernels};
 use super::{
     driver::Driver,
     error::GpuError,
@@ -51,24 +52,34 @@ pub struct Device {
     exports_descriptors: bool,
     needs_flush: bool,
     flushes_in_streams: bool,
+    load_kernels: LoadKernels,
     context: OnceLock<&'static Context>,
     /// Held while the context is retained, which must happen only once.
     taking: Mutex<()>,
 }
 
 impl Device {
-    pub(crate) fn all(driver: &'static Driver) -> Result<Vec<Self>, GpuError> {
+    /// The GPUs. `load_kernels` is called in the context of each, once it is retained.
+    pub(crate) fn all(
+        driver: &'static Driver,
+        load_kernels: LoadKernels,
+    ) -> Result<Vec<Self>, GpuError> {
         let mut count = 0;
         // SAFETY: the pointer is to a live integer.
         let code = unsafe { (driver.device_count)(&raw mut count) };
         driver.check(code, format_args!("counting GPUs"))?;
         let source = Source::new(Path::new("/"));
         (0..u32::try_from(count).unwrap_or(0))
-            .map(|ordinal| Self::read(driver, ordinal, &source))
+            .map(|ordinal| Self::read(driver, ordinal, &source, load_kernels))
             .collect()
     }
 
-    fn read(driver: &'static Driver, ordinal: u32, source: &Source) -> Result<Self, GpuError> {
+    fn read(
+        driver: &'static Driver,
+        ordinal: u32,
+        source: &Source,
+        load_kernels: LoadKernels,
+    ) -> Result<Self, GpuError> {
         let mut id = 0;
         // SAFETY: the pointer is to a live integer; the ordinal is below the count.
         let code = unsafe { (driver.device_get)(&raw mut id, ordinal as i32) };
@@ -95,6 +106,7 @@ impl Device {
             exports_descriptors: query.flag(device_attribute::EXPORTS_FILE_DESCRIPTORS),
             needs_flush: query.needs_flush(),
             flushes_in_streams: query.flag(device_attribute::FLUSHES_IN_STREAMS),
+            load_kernels,
             context: OnceLock::new(),
             taking: Mutex::new(()),
         })
@@ -222,7 +234,7 @@ impl Device {
         let context: &'static Context = Box::leak(Box::new(Context::retain(self.driver, self)?));
         // Load the kernels before others have the context and can hold one of its streams: see
         // `reaper`. If the kernels cannot be used, copy engines do the copying.
-        let _ = context.kernels();
+        let _ = context.kernels_by(self.load_kernels);
         Ok(self.context.get_or_init(|| context))
     }
 

@@ -6,7 +6,7 @@ use super::{
     device::Device,
     driver::{Driver, Vendor},
     error::{DriverError, GpuError},
-    presence,
+    gather, presence,
     uuid::GpuUuid,
 };
 use crate::pci::PciAddress;
@@ -70,7 +70,8 @@ impl Gpus {
         let found = Driver::load(Vendor::Cuda, libraries).and_then(|driver| {
             // Devices and their contexts refer to the driver for as long as the process runs.
             let driver: &'static Driver = Box::leak(Box::new(driver));
-            let devices = Device::all(driver).map_err(DriverError::Unanswered)?;
+            let devices =
+                Device::all(driver, gather::load_kernels).map_err(DriverError::Unanswered)?;
             Ok(DriverDevices { driver, devices })
         });
         Self { found: found.map_err(Refusal::from) }

@@ -14,7 +14,6 @@
 //! ```
 
 mod call;
-mod cpp;
 mod group;
 mod host_windows;
 mod kernels;

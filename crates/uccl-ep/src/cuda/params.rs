@@ -3,7 +3,11 @@
 
 use std::mem::size_of;
 
-use super::cpp::{self, Constant, Struct, kernel_constants, kernel_struct};
+use uccl_kernels::{
+    cpp::{Constant, Header, Struct},
+    kernel_constants, kernel_struct,
+};
+
 use crate::{
     far::{command, fifo},
     shared::{
@@ -705,14 +709,23 @@ const CONSTANTS: &[Constant] = kernel_constants![
     UCCL_EP_COMMAND_TARGET_AT = command::TARGET_AT,
 ];
 
+const HEADER: Header = Header {
+    path: "ep/params.cuh",
+    about: "Parameters of the kernels of expert parallelism.",
+    source: "crates/uccl-ep/src/cuda/params.rs",
+    prefix: "UCCL_EP_",
+    constants: CONSTANTS,
+    structs: &STRUCTS,
+};
+
 /// The header `kernels/ep/params.cuh`.
 #[must_use]
 pub fn kernel_header() -> String {
-    cpp::header(CONSTANTS, &STRUCTS)
+    HEADER.text()
 }
 
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
 #[must_use]
 pub fn layout_assertions() -> String {
-    cpp::assertions(CONSTANTS, &STRUCTS)
+    HEADER.assertions()
 }

@@ -1,6 +1,7 @@
 //! A GPU's primary context.
 
 use std::{
+    any::Any,
     collections::HashSet,
     fmt,
     marker::PhantomData,
@@ -15,9 +16,14 @@ use super::Device;
 use crate::cuda::{
     driver::Driver,
     error::GpuError,
-    gather::Kernels,
     raw::{CAPTURE_MODE_RELAXED, Code, Handle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, SUCCESS},
 };
+
+/// Loads the copy kernels. Their launcher knows them, and is above this module.
+pub(crate) type LoadKernels = fn(&'static Context) -> LoadedKernels;
+
+/// The copy kernels of a context, of a type that their launcher knows.
+pub(crate) type LoadedKernels = Result<Arc<dyn Any + Send + Sync>, GpuError>;
 
 /// A GPU's primary context, in which all work of a process on that GPU happens.
 ///
@@ -28,7 +34,7 @@ pub struct Context {
     raw: Handle,
     peers: Mutex<HashSet<u32>>,
     poisoned: AtomicBool,
-    kernels: OnceLock<Result<Arc<Kernels>, GpuError>>,
+    kernels: OnceLock<LoadedKernels>,
 }
 
 // SAFETY: a context is a handle that any thread may use; the driver does its own locking.
@@ -68,17 +74,17 @@ impl Context {
         self.raw
     }
 
-    /// The copy kernels, which are loaded at the first call.
+    /// Loads the copy kernels, if they have not been loaded yet.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver does not take them, the same each time.
-    pub(crate) fn kernels(&'static self) -> Result<Arc<Kernels>, GpuError> {
-        self.kernels.get_or_init(|| Kernels::load(self, false).map(Arc::new)).clone()
+    pub(crate) fn kernels_by(&'static self, load: LoadKernels) -> LoadedKernels {
+        self.kernels.get_or_init(|| load(self)).clone()
     }
 
     /// Whether the copy kernels can be used.
     pub fn has_kernels(&'static self) -> bool {
-        self.kernels().is_ok()
+        self.kernels.get().is_some_and(Result::is_ok)
     }
 
     /// Makes it this thread's current context until the guard is dropped; then the thread gets its

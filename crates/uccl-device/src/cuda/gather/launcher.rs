@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cuda::{
     copy::Direction,
-    device::Context,
+    device::{Context, LoadedKernels},
     error::GpuError,
     event::Event,
     memory::{DeviceBuffer, PinnedBuffer},
@@ -117,7 +117,7 @@ pub struct Launcher {
 
 /// The copy kernels in a context.
 #[derive(Debug)]
-pub(crate) struct Kernels {
+struct Kernels {
     table: Function,
     small: Function,
     wide: Function,
@@ -128,7 +128,7 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is
     /// looked up.
-    pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
+    fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
         let module = Module::load(context, &uccl_kernels::COPY, portable)?;
         Ok(Self {
             table: module.function(c"uccl_copy_table")?,
@@ -137,6 +137,20 @@ impl Kernels {
             _module: module,
         })
     }
+
+    /// Those of the context, which have been loaded with it.
+    fn of(context: &'static Context) -> Result<Arc<Self>, GpuError> {
+        match context.kernels_by(load_kernels)?.downcast() {
+            Ok(kernels) => Ok(kernels),
+            Err(_) => Self::load(context, false).map(Arc::new),
+        }
+    }
+}
+
+/// Loads the kernels for a context, which keeps them.
+pub(crate) fn load_kernels(context: &'static Context) -> LoadedKernels {
+    let kernels = Kernels::load(context, false)?;
+    Ok(Arc::new(kernels))
 }
 
 #[derive(Debug)]
@@ -181,7 +195,7 @@ impl Launcher {
         };
         let kernels = match config.portable {
             true => Arc::new(Kernels::load(context, true)?),
-            false => context.kernels()?,
+            false => Kernels::of(context)?,
         };
         let len = SlotOffsets::of(&config).len * config.slots;
         let host = Arc::new(PinnedBuffer::new(context, len)?);
@@ -391,7 +405,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.small;
-        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
+        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.small, grid(warps, blocks), p) }
     }
@@ -406,7 +420,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.wide;
-        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
+        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.wide, grid(warps, blocks), p) }
     }
@@ -458,12 +472,12 @@ impl Launcher {
     }
 }
 
-impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
+impl Inline<'_> {
     /// Writes a launch's tables, which must fit. Returns how many warps have work.
-    fn fill(&mut self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
-        let warps = partition(pieces, most_warps, &mut self.cursors);
+    fn fill(self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
+        let warps = partition(pieces, most_warps, self.cursors);
         self.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
-        self.head = Head { warps, ..head };
+        *self.head = Head { warps, ..head };
         warps
     }
 }

@@ -11,6 +11,6 @@ mod params;
 mod partition;
 
 pub use flag::Flag;
-pub(crate) use launcher::Kernels;
+pub(crate) use launcher::load_kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
-pub use params::{Piece, WordChange, layout_assertions};
+pub use params::{Piece, WordChange, kernel_header, layout_assertions};

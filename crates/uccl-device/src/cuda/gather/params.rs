@@ -1,17 +1,22 @@
-//! The parameters of the kernels: `kernels/copy.cuh` in Rust.
+//! The parameters of the kernels that copy. `kernels/copy.cuh` is made from this file. Addresses
+//! are those that the GPU reaches.
 
-use std::mem::{offset_of, size_of};
+use uccl_kernels::{
+    cpp::{Constant, Header},
+    kernel_constants, kernel_struct,
+};
 
-/// `UcclPiece`: one piece of a vector.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Piece {
-    /// The destination address.
-    pub destination: u64,
-    /// The source address.
-    pub source: u64,
-    /// Its length in bytes.
-    pub len_bytes: u64,
+kernel_struct! {
+    /// One piece of a vector.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct Piece = "UcclPiece" (pub) {
+        /// The destination address.
+        destination: u64,
+        /// The source address.
+        source: u64,
+        /// Its length in bytes.
+        len_bytes: u64,
+    }
 }
 
 /// A change to a word of 8 bytes, for its watchers: other GPUs and the CPU.
@@ -25,44 +30,46 @@ pub struct WordChange {
     pub adds: bool,
 }
 
-/// `UcclCursor`: where a warp's share begins and the previous warp's share ends.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Cursor {
-    /// How many bytes of the piece belong to earlier shares.
-    pub(crate) offset: u64,
-    /// The piece's index.
-    pub(crate) piece: u32,
-    pub(crate) zero: u32,
+kernel_struct! {
+    /// The begin of a warp's share, where the previous warp's share ends.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub(crate) struct Cursor = "UcclCursor" (pub(crate)) {
+        /// How many bytes of the piece belong to earlier shares.
+        offset: u64,
+        /// The piece's index.
+        piece: u32,
+        zero: u32,
+    }
 }
 
-/// `UcclHead`: the parameters that all kernels have in common.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Head {
-    /// The address of host memory to which the kernel writes the ticket once all is copied; 0 for
-    /// none.
-    pub(crate) flag: u64,
-    pub(crate) ticket: u64,
-    /// The address of a zeroed `u32` in device memory, which only this launch uses.
-    pub(crate) counter: u64,
-    /// The address of the word that the kernel changes once all is copied; 0 for none.
-    pub(crate) word: u64,
-    /// The value to set the word to, or to add to it.
-    pub(crate) value: u64,
-    /// How many warps have work.
-    pub(crate) warps: u32,
-    /// 1: adds to the word; 0: sets it.
-    pub(crate) adds: u32,
+kernel_struct! {
+    /// The parameters that all kernels have in common.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub(crate) struct Head = "UcclHead" (pub(crate)) {
+        /// Host memory to which the kernel writes the ticket once all is copied, or null.
+        flag: u64,
+        ticket: u64,
+        /// A zeroed u32 in device memory, which only this launch uses.
+        counter: u64,
+        /// The word that the kernel changes once all is copied, or null.
+        word: u64,
+        /// The value to set the word to, or to add to it.
+        value: u64,
+        /// How many warps have work; there is one more cursor.
+        warps: u32,
+        /// 1: adds to the word; 0: sets it.
+        adds: u32,
+    }
 }
 
-/// `UcclCopyTable`: the addresses of tables that are not part of the parameters.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CopyTable {
-    pub(crate) head: Head,
-    pub(crate) pieces: u64,
-    pub(crate) cursors: u64,
+kernel_struct! {
+    /// The tables are in memory of their own.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub(crate) struct CopyTable = "UcclCopyTable" (pub(crate)) {
+        head: Head,
+        pieces: u64,
+        cursors: u64,
+    }
 }
 
 /// Most threads of a block.
@@ -74,74 +81,90 @@ pub(crate) const SMALL_WARPS: usize = 100;
 pub(crate) const WIDE_PIECES: usize = 256;
 pub(crate) const WIDE_WARPS: usize = 1056;
 
-/// Parameters that contain the tables.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inline<const PIECES: usize, const CURSORS: usize> {
-    pub(crate) head: Head,
-    pub(crate) pieces: [Piece; PIECES],
-    pub(crate) cursors: [Cursor; CURSORS],
-}
-
-impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
-    pub(crate) fn new() -> Self {
-        Self {
-            head: Head::default(),
-            pieces: [Piece::default(); PIECES],
-            cursors: [Cursor::default(); CURSORS],
-        }
+kernel_struct! {
+    /// The tables are launch parameters, within the 4 KiB that every driver takes.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct CopySmall = "UcclCopySmall" (pub(crate)) {
+        head: Head,
+        pieces: [Piece; SMALL_PIECES],
+        cursors: [Cursor; SMALL_WARPS + 1],
     }
 }
 
-/// `UcclCopySmall`.
-pub(crate) type CopySmall = Inline<SMALL_PIECES, { SMALL_WARPS + 1 }>;
-/// `UcclCopyWide`.
-pub(crate) type CopyWide = Inline<WIDE_PIECES, { WIDE_WARPS + 1 }>;
+kernel_struct! {
+    /// The same within 32 KiB, which drivers of CUDA 12.1 and later take.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct CopyWide = "UcclCopyWide" (pub(crate)) {
+        head: Head,
+        pieces: [Piece; WIDE_PIECES],
+        cursors: [Cursor; WIDE_WARPS + 1],
+    }
+}
+
+const _: () = assert!(size_of::<CopySmall>() <= 4096 && size_of::<CopyWide>() <= 32764);
+
+/// The parts of parameters that contain the tables.
+pub(crate) struct Inline<'a> {
+    pub(crate) head: &'a mut Head,
+    pub(crate) pieces: &'a mut [Piece],
+    pub(crate) cursors: &'a mut [Cursor],
+}
+
+macro_rules! inline {
+    ($name:ident, $pieces:expr, $warps:expr) => {
+        impl $name {
+            pub(crate) fn new() -> Self {
+                Self {
+                    head: Head::default(),
+                    pieces: [Piece::default(); $pieces],
+                    cursors: [Cursor::default(); $warps + 1],
+                }
+            }
+
+            pub(crate) fn inline(&mut self) -> Inline<'_> {
+                let Self { head, pieces, cursors } = self;
+                Inline { head, pieces, cursors }
+            }
+        }
+    };
+}
+
+inline!(CopySmall, SMALL_PIECES, SMALL_WARPS);
+inline!(CopyWide, WIDE_PIECES, WIDE_WARPS);
+
+const CONSTANTS: &[Constant] = kernel_constants![
+    /// Threads of a block; two blocks fit on a multiprocessor, however many registers they take.
+    UCCL_MOST_THREADS = MOST_THREADS,
+    UCCL_SMALL_PIECES = SMALL_PIECES,
+    UCCL_SMALL_WARPS = SMALL_WARPS,
+    UCCL_WIDE_PIECES = WIDE_PIECES,
+    UCCL_WIDE_WARPS = WIDE_WARPS,
+];
+
+const HEADER: Header = Header {
+    path: "copy.cuh",
+    about: "Parameters of the kernels that copy.",
+    source: "crates/uccl-device/src/cuda/gather/params.rs",
+    prefix: "UCCL_",
+    constants: CONSTANTS,
+    structs: &[
+        Piece::STRUCT,
+        Cursor::STRUCT,
+        Head::STRUCT,
+        CopyTable::STRUCT,
+        CopySmall::STRUCT,
+        CopyWide::STRUCT,
+    ],
+};
+
+/// The header `kernels/copy.cuh`.
+#[must_use]
+pub fn kernel_header() -> String {
+    HEADER.text()
+}
 
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
+#[must_use]
 pub fn layout_assertions() -> String {
-    let mut text = String::from("#include \"copy.cuh\"\n#include <stddef.h>\n");
-    let mut same = |cuda: &str, rust: usize| {
-        text += &format!("static_assert({cuda} == {rust}, \"{cuda} is {rust} in Rust\");\n");
-    };
-    macro_rules! layout {
-        ($c:literal, $rust:ty, [$($field:ident as $name:literal),*]) => {
-            same(concat!("sizeof(", $c, ")"), size_of::<$rust>());
-            same(concat!("alignof(", $c, ")"), align_of::<$rust>());
-            $( same(concat!("offsetof(", $c, ", ", $name, ")"), offset_of!($rust, $field)); )*
-        };
-    }
-    layout!("UcclPiece", Piece, [destination as "dst", source as "src", len_bytes as "len"]);
-    layout!("UcclCursor", Cursor, [offset as "offset", piece as "piece", zero as "zero"]);
-    layout!("UcclHead", Head, [
-        flag as "flag", ticket as "ticket", counter as "counter", word as "word", value as "value",
-        warps as "warps", adds as "adds"
-    ]);
-    layout!("UcclCopyTable", CopyTable, [
-        head as "head", pieces as "pieces", cursors as "cursors"
-    ]);
-    layout!("UcclCopySmall", CopySmall, [
-        head as "head", pieces as "pieces", cursors as "cursors"
-    ]);
-    layout!("UcclCopyWide", CopyWide, [
-        head as "head", pieces as "pieces", cursors as "cursors"
-    ]);
-    same("UCCL_MOST_THREADS", MOST_THREADS as usize);
-    same("UCCL_SMALL_PIECES", SMALL_PIECES);
-    same("UCCL_SMALL_WARPS", SMALL_WARPS);
-    same("UCCL_WIDE_PIECES", WIDE_PIECES);
-    same("UCCL_WIDE_WARPS", WIDE_WARPS);
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_fit_the_size_that_drivers_take() {
-        const { assert!(size_of::<CopySmall>() <= 4096) };
-        const { assert!(size_of::<CopyWide>() <= 32764) };
-        assert!(layout_assertions().contains("sizeof(UcclPiece) == 24"));
-    }
+    HEADER.assertions()
 }
