@@ -22,6 +22,7 @@ use uccl_fabric::{
         Posted, RailLane,
     },
     mem::Span,
+    rail::Rail,
     region::RegionTable,
 };
 use uccl_wire::rails::Note;
@@ -513,6 +514,12 @@ impl RailLane for RmaLane {
 
     fn describe(&self) -> Vec<(String, Result<(), String>)> {
         let state = self.state.lock();
+        if state.paths.is_empty() && !state.offered {
+            let waits = |rail: &Arc<dyn Rail>| {
+                (rail.info().name.clone(), Err("the peer has not yet offered its rails".into()))
+            };
+            return self.rails.all().iter().map(waits).collect();
+        }
         let describe = |path: &Path| {
             let name = self.rails.all().get(path.ours).map_or("?", |rail| &rail.info().name);
             (name.to_owned(), if path.is_up() { Ok(()) } else { Err(path.why_not()) })

@@ -3,6 +3,7 @@
 mod child;
 
 use std::{
+    fmt,
     process::ExitCode,
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     time::{Duration, Instant},
@@ -31,7 +32,7 @@ pub(crate) struct DriverArgs {
     /// Run one round per link, with this seed
     #[arg(long)]
     seed: Option<u64>,
-    /// Seconds of a round before its ends are asked to finish
+    /// Seconds of a round before its ends are asked to finish; more while nothing is done
     #[arg(long, default_value_t = 4)]
     round_seconds: u64,
     /// Disturbances to leave out: stop, kill, close, fork, disconnect
@@ -54,13 +55,25 @@ pub(crate) fn run(args: &DriverArgs) -> Result<ExitCode> {
     let links = if args.link.is_empty() { &Link::EVERYWHERE[..] } else { &args.link[..] };
     let until = Instant::now() + time;
     let mut seeds = fastrand::Rng::new();
+    let mut all_totals: Vec<_> = links.iter().map(|_| Totals::default()).collect();
     for number in 0.. {
-        let link = links[number % links.len()];
+        let (link, totals) = (links[number % links.len()], &all_totals[number % links.len()]);
+        let is_over = Instant::now() >= until || (args.seed.is_some() && number >= links.len());
+        if is_over && all_totals.iter().all(|totals| !totals.is_idle()) {
+            break;
+        }
+        if is_over && !totals.is_idle() {
+            continue;
+        }
         let seed = args.seed.unwrap_or_else(|| seeds.u64(..1 << 48));
-        let mut round = Round::new(args, link, seed);
         let name =
             link.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        match round.run() {
+        let Some(seconds) = totals.next_round(args.round_seconds) else {
+            println!("{name} FAILED: nothing was done in any round");
+            return Ok(ExitCode::FAILURE);
+        };
+        let mut round = Round::new(args, link, seed);
+        match round.run(seconds) {
             Ok(what) => println!("{name} --seed {seed}: {what}"),
             Err(broken) => {
                 println!("{name} --seed {seed} FAILED: {broken}\n");
@@ -69,11 +82,61 @@ pub(crate) fn run(args: &DriverArgs) -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        if Instant::now() >= until || (args.seed.is_some() && number + 1 == links.len()) {
-            break;
-        }
+        all_totals[number % links.len()].add(&round.ended);
+    }
+    for (link, totals) in links.iter().zip(&all_totals) {
+        println!("{link:?}: {totals}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the rounds over a link have done.
+#[derive(Default)]
+struct Totals {
+    rounds: u32,
+    done: u64,
+    failed: u64,
+    refused: u64,
+    kept: u64,
+}
+
+/// Rounds over a link in which nothing is done before the storm fails.
+const IDLE_ROUNDS: u32 = 6;
+
+impl Totals {
+    fn is_idle(&self) -> bool {
+        self.done == 0
+    }
+
+    /// The seconds of the next round. On a busy machine two ends may take longer to start than a
+    /// round lasts, so each round is twice as long as the one before until something is done.
+    /// `None` if that was of no use.
+    fn next_round(&self, seconds: u64) -> Option<u64> {
+        match self.is_idle() {
+            false => Some(seconds),
+            true if self.rounds < IDLE_ROUNDS => Some(seconds << self.rounds),
+            true => None,
+        }
+    }
+
+    fn add(&mut self, ends: &[Option<ControlMessage>]) {
+        self.rounds += 1;
+        for end in ends.iter().flatten() {
+            if let ControlMessage::Ended { done, failed, refused, kept } = end {
+                self.done += done;
+                self.failed += failed;
+                self.refused += refused;
+                self.kept += kept;
+            }
+        }
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, done, failed, refused, kept } = self;
+        write!(f, "{rounds} rounds, {done} done, {failed} failed, {refused} refused, {kept} kept")
+    }
 }
 
 /// One round: two ends over one link.
@@ -120,13 +183,13 @@ impl<'a> Round<'a> {
         !self.args.without.iter().any(|without| without == what)
     }
 
-    /// Runs the round. `Ok` holds its counts, `Err` the broken promise.
-    fn run(&mut self) -> Result<String, String> {
+    /// Runs the round for so many seconds. `Ok` holds its counts, `Err` the broken promise.
+    fn run(&mut self, seconds: u64) -> Result<String, String> {
         for number in 0..2 {
             let child = self.start(number, 0)?;
             self.ends.push(child);
         }
-        let until = Instant::now() + Duration::from_secs(self.args.round_seconds);
+        let until = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < until {
             let next = Duration::from_millis(self.rng.u64(1..100));
             self.pass_on(next)?;
@@ -275,5 +338,23 @@ fn counts(ended: &Option<ControlMessage>) -> String {
             format!("{done} done, {failed} failed, {refused} refused, {kept} kept")
         }
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_that_does_nothing_fails() {
+        let mut totals = Totals::default();
+        let ended = |done| Some(ControlMessage::Ended { done, failed: 1, refused: 0, kept: 0 });
+        for round in 0..IDLE_ROUNDS {
+            assert_eq!(totals.next_round(4), Some(4 << round));
+            totals.add(&[None, ended(0)]);
+        }
+        assert_eq!(totals.next_round(4), None);
+        totals.add(&[ended(2), ended(3)]);
+        assert_eq!((totals.next_round(4), totals.done, totals.failed), (Some(4), 5, 8));
     }
 }

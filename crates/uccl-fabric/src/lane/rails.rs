@@ -34,7 +34,8 @@ pub trait RailLane: Lane {
     /// or the peer reports that this is so at its end.
     fn is_settled(&self) -> bool;
 
-    /// The paths, for people: our rail, and whether it works or why not.
+    /// The paths, for people: our rail, and whether it works or why not. Until the peer has offered
+    /// its rails, all of ours.
     fn describe(&self) -> Vec<(String, Result<(), String>)>;
 
     /// How data moves over it. Where our regions, or those of the peer's that it was asked about,

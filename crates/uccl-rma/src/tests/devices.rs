@@ -61,6 +61,24 @@ fn lanes_are_made_while_devices_are_being_opened() {
 }
 
 #[test]
+fn a_rail_without_a_path_waits_for_the_peer_and_says_so() {
+    let orders: [fn(&Ends) -> [&End; 2]; 2] =
+        [|ends| [&ends.a, &ends.b], |ends| [&ends.b, &ends.a]];
+    for order in orders {
+        let ends = unopened();
+        let [first, second] = order(&ends);
+        assert_eq!(first.lane.describe(), []);
+        open(first);
+        ends.until("the devices are open", || first.rails.are_open());
+        let waits = Err("the peer has not yet offered its rails".to_owned());
+        assert_eq!(first.lane.describe(), [("rail".to_owned(), waits)]);
+        open(second);
+        ends.until("the path is up", || ends.are_up(1));
+        assert_eq!(first.lane.describe(), [("rail".to_owned(), Ok(()))]);
+    }
+}
+
+#[test]
 fn a_side_that_opens_no_device_says_so() {
     let ends = unopened();
     open(&ends.a);
