@@ -206,7 +206,8 @@ unsafe extern "C" fn uccl_nixl_create(
 #[unsafe(no_mangle)]
 extern "C" fn uccl_nixl_refuse_view() {
     tracing::error!(
-        "memory views for GPU kernels (nixl_ep) are UCX's alone: unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx"
+        "memory views for GPU kernels (nixl_ep) are UCX's alone: \
+         unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx"
     );
 }
 
