@@ -10,7 +10,8 @@ use crate::{
     status::{Error, Result},
 };
 
-/// UCX's number of threads that share the transfers. Zero, its default, is none of its own.
+/// UCX's number of threads that share the transfers. Zero, its default, is none beside the
+/// caller's.
 const THREADS: &str = "num_threads";
 /// Variables of UCX's library by which links and devices are chosen.
 const VARIABLES: [&str; 2] = ["UCX_TLS", "UCX_NET_DEVICES"];
