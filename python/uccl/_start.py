@@ -49,7 +49,7 @@ def _provide() -> None:
         os.environ[_VARIABLE] = plugin_dir()
         _log().info("%s=%s, for the backend UCCL", _VARIABLE, os.environ[_VARIABLE])
     elif not os.path.exists(os.path.join(given, _PLUGIN)):
-        # Images set it, and whoever has set it wants those plugins.
+        # Images set it for a NIXL of their own, and its plugins stay.
         _warn(
             f"{_VARIABLE}={given} is set and has no {_PLUGIN}. For both: "
             f"export {_VARIABLE}=$(python -m uccl.nixl --nixl-plugins {given})"

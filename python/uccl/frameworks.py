@@ -40,7 +40,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """What each framework that is installed here would use, in the process that asks."""
+    """The parts that each framework installed here would use, with the variables of this process."""
     nixl_state = _Nixl()
     return [
         finding
