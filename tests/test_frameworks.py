@@ -1,4 +1,4 @@
-"""What ``uccl.frameworks`` says of frameworks that are installed, with stand-ins that must not be imported."""
+"""The findings of ``uccl.frameworks`` about installed frameworks, which are stand-ins that must not be imported."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ __all__ = ["provide_nixl_plugin"]
 
 _VARIABLE = "NIXL_PLUGIN_DIR"
 _BACKEND = "UCCL"
+_PLUGIN = "libplugin_UCCL.so"
 #: Files of settings that a command line names, and the one that a variable of LMCache names.
 _SETTINGS_FILES = (".yaml", ".yml", ".json")
 _SETTINGS_VARIABLE = "LMCACHE_CONFIG_FILE"
@@ -30,22 +31,36 @@ _told = False
 
 def provide_nixl_plugin() -> None:
     """Has NIXL find the backend ``UCCL`` in this process, if the program asks for it."""
-    global _told
     try:
-        if _VARIABLE in os.environ or not _is_asked_for():
-            return
-        from uccl.nixl import plugin_dir
-
-        folder = plugin_dir()
-        os.environ[_VARIABLE] = folder
-        _log().info("%s=%s: the program asks NIXL for the backend UCCL", _VARIABLE, folder)
+        if _is_asked_for():
+            _provide()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # BaseException: a panic of the extension module is none of Exception.
-        if not _told:
-            _told = True
-            _log().warning("NIXL is left without the backend UCCL: %s", error)
+        _warn(str(error))
+
+
+def _provide() -> None:
+    given = os.environ.get(_VARIABLE)
+    if given is None:
+        from uccl.nixl import plugin_dir
+
+        os.environ[_VARIABLE] = plugin_dir()
+        _log().info("%s=%s, for the backend UCCL", _VARIABLE, os.environ[_VARIABLE])
+    elif not os.path.exists(os.path.join(given, _PLUGIN)):
+        # Images set it for a NIXL of their own, and its plugins stay.
+        _warn(
+            f"{_VARIABLE}={given} is set and has no {_PLUGIN}. For both: "
+            f"export {_VARIABLE}=$(python -m uccl.nixl --nixl-plugins {given})"
+        )
+
+
+def _warn(why: str) -> None:
+    global _told
+    if not _told:
+        _told = True
+        _log().warning("NIXL is left without the backend UCCL: %s", why)
 
 
 def _log() -> Any:
@@ -109,6 +124,9 @@ def _fields(owner: object) -> dict[str, Any]:
 
 
 def _start_of(path: str) -> str:
+    # A pipe gives its bytes once, and to the program.
+    if not os.path.isfile(path):
+        return ""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(_SETTINGS_MAX_LEN)

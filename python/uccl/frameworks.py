@@ -40,7 +40,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """What each framework that is installed here would use, in the process that asks."""
+    """The parts that each framework installed here would use, with the variables of this process."""
     nixl_state = _Nixl()
     return [
         finding
@@ -131,7 +131,7 @@ def _nixl(about: str, state: _Nixl) -> Iterator[Finding]:
             about,
             "note",
             f"{_VARIABLE}={state.folder} has no plugin of this project: no program finds the backend UCCL",
-            f"unset {_VARIABLE}, or {_OWN_NAME}",
+            f"unset {_VARIABLE}, or export {_VARIABLE}=$(python -m uccl.nixl --nixl-plugins {state.folder})",
         )
     elif state.of_another():
         yield Finding(

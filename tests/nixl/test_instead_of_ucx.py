@@ -88,7 +88,7 @@ class TestTransfers:
 def test_ucx_itself_at_the_other_end_is_told(
     agent: Callable[..., Agent], ucx_dir: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Both ends need the folder; without it at one, metadata are refused with words."""
+    """Both ends need the folder; without it at one, both refuse the other's metadata, and live on."""
     ours = agent("a", backend="UCX", env={"NIXL_PLUGIN_DIR": ucx_dir})
     theirs = agent("b", backend="UCX")
     for one in (ours, theirs):
@@ -96,6 +96,9 @@ def test_ucx_itself_at_the_other_end_is_told(
     with pytest.raises(PeerError):
         ours.meet(theirs)
     assert "the other one may have UCX itself" in capfd.readouterr().err
+    with pytest.raises(PeerError, match="nixlBackendError"):
+        theirs.meet(ours)
+    assert [one.call("backends") for one in (ours, theirs)] == [["UCX"], ["UCX"]]
 
 
 def run(code: str, folder: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -133,12 +133,20 @@ def test_without_a_sign_nothing_is_set_or_loaded(how: str) -> None:
     assert added <= {"uccl", "uccl._start", "__future__"}, added
 
 
-def test_a_variable_that_is_set_stays(tmp_path: Path) -> None:
-    loader, arguments, env = ASKED["vllm serve"]
-    for given in (str(tmp_path), ""):
-        done = seen(loader + "load()", *arguments, **env, NIXL_PLUGIN_DIR=given)
-        assert done["folder"] == given
-        assert "uccl.nixl" not in done["modules"]
+def test_a_variable_that_is_set_stays(plugin_dir: str, tmp_path: Path) -> None:
+    """Without the plugin in it, one line names the remedy, if the backend is asked for."""
+    for how, given, lines in (
+        ("vllm serve", str(tmp_path), 1),
+        ("vllm serve", "", 1),
+        ("vllm serve", plugin_dir, 0),
+        ("vllm alone", str(tmp_path), 0),
+    ):
+        loader, arguments, env = {**ASKED, **NOT_ASKED}[how]
+        done = run(loader + "load()\nload()" + SEEN, *arguments, **env, NIXL_PLUGIN_DIR=given)
+        assert json.loads(done.stdout)["folder"] == given
+        assert "uccl.nixl" not in json.loads(done.stdout)["modules"]
+        assert done.stderr.count("left without the backend UCCL") == lines, done.stderr
+        assert done.stderr.count(f"--nixl-plugins {given})") == lines
 
 
 @pytest.mark.parametrize("form", ["--config {}", "--config={}"])
@@ -151,6 +159,8 @@ def test_a_file_of_settings_asks(plugin_dir: str, tmp_path: Path, form: str) -> 
     assert seen(VLLM + "load()", *arguments)["folder"] == plugin_dir
     file.unlink()
     assert seen(VLLM + "load()", *arguments)["folder"] is None
+    os.mkfifo(file)
+    assert seen(VLLM + "load()", *arguments)["folder"] is None, "it waits for nobody"
 
 
 def test_lmcaches_file_asks(plugin_dir: str, tmp_path: Path) -> None:

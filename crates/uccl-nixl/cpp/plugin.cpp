@@ -115,12 +115,12 @@ class Transfer final : public nixlBackendReqH {
 
 class Engine final : public nixlBackendEngine {
   public:
-    explicit Engine(const nixlBackendInitParams *params) : nixlBackendEngine(params) {
+    explicit Engine(const nixlBackendInitParams *params)
+        : nixlBackendEngine(params), instead_of_ucx(params->type == ucx_name) {
         std::vector<uccl_nixl_param> list;
         for (const auto &[name, value] : *params->customParams) {
             list.push_back({bytes(name), bytes(value)});
         }
-        const bool instead_of_ucx = params->type == ucx_name;
         initErr = uccl_nixl_create(bytes(localAgent), instead_of_ucx, list.data(), list.size(), &agent) != success;
     }
 
@@ -206,7 +206,9 @@ class Engine final : public nixlBackendEngine {
         return uccl_nixl_public_data(memory_of(metadata), &out, assign);
     }
 
-    nixl_status_t getConnInfo(std::string &out) const override { return uccl_nixl_conn_info(agent, &out, assign); }
+    nixl_status_t getConnInfo(std::string &out) const override {
+        return uccl_nixl_conn_info(agent, instead_of_ucx, &out, assign);
+    }
 
     nixl_status_t loadRemoteConnInfo(const std::string &remote, const std::string &info) override {
         return uccl_nixl_load_conn_info(agent, bytes(remote), bytes(info));
@@ -262,6 +264,7 @@ class Engine final : public nixlBackendEngine {
     nixl_status_t reserved3() const override { return not_supported; }
 
   private:
+    const bool instead_of_ucx;
     uccl_nixl_agent *agent = nullptr;
     Memories memories;
 };

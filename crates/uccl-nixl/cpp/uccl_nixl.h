@@ -40,7 +40,7 @@ int uccl_nixl_create(uccl_nixl_bytes agent, bool instead_of_ucx, const uccl_nixl
 void uccl_nixl_refuse_view();
 void uccl_nixl_destroy(uccl_nixl_agent *);
 
-int uccl_nixl_conn_info(const uccl_nixl_agent *, void *to, uccl_nixl_take);
+int uccl_nixl_conn_info(const uccl_nixl_agent *, bool instead_of_ucx, void *to, uccl_nixl_take);
 int uccl_nixl_load_conn_info(const uccl_nixl_agent *, uccl_nixl_bytes remote, uccl_nixl_bytes info);
 int uccl_nixl_connect(const uccl_nixl_agent *, uccl_nixl_bytes remote);
 int uccl_nixl_disconnect(const uccl_nixl_agent *, uccl_nixl_bytes remote);

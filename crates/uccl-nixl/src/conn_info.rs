@@ -5,6 +5,10 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 use crate::status::Error;
 
 const VERSION: &str = "uccl/1";
+/// The address of a worker of UCX that has no device: a header of version 1 without flags, the
+/// worker's 64 bits, and the mark of an empty list. UCX finds no path to it and returns an error.
+/// This backend's text alone would end the process of UCX: it follows lengths in the text.
+const UCX_WITHOUT_DEVICES: &[u8] = &[0, 255, 255, 255, 255, 255, 255, 255, 255, 255];
 
 /// The address of an agent's endpoint, and its instance: an endpoint that took the port later has
 /// another.
@@ -15,8 +19,15 @@ pub(crate) struct ConnInfo {
 }
 
 impl ConnInfo {
+    /// As metadata have it. Under UCX's name UCX itself may read it at the other end.
+    pub(crate) fn as_bytes(self, instead_of_ucx: bool) -> Vec<u8> {
+        let head = if instead_of_ucx { UCX_WITHOUT_DEVICES } else { &[] };
+        [head, self.to_string().as_bytes()].concat()
+    }
+
     /// That of another agent's metadata. UCX's own are bytes, which are not logged.
     pub(crate) fn of(info: &[u8]) -> Result<Self, Error> {
+        let info = info.strip_prefix(UCX_WITHOUT_DEVICES).unwrap_or(info);
         match std::str::from_utf8(info) {
             Ok(text) => text.parse(),
             Err(_) => Err(Error::Invalid(format!(
@@ -62,7 +73,11 @@ mod tests {
         for addr in ["192.0.2.1:40123", "[2001:db8::1]:1", "[fe80::1%3]:65535"] {
             let addr = addr.parse().expect("an address");
             let info = ConnInfo { addr, instance: 0xf1 };
-            assert_eq!(info.to_string().parse::<ConnInfo>().expect("its own"), info);
+            for instead_of_ucx in [false, true] {
+                let bytes = info.as_bytes(instead_of_ucx);
+                assert_eq!(bytes.starts_with(b"uccl/1 "), !instead_of_ucx);
+                assert_eq!(ConnInfo::of(&bytes).expect("its own"), info);
+            }
         }
     }
 

@@ -206,7 +206,8 @@ unsafe extern "C" fn uccl_nixl_create(
 #[unsafe(no_mangle)]
 extern "C" fn uccl_nixl_refuse_view() {
     tracing::error!(
-        "memory views for GPU kernels (nixl_ep) are UCX's alone: unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx"
+        "memory views for GPU kernels (nixl_ep) are UCX's alone: \
+         unset NIXL_PLUGIN_DIR, or make its folder without --instead-of-ucx"
     );
 }
 
@@ -231,11 +232,16 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: Sink) -> c_int {
+unsafe extern "C" fn uccl_nixl_conn_info(
+    agent: &Agent,
+    instead_of_ucx: bool,
+    to: *mut c_void,
+    take: Sink,
+) -> c_int {
     answer("getConnInfo", || {
-        let info = agent.conn_info().to_string();
+        let info = agent.conn_info().as_bytes(instead_of_ucx);
         // SAFETY: as the module says.
-        unsafe { take(to, Bytes::of(info.as_bytes())) };
+        unsafe { take(to, Bytes::of(&info)) };
         Ok(Status::Success)
     })
 }
