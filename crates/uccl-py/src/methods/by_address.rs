@@ -14,8 +14,8 @@ use crate::{
 
 #[pymethods]
 impl PyEndpoint {
-    /// Publishes a region: connected peers read and write it by address, without an advert, until it
-    /// is deregistered. The endpoint must have been made with `publish=True`.
+    /// Publishes a region: connected peers read and write it by address, without an advert, until
+    /// it is deregistered. The endpoint must have been made with `publish=True`.
     fn publish(&self, mr_id: u64) -> PyResult<bool> {
         settle(by_address::publish(self, mr_id).map(|()| true), false)
     }

@@ -62,8 +62,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether a caller of this process started it. The peer caused the other kinds, or it is a part
-    /// of a caller's transfer.
+    /// Whether a caller of this process started it. The peer caused the other kinds; a look-up is a
+    /// part of a caller's transfer.
     pub(crate) fn is_callers(self) -> bool {
         !matches!(self, Self::Asked | Self::Fetch | Self::LookUp)
     }
