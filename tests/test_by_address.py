@@ -42,11 +42,12 @@ class Ends:
         return self.a.call("ask", "write_by_address", self.conn, *args, **kwargs)
 
 
-@pytest.fixture(params=["local", "tcp"])
-def ends(processes: Callable[..., Peer], request: pytest.FixtureRequest) -> Ends:
-    return Ends(processes, transport=request.param)
+@pytest.fixture
+def ends(processes: Callable[..., Peer], transport: str) -> Ends:
+    return Ends(processes, transport=transport)
 
 
+@pytest.mark.rails
 def test_published_memory_is_written_and_read(ends: Ends) -> None:
     size = 1 << 20
     local, remote = ends.a.call("memory", "m", size, 7), ends.b.call("memory", "m", size)
@@ -71,6 +72,7 @@ def test_published_memory_is_written_and_read(ends: Ends) -> None:
     assert ok and [len(advert) for advert in adverts] == [64]
 
 
+@pytest.mark.rails
 def test_memory_that_is_not_published_is_refused(ends: Ends) -> None:
     local, remote = ends.a.call("memory", "m", 64, 7), ends.b.call("memory", "m", 64)
     ends.a.call("reg_at", local, 64)

@@ -74,6 +74,24 @@ class EngineSide(Side):
     def bytes_of(self, name: str) -> bytes:
         return self.arrays[name].tobytes()
 
+    def gpu(self, name: str, device: str, size: int, fill: int = 0) -> int:
+        """The address of new memory of a GPU, not registered."""
+        import torch
+
+        torch.cuda.set_device(device)
+        self.arrays[name] = torch.full((size,), fill, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize()
+        return self.arrays[name].data_ptr()
+
+    def gpu_fill(self, name: str, fill: int) -> None:
+        import torch
+
+        self.arrays[name].fill_(fill)
+        torch.cuda.synchronize()
+
+    def gpu_bytes(self, name: str) -> bytes:
+        return self.arrays[name].cpu().numpy().tobytes()
+
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.engine, method)(*args, **kwargs)
 

@@ -5,8 +5,8 @@ use std::{error::Error, path::Path};
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// The files of the C API, in the order of the header.
-const SOURCES: [&str; 7] =
-    ["status", "library", "config", "endpoint", "memory", "transfer", "notif"];
+const SOURCES: [&str; 8] =
+    ["status", "library", "config", "endpoint", "memory", "transfer", "address", "notif"];
 
 const HEADER: &str = "\
 /* uccl: tensors between processes and hosts, for C and C++.

@@ -235,6 +235,16 @@ typedef struct uccl_request_t {
   uint32_t context;
 } uccl_request_t;
 
+// A piece of memory on both sides, named by its addresses.
+typedef struct uccl_address_piece_t {
+  // Where it starts in this process, in registered memory.
+  void *local;
+  // Where it starts in the peer's process, in memory that the peer has published.
+  uint64_t remote;
+  // How long it is, in bytes.
+  size_t len;
+} uccl_address_piece_t;
+
 // Takes a notification: the connection that it came over, and its bytes, which are valid until
 // this returns. It must not throw or jump out.
 typedef void (*uccl_notif_fn)(void *context, uint64_t conn, const void *data, size_t len);
@@ -446,6 +456,36 @@ uccl_status_t uccl_wait_signal_from(const struct uccl_endpoint_t *endpoint,
 // that does not confirm the end in time loses its connection; then this holds on this side at
 // once, and on the peer's side once the peer notices.
 uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
+
+// Publishes a region: peers that are connected read and write it by its address, without an
+// advert, until it is deregistered. The endpoint's setting "publish" has to be "1".
+uccl_status_t uccl_publish(const struct uccl_endpoint_t *endpoint, uint64_t mr);
+
+// The connection to the endpoint at `address`, made when it is first needed, and again when its
+// peer has died. All threads that ask for the address get the same one. The address is as for
+// `uccl_connect`.
+uccl_status_t uccl_reach(const struct uccl_endpoint_t *endpoint,
+                         const char *address,
+                         int64_t timeout_ms,
+                         uint64_t *conn);
+
+// Writes `count` pieces into memory that the peer has published, and waits until they have
+// arrived. A piece may span several regions. The peer's regions are looked up once and kept;
+// regions that the peer has registered anew are looked up again. UCCL_REFUSED: memory of the
+// peer's is not published.
+uccl_status_t uccl_write_by_address(const struct uccl_endpoint_t *endpoint,
+                                    uint64_t conn,
+                                    const struct uccl_address_piece_t *pieces,
+                                    size_t count,
+                                    int64_t timeout_ms);
+
+// Reads `count` pieces of memory that the peer has published, as `uccl_write_by_address` writes
+// them.
+uccl_status_t uccl_read_by_address(const struct uccl_endpoint_t *endpoint,
+                                   uint64_t conn,
+                                   const struct uccl_address_piece_t *pieces,
+                                   size_t count,
+                                   int64_t timeout_ms);
 
 // Sends a message of at most 64 MiB to the peer, and waits until it has arrived.
 uccl_status_t uccl_send_notif(const struct uccl_endpoint_t *endpoint,

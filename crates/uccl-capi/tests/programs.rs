@@ -125,6 +125,11 @@ fn data_moves_and_nothing_stays_behind() {
 }
 
 #[test]
+fn published_memory_is_named_by_its_address() {
+    run(C, "addresses.c", "moved by address");
+}
+
+#[test]
 fn connects_are_polled_and_cancelled() {
     run(C, "connecting.c", "every connect was polled to its end");
 }

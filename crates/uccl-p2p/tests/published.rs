@@ -267,6 +267,29 @@ fn a_region_is_looked_up_once() {
     assert_eq!(second - first, 2, "a write, a notification");
 }
 
+/// An ended region covers its successors in the list of the asker's.
+#[test]
+fn a_look_up_tells_of_the_regions_that_there_are() {
+    let p = tcp();
+    let mut to = vec![0; 64];
+    let there = register(&p.b, &mut to);
+    p.b.publish(there).expect("it may");
+    let addr = to.as_ptr() as u64;
+    let find = |at: u64, len: u64| {
+        p.a.look_up(p.to_b, addr + at, len, None, &mut Uninterrupted).expect("published")
+    };
+    let old = find(0, 64);
+    p.b.deregister(there).expect("unused");
+    let (low, high) = to.split_at_mut(32);
+    for half in [register(&p.b, low), register(&p.b, high)] {
+        p.b.publish(half).expect("it may");
+    }
+    let new = find(0, 64);
+    assert_eq!((old.len(), new.len()), (1, 2));
+    assert!(new.iter().all(|advert| advert.key != old[0].key), "a stale key");
+    assert_eq!(find(40, 8)[0].key, new[1].key);
+}
+
 /// One request names as many regions as an inference engine has blocks.
 #[test]
 fn thousands_of_regions_are_found() {

@@ -37,16 +37,9 @@ pub(crate) fn reach(
     address: &str,
     timeout: Option<Duration>,
 ) -> Result<u64, CallError> {
-    let reach = |core: &Endpoint, interrupt: &mut dyn Interrupt| {
-        let mut failed = Err(Error::Invalid(format!("{address:?} has no address")));
-        for addr in parse_address(address)? {
-            match core.reach(addr, timeout, interrupt) {
-                Err(e) if !matches!(e, Error::Interrupted) => failed = Err(e),
-                ended => return ended,
-            }
-        }
-        failed
-    };
+    let addrs = py.detach(|| parse_address(address))?;
+    let reach =
+        |core: &Endpoint, interrupt: &mut dyn Interrupt| core.reach_any(&addrs, timeout, interrupt);
     Ok(waiting(py, core, reach)??.0)
 }
 

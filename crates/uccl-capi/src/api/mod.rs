@@ -6,6 +6,7 @@
 // The top of the header states the safety rules for all functions.
 #![allow(clippy::missing_safety_doc)]
 
+mod address;
 mod config;
 mod endpoint;
 mod library;
@@ -16,7 +17,9 @@ mod transfer;
 
 use std::time::Duration;
 
-pub use self::{config::*, endpoint::*, library::*, memory::*, notif::*, status::*, transfer::*};
+pub use self::{
+    address::*, config::*, endpoint::*, library::*, memory::*, notif::*, status::*, transfer::*,
+};
 use crate::failure::{Answer, Failure, run};
 
 /// The status of a call that has no other answer.

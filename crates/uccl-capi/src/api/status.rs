@@ -62,7 +62,9 @@ impl uccl_status_t {
                 Self::UCCL_UNKNOWN_ID
             }
             Error::OutsideRegion { .. } | Error::OutsideAdvert { .. } => Self::UCCL_OUT_OF_RANGE,
-            Error::ForeignAdvert { .. } | Error::RemoteAccess { .. } => Self::UCCL_REFUSED,
+            Error::ForeignAdvert { .. }
+            | Error::NotPublished { .. }
+            | Error::RemoteAccess { .. } => Self::UCCL_REFUSED,
             Error::Truncated { .. } => Self::UCCL_TRUNCATED,
             Error::Cancelled { .. } | Error::ContextFailed { .. } | Error::Interrupted => {
                 Self::UCCL_CANCELLED
@@ -145,6 +147,10 @@ mod tests {
             (Error::OutsideAdvert { iov: 0, len, advertised: 1 }, uccl_status_t::UCCL_OUT_OF_RANGE),
             (Error::ForeignAdvert { iov: 0 }, uccl_status_t::UCCL_REFUSED),
             (Error::RemoteAccess { peer: peer(), reason: reason() }, uccl_status_t::UCCL_REFUSED),
+            (
+                Error::NotPublished { peer: peer(), addr: 1, len: 2, reason: "" },
+                uccl_status_t::UCCL_REFUSED,
+            ),
             (Error::Truncated { sent: 2, capacity: 1 }, uccl_status_t::UCCL_TRUNCATED),
             (Error::Cancelled { by: peer() }, uccl_status_t::UCCL_CANCELLED),
             (Error::Interrupted, uccl_status_t::UCCL_CANCELLED),

@@ -2,6 +2,7 @@
 //! names its seed; `UCCL_CHAOS_SEED` runs that one again, `UCCL_CHAOS_RUNS` says how many to run.
 
 mod asks;
+mod by_address;
 mod ends;
 mod rails;
 mod workload;

@@ -213,6 +213,7 @@ fn endpoint(timeout: Duration, ask_owners: bool) -> Endpoint {
         transfer_timeout: FAR,
         spin: Duration::from_micros(20),
         ask_owners,
+        publish: true,
         ..on_loopback()
     };
     Endpoint::new(config).expect("an endpoint")
@@ -248,7 +249,7 @@ fn side(
         instance: other.core().instance,
         same_host: true,
         takes_signals: true,
-        publishes: false,
+        publishes: true,
     };
     let streams: Vec<_> =
         lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn MessageLane>).collect();

@@ -87,6 +87,18 @@ impl<T: Copy> Addresses<T> {
         self.all.get(&(*start, *number)).filter(|entry| entry.contains(addr))
     }
 
+    /// The starts and numbers of the spans that share bytes with the `len` bytes at `addr`.
+    pub(crate) fn overlapping(&self, addr: u64, len: u64) -> Vec<(u64, u64)> {
+        let end = addr.saturating_add(len);
+        // Spans that begin before the range reach into it only if an outer one does.
+        let outer = self.outer.range(..=addr).next_back().map_or(addr, |(start, _)| *start);
+        let first = self.outer.range(..outer).rev().take_while(|(_, (reach, _))| *reach > addr);
+        let first = first.last().map_or(outer, |(start, _)| *start);
+        let spans = self.all.range((first, 0)..(end, 0));
+        let shares = |span: &Entry<T>| len > 0 && span.len > 0 && span.end() > addr;
+        spans.filter(|(_, span)| shares(span)).map(|(name, _)| *name).collect()
+    }
+
     /// Lists a span among those that lie in no other, if it is one.
     fn surface(&mut self, number: u64, addr: u64, end: u64) {
         let before = self.outer.range(..=addr).next_back();
@@ -127,6 +139,16 @@ mod tests {
                     addresses.insert(number, Entry { addr, len, value: number });
                 }
                 assert_eq!(addresses.len(), spans.len());
+                let (at, len) = (rng.u64(..50), rng.u64(..12));
+                let mut overlapping = addresses.overlapping(at, len);
+                overlapping.sort_unstable();
+                let shares = |(_, addr, size): &&(u64, u64, u64)| {
+                    len > 0 && *size > 0 && *addr < at + len && at < addr + size
+                };
+                let shared = spans.iter().filter(shares);
+                let mut wanted: Vec<_> = shared.map(|(number, addr, _)| (*addr, *number)).collect();
+                wanted.sort_unstable();
+                assert_eq!(overlapping, wanted, "seed {seed}: {len} at {at}");
                 for addr in 0..55 {
                     let found = addresses.at(addr);
                     assert_eq!(found.map(Entry::end), reach(&spans, addr), "seed {seed}");

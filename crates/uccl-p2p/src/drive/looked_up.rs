@@ -24,6 +24,14 @@ impl LookedUp {
         doubted.iter().for_each(|region| _ = known.remove(region.addr, region.value.key));
     }
 
+    /// Drops all regions that share bytes with a range.
+    pub(crate) fn forget_range(&self, addr: u64, len: u64) {
+        let mut known = self.0.write();
+        for (addr, number) in known.overlapping(addr, len) {
+            known.remove(addr, number);
+        }
+    }
+
     pub(super) fn add(&self, regions: impl ExactSizeIterator<Item = Source>) {
         let mut known = self.0.write();
         if known.len() + regions.len() > MAX_KEPT {

@@ -99,8 +99,17 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::SmallVec;
+
     use super::*;
-    use crate::drive::addresses::Entry;
+    use crate::{
+        Status, Uninterrupted,
+        drive::{
+            addresses::Entry,
+            core::connection::transfer::{After, Kind, Plan},
+            joined::Joined,
+        },
+    };
 
     fn published(regions: &[(u64, u64)]) -> Addresses<RegionKey> {
         let mut published = Addresses::default();
@@ -138,5 +147,41 @@ mod tests {
         assert_eq!(slots(&published, &[all]).len(), MAX_FOUND);
         let half = (0, MAX_FOUND as u64 / 2);
         assert_eq!(slots(&published, &[half, half, half, half, all]).len(), MAX_FOUND / 2);
+    }
+
+    /// A peer that asks all the same, as a hostile one may.
+    #[test]
+    fn an_endpoint_that_does_not_publish_denies_its_regions() {
+        let p = Joined::by_tcp();
+        let memory = Box::new([0_u8; 64]);
+        let addr = memory.as_ptr() as usize;
+        // SAFETY: only looked up, until the endpoint is closed.
+        let mr = unsafe { p.b.register(addr, memory.len()) }.expect("registered");
+        p.b.core().mrs.publish(mr).expect("it is registered");
+        let conn = p.a.core().conn(p.to_b).expect("a connection");
+        let plan = Plan {
+            kind: Kind::LookUp,
+            context: 0,
+            conn: Arc::clone(&conn),
+            bytes: 0,
+            timeout: None,
+            leases: SmallVec::new(),
+            after: After::Publish,
+            targets: SmallVec::new(),
+        };
+        let transfer = conn.admit(plan).expect("there is room");
+        transfer.expect_ops(1);
+        let range = Range { addr: addr as u64, len: 64 };
+        conn.tell(|session, out| {
+            session.look_ups.send([range].into_iter(), Arc::clone(&transfer), out)
+        })
+        .expect("there is room");
+        transfer.op_ended();
+        let ended = p.a.wait(transfer.id, None, &mut Uninterrupted).expect("it is known");
+        assert!(matches!(ended, Status::Failed(Error::RemoteAccess { .. })), "{ended:?}");
+        assert!(conn.looked_up.with(|known| known.at(range.addr).is_none()), "it has the key");
+        drop((transfer, conn));
+        p.a.check_connection(p.to_b).expect("it lives");
+        p.close();
     }
 }

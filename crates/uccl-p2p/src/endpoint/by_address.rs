@@ -107,6 +107,8 @@ impl Endpoint {
         if addr.checked_add(len).is_none() {
             return Err(past_the_end(addr, len));
         }
+        // A region that has ended may cover a new one in the list.
+        open.looked_up.forget_range(addr, len);
         let mut adverts = Vec::new();
         while left > 0 {
             let range = Range { addr: at, len: left };
@@ -399,6 +401,7 @@ impl AddressTransfer {
                     if let Ok(open) = self.endpoint.usable_conn(self.conn) {
                         open.looked_up.forget(&regions);
                     }
+                    progress.looks += 1;
                     progress.refused = Some((regions, e));
                     Step::Begin
                 }
@@ -424,9 +427,10 @@ impl AddressTransfer {
             }
             Ok(resolved) => {
                 if let Some((regions, e)) = &progress.refused
-                    && *regions == resolved.regions
+                    && (*regions == resolved.regions || progress.looks >= MAX_LOOKS)
                 {
-                    // The regions are as they were: the peer has another reason.
+                    // The regions are as they were, so the peer has another reason; or they change
+                    // all the time.
                     return Err(e.clone());
                 }
                 progress.refused = None;

@@ -9,6 +9,28 @@ use crate::{
 };
 
 impl Endpoint {
+    /// The connection to the endpoint that listens at one of these addresses, such as those that
+    /// [`parse_address`](super::parse_address) found for a name: [`reach`](Self::reach) of each in
+    /// turn.
+    ///
+    /// # Errors
+    /// There is no address, or the error of the last one.
+    pub fn reach_any(
+        &self,
+        addrs: &[SocketAddr],
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        let mut failed = Err(Error::Invalid("there is no address to reach".into()));
+        for addr in addrs {
+            match self.reach(*addr, timeout, interrupt) {
+                Err(e) if !matches!(e, Error::Interrupted | Error::Closed) => failed = Err(e),
+                ended => return ended,
+            }
+        }
+        failed
+    }
+
     /// The connection to the endpoint that listens at `addr`: the one that this function made
     /// before, if its peer is still there, else a new one. So a peer that was started anew at the
     /// same address is reached by the next call. Any number of threads may ask for the same address

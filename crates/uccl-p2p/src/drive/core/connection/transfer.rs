@@ -62,7 +62,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether a caller of this process started it. The peer caused the other kinds, or it is a
+    /// Whether a caller of this process started it. The peer caused the other kinds; a look-up is a
     /// part of a caller's transfer.
     pub(crate) fn is_callers(self) -> bool {
         !matches!(self, Self::PeerCopy | Self::Fetch | Self::LookUp)
