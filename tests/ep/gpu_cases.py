@@ -148,6 +148,49 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
         assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
 
 
+def scaleup_counts(rank: Rank) -> None:
+    """Each rank sends a token to each rank, and one more to rank 0. In hybrid mode, ranks of the
+    same number on all nodes count together."""
+    from uccl.ep import ElasticBuffer
+
+    ranks = rank.size()
+    for is_hybrid in (True, False):
+        buffer = ElasticBuffer(
+            None,
+            1 << 20,
+            num_max_tokens_per_rank=8,
+            comm=rank,
+            device="cuda",
+            allow_hybrid_mode=is_hybrid,
+        )
+        x = torch.ones((ranks + 1, HIDDEN), dtype=torch.bfloat16, device=buffer.device)
+        choices = torch.arange(ranks + 1, device=buffer.device).remainder(ranks).unsqueeze(1)
+        for do_cpu_sync in (True, False):
+            handle = buffer.dispatch(x, choices, num_experts=ranks, do_cpu_sync=do_cpu_sync)[3]
+            torch.cuda.current_stream().synchronize()
+            ends = handle.psum_num_recv_tokens_per_scaleup_rank
+            each = ranks // buffer.num_scaleup_ranks * (2 if rank.rank() == 0 else 1)
+            wanted = [each * (other + 1) for other in range(buffer.num_scaleup_ranks)]
+            assert ends.dtype == torch.int32 and ends.tolist() == wanted
+        buffer.check()
+    rank.allgather(b"")
+
+
+def counts_by_scaleup_rank(run: Callable[..., list[Any]]) -> None:
+    """The counts of ranks on one node and on two."""
+    from uccl.ep._cuda import group
+
+    node = threading.local()
+
+    def spread(rank: Rank, nodes: int) -> None:
+        node.number = rank.rank() * nodes // rank.size()
+        scaleup_counts(rank)
+
+    with mock.patch.object(group, "node_of_environment", lambda: node.number):
+        run(4, spread, 2)
+        run(2, spread, 1)
+
+
 def too_many(rank: Rank, worst: int, via_host: bool) -> None:
     """Rank 0 has more tokens than there is room for: its error names the setting, and the other
     ranks fail at once."""
