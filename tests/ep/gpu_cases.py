@@ -257,7 +257,8 @@ def room_of_the_hint(rank: Rank) -> None:
         zero_copy=True,
     )
     torch.cuda.current_stream().synchronize()
-    assert handle.state.native.max_tokens >= 4096
+    state: Any = handle.state
+    assert state.native.max_tokens >= 4096
     rank.allgather(b"")
 
 
@@ -427,8 +428,14 @@ def zero_copy_rows(rank: Rank) -> None:
         return x, idx, weights_of, handle
 
     def of_elastic(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
-        sizes = {"num_experts": EXPERTS, "do_cpu_sync": False}
-        return elastic.dispatch(sent, choices, weights, zero_copy=zero_copy, **sizes)[:4]
+        return elastic.dispatch(
+            sent,
+            choices,
+            weights,
+            num_experts=EXPERTS,
+            do_cpu_sync=False,
+            zero_copy=zero_copy,
+        )[:4]
 
     def arrived(rows: Any, used: torch.Tensor) -> list[torch.Tensor]:
         torch.cuda.current_stream().synchronize()
@@ -586,8 +593,8 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # The size of a launch is not visible, so mocks check that the setting is passed on.
     if rank.size() == 1:
-        exact.buffer._backend.plans.plans.clear()
-        elastic._backend.plans.plans.clear()
+        plans_of(exact.buffer).clear()
+        plans_of(elastic).clear()
         begun = mock.Mock(side_effect=ValueError)
         with mock.patch.object(_core.EpCudaDispatchPlan, "dispatch", begun):
             for call in (
@@ -831,7 +838,8 @@ class Varying:
         assert torch.equal(out_weights.cpu(), mine.weights)
         if plain is not None:
             assert torch.equal(plain.cpu().float(), -copies)
-        return handle.state.row_layout
+        state: Any = handle.state
+        return state.row_layout
 
     def check_rows(
         self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor
@@ -885,13 +893,18 @@ def estimates(rank: Rank) -> None:
         # The same call again; its guess is the received number less ``wrong_by``.
         varying.calls = 100
         received = varying.call([600] * size, 3)
-        for plan in varying.buffer._backend.plans.plans.values():
+        for plan in plans_of(varying.buffer).values():
             set_estimate(plan, received, -wrong_by)
         varying.calls = 100
         varying.call([600] * size, 3, is_again=True)
         # A different call follows at once.
         varying.call([40] * size, 3)
     varying.end()
+
+
+def plans_of(buffer: Any) -> dict[Any, Any]:
+    """The plans of a buffer's dispatches in normal mode."""
+    return buffer._backend.plans.plans
 
 
 def set_estimate(plan: Any, received: Any, spare: int) -> None:
@@ -946,7 +959,7 @@ def estimates_by_expert(rank: Rank) -> None:
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    exact, plans = Exact(rank, elastic), elastic._backend.plans.plans
+    exact, plans = Exact(rank, elastic), plans_of(elastic)
     x, choices, weights = exact.given
     sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
 
