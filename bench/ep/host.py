@@ -14,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -71,10 +72,8 @@ def run(rank: int, args: argparse.Namespace, folder: str) -> None:
     for _ in range(args.rounds + 3):
         for fp8 in (True, False):
             name = f"low latency dispatch, {'fp8' if fp8 else 'bf16'}"
-            got, _, handle, _, _ = measure(
-                name,
-                lambda fp8=fp8: buffer.low_latency_dispatch(x, ids, tokens, experts, use_fp8=fp8),
-            )
+            dispatch = partial(buffer.low_latency_dispatch, use_fp8=fp8)
+            got, _, handle, _, _ = measure(name, partial(dispatch, x, ids, tokens, experts))
         measure(
             "low latency combine", lambda: buffer.low_latency_combine(got, ids, weights, handle)
         )

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
-from uccl import ep
+import uccl.ep
 
 from bench.ep.engine import Engine, Layout, Received, Tokens
 from bench.ep.inputs import GROUP, Routing, Shape
 from bench.ep.meeting import Meeting
 from bench.ep.timing import times
 
+#: The binding of that wheel, which has another interface than this repository's.
+ep: Any = uccl.ep
 #: Rows of a channel's queue, as in UCCL-EP's own tests.
 QUEUE = 256
 #: UCCL-EP's default chunks in rows, by ranks: of a dispatch and of a combine.

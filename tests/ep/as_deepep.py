@@ -374,14 +374,14 @@ class Second(Suite):
         room = ElasticBuffer.get_buffer_size_hint(
             rank, TOKENS, HIDDEN, TOP_K, allow_hybrid_mode=False
         )
+        # Integers, as scripts pass them.
+        flags: dict[str, Any] = {"allow_hybrid_mode": 1, "allow_multiple_reduction": int(multiple)}
         self.buffer = ElasticBuffer(
             None,
             room,
             num_max_tokens_per_rank=TOKENS,
             hidden=HIDDEN,
-            # Integers, as scripts pass them.
-            allow_hybrid_mode=1,
-            allow_multiple_reduction=int(multiple),
+            **flags,
             explicitly_destroy=True,
             comm=rank,
             device=device,

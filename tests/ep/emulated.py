@@ -100,7 +100,8 @@ def compiled(folder: Path) -> tuple[Path, Path]:
     source = CRATES / "uccl-device/tests/fake_driver/driver.c"
     flags = ["-shared", "-fPIC", "-O1"]
     subprocess.run(
-        ["cc", *flags, "-pthread", "-Wl,-soname,libcuda.so.1", "-o", driver, source], check=True
+        ["cc", *flags, "-pthread", "-Wl,-soname,libcuda.so.1", "-o", str(driver), str(source)],
+        check=True,
     )
     here = CRATES / "uccl-ep/tests/emulator"
     subprocess.run(
@@ -113,9 +114,9 @@ def compiled(folder: Path) -> tuple[Path, Path]:
             "-ffp-contract=off",
             "-U_FORTIFY_SOURCE",
             "-I",
-            here,
+            str(here),
         ]
-        + [here / "emulator.cpp", "-o", emulator],
+        + [str(here / "emulator.cpp"), "-o", str(emulator)],
         check=True,
     )
     return driver, emulator

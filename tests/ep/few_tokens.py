@@ -83,7 +83,7 @@ class FewTokens(OnDevice):
         assert (event.event is None) == (hook is not None)
         wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
         values, scales = rows if self.form.has_scales else (rows, None)
-        strides = scales.stride() if scales is not None else ()
+        strides: tuple[int, ...] = () if scales is None else scales.stride()
         is_narrow, hidden = self.form.global_scale is not None, self.sizes.hidden
         if is_narrow:
             values, hidden = values.permute(2, 0, 1), hidden // 2

@@ -148,6 +148,49 @@ def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
         assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
 
 
+def scaleup_counts(rank: Rank) -> None:
+    """Each rank sends a token to each rank, and one more to rank 0. In hybrid mode, ranks of the
+    same number on all nodes count together."""
+    from uccl.ep import ElasticBuffer
+
+    ranks = rank.size()
+    for is_hybrid in (True, False):
+        buffer = ElasticBuffer(
+            None,
+            1 << 20,
+            num_max_tokens_per_rank=8,
+            comm=rank,
+            device="cuda",
+            allow_hybrid_mode=is_hybrid,
+        )
+        x = torch.ones((ranks + 1, HIDDEN), dtype=torch.bfloat16, device=buffer.device)
+        choices = torch.arange(ranks + 1, device=buffer.device).remainder(ranks).unsqueeze(1)
+        for do_cpu_sync in (True, False):
+            handle = buffer.dispatch(x, choices, num_experts=ranks, do_cpu_sync=do_cpu_sync)[3]
+            torch.cuda.current_stream().synchronize()
+            ends = handle.psum_num_recv_tokens_per_scaleup_rank
+            each = ranks // buffer.num_scaleup_ranks * (2 if rank.rank() == 0 else 1)
+            wanted = [each * (other + 1) for other in range(buffer.num_scaleup_ranks)]
+            assert ends.dtype == torch.int32 and ends.tolist() == wanted
+        buffer.check()
+    rank.allgather(b"")
+
+
+def counts_by_scaleup_rank(run: Callable[..., list[Any]]) -> None:
+    """The counts of ranks on one node and on two."""
+    from uccl.ep._cuda import group
+
+    node = threading.local()
+
+    def spread(rank: Rank, nodes: int) -> None:
+        node.number = rank.rank() * nodes // rank.size()
+        scaleup_counts(rank)
+
+    with mock.patch.object(group, "node_of_environment", lambda: node.number):
+        run(4, spread, 2)
+        run(2, spread, 1)
+
+
 def too_many(rank: Rank, worst: int, via_host: bool) -> None:
     """Rank 0 has more tokens than there is room for: its error names the setting, and the other
     ranks fail at once."""
@@ -214,7 +257,8 @@ def room_of_the_hint(rank: Rank) -> None:
         zero_copy=True,
     )
     torch.cuda.current_stream().synchronize()
-    assert handle.state.native.max_tokens >= 4096
+    state: Any = handle.state
+    assert state.native.max_tokens >= 4096
     rank.allgather(b"")
 
 
@@ -384,8 +428,14 @@ def zero_copy_rows(rank: Rank) -> None:
         return x, idx, weights_of, handle
 
     def of_elastic(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
-        sizes = {"num_experts": EXPERTS, "do_cpu_sync": False}
-        return elastic.dispatch(sent, choices, weights, zero_copy=zero_copy, **sizes)[:4]
+        return elastic.dispatch(
+            sent,
+            choices,
+            weights,
+            num_experts=EXPERTS,
+            do_cpu_sync=False,
+            zero_copy=zero_copy,
+        )[:4]
 
     def arrived(rows: Any, used: torch.Tensor) -> list[torch.Tensor]:
         torch.cuda.current_stream().synchronize()
@@ -543,8 +593,8 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # The size of a launch is not visible, so mocks check that the setting is passed on.
     if rank.size() == 1:
-        exact.buffer._backend.plans.plans.clear()
-        elastic._backend.plans.plans.clear()
+        plans_of(exact.buffer).clear()
+        plans_of(elastic).clear()
         begun = mock.Mock(side_effect=ValueError)
         with mock.patch.object(_core.EpCudaDispatchPlan, "dispatch", begun):
             for call in (
@@ -788,7 +838,8 @@ class Varying:
         assert torch.equal(out_weights.cpu(), mine.weights)
         if plain is not None:
             assert torch.equal(plain.cpu().float(), -copies)
-        return handle.state.row_layout
+        state: Any = handle.state
+        return state.row_layout
 
     def check_rows(
         self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor
@@ -842,13 +893,18 @@ def estimates(rank: Rank) -> None:
         # The same call again; its guess is the received number less ``wrong_by``.
         varying.calls = 100
         received = varying.call([600] * size, 3)
-        for plan in varying.buffer._backend.plans.plans.values():
+        for plan in plans_of(varying.buffer).values():
             set_estimate(plan, received, -wrong_by)
         varying.calls = 100
         varying.call([600] * size, 3, is_again=True)
         # A different call follows at once.
         varying.call([40] * size, 3)
     varying.end()
+
+
+def plans_of(buffer: Any) -> dict[Any, Any]:
+    """The plans of a buffer's dispatches in normal mode."""
+    return buffer._backend.plans.plans
 
 
 def set_estimate(plan: Any, received: Any, spare: int) -> None:
@@ -903,7 +959,7 @@ def estimates_by_expert(rank: Rank) -> None:
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    exact, plans = Exact(rank, elastic), elastic._backend.plans.plans
+    exact, plans = Exact(rank, elastic), plans_of(elastic)
     x, choices, weights = exact.given
     sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
 

@@ -127,7 +127,8 @@ def steps(rank: Any) -> list[dict[str, int]]:
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
     buffer = Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=30)
-    calls, counted, plans = Steps(buffer, rank.rank()), [], buffer._backend.plans.plans
+    backend: Any = buffer._backend
+    calls, counted, plans = Steps(buffer, rank.rank()), [], backend.plans.plans
     rank.allgather(b"")
     for count in (FIRST, STEPS):
         for _ in range(count):

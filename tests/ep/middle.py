@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 #: Streams of a connection. The first carries its messages, and the connection ends with it.
 STREAMS = 3
@@ -151,9 +152,12 @@ def in_the_middle(seed: int) -> Iterator[None]:
     from uccl.ep._ranks import Ranks
 
     middle, exchange = Middle(seed), Ranks.exchange
-    Ranks.exchange = lambda self, mine: through(middle, self.rank, exchange(self, mine))
+
+    def relayed(ranks: Ranks, mine: bytes) -> Any:
+        return through(middle, ranks.rank, exchange(ranks, mine))
+
     try:
-        yield
+        with mock.patch.object(Ranks, "exchange", relayed):
+            yield
     finally:
-        Ranks.exchange = exchange
         middle.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,17 +14,18 @@ torch = pytest.importorskip("torch")
 from test_devices import Alone
 from test_devices import Backend as Group
 from test_devices import gpus as gpus  # noqa: F401  (a fixture)
+from uccl.ep import EventHandle
 
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 
-class Event:
+class Event(EventHandle):
     """A stand-in for an event: it counts the waits."""
 
     def __init__(self) -> None:
         self.waited = 0
 
-    def current_stream_wait(self) -> None:
+    def current_stream_wait(self, stream: Any = None) -> None:
         """Counts a wait."""
         self.waited += 1
 
@@ -35,7 +37,7 @@ def test_an_event_is_called_for_a_with_statement():
         event = Event()
         overlap = EventOverlap(event)
         hooks: list[int] = []
-        overlap.register_hook_after_wait(lambda seen=hooks: seen.append(1))
+        overlap.register_hook_after_wait(partial(hooks.append, 1))
         with overlap(release_handle=release) as same:
             assert same is overlap and event.waited == 0
         assert event.waited == 1 and hooks == [1]

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -499,7 +500,8 @@ def full(group, hinted_for_nodes: bool) -> tuple[int, int]:
     assert rows.view(ranks, tokens, hidden)[:, 0, 0].tolist() == list(range(ranks))
     combined, _, _ = buffer.combine(rows, handle)
     assert (combined == ranks * x).all()
-    return handle.state.native.relays, size
+    state: Any = handle.state
+    return state.native.relays, size
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (4, 2), (4, 4)])

@@ -309,7 +309,7 @@ def sglang(group) -> None:
         event.current_stream_wait()
         assert torch.equal(out.float(), x.float() * copies(ids, ranks, num_experts))
         buffer.clean_low_latency_buffer(MOST, HIDDEN, num_experts)
-        got, count, handle, event, hook = buffer.low_latency_dispatch(
+        got, count, low_latency, event, hook = buffer.low_latency_dispatch(
             x, ids, MOST, num_experts, use_fp8=False, async_finish=True, return_recv_hook=False
         )
         event.current_stream_wait()
@@ -319,7 +319,7 @@ def sglang(group) -> None:
             x=got,
             topk_idx=ids,
             topk_weights=weights,
-            handle=handle,
+            handle=low_latency,
             async_finish=False,
             return_recv_hook=True,
             **overlap,

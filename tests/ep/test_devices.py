@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from thread_ranks import Ranks
 
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]

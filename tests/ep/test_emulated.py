@@ -114,6 +114,10 @@ def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
     run(gpu_cases.tells_its_nodes, in_threads)
 
 
+def test_ranks_of_the_same_number_on_all_nodes_count_together(run: Any) -> None:
+    run(gpu_cases.counts_by_scaleup_rank, in_threads)
+
+
 def test_a_graph_takes_no_layout_made_before_it(run: Any) -> None:
     run(in_threads, 1, gpu_cases.not_in_graph)
 

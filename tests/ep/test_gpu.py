@@ -7,11 +7,12 @@ from typing import Any, Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import gpu_beside
 import gpu_lost
 import gpu_steps
+import torch
 from cases import Sizes
 from few_tokens import FewTokens
 from oracle.routing import Shape

@@ -6,9 +6,10 @@ from typing import Any, Callable
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import gpu_cases
+import torch
 from elastic_calls import elastic_calls
 from gpu_cases import TOKENS, Exact, buffer_of
 from many_tokens import many_tokens

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_two_hosts import LACKING, Hosts
@@ -41,7 +42,11 @@ class Pair:
                 str(rank),
                 "2",
             ]
-            ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ends: dict[str, Any] = {
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+            }
             self.ranks.append(subprocess.Popen(command, env=environment, **ends))
 
     def line(self, rank: int) -> str:

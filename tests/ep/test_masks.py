@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -254,7 +256,7 @@ class Store(dict):
     def check(self, keys):
         return all(key in self for key in keys)
 
-    def get(self, key):
+    def get(self, key, default=None):
         while key not in self:
             time.sleep(0.01)
         return as_bytes(self[key])
@@ -302,12 +304,9 @@ def test_a_rank_that_gives_up_between_two_looks_is_waited_for_no_longer_than_the
 def test_ranks_have_met_also_if_nothing_can_be_removed_from_the_store():
     from uccl.ep._base import BaseBuffer
 
-    class Ranks:
-        rank, size = 0, 1
-        store = Store()
-
-    buffer = BaseBuffer.__new__(BaseBuffer)
-    buffer._ranks, buffer._timeout, buffer._last_meeting = Ranks, 5.0, None
+    buffer: Any = BaseBuffer.__new__(BaseBuffer)
+    ranks = SimpleNamespace(rank=0, size=1, store=Store())
+    buffer._ranks, buffer._timeout, buffer._last_meeting = ranks, 5.0, None
     assert buffer._meet({0}, None, lambda exchange: exchange(b"one")) == [b"one"]
 
     def gone(key):

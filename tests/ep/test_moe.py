@@ -76,7 +76,7 @@ def test_gradients_pass_where_a_rank_has_no_token_or_gets_none(
 
 @pytest.mark.timeout(120)
 def test_the_program_trains_in_processes_that_it_starts() -> None:
-    command = [sys.executable, EXAMPLE / "train.py", "--ranks", "2", "--steps", "2"]
+    command = [sys.executable, str(EXAMPLE / "train.py"), "--ranks", "2", "--steps", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "step   2: loss" in done.stdout and "goes on" in done.stdout, done.stdout

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from oracle import elastic, formats
 from oracle.routing import Shape
 
@@ -87,7 +88,7 @@ def packs(group: Any, form: Any, do_expand: bool, is_col_major: bool) -> None:
     alignment = 8 if do_expand else 1
     received = elastic.dispatch(list(choices), Shape(RANKS, EXPERTS), rank, MOST, alignment)
     tokens = received.expanded if do_expand else received.tokens
-    options = {"use_tma_aligned_col_major_sf": is_col_major}
+    options: dict[str, Any] = {"use_tma_aligned_col_major_sf": is_col_major}
     first = {
         "topk_idx": choices[rank],
         "num_experts": EXPERTS,
@@ -96,7 +97,7 @@ def packs(group: Any, form: Any, do_expand: bool, is_col_major: bool) -> None:
     }
     handle = None
     for _ in range(2):
-        how = {"handle": handle} if handle is not None else first
+        how: dict[str, Any] = {"handle": handle} if handle is not None else first
         (rows, sf), _, _, handle, _ = buffer.dispatch(sent[rank], **how, **options)
         assert (rows.dtype, sf.dtype) == (form.row_dtype, torch.int32)
         assert sf.shape == (len(rows), form.sf_words) and len(rows) == len(tokens)

@@ -147,8 +147,7 @@ class NormalHandleState(Protocol):
         """The tensors of DeepEP's handle. ``token_in_rank`` is the caller's, if there is one."""
 
     def rank_ends(self, scaleup_ranks: int) -> torch.Tensor:
-        """I32: tokens from the ranks up to each. On the CPU ``[scaleup_ranks]``, over all nodes; on
-        GPUs ``[R]``."""
+        """``[scaleup_ranks]`` i32: tokens from the scale-up ranks up to each, over all nodes."""
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: tokens of each local expert."""

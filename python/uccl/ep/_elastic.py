@@ -501,7 +501,7 @@ class ElasticBuffer(BaseBuffer):
         received: torch.Tensor | None,
     ) -> EPHandle:
         """DeepEP's handle of a dispatch. ``received`` are the received choices of rows by token."""
-        alignment = options.alignment
+        alignment, scaleup_ranks = options.alignment, self.num_scaleup_ranks
         aligned = align_all(counts, alignment)
         expanded = sum(aligned) if options.do_cpu_sync else options.max_expanded_tokens
         return EPHandle(
@@ -514,8 +514,8 @@ class ElasticBuffer(BaseBuffer):
             num_recv_tokens=state.num_recv_tokens,
             num_expanded_tokens=expanded,
             num_recv_tokens_per_expert_list=aligned,
-            psum_num_recv_tokens_per_scaleup_rank=state.rank_ends(self.num_scaleup_ranks),
             num_unaligned_recv_tokens_per_expert=state.per_expert(),
+            make_rank_ends=lambda: state.rank_ends(scaleup_ranks),
             make_expert_ends=state.expert_ends
             if options.do_expand
             else lambda: aligned_sums(state.per_expert(), alignment),

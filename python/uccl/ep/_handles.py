@@ -46,10 +46,10 @@ class EPHandle:
     num_expanded_tokens: int
     #: Aligned counts; empty if the host did not wait for them.
     num_recv_tokens_per_expert_list: list[int]
-    #: ``[R]`` i32: tokens from the ranks up to each.
-    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
     #: ``[E/R]`` i32: tokens of each expert.
     num_unaligned_recv_tokens_per_expert: torch.Tensor
+    #: Computes ``psum_num_recv_tokens_per_scaleup_rank``.
+    make_rank_ends: Callable[[], torch.Tensor] = field(repr=False)
     #: Computes ``psum_num_recv_tokens_per_expert``.
     make_expert_ends: Callable[[], torch.Tensor] = field(repr=False)
     #: Computes ``recv_src_metadata``.
@@ -60,6 +60,15 @@ class EPHandle:
     #: Tables of DeepEP's relays; None here.
     token_metadata_at_forward: None = None
     channel_linked_list: None = None
+
+    @property
+    def psum_num_recv_tokens_per_scaleup_rank(self) -> torch.Tensor:
+        """``[num_scaleup_ranks]`` i32: tokens from the scale-up ranks up to each, over all nodes.
+        The last is the number of received tokens.
+
+        Each read makes it, as for ``psum_num_recv_tokens_per_expert``.
+        """
+        return self.make_rank_ends()
 
     @property
     def psum_num_recv_tokens_per_expert(self) -> torch.Tensor:

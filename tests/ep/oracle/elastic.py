@@ -62,8 +62,8 @@ def dispatch(
     counts = [len(of_expert) for of_expert in by_expert]
     aligned = [align(count, alignment) for count in counts]
     expanded: list[Token | None] = []
-    for of_expert, rows in zip(by_expert, aligned):
-        expanded += of_expert + [None] * (rows - len(of_expert))
+    for of_expert, count in zip(by_expert, aligned):
+        expanded += of_expert + [None] * (count - len(of_expert))
     metadata = []
     for (source, token), row in zip(tokens, local):
         rows = [

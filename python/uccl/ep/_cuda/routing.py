@@ -140,8 +140,15 @@ class CudaHandle:
         return prefixes, channels, channels, self.source_tokens(), token_in_rank, channels
 
     def rank_ends(self, scaleup_ranks: int) -> torch.Tensor:
-        """``[R]`` i32: tokens from the ranks up to each."""
-        return self.workspace.tensor(self._offsets().starts + 1, (self.group.ranks,))
+        """``[scaleup_ranks]`` i32: tokens from the scale-up ranks up to each, over all nodes."""
+        starts, ranks = self._offsets().starts, self.group.ranks
+        if scaleup_ranks == ranks:
+            return self.workspace.tensor(starts + 1, (ranks,))
+        stream = self.group.stream()
+        self.group.keep_for(stream, self.stream, self.memory_in_use())
+        counts = self.workspace.tensor(starts, (ranks + 1,)).diff()
+        by_node = counts.view(-1, scaleup_ranks)
+        return by_node.sum(0, dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: tokens of each local expert."""

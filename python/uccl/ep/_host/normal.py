@@ -59,7 +59,7 @@ class HostHandle:
         return prefixes, channels, channels, source_tokens, token_in_rank, heads
 
     def rank_ends(self, scaleup_ranks: int) -> torch.Tensor:
-        """``[scaleup_ranks]`` i32: tokens from the ranks up to each, over all nodes."""
+        """``[scaleup_ranks]`` i32: tokens from the scale-up ranks up to each, over all nodes."""
         counts = torch.tensor(self.rank_counts, dtype=torch.int32).view(-1, scaleup_ranks)
         return counts.sum(0).cumsum(0).to(torch.int32)
 
