@@ -52,7 +52,7 @@ def gpus(monkeypatch):
         """A stand-in for a group on a GPU."""
 
         def __init__(
-            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, via_host: bool
+            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, *_: Any
         ) -> None:
             made.append(device)
             self.native = SimpleNamespace(nodes=(1, ranks.size), can_fuse=True)

@@ -206,9 +206,12 @@ class Buffer(BaseBuffer):
         Args:
             topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none.
             num_experts: Experts of all ranks, E.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
 
         Returns:
             Tokens by rank, ``[R]`` i32; None, for tokens by node; tokens by expert, ``[E]`` i32;
@@ -221,9 +224,17 @@ class Buffer(BaseBuffer):
                 expert that does not exist.
         """
         backend = self._begin(topk_idx)
-        self._wait_for(previous_event)
-        per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
-        event = self._done(async_finish, topk_idx)
+        call = self._call(
+            "get_dispatch_layout",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
+            topk_idx,
+        )
+        with call:
+            per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
+        event = call.done(per_rank, per_expert, token_in_rank)
         return per_rank, None, per_expert, token_in_rank, event
 
     def dispatch(
@@ -277,9 +288,12 @@ class Buffer(BaseBuffer):
             num_worst_tokens: Rows of the output, for as many tokens as may arrive; the list of
                 counts is then empty. 0: as many as arrive.
             config: On GPUs, its ``num_sms`` is the most blocks of a launch.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
             zero_copy: Whether ``recv_x`` may be a view of the buffer. Needs ``num_worst_tokens``,
                 or the handle of such a call.
 
@@ -299,20 +313,36 @@ class Buffer(BaseBuffer):
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
         backend = self._begin(rows)
-        self._wait_for(previous_event)
         if zero_copy and handle is None and not num_worst_tokens:
             raise ValueError(
                 "zero_copy needs num_worst_tokens: the host does not count rows that are a view"
             )
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
-        routing = self._routing(backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
         dtype = None if topk_idx is None else topk_idx.dtype
         max_blocks = self._max_blocks(config)
         options = dispatch_options(num_worst_tokens, dtype, bool(zero_copy), max_blocks)
-        received, state, counts = backend.dispatch((rows, scales), topk_weights, routing, options)
+        call = self._call(
+            "dispatch",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
+            x,
+            topk_idx,
+            topk_weights,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            state=None if handle is None else handle.state,
+        )
+        with call:
+            routing = self._routing(
+                backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert
+            )
+            sent = rows, scales
+            received, state, counts = backend.dispatch(sent, topk_weights, routing, options)
         recv_x = received.returned()
-        event = self._done(async_finish, rows, recv_x)
+        event = call.done(recv_x, received.choices, received.weights)
         if handle is not None:
             return recv_x, None, None, None, None, event
         made = NormalHandle(state.normal_tables(is_token_in_rank))
@@ -367,9 +397,12 @@ class Buffer(BaseBuffer):
             topk_weights: ``[m, K]`` f32, to be summed too; or None.
             bias: ``[n, H]`` bf16, or two of them; or None.
             config: On GPUs, its ``num_sms`` is the most blocks of a launch.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
 
         Returns:
             The sums, ``[n, H]`` bf16; the sums of weights, ``[n, K]`` f32, or None; and an event.
@@ -381,15 +414,21 @@ class Buffer(BaseBuffer):
             ValueError: For tensors with wrong shapes, dtypes or devices.
         """
         backend = self._there()
-        self._wait_for(previous_event)
-        out, out_weights = backend.combine(
+        options = combine_options("rank", "row", True, self._max_blocks(config))
+        call = self._call(
+            "combine",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
             x,
-            handle.state,
             topk_weights,
             bias,
-            combine_options("rank", "row", True, self._max_blocks(config)),
+            state=handle.state,
         )
-        return out, out_weights, self._done(async_finish, x, out)
+        with call:
+            out, out_weights = backend.combine(x, handle.state, topk_weights, bias, options)
+        return out, out_weights, call.done(out, out_weights)
 
     def internode_dispatch(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`dispatch`."""
@@ -437,7 +476,8 @@ class Buffer(BaseBuffer):
             use_fp8: Whether rows are E4M3, with an f32 scale for 128 values.
             round_scale: Whether scales are powers of two.
             use_ue8m0: Whether scales are exponents, four in an i32. Needs ``round_scale``.
-            async_finish: Whether an event behind the call is returned.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
             return_recv_hook: Whether the call only sends. The hook receives, and fills the tensors.
             use_nvfp4: Whether rows are E2M1, with an E4M3 scale for 16 values, ``amax / 6 *
                 x_global_scale``. ``use_fp8`` is then not read.
@@ -478,19 +518,33 @@ class Buffer(BaseBuffer):
             dispatch_wait_recv_cost_stats,
             bool(return_recv_hook),
         )
-        call = backend.low_latency_dispatch(x, topk_idx, options)
-        handle = LowLatencyHandle((*call.tables, max_tokens, hidden, num_experts))
-        handle.owner = self
+        call = self._call(
+            "low_latency_dispatch",
+            backend,
+            async_finish,
+            None,
+            False,
+            x,
+            topk_idx,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            x_global_scale,
+        )
+        with call:
+            dispatch = backend.low_latency_dispatch(x, topk_idx, options)
+            handle = LowLatencyHandle((*dispatch.tables, max_tokens, hidden, num_experts))
+            handle.owner = self
 
-        def receive() -> None:
-            handle.state = call.receive()
+            def receive() -> None:
+                handle.state = dispatch.receive()
 
-        if return_recv_hook:
-            call.begin()
-        else:
-            receive()
-        event = self._done(async_finish, x, call.returned)
-        return call.returned, call.count, handle, event, receive if return_recv_hook else None
+            if return_recv_hook:
+                dispatch.begin()
+            else:
+                receive()
+        returned, count = dispatch.returned, dispatch.count
+        event = call.done(returned, count, dispatch.tables, keeps=True)
+        return returned, count, handle, event, receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -530,7 +584,8 @@ class Buffer(BaseBuffer):
                 below 1.
             zero_copy: Whether the rows in the tensor of :meth:`get_next_low_latency_combine_buffer`
                 are sent, without a copy.
-            async_finish: Whether an event behind the call is returned.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
             return_recv_hook: Whether the call only sends. The hook receives, and fills the sums.
             out: ``[n, H]`` bf16 for the sums; or None.
             combine_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
@@ -573,17 +628,24 @@ class Buffer(BaseBuffer):
             bool(use_logfmt), bool(zero_copy), bool(return_recv_hook)
         )
         choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
-        call = backend.low_latency_combine(x, choices, handle.state, results, options)
+        call = self._call(
+            "low_latency_combine", backend, async_finish, None, False, x, *choices, *results
+        )
+        with call:
+            combine = backend.low_latency_combine(x, choices, handle.state, results, options)
+            if return_recv_hook:
+                combine.begin()
+            else:
+                combine.finish()
+        event = call.done(combine.out, keeps=True)
         if not return_recv_hook:
-            call.finish()
-            return call.out, self._done(async_finish, x, call.out), None
-        call.begin()
+            return combine.out, event, None
 
         # The rows live until the hook has been called.
         def finish(x: torch.Tensor = x) -> None:
-            call.finish()
+            combine.finish()
 
-        return call.out, self._done(False), finish
+        return combine.out, event, finish
 
     def _combine_shape(self, handle: LowLatencyHandle) -> tuple[int, int, int]:
         """The shape of the experts' rows for a combine."""
