@@ -267,10 +267,9 @@ def test_torch_keeps_memory_for_the_streams_that_use_it(rank) -> None:
 def test_memory_is_the_communication_streams_where_the_compute_stream_may_use_it(rank, way) -> None:
     """csrc/legacy/buffer.hpp:350-353; csrc/elastic/buffer.hpp:535-540: with an event, memory that
     the compute stream has freed may still be in use there, so V2 asks for both together."""
-    if "event" in way:
-        way = {"event": EventHandle()}
     for kind, stream in ((way, rank.comm), ({}, rank.compute)):
-        call = rank.buffer._call("dispatch", rank.backend, True, kind.get("event"), bool(kind))
+        event = EventHandle() if "event" in kind else None
+        call = rank.buffer._call("dispatch", rank.backend, True, event, "allocates" in kind)
         with call:
             assert CURRENT[-1] is stream
             # torch's own work before a launch, as the copy of the choices.
@@ -332,14 +331,19 @@ def test_a_graph_has_parallel_branches(rank) -> None:
 
 def test_calls_of_a_graph_keep_their_order_without_the_callers_waits(rank) -> None:
     early = EventHandle()
+    # The second graph begins where the first one's last call is on the communication stream.
+    for names in ("abcdef", "ghijkl"):
+        with Capture(rank):
+            for name, event in zip(names, (None, early, None, EventHandle(), None)):
+                rank.call(name, is_async=event is not None, event=event)
+            event, _ = rank.call(names[-1])
+            event.current_stream_wait()
+        for one, next_one in zip(names, names[1:]):
+            assert one in rank.before[next_one]
     with Capture(rank):
-        rank.call("a", is_async=False)
-        rank.call("b", event=early)
-        rank.call("c", is_async=False)
-        rank.call("d", event=EventHandle())
-        rank.call("e", is_async=False)
-    for one, next_one in zip("abcd", "bcde"):
-        assert one in rank.before[next_one]
+        event, _ = rank.call("first", event=early)
+        assert rank.comm.graph is GRAPH[0], "also with an event that is older than the graph"
+        event.current_stream_wait()
 
 
 def test_a_graphs_event_keeps_the_tensors_of_low_latency_calls(rank) -> None:
@@ -356,6 +360,13 @@ def test_a_graphs_event_keeps_the_tensors_of_low_latency_calls(rank) -> None:
         event, _ = rank.call("dispatch", tensors=(x,))
         event.current_stream_wait()
         assert rank.streams_of(x) == [rank.comm] and event.extra_tensors is None
+    y = torch.ones(1)
+    call = rank.buffer._call("low_latency_dispatch", rank.backend, True, None, False, y)
+    with call:
+        rank.launch("in no graph")
+    event = call.done(keeps=True)
+    event.current_stream_wait()
+    assert rank.streams_of(y) == [rank.comm] and event.extra_tensors is None
 
 
 def test_an_error_names_the_call(rank) -> None:
