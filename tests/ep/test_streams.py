@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from uccl.ep import _base
+from uccl.ep import Buffer, _base
 from uccl.ep._cuda import streams
 from uccl.ep._cuda.backend import CudaBackend
 from uccl.ep._events import EventHandle, EventOverlap
@@ -367,6 +367,58 @@ def test_a_graphs_event_keeps_the_tensors_of_low_latency_calls(rank) -> None:
     event = call.done(keeps=True)
     event.current_stream_wait()
     assert rank.streams_of(y) == [rank.comm] and event.extra_tensors is None
+
+
+class FewTokens(CudaBackend):
+    """A backend whose low latency calls are launches of a rank's."""
+
+    rank: Rank
+
+    def low_latency_dispatch(self, *_: Any) -> Any:
+        return SimpleNamespace(
+            receive=lambda: self.rank.launch("dispatch"),
+            returned=None,
+            count=None,
+            tables=(None, None),
+        )
+
+    def low_latency_combine(self, *_: Any) -> Any:
+        self.group.stream()
+        return SimpleNamespace(finish=lambda: self.rank.launch("combine"), out=None)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_with_overlap_a_combine_waits_for_its_experts(rank, is_async) -> None:
+    """sglang/srt/layers/moe/token_dispatcher/deepep.py:926 of 0.5.23: the combine is on another
+    stream, behind an event before the experts, whose signals it gets."""
+    buffer = Buffer.__new__(Buffer)
+    backend = buffer._backend = FewTokens.__new__(FewTokens)
+    backend.group, backend.rank, buffer.group_size = rank.group, rank, 1
+    buffer.device, buffer._may_move = torch.device("cpu"), False
+    x = torch.ones((1, 128), dtype=torch.bfloat16)
+    ids, weights = torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1))
+    *_, handle, event, _ = buffer.low_latency_dispatch(
+        x, ids, 1, 1, use_fp8=False, async_finish=is_async
+    )
+    handle.state = object()
+    if is_async:
+        event.current_stream_wait()
+    before, other, rows = Event(), Stream(), x.view(1, 1, 128)
+    before.record(rank.compute)
+    rank.work("experts")
+    before.wait(other)
+    signals = torch.zeros(1, dtype=torch.int32)
+    with other:
+        with pytest.raises(ValueError, match="overlap needs comp_signal or src_signals"):
+            buffer.low_latency_combine(rows, ids, weights, handle, overlap=True)
+        buffer.low_latency_combine(rows, ids, weights, handle)
+        rank.work("next experts", rank.compute)
+        buffer.low_latency_combine(rows, ids, weights, handle, overlap=False)
+        assert "next experts" not in rank.before["combine"]
+        for name in ("comp_signal", "src_signals"):
+            rank.work("more experts", rank.compute)
+            buffer.low_latency_combine(rows, ids, weights, handle, overlap=True, **{name: signals})
+            assert {"next experts", "more experts"} <= rank.before["combine"]
 
 
 def test_an_error_names_the_call(rank) -> None:

@@ -533,7 +533,7 @@ class Buffer(BaseBuffer):
         with call:
             dispatch = backend.low_latency_dispatch(x, topk_idx, options)
             handle = LowLatencyHandle((*dispatch.tables, max_tokens, hidden, num_experts))
-            handle.owner = self
+            handle.owner, handle.stream = self, backend.current_stream()
 
             def receive() -> None:
                 handle.state = dispatch.receive()
@@ -591,16 +591,17 @@ class Buffer(BaseBuffer):
             combine_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
                 receive waited for its rows are added; or None. On GPUs that reach each other, with
                 few tokens, it is the wait until the rank began to send.
-            overlap: SendArgs rows as their experts finish; it is refused.
-            packed_recv_count, comp_signal, block_m, threshold, num_sms, src_signals,
-                src_signal_expect_value: Only for ``overlap``.
+            overlap: Whether experts may still be computing ``x``. Rows are not sent one by one, by
+                the signals of their experts: the call waits for all work that the stream of the
+                dispatch was given up to now. The experts have to be among it.
+            comp_signal, src_signals: One of them is needed for ``overlap``; neither is read.
+            packed_recv_count, block_m, threshold, num_sms, src_signal_expect_value: Not used.
 
         Returns:
             The sums, ``[n, H]`` bf16; an event; and the hook, or None.
 
         Raises:
-            NotImplementedError: For ``overlap``, or an unknown keyword that is neither None nor
-                False.
+            NotImplementedError: For an unknown keyword that is neither None nor False.
             RuntimeError: If the dispatch's hook has not been called, the handle is of another
                 buffer, or a peer is lost or makes another call.
             TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
@@ -608,8 +609,6 @@ class Buffer(BaseBuffer):
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """
-        if overlap:
-            unknown["overlap"] = overlap
         refuse_unknown("low_latency_combine", unknown)
         backend = self._there()
         self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
@@ -617,6 +616,8 @@ class Buffer(BaseBuffer):
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
             raise ValueError("zero_copy and use_logfmt exclude each other")
+        if overlap and comp_signal is None and src_signals is None:
+            raise ValueError("overlap needs comp_signal or src_signals, which the experts set")
         if handle.state is None:
             raise RuntimeError("the dispatch's hook has not been called")
         self._check_owner(handle)
@@ -628,6 +629,8 @@ class Buffer(BaseBuffer):
             bool(use_logfmt), bool(zero_copy), bool(return_recv_hook)
         )
         choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
+        if overlap:
+            wait_for_experts(backend.current_stream(), handle.stream)
         call = self._call(
             "low_latency_combine", backend, async_finish, None, False, x, *choices, *results
         )
@@ -695,6 +698,18 @@ class Buffer(BaseBuffer):
     low_latency_update_mask_buffer = BaseBuffer.update_mask_buffer
     low_latency_query_mask_buffer = BaseBuffer.query_mask_buffer
     low_latency_clean_mask_buffer = BaseBuffer.clean_mask_buffer
+
+
+def wait_for_experts(stream: torch.cuda.Stream | None, experts: torch.cuda.Stream | None) -> None:
+    """Makes the stream of a combine wait for the work of the experts' stream, if there is one."""
+    if stream is None or experts is None or stream == experts:
+        return
+    try:
+        stream.wait_stream(experts)
+    except RuntimeError as why:
+        raise RuntimeError(
+            f"low_latency_combine: overlap cannot wait for the stream of the dispatch: {why}"
+        ) from why
 
 
 @lru_cache(maxsize=64)
