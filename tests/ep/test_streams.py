@@ -252,8 +252,8 @@ def test_calls_follow_each_other_on_all_streams(rank) -> None:
 def test_torch_keeps_memory_for_the_streams_that_use_it(rank) -> None:
     """csrc/legacy/buffer.hpp:385-388 and :671-695: all tensors for the communication stream, and
     for the compute stream too if they are allocated on the other."""
-    x, scales = torch.ones(1), torch.ones(1)
-    event, made = rank.call("dispatch", tensors=((x, scales), None))
+    x, scales, elsewhere = torch.ones(1), torch.ones(1), torch.ones(1, device="meta")
+    event, made = rank.call("dispatch", tensors=((x, scales), None, elsewhere, 1.5))
     for tensor in (x, scales, made):
         assert rank.streams_of(tensor) == [rank.comm]
     assert set(map(id, event.extra_tensors)) == {id(x), id(scales), id(made)}

@@ -107,6 +107,8 @@ class BaseBuffer:
         """The context of a call of this name: on the communication stream if it is asynchronous,
         else on the current one. It waits for the events. ``tensors`` are the caller's, which it
         reads or writes, and ``state`` is the backend's handle of an earlier dispatch."""
+        if not is_async and event is None and event_before_epilogue is None:
+            return SYNCHRONOUS
         events = handle_of(name, event), handle_of(name, event_before_epilogue)
         if is_async:
             return backend.asynchronous(name, events, bool(allocates_on_comm), tensors, state)

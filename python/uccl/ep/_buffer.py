@@ -25,6 +25,7 @@ from uccl.ep._handles import LowLatencyHandle, NormalHandle
 from uccl.ep._ranks import Ranks
 from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import align, align_all
+from uccl.ep._untraced import untraced
 
 
 class Buffer(BaseBuffer):
@@ -122,6 +123,7 @@ class Buffer(BaseBuffer):
         return True
 
     @staticmethod
+    @untraced
     def capture() -> EventOverlap:
         """Makes an event behind the current stream's work up to now.
 
@@ -193,6 +195,7 @@ class Buffer(BaseBuffer):
 
     # Normal mode.
 
+    @untraced
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -237,6 +240,7 @@ class Buffer(BaseBuffer):
         event = call.done(per_rank, per_expert, token_in_rank)
         return per_rank, None, per_expert, token_in_rank, event
 
+    @untraced
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -375,6 +379,7 @@ class Buffer(BaseBuffer):
         """The most blocks of a launch on a GPU."""
         return self.num_sms if config is None else config.num_sms
 
+    @untraced
     def combine(
         self,
         x: torch.Tensor,
@@ -430,16 +435,19 @@ class Buffer(BaseBuffer):
             out, out_weights = backend.combine(x, handle.state, topk_weights, bias, options)
         return out, out_weights, call.done(out, out_weights)
 
+    @untraced
     def internode_dispatch(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`dispatch`."""
         return self.dispatch(*args, **keywords)
 
+    @untraced
     def internode_combine(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`combine`."""
         return self.combine(*args, **keywords)
 
     # Low latency mode.
 
+    @untraced
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -544,8 +552,9 @@ class Buffer(BaseBuffer):
                 receive()
         returned, count = dispatch.returned, dispatch.count
         event = call.done(returned, count, dispatch.tables, keeps=True)
-        return returned, count, handle, event, receive if return_recv_hook else None
+        return returned, count, handle, event, untraced(receive) if return_recv_hook else None
 
+    @untraced
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -645,6 +654,7 @@ class Buffer(BaseBuffer):
             return combine.out, event, None
 
         # The rows live until the hook has been called.
+        @untraced
         def finish(x: torch.Tensor = x) -> None:
             combine.finish()
 
@@ -659,6 +669,7 @@ class Buffer(BaseBuffer):
         if stats is not None:
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
+    @untraced
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Allocates memory for the experts' rows, which a combine with ``zero_copy`` does not copy.
 
@@ -678,6 +689,7 @@ class Buffer(BaseBuffer):
         handle.to_combine = rows
         return rows
 
+    @untraced
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:

@@ -20,6 +20,7 @@ from uccl.ep._handles import EPHandle
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import align, align_all
+from uccl.ep._untraced import untraced
 
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, if the caller gives no number: an H200's.
@@ -237,6 +238,7 @@ class ElasticBuffer(BaseBuffer):
         combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
         return align(max(dispatch, combine), UNIT)
 
+    @untraced
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
@@ -259,6 +261,7 @@ class ElasticBuffer(BaseBuffer):
             backend.check()
 
     @staticmethod
+    @untraced
     def capture() -> EventHandle:
         """Makes an event behind the current stream's work up to now.
 
@@ -344,6 +347,7 @@ class ElasticBuffer(BaseBuffer):
         """
         return self._pool_tensor(dtype, offset, None)
 
+    @untraced
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -524,6 +528,7 @@ class ElasticBuffer(BaseBuffer):
             owner=self,
         )
 
+    @untraced
     def combine(
         self,
         x: torch.Tensor,

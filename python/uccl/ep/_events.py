@@ -10,6 +10,8 @@ from typing import Any, Callable, ContextManager, Protocol
 
 import torch
 
+from uccl.ep._untraced import untraced
+
 
 class EventHandle:
     """An event behind the work that a stream has been given.
@@ -25,6 +27,7 @@ class EventHandle:
             self.event = torch.cuda.Event()
             self.event.record(stream or torch.cuda.current_stream())
 
+    @untraced
     def current_stream_wait(self, stream: torch.cuda.Stream | None = None) -> None:
         """Makes a stream wait for that work.
 
@@ -56,6 +59,7 @@ class EventOverlap:
         self._hooks: list[Callable[[], Any]] = []
         self._is_released_at_exit = False
 
+    @untraced
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes the current stream wait for the event, and drops the objects that lived until then.
 
@@ -96,6 +100,7 @@ class EventOverlap:
     def __enter__(self) -> EventOverlap:
         return self
 
+    @untraced
     def __exit__(self, *_: object) -> None:
         is_released, self._is_released_at_exit = self._is_released_at_exit, False
         if self.event is not None:

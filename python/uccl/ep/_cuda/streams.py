@@ -152,8 +152,8 @@ class AsyncCall:
         # Memory of the compute stream may still be in use by work behind the event.
         self._is_current = allocates_on_comm or self._event is not None
         self._has_followed = self._is_captured = False
-        #: The tensors of the call, and those that it has made.
-        self.tensors: list[torch.Tensor] = list(flat(tensors))
+        #: The tensors of the call on this GPU, and those that it has made.
+        self.tensors = list(flat(tensors, streams.device))
 
     def __enter__(self) -> AsyncCall:
         streams = self._streams
@@ -205,7 +205,8 @@ class AsyncCall:
         In a graph, calls that ``keep`` leave this to the event, which holds the tensors as long as
         it lives: torch would not reuse recorded memory before the end of the capture.
         """
-        tensors, comm = (*self.tensors, *flat(made)), self._streams.comm_stream
+        comm, device = self._streams.comm_stream, self._streams.device
+        tensors = (*self.tensors, *flat(made, device))
         keeps = keeps and self._is_captured
         if not keeps:
             for tensor in tensors:
@@ -215,10 +216,12 @@ class AsyncCall:
         return EventOverlap(EventHandle(comm), tensors, keeps)
 
 
-def flat(tensors: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, without None."""
+def flat(tensors: Any, device: torch.device) -> Iterator[torch.Tensor]:
+    """The tensors on a device in nested tuples, without other values."""
     for one in tensors:
         if isinstance(one, torch.Tensor):
-            yield one
+            # A global scale, for one, may be on the CPU, where torch records no stream.
+            if one.device == device:
+                yield one
         elif isinstance(one, tuple):
-            yield from flat(one)
+            yield from flat(one, device)
