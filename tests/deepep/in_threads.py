@@ -188,6 +188,11 @@ def settled(method: Callable[..., Any], settle: Callable[[], None]) -> Callable[
 
     def call(*args: Any, **keywords: Any) -> Any:
         answer = method(*args, **keywords)
+        for part in answer if isinstance(answer, tuple) else ():
+            # The work of an asynchronous call is on another stream.
+            event = getattr(part, "event", None)
+            if event is not None:
+                event.current_stream_wait()
         settle()
         if isinstance(answer, tuple):
             return tuple(

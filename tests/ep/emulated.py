@@ -44,14 +44,20 @@ class Stream:
     """A stream of the driver, with the parts of torch's interface that the library and the tests
     use."""
 
-    def __init__(self, driver: Any) -> None:
-        self._driver, handle = driver, ctypes.c_void_p()
-        driver.cuStreamCreateWithPriority(ctypes.byref(handle), 1, 0)
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        handle = ctypes.c_void_p()
+        DRIVER.cuStreamCreateWithPriority(ctypes.byref(handle), 1, priority)
         self.cuda_stream: int = handle.value
+        self._before: list[Stream] = []
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, -5
 
     def synchronize(self) -> None:
         """Waits for the work on this stream."""
-        self._driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream))
+        DRIVER.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream))
 
     def wait_stream(self, other: Stream) -> None:
         """Has later work on this stream wait for the present work of another one."""
@@ -60,10 +66,11 @@ class Stream:
         event.wait(self)
 
     def __enter__(self) -> None:
-        self._before, CURRENT.stream = current_stream(), self
+        self._before.append(current_stream())
+        CURRENT.stream = self
 
     def __exit__(self, *_: object) -> None:
-        CURRENT.stream = self._before
+        CURRENT.stream = self._before.pop()
 
 
 class Event:
@@ -90,7 +97,7 @@ DRIVER: Any = None
 def current_stream(device: Any = None) -> Stream:
     """The current stream of this thread."""
     if not hasattr(CURRENT, "stream"):
-        CURRENT.stream = Stream(DRIVER)
+        CURRENT.stream = Stream()
     return CURRENT.stream
 
 
@@ -145,6 +152,7 @@ def patch() -> None:
     from uccl import _core
     from uccl.ep import _base, _device, _elastic
     from uccl.ep._cuda import group as cuda_group
+    from uccl.ep._cuda import streams
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
@@ -158,10 +166,11 @@ def patch() -> None:
         kept.append(tensor.untyped_storage())
         return tensor
 
-    def new_handle(*args: Any) -> Any:
+    def new_handle(elastic: Any, *args: Any) -> Any:
         # torch reads a dispatch's results at once, and not in the order of the stream.
-        current_stream().synchronize()
-        return real_new_handle(*args)
+        for stream in (current_stream(), elastic.get_comm_stream()):
+            stream.synchronize()
+        return real_new_handle(elastic, *args)
 
     def choose_device(ranks: Any, device: Any, prefers_gpu: bool) -> _device.DeviceChoice:
         return _device.DeviceChoice(None if device == "cpu" else cpu)
@@ -178,14 +187,14 @@ def patch() -> None:
         (torch.cuda, "is_initialized", lambda: True),
         (torch.cuda, "current_stream", current_stream),
         (torch.cuda, "stream", lambda stream: stream),
-        (torch.cuda, "Stream", lambda: Stream(DRIVER)),
+        (torch.cuda, "Stream", Stream),
         (torch.cuda, "Event", Event),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "get_device_properties", lambda device: facts),
         (_core, "EpCudaGroup", lambda **given: group(**{**given, "device": 0})),
         (_base, "choose_device", choose_device),
         (buffer, "_new_handle", new_handle),
-        (cuda_group, "number_of_stream", lambda device: current_stream().cuda_stream),
+        (streams, "number_of_stream", lambda device: current_stream().cuda_stream),
         (cuda_group.CudaGroup, "empty", empty),
         (OnDevice, "there", there),
         (torch.Tensor, "record_stream", lambda tensor, stream: None),

@@ -81,6 +81,8 @@ class FewTokens(OnDevice):
         """Compares the received rows with the oracle's, and returns the oracle's."""
         rows, count, handle, event, hook = returned
         assert (event.event is None) == (hook is not None)
+        if hook is None:
+            event.current_stream_wait()
         wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
         values, scales = rows if self.form.has_scales else (rows, None)
         strides: tuple[int, ...] = () if scales is None else scales.stride()

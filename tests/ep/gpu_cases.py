@@ -284,11 +284,12 @@ def two_combines(rank: Rank) -> None:
 
 def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
     """A combine on another stream waits for the event of its dispatch, and the next calls wait for
-    the combine. ``prepare`` is called first, with the other stream current."""
+    the combine. ``prepare`` is called first, with each of the other streams current."""
     exact = Exact(rank, buffer_of(rank))
     ours, other = torch.cuda.current_stream(), torch.cuda.Stream()
-    with torch.cuda.stream(other):
-        prepare()
+    for stream in (other, exact.buffer.get_comm_stream()):
+        with torch.cuda.stream(stream):
+            prepare()
     rank.allgather(b"")
     outs = []
     for _ in range(3):
@@ -305,6 +306,92 @@ def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
         outs += [out, exact.buffer.combine(again, handle)[0]]
     ours.wait_stream(other)
     exact.check(outs, [])
+
+
+def asynchronous(rank: Rank, prepare: Callable[[], None]) -> None:
+    """Asynchronous and synchronous calls of both modes by turns, with each kind of event and of
+    memory. ``prepare`` is called first, with the communication stream current."""
+    exact, worst = Exact(rank, buffer_of(rank)), TOKENS * rank.size()
+    x, choices, weights = exact.given
+    normal, few = [], []
+    with torch.cuda.stream(exact.buffer.get_comm_stream()):
+        prepare()
+    rank.allgather(b"")
+    for number in range(8):
+        previous, on_comm = bool(number & 1), bool(number & 2)
+
+        def way() -> dict[str, Any]:
+            event = exact.buffer.capture() if previous else None
+            return {
+                "async_finish": True,
+                "previous_event": event,
+                "allocate_on_comm_stream": on_comm,
+            }
+
+        rows, *_, handle, event = exact.dispatch(
+            **way(), num_worst_tokens=worst if number & 4 else 0
+        )
+        # In the meantime, and perhaps on the other stream.
+        few.append(exact.few())
+        event.current_stream_wait()
+        out, _, combined = exact.buffer.combine(rows, handle, **way())
+        of_few, _, few_handle, dispatched, _ = exact.buffer.low_latency_dispatch(
+            x, choices, TOKENS, EXPERTS, use_fp8=False, async_finish=True
+        )
+        # All of these are on the communication stream, so the combine needs no wait.
+        again, few_combined, _ = exact.buffer.low_latency_combine(
+            of_few, choices, weights, few_handle, async_finish=True
+        )
+        for ended in (dispatched, combined, few_combined):
+            ended.current_stream_wait()
+        normal += [out, exact.buffer.combine(rows, handle)[0]]
+        few.append(again)
+    exact.check(normal, few)
+
+
+def asynchronous_elastic(rank: Rank, prepare: Callable[[], None]) -> None:
+    """Asynchronous and synchronous calls of the second interface by turns. Statistics are counted
+    behind the dispatch, and the copy of the choices precedes it."""
+    from uccl.ep import ElasticBuffer
+
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    exact = Exact(rank, elastic)
+    x, choices, weights = exact.given
+    comm, outs, counted = elastic.get_comm_stream(), [], []
+    with torch.cuda.stream(comm):
+        prepare()
+    rank.allgather(b"")
+    for number in range(8):
+        stats = torch.zeros(EXPERTS // rank.size(), dtype=torch.int32, device=elastic.device)
+        torch.cuda.current_stream().synchronize()
+
+        def way() -> dict[str, Any]:
+            return {
+                "async_with_compute_stream": True,
+                "allocate_on_comm_stream": bool(number & 2),
+                "previous_event": elastic.capture() if number & 1 else None,
+                "previous_event_before_epilogue": elastic.capture() if number & 4 else None,
+            }
+
+        rows, _, _, handle, dispatched = elastic.dispatch(
+            x,
+            choices,
+            weights,
+            num_experts=EXPERTS,
+            do_cpu_sync=bool(number & 4),
+            cumulative_local_expert_recv_stats=stats,
+            **way(),
+        )
+        out, _, combined = elastic.combine(rows, handle, **way())
+        combined.current_stream_wait()
+        again, _, _, _, repeated = elastic.dispatch(x, handle=handle, **way())
+        with repeated(release_handle=True):
+            pass
+        outs += [out, elastic.combine(again, handle)[0]]
+        counted.append((stats, handle.num_unaligned_recv_tokens_per_expert, dispatched))
+    exact.check(outs, [])
+    for stats, counts, _ in counted:
+        assert torch.equal(stats.cpu(), counts.cpu())
 
 
 def by_ranks(rank: Rank) -> None:

@@ -34,6 +34,7 @@ class ManyTokens(OnDevice):
         # takes several rounds. On GPUs a dispatch has one round.
         room = room if self.is_on_gpu or self.draw.random() < 0.5 else group.size() * 60_000
         self.buffer = Buffer(None if self.shares_context else group, room, **keywords)
+        self.reserve_on_comm(group)
         nodes = 1 if self.is_on_gpu else self.buffer.runtime.nodes.count
         self.shape = dataclasses.replace(self.sizes.shape, nodes=nodes)
 

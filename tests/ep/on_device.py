@@ -44,6 +44,17 @@ class OnDevice:
         self.settle()
         return tensor.cpu()
 
+    def reserve_on_comm(self, group: Any) -> None:
+        """Has torch allocate memory for the communication stream, where ranks share a GPU's context:
+        the driver allocates none while a kernel waits for another rank."""
+        if not (self.shares_context and self.buffer.device.type == "cuda"):
+            return
+        with torch.cuda.stream(self.buffer.get_comm_stream()):
+            sizes = [1 << 28, *[1 << 19] * 64]
+            kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+            del kept
+        group.allgather(b"")
+
     def settle(self) -> None:
         """Waits for this rank's calls, where ranks share a GPU's context: a copy behind a waiting
         kernel delays the copies of all threads, and with them the rank that the kernel waits

@@ -314,20 +314,35 @@ def sglang(group) -> None:
         )
         event.current_stream_wait()
         assert hook is None
-        overlap = {"overlap": False, "packed_recv_count": count, "comp_signal": None, "block_m": 64}
-        out, event, hook = buffer.low_latency_combine(
-            x=got,
-            topk_idx=ids,
-            topk_weights=weights,
-            handle=low_latency,
-            async_finish=False,
-            return_recv_hook=True,
-            **overlap,
-            threshold=0,
-            num_sms=3,
-        )
-        hook()
-        assert torch.equal(out, x * 2)
+        # Single batch overlap: deepep.py:926-955 of 0.5.23, with the arguments of
+        # single_batch_overlap.py:112-163, for Hopper and for Blackwell. Without `overlap` only the
+        # shared experts run beside the combine, and there are no signals.
+        for signals in (False, True):
+            hopper = {
+                "overlap": signals,
+                "packed_recv_count": count,
+                "comp_signal": torch.zeros(64, dtype=torch.int32) if signals else None,
+                "block_m": 64,
+                "threshold": 0,
+                "num_sms": 3,
+            }
+            blackwell = {
+                "overlap": signals,
+                "src_signals": torch.zeros(2, dtype=torch.int32) if signals else None,
+                "src_signal_expect_value": 0,
+            }
+            for overlap in (hopper, blackwell):
+                out, event, hook = buffer.low_latency_combine(
+                    x=got,
+                    topk_idx=ids,
+                    topk_weights=weights,
+                    handle=handle,
+                    async_finish=False,
+                    return_recv_hook=True,
+                    **overlap,
+                )
+                hook()
+                assert torch.equal(out, x * 2)
 
 
 def sglang_elastic(group) -> None:

@@ -54,7 +54,7 @@ def gpus(monkeypatch):
         """A stand-in for a group on a GPU."""
 
         def __init__(
-            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, via_host: bool
+            self, ranks: Any, pool: int, timeout: Any, masks_late: bool, device: Any, *_: Any
         ) -> None:
             made.append(device)
             self.native = SimpleNamespace(nodes=_core.EpNodes(1, ranks.size))

@@ -184,6 +184,13 @@ def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 
 
+@pytest.mark.parametrize("case", [gpu_cases.asynchronous, gpu_cases.asynchronous_elastic])
+def test_asynchronous_calls_are_on_a_stream_of_their_own(
+    run: Any, case: Callable[..., None]
+) -> None:
+    run(in_threads, 2, case, prepared)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_calls_use_no_more_multiprocessors_than_set(run: Any, size: int) -> None:
     run(in_threads, size, gpu_cases.few_blocks)

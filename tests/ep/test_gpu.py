@@ -173,15 +173,71 @@ class Repeated:
         self.wrong += (out != wanted).sum() + (count != self.counts).sum()
 
 
-def in_graph(group: Any, calls: int, meet: Callable[[], Any], **keywords: Any) -> None:
+class Overlapped(Repeated):
+    """The same, asynchronous, with a product of matrices beside each call; and a call of normal
+    mode for as many tokens, beside and behind them."""
+
+    def __init__(self, buffer: Any, rank: int) -> None:
+        self.square = torch.randn(1024, 1024, device="cuda")
+        self.product = torch.empty_like(self.square)
+        torch.mm(self.square, self.square, out=self.product)
+        super().__init__(buffer, rank)
+        with torch.cuda.stream(buffer.get_comm_stream()):
+            reserve()
+
+    def call(self) -> None:
+        """Calls on the communication stream; the products are on the current one."""
+        buffer = self.buffer
+        rows, count, handle, dispatched, _ = buffer.low_latency_dispatch(
+            self.x, self.choices, TOKENS, EXPERTS, use_fp8=False, async_finish=True
+        )
+        torch.mm(self.square, self.square, out=self.product)
+        dispatched.current_stream_wait()
+        rows = rows * 1
+        before = buffer.capture()
+        torch.mm(self.square, self.square, out=self.product)
+        out, combined, _ = buffer.low_latency_combine(
+            rows, self.choices, self.weights, handle, async_finish=True
+        )
+        _, _, per_expert, token_in_rank, counted = buffer.get_dispatch_layout(
+            self.choices, EXPERTS, previous_event=before, async_finish=True
+        )
+        many, _, _, _, of_many, received = buffer.dispatch(
+            self.x,
+            is_token_in_rank=token_in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=self.choices,
+            topk_weights=self.weights,
+            num_worst_tokens=TOKENS * buffer.group_size,
+            previous_event=counted,
+            async_finish=True,
+            allocate_on_comm_stream=True,
+        )
+        torch.mm(self.square, self.square, out=self.product)
+        for event in (combined, received):
+            event.current_stream_wait()
+        self.compare(out, count)
+        # This call is on the current stream.
+        sums, _, _ = buffer.combine(many, of_many)
+        copies = token_in_rank.sum(1, keepdim=True)
+        self.wrong += (sums != (self.x.float() * copies).bfloat16()).sum()
+
+
+def in_graph(
+    group: Any,
+    calls: int,
+    meet: Callable[[], Any],
+    kind: Callable[..., Repeated] = Repeated,
+    **keywords: Any,
+) -> None:
     from uccl.ep import Buffer
 
     rank, size = group.rank(), group.size()
-    room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, EXPERTS)
+    room = 2 * Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, EXPERTS)
     ends = (None, 0, room) if "comm" in keywords else (group, 0, room)
     buffer = Buffer(*ends, low_latency_mode=True, device="cuda", timeout=30, **keywords)
     choices, counts = drawn(rank, size, calls)
-    repeated, graph = Repeated(buffer, rank), torch.cuda.CUDAGraph()
+    repeated, graph = kind(buffer, rank), torch.cuda.CUDAGraph()
     for turn in range(size):
         meet()
         if turn == rank:
@@ -214,14 +270,60 @@ def test_a_graph_of_ranks_in_threads_is_repeated_with_other_tokens(size: int) ->
     threads(size, run)
 
 
-def graph_in_process(group: Any) -> None:
+def graph_in_process(group: Any, kind: Callable[..., Repeated]) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
-        in_graph(group, 100, lambda: torch.distributed.barrier(group))
+        in_graph(group, 100, lambda: torch.distributed.barrier(group), kind)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_graph_of_ranks_in_processes_is_repeated_with_other_tokens(world: Any, size: int) -> None:
-    world.run(size, graph_in_process)
+@pytest.mark.parametrize("kind", [Repeated, Overlapped])
+def test_a_graph_of_ranks_in_processes_is_repeated_with_other_tokens(
+    world: Any, size: int, kind: Callable[..., Repeated]
+) -> None:
+    world.run(size, graph_in_process, kind)
+
+
+@needs_two
+def test_a_call_runs_beside_a_product(world: Any) -> None:
+    world.run(2, runs_beside)
+
+
+def runs_beside(group: Any) -> None:
+    """A call waits for a rank that begins it only when the other one's product, which was enqueued
+    behind the call, has ended: so the current stream did not wait for the call."""
+    from uccl.ep import Buffer
+
+    room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, 2, EXPERTS)
+    buffer = Buffer(group, 0, room, low_latency_mode=True, device="cuda", timeout=60)
+    x = torch.ones((TOKENS, HIDDEN), dtype=torch.bfloat16, device="cuda")
+    choices = torch.arange(TOP_K, device="cuda").repeat(TOKENS, 1) * 2
+    square = torch.randn(2048, 2048, device="cuda")
+    product = torch.mm(square, square)
+
+    def call() -> Any:
+        return buffer.low_latency_dispatch(
+            x, choices, TOKENS, EXPERTS, use_fp8=False, async_finish=True
+        )
+
+    # The first call loads the kernels.
+    call()[3].current_stream_wait()
+    torch.cuda.synchronize()
+    torch.distributed.barrier(group)
+    if group.rank() == 1:
+        torch.distributed.barrier(group)
+    rows, count, _, event, _ = call()
+    if group.rank() == 0:
+        torch.mm(square, square, out=product)
+        torch.cuda.current_stream().synchronize()
+        assert not event.event.event.query(), "the call waits for the other rank"
+        torch.distributed.barrier(group)
+    event.current_stream_wait()
+    torch.cuda.synchronize()
+    buffer.check()
+    assert count.tolist() == [2 * TOKENS, 0] * 2
+    assert bool((rows[0, : 2 * TOKENS] == 1).all())
+    torch.distributed.barrier(group)
+    buffer.destroy()
 
 
 def waits_of(rank: Rank, tokens: int) -> list[list[int]]:

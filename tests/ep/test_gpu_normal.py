@@ -114,6 +114,14 @@ def test_calls_on_two_streams_wait_for_events(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("case", [gpu_cases.asynchronous, gpu_cases.asynchronous_elastic])
+def test_asynchronous_calls_are_on_a_stream_of_their_own(
+    case: Callable[..., None], size: int
+) -> None:
+    threads(size, lambda rank: case(rank, reserve))
+
+
+@pytest.mark.parametrize("size", [1, 2])
 def test_calls_use_no_more_multiprocessors_than_set(size: int) -> None:
     threads(size, gpu_cases.few_blocks)
 

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 import torch
 
 from uccl.ep._checks import check_count
+from uccl.ep._events import AnyCall, Events
 from uccl.ep._formats import Format
 from uccl.ep._row_layout import RowLayout
 
@@ -40,6 +41,8 @@ class BufferParams:
     """With GPUs, seconds that the host waits for counts. None: twice the timeout."""
     via_host: bool = False
     """Whether ranks do not reach each other's GPU memory, and use host memory."""
+    shares_comm_stream: bool = False
+    """Whether a rank's buffers on a GPU have one communication stream together."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,22 @@ class Backend(Protocol):
         """Raises the failure of a call that has ended, unless calls raise it themselves."""
 
     def current_stream(self) -> torch.cuda.Stream | None:
-        """The stream that calls are enqueued on; None on the CPU."""
+        """The stream that synchronous calls are enqueued on; None on the CPU."""
+
+    def comm_stream(self) -> torch.cuda.Stream | None:
+        """The stream that asynchronous calls are enqueued on; None on the CPU."""
+
+    def asynchronous(
+        self,
+        name: str,
+        events: Events,
+        allocates_on_comm: bool,
+        tensors: tuple[Any, ...],
+        state: Any = None,
+    ) -> AnyCall:
+        """The context of an asynchronous call of this name. It waits for the first of the caller's
+        ``events``, or without that one for the current stream; and for the second. ``tensors`` are
+        the caller's, which it reads or writes, and ``state`` is the handle that it uses."""
 
     def synchronize(self) -> None:
         """Makes the host wait for the calls on the current stream."""

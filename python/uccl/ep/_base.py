@@ -11,7 +11,7 @@ from uccl.ep._backend import Backend, BufferParams
 from uccl.ep._checks import CPU, check
 from uccl.ep._cuda.backend import CudaBackend
 from uccl.ep._device import choose_device
-from uccl.ep._events import EventHandle, EventOverlap
+from uccl.ep._events import SYNCHRONOUS, AnyCall, EventHandle, EventOverlap
 from uccl.ep._host.backend import HostBackend
 from uccl.ep._meeting import Meeting
 from uccl.ep._ranks import Ranks, timeout_of
@@ -90,24 +90,32 @@ class BaseBuffer:
         self._backend = None
 
     def get_comm_stream(self) -> torch.cuda.Stream | None:
-        """Returns the stream that calls are enqueued on: the current one, or None on the CPU."""
-        return None if self._backend is None else self._backend.current_stream()
+        """Returns the stream that asynchronous calls are enqueued on; None on the CPU."""
+        return None if self._backend is None else self._backend.comm_stream()
 
-    def _wait_for(self, event: EventHandle | EventOverlap | None) -> None:
-        """Makes the stream of the next call wait for an event of any of the kinds that callers
-        pass."""
-        if isinstance(event, EventOverlap):
-            event = event.event
-        if event is not None:
-            event.current_stream_wait(self.get_comm_stream())
-
-    def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
-        """The event that a call returns: of its stream if the call is asynchronous, else empty."""
-        return (
-            EventOverlap(EventHandle(self.get_comm_stream()), tensors)
-            if is_async
-            else EventOverlap()
-        )
+    def _call(
+        self,
+        name: str,
+        backend: Backend,
+        is_async: bool,
+        event: EventHandle | EventOverlap | None,
+        allocates_on_comm: bool,
+        *tensors: Any,
+        event_before_epilogue: EventHandle | EventOverlap | None = None,
+        state: Any = None,
+    ) -> AnyCall:
+        """The context of a call of this name: on the communication stream if it is asynchronous,
+        else on the current one. It waits for the events. ``tensors`` are the caller's, which it
+        reads or writes, and ``state`` is the backend's handle of an earlier dispatch."""
+        if not is_async and event is None and event_before_epilogue is None:
+            return SYNCHRONOUS
+        events = handle_of(name, event), handle_of(name, event_before_epilogue)
+        if is_async:
+            return backend.asynchronous(name, events, bool(allocates_on_comm), tensors, state)
+        for given in events:
+            if given is not None:
+                given.current_stream_wait(backend.current_stream())
+        return SYNCHRONOUS
 
     @property
     def generation(self) -> int:
@@ -236,3 +244,15 @@ class BaseBuffer:
 def destroyed() -> RuntimeError:
     """The error of calls on a destroyed buffer."""
     return RuntimeError("the buffer has been destroyed")
+
+
+def handle_of(name: str, event: Any) -> EventHandle | None:
+    """The event of any of the kinds that callers pass to the call of this name."""
+    if isinstance(event, EventOverlap):
+        event = event.event
+    if event is not None and not isinstance(event, EventHandle):
+        raise TypeError(
+            f"{name}: previous_event is an EventOverlap or an EventHandle, not a "
+            f"{type(event).__name__}"
+        )
+    return event

@@ -25,6 +25,7 @@ from uccl.ep._handles import LowLatencyHandle, NormalHandle
 from uccl.ep._ranks import Ranks
 from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import align, align_all
+from uccl.ep._untraced import untraced
 
 
 class Buffer(BaseBuffer):
@@ -124,6 +125,7 @@ class Buffer(BaseBuffer):
         return True
 
     @staticmethod
+    @untraced
     def capture() -> EventOverlap:
         """Makes an event behind the current stream's work up to now.
 
@@ -209,6 +211,7 @@ class Buffer(BaseBuffer):
 
     # Normal mode.
 
+    @untraced
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -222,9 +225,12 @@ class Buffer(BaseBuffer):
         Args:
             topk_idx: ``[n, K]`` i64 or i32: each token's experts; negative: none.
             num_experts: Experts of all ranks, E.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
 
         Returns:
             Tokens by rank, ``[R]`` i32; None, for tokens by node; tokens by expert, ``[E]`` i32;
@@ -238,11 +244,20 @@ class Buffer(BaseBuffer):
         """
         check_count("num_experts", num_experts)
         backend = self._begin(topk_idx)
-        self._wait_for(previous_event)
-        per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
-        event = self._done(async_finish, topk_idx)
+        call = self._call(
+            "get_dispatch_layout",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
+            topk_idx,
+        )
+        with call:
+            per_rank, per_expert, token_in_rank = backend.layout(topk_idx, num_experts)
+        event = call.done(per_rank, per_expert, token_in_rank)
         return per_rank, None, per_expert, token_in_rank, event
 
+    @untraced
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -294,9 +309,12 @@ class Buffer(BaseBuffer):
             num_worst_tokens: Rows of the output, for as many tokens as may arrive; the list of
                 counts is then empty. 0: as many as arrive.
             config: On GPUs, its ``num_sms`` is the most blocks of a launch.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
             zero_copy: Whether ``recv_x`` may be a view of the buffer. Needs ``num_worst_tokens``,
                 or the handle of such a call.
 
@@ -316,7 +334,6 @@ class Buffer(BaseBuffer):
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
         backend = self._begin(rows)
-        self._wait_for(previous_event)
         if zero_copy and handle is None and not num_worst_tokens:
             raise ValueError(
                 "zero_copy needs num_worst_tokens: the host does not count rows that are a view"
@@ -324,13 +341,30 @@ class Buffer(BaseBuffer):
         check_count("expert_alignment", expert_alignment, 1)
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
-        routing = self._routing(backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
         dtype = None if topk_idx is None else topk_idx.dtype
         max_blocks = self._max_blocks(config)
         options = dispatch_options(num_worst_tokens, dtype, bool(zero_copy), max_blocks)
-        received, state, counts = backend.dispatch((rows, scales), topk_weights, routing, options)
+        call = self._call(
+            "dispatch",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
+            x,
+            topk_idx,
+            topk_weights,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            state=None if handle is None else handle.state,
+        )
+        with call:
+            routing = self._routing(
+                backend, handle, topk_idx, is_token_in_rank, num_tokens_per_expert
+            )
+            sent = rows, scales
+            received, state, counts = backend.dispatch(sent, topk_weights, routing, options)
         recv_x = received.returned()
-        event = self._done(async_finish, rows, recv_x)
+        event = call.done(recv_x, received.choices, received.weights)
         if handle is not None:
             return recv_x, None, None, None, None, event
         made = NormalHandle(state.normal_tables(is_token_in_rank))
@@ -363,6 +397,7 @@ class Buffer(BaseBuffer):
         """The most blocks of a launch on a GPU."""
         return self.num_sms if config is None else config.num_sms
 
+    @untraced
     def combine(
         self,
         x: torch.Tensor,
@@ -385,9 +420,12 @@ class Buffer(BaseBuffer):
             topk_weights: ``[m, K]`` f32, to be summed too; or None.
             bias: ``[n, H]`` bf16, or two of them; or None.
             config: On GPUs, its ``num_sms`` is the most blocks of a launch.
-            previous_event: An event that the current stream waits for before the call.
-            async_finish: Whether an event behind the call is returned.
-            allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
 
         Returns:
             The sums, ``[n, H]`` bf16; the sums of weights, ``[n, K]`` f32, or None; and an event.
@@ -399,26 +437,35 @@ class Buffer(BaseBuffer):
             ValueError: For tensors with wrong shapes, dtypes or devices.
         """
         backend = self._there()
-        self._wait_for(previous_event)
-        out, out_weights = backend.combine(
+        options = combine_options("rank", "row", True, self._max_blocks(config))
+        call = self._call(
+            "combine",
+            backend,
+            async_finish,
+            previous_event,
+            allocate_on_comm_stream,
             x,
-            handle.state,
             topk_weights,
             bias,
-            combine_options("rank", "row", True, self._max_blocks(config)),
+            state=handle.state,
         )
-        return out, out_weights, self._done(async_finish, x, out)
+        with call:
+            out, out_weights = backend.combine(x, handle.state, topk_weights, bias, options)
+        return out, out_weights, call.done(out, out_weights)
 
+    @untraced
     def internode_dispatch(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`dispatch`."""
         return self.dispatch(*args, **keywords)
 
+    @untraced
     def internode_combine(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`combine`."""
         return self.combine(*args, **keywords)
 
     # Low latency mode.
 
+    @untraced
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -455,7 +502,8 @@ class Buffer(BaseBuffer):
             use_fp8: Whether rows are E4M3, with an f32 scale for 128 values.
             round_scale: Whether scales are powers of two.
             use_ue8m0: Whether scales are exponents, four in an i32. Needs ``round_scale``.
-            async_finish: Whether an event behind the call is returned.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
             return_recv_hook: Whether the call only sends. The hook receives, and fills the tensors.
             use_nvfp4: Whether rows are E2M1, with an E4M3 scale for 16 values, ``amax / 6 *
                 x_global_scale``. ``use_fp8`` is then not read.
@@ -498,20 +546,35 @@ class Buffer(BaseBuffer):
             dispatch_wait_recv_cost_stats,
             bool(return_recv_hook),
         )
-        call = backend.low_latency_dispatch(x, topk_idx, options)
-        handle = LowLatencyHandle((*call.tables, max_tokens, hidden, num_experts))
-        handle.owner = self
+        call = self._call(
+            "low_latency_dispatch",
+            backend,
+            async_finish,
+            None,
+            False,
+            x,
+            topk_idx,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            x_global_scale,
+        )
+        with call:
+            dispatch = backend.low_latency_dispatch(x, topk_idx, options)
+            handle = LowLatencyHandle((*dispatch.tables, max_tokens, hidden, num_experts))
+            handle.owner, handle.stream = self, backend.current_stream()
 
-        def receive() -> None:
-            handle.state = call.receive()
+            def receive() -> None:
+                handle.state = dispatch.receive()
 
-        if return_recv_hook:
-            call.begin()
-        else:
-            receive()
-        event = self._done(async_finish, x, call.returned)
-        return call.returned, call.count, handle, event, receive if return_recv_hook else None
+            if return_recv_hook:
+                dispatch.begin()
+            else:
+                receive()
+        returned, count = dispatch.returned, dispatch.count
+        event = call.done(returned, count, dispatch.tables, keeps=True)
+        return returned, count, handle, event, untraced(receive) if return_recv_hook else None
 
+    @untraced
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -550,22 +613,24 @@ class Buffer(BaseBuffer):
                 below 1.
             zero_copy: Whether the rows in the tensor of :meth:`get_next_low_latency_combine_buffer`
                 are sent, without a copy.
-            async_finish: Whether an event behind the call is returned.
+            async_finish: Whether the call is on the communication stream, and an event behind it is
+                returned.
             return_recv_hook: Whether the call only sends. The hook receives, and fills the sums.
             out: ``[n, H]`` bf16 for the sums; or None.
             combine_wait_recv_cost_stats: ``[R]`` i64: for each rank, the nanoseconds that the
                 receive waited for its rows are added; or None. On GPUs that reach each other, with
                 few tokens, it is the wait until the rank began to send.
-            overlap: SendArgs rows as their experts finish; it is refused.
-            packed_recv_count, comp_signal, block_m, threshold, num_sms, src_signals,
-                src_signal_expect_value: Only for ``overlap``.
+            overlap: Whether experts may still be computing ``x``. Rows are not sent one by one, by
+                the signals of their experts: the call waits for all work that the stream of the
+                dispatch was given up to now. The experts have to be among it.
+            comp_signal, src_signals: One of them is needed for ``overlap``; neither is read.
+            packed_recv_count, block_m, threshold, num_sms, src_signal_expect_value: Not used.
 
         Returns:
             The sums, ``[n, H]`` bf16; an event; and the hook, or None.
 
         Raises:
-            NotImplementedError: For ``overlap``, or an unknown keyword that is neither None nor
-                False.
+            NotImplementedError: For an unknown keyword that is neither None nor False.
             RuntimeError: If the dispatch's hook has not been called, the handle is of another
                 buffer, or a peer is lost or makes another call.
             TimeoutError: If peers are late. On GPUs the next call raises failures of peers, unless
@@ -573,8 +638,6 @@ class Buffer(BaseBuffer):
             ValueError: For arguments that exclude each other, or have wrong shapes, dtypes or
                 devices.
         """
-        if overlap:
-            unknown["overlap"] = overlap
         refuse_unknown("low_latency_combine", unknown)
         backend = self._there()
         self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
@@ -582,6 +645,8 @@ class Buffer(BaseBuffer):
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
             raise ValueError("zero_copy and use_logfmt exclude each other")
+        if overlap and comp_signal is None and src_signals is None:
+            raise ValueError("overlap needs comp_signal or src_signals, which the experts set")
         if handle.state is None:
             raise RuntimeError("the dispatch's hook has not been called")
         self._check_owner(handle)
@@ -593,17 +658,27 @@ class Buffer(BaseBuffer):
             bool(use_logfmt), bool(zero_copy), bool(return_recv_hook)
         )
         choices, results = (topk_idx, topk_weights), (out, combine_wait_recv_cost_stats)
-        call = backend.low_latency_combine(x, choices, handle.state, results, options)
+        if overlap:
+            wait_for_experts(backend.current_stream(), handle.stream)
+        call = self._call(
+            "low_latency_combine", backend, async_finish, None, False, x, *choices, *results
+        )
+        with call:
+            combine = backend.low_latency_combine(x, choices, handle.state, results, options)
+            if return_recv_hook:
+                combine.begin()
+            else:
+                combine.finish()
+        event = call.done(combine.out, keeps=True)
         if not return_recv_hook:
-            call.finish()
-            return call.out, self._done(async_finish, x, call.out), None
-        call.begin()
+            return combine.out, event, None
 
         # The rows live until the hook has been called.
+        @untraced
         def finish(x: torch.Tensor = x) -> None:
-            call.finish()
+            combine.finish()
 
-        return call.out, self._done(False), finish
+        return combine.out, event, finish
 
     def _combine_shape(self, handle: LowLatencyHandle) -> tuple[int, int, int]:
         """The shape of the experts' rows for a combine."""
@@ -614,6 +689,7 @@ class Buffer(BaseBuffer):
         if stats is not None:
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
+    @untraced
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Allocates memory for the experts' rows, which a combine with ``zero_copy`` does not copy.
 
@@ -633,6 +709,7 @@ class Buffer(BaseBuffer):
         handle.to_combine = rows
         return rows
 
+    @untraced
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
@@ -653,6 +730,18 @@ class Buffer(BaseBuffer):
     low_latency_update_mask_buffer = BaseBuffer.update_mask_buffer
     low_latency_query_mask_buffer = BaseBuffer.query_mask_buffer
     low_latency_clean_mask_buffer = BaseBuffer.clean_mask_buffer
+
+
+def wait_for_experts(stream: torch.cuda.Stream | None, experts: torch.cuda.Stream | None) -> None:
+    """Makes the stream of a combine wait for the work of the experts' stream, if there is one."""
+    if stream is None or experts is None or stream == experts:
+        return
+    try:
+        stream.wait_stream(experts)
+    except RuntimeError as why:
+        raise RuntimeError(
+            f"low_latency_combine: overlap cannot wait for the stream of the dispatch: {why}"
+        ) from why
 
 
 @lru_cache(maxsize=64)

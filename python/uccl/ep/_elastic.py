@@ -20,6 +20,7 @@ from uccl.ep._handles import EPHandle
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._row_layout import RowLayout
 from uccl.ep._tensors import align, align_all
+from uccl.ep._untraced import untraced
 
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, if the caller gives no number: an H200's.
@@ -174,6 +175,7 @@ class ElasticBuffer(BaseBuffer):
             num_cpu_timeout_secs,
             num_gpu_timeout_secs,
             count_timeout=num_cpu_timeout_secs,
+            shares_comm_stream=True,
         )
         super().__init__(ranks, params, device)
         self.num_bytes = num_bytes
@@ -253,6 +255,7 @@ class ElasticBuffer(BaseBuffer):
         )
         return align(max(dispatch, combine), UNIT)
 
+    @untraced
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
@@ -275,6 +278,7 @@ class ElasticBuffer(BaseBuffer):
             backend.check()
 
     @staticmethod
+    @untraced
     def capture() -> EventHandle:
         """Makes an event behind the current stream's work up to now.
 
@@ -360,6 +364,7 @@ class ElasticBuffer(BaseBuffer):
         """
         return self._pool_tensor(dtype, offset, None)
 
+    @untraced
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -402,9 +407,13 @@ class ElasticBuffer(BaseBuffer):
             expert_alignment: Each expert's first row is a multiple of it, with ``do_expand``; it
                 also rounds up counts.
             num_sms: On GPUs, the most blocks of a launch; 0: as many as the group has.
-            previous_event, previous_event_before_epilogue: Events that the current stream waits for
-                before the call.
-            async_with_compute_stream: Whether an event behind the call is returned.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            previous_event_before_epilogue: Another event that the call waits for.
+            async_with_compute_stream: Whether the call is on the communication stream, and an event
+                behind it is returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
             handle: The handle of an earlier dispatch: tokens go to the same places.
             do_handle_copy: Whether the handle keeps a copy of ``topk_idx``.
             do_cpu_sync: Whether the host waits for counts, so that outputs have the exact size.
@@ -416,7 +425,7 @@ class ElasticBuffer(BaseBuffer):
             zero_copy: Whether ``recv_x`` may be a view of the buffer, as in
                 :meth:`Buffer.dispatch`. Excludes ``do_cpu_sync``, ``do_expand`` and
                 ``use_tma_aligned_col_major_sf``.
-            num_qps, allocate_on_comm_stream: Not used.
+            num_qps: Not used.
 
         Returns:
             ``recv_x`` ``[m, H]``, or this and its scales ``[m, S]``; ``recv_topk_idx`` ``[m, K]``,
@@ -434,8 +443,6 @@ class ElasticBuffer(BaseBuffer):
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
         backend = self._begin(rows)
-        self._wait_for(previous_event)
-        self._wait_for(previous_event_before_epilogue)
         check("x", rows, (None, None), device=self.device)
         row_bytes = rows.shape[1] * rows.element_size()
         if row_bytes % 32:
@@ -446,7 +453,7 @@ class ElasticBuffer(BaseBuffer):
         if handle is None:
             if topk_idx is None or num_experts is None:
                 raise ValueError("topk_idx and num_experts are needed, or a handle")
-            choices = topk_idx.clone() if do_handle_copy else topk_idx
+            choices = topk_idx
         else:
             if topk_idx is not None or stats is not None:
                 raise ValueError(
@@ -476,20 +483,34 @@ class ElasticBuffer(BaseBuffer):
             bool(use_tma_aligned_col_major_sf),
             bool(zero_copy),
         )
-        of_backend = options.dispatch
-        if handle is None:
-            routing = backend.by_choices(choices, num_experts)
-        else:
-            routing = backend.by_handle(handle.state)
-        received, state, counts = backend.dispatch(
-            (rows, scales), topk_weights, routing, of_backend
+        call = self._call(
+            "dispatch",
+            backend,
+            async_with_compute_stream,
+            previous_event,
+            allocate_on_comm_stream,
+            x,
+            topk_idx,
+            topk_weights,
+            stats,
+            event_before_epilogue=previous_event_before_epilogue,
         )
-        if handle is None:
-            handle = self._new_handle(options, choices, state, counts, received.choices)
-            if stats is not None:
-                stats.add_(handle.num_unaligned_recv_tokens_per_expert)
+        with call:
+            if handle is None:
+                choices = choices.clone() if do_handle_copy else choices
+                routing = backend.by_choices(choices, num_experts)
+            else:
+                routing = backend.by_handle(handle.state)
+            received, state, counts = backend.dispatch(
+                (rows, scales), topk_weights, routing, options.dispatch
+            )
+            if handle is None:
+                handle = self._new_handle(options, choices, state, counts, received.choices)
+                if stats is not None:
+                    with call.on_stream():
+                        stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         recv_x = received.returned()
-        event = self._done(async_with_compute_stream, rows, recv_x)
+        event = call.done(recv_x, received.choices, received.weights, choices)
         return recv_x, received.choices, received.weights, handle, event
 
     def _new_handle(
@@ -524,6 +545,7 @@ class ElasticBuffer(BaseBuffer):
             owner=self,
         )
 
+    @untraced
     def combine(
         self,
         x: torch.Tensor,
@@ -551,10 +573,14 @@ class ElasticBuffer(BaseBuffer):
                 tokens' ranks; or None.
             bias: ``[n, H]`` bf16, or two of them; or None.
             num_sms: On GPUs, the most blocks of a launch; 0: the dispatch's.
-            previous_event, previous_event_before_epilogue: Events that the current stream waits for
-                before the call.
-            async_with_compute_stream: Whether an event behind the call is returned.
-            num_qps, allocate_on_comm_stream: Not used.
+            previous_event: An event that the call waits for. An asynchronous call waits for the
+                current stream's work if it is None.
+            previous_event_before_epilogue: Another event that the call waits for.
+            async_with_compute_stream: Whether the call is on the communication stream, and an event
+                behind it is returned.
+            allocate_on_comm_stream: Whether memory of an asynchronous call belongs to the
+                communication stream. With ``previous_event`` it does.
+            num_qps: Not used.
 
         Returns:
             The sums, ``[n, H]`` bf16; the weights that the ranks of the choices return, ``[n, K]``
@@ -569,24 +595,29 @@ class ElasticBuffer(BaseBuffer):
                 rows without ``allow_multiple_reduction``.
         """
         backend = self._there()
-        self._wait_for(previous_event)
-        self._wait_for(previous_event_before_epilogue)
         self._check_owner(handle)
         sends = "row"
         if handle.do_expand:
             sends = "sum" if self.allow_multiple_reduction else "each"
         if sends == "each" and topk_weights is not None:
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
-        out, out_weights = backend.combine(
+        options = combine_options(
+            "choice", sends, self.allow_multiple_reduction, num_sms or handle.num_sms
+        )
+        call = self._call(
+            "combine",
+            backend,
+            async_with_compute_stream,
+            previous_event,
+            allocate_on_comm_stream,
             x,
-            handle.state,
             topk_weights,
             bias,
-            combine_options(
-                "choice", sends, self.allow_multiple_reduction, num_sms or handle.num_sms
-            ),
+            event_before_epilogue=previous_event_before_epilogue,
         )
-        return out, out_weights, self._done(async_with_compute_stream, x, out)
+        with call:
+            out, out_weights = backend.combine(x, handle.state, topk_weights, bias, options)
+        return out, out_weights, call.done(out, out_weights)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("engram_", "pp_", "agrs_")) or name in EXPERIMENTAL:

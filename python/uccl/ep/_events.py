@@ -6,9 +6,11 @@ is always over.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, ContextManager, Protocol
 
 import torch
+
+from uccl.ep._untraced import untraced
 
 
 class EventHandle:
@@ -25,6 +27,7 @@ class EventHandle:
             self.event = torch.cuda.Event()
             self.event.record(stream or torch.cuda.current_stream())
 
+    @untraced
     def current_stream_wait(self, stream: torch.cuda.Stream | None = None) -> None:
         """Makes a stream wait for that work.
 
@@ -41,16 +44,22 @@ class EventOverlap:
     Args:
         event: The event; None, if the call was not asynchronous.
         extra_tensors: The objects that are dropped when the event has been waited for.
+        keeps: Whether they live as long as this object instead.
     """
 
     def __init__(
-        self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None
+        self,
+        event: EventHandle | None = None,
+        extra_tensors: tuple[Any, ...] | None = None,
+        keeps: bool = False,
     ) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
+        self._keeps = keeps
         self._hooks: list[Callable[[], Any]] = []
         self._is_released_at_exit = False
 
+    @untraced
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes the current stream wait for the event, and drops the objects that lived until then.
 
@@ -63,7 +72,8 @@ class EventOverlap:
         if self.event is None:
             raise RuntimeError("there is no event to wait for: the call was not asynchronous")
         self.event.current_stream_wait()
-        self.extra_tensors = None
+        if not self._keeps:
+            self.extra_tensors = None
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook()
@@ -90,7 +100,60 @@ class EventOverlap:
     def __enter__(self) -> EventOverlap:
         return self
 
+    @untraced
     def __exit__(self, *_: object) -> None:
         is_released, self._is_released_at_exit = self._is_released_at_exit, False
         if self.event is not None:
             self.current_stream_wait(release_handle=is_released)
+
+
+#: The events that a call waits for: before it begins, and before its epilogue.
+Events = tuple["EventHandle | None", "EventHandle | None"]
+
+
+class AnyCall(Protocol):
+    """A call that is being made: a context of its body, and then its event."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, failure: Any, *_: object) -> None: ...
+
+    def on_stream(self) -> ContextManager[Any]:
+        """A context in which torch's own operations are behind the call's launches."""
+
+    def done(self, *made: Any, keeps: bool = False) -> EventOverlap:
+        """The event behind the call, empty for a synchronous one. ``made`` are returned tensors.
+        In a graph only the event ``keeps`` the tensors of some calls."""
+
+
+class SyncCall:
+    """A call on the current stream, whose event is empty."""
+
+    def __enter__(self) -> SyncCall:
+        return self
+
+    def __exit__(self, failure: Any, *_: object) -> None:
+        pass
+
+    def on_stream(self) -> ContextManager[Any]:
+        """A context without effect."""
+        return self
+
+    def done(self, *made: Any, keeps: bool = False) -> EventOverlap:
+        """An empty event."""
+        return EventOverlap()
+
+
+#: The context of all synchronous calls.
+SYNCHRONOUS = SyncCall()
+
+
+class EndedCall(SyncCall):
+    """An asynchronous call on the CPU, which has ended when it returns."""
+
+    def __init__(self, tensors: tuple[Any, ...]) -> None:
+        self._tensors = tensors
+
+    def done(self, *made: Any, keeps: bool = False) -> EventOverlap:
+        """An event that is over."""
+        return EventOverlap(EventHandle(), (*self._tensors, *made))

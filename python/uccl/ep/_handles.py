@@ -25,6 +25,8 @@ class LowLatencyHandle(tuple[Any, ...]):
     state: Any = None
     """The backend's handle; None before the receive."""
     owner: Any = None
+    stream: torch.cuda.Stream | None = None
+    """The current stream at the dispatch; None on the CPU."""
     to_combine: torch.Tensor | None = None
     """Memory that the caller got for its rows: a combine with ``zero_copy`` sends it."""
 

@@ -11,6 +11,9 @@ from uccl.ep._checks import NotHere
 from uccl.ep._cuda.group import CudaGroup
 from uccl.ep._cuda.low_latency import LowLatencyMode
 from uccl.ep._cuda.normal import NormalMode
+from uccl.ep._cuda.routing import CudaHandle
+from uccl.ep._cuda.streams import AsyncCall
+from uccl.ep._events import Events
 from uccl.ep._formats import GROUP, UNSCALED
 from uccl.ep._ranks import Ranks
 
@@ -22,7 +25,13 @@ class CudaBackend(NormalMode, LowLatencyMode):
         self, ranks: Ranks, params: BufferParams, timeout: float, device: torch.device
     ) -> None:
         group = CudaGroup(
-            ranks, params.pool_bytes, timeout, params.masks_late, device, params.via_host
+            ranks,
+            params.pool_bytes,
+            timeout,
+            params.masks_late,
+            device,
+            params.via_host,
+            params.shares_comm_stream,
         )
         # Earlier work on the stream may wait for its peers too.
         super().__init__(group, params.count_timeout or 2 * timeout)
@@ -40,8 +49,24 @@ class CudaBackend(NormalMode, LowLatencyMode):
         self.native.check()
 
     def current_stream(self) -> torch.cuda.Stream:
-        """The stream that calls are enqueued on: the current one."""
+        """The stream that synchronous calls are enqueued on: the current one."""
         return self.group.current_stream()
+
+    def comm_stream(self) -> torch.cuda.Stream:
+        """The stream that asynchronous calls are enqueued on."""
+        return self.group.comm_stream
+
+    def asynchronous(
+        self,
+        name: str,
+        events: Events,
+        allocates_on_comm: bool,
+        tensors: tuple[Any, ...],
+        state: Any = None,
+    ) -> AsyncCall:
+        """A call on the communication stream: that of the handle's buffer, if there is a handle."""
+        group = state.group if isinstance(state, CudaHandle) else self.group
+        return AsyncCall(group, name, events, allocates_on_comm, tensors)
 
     def synchronize(self) -> None:
         """Makes the host wait for the calls on the current stream."""

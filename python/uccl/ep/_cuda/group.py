@@ -1,7 +1,7 @@
 """One rank's end of a group of ranks with GPUs, for calls of all modes.
 
-A call enqueues kernels on torch's current stream and returns. Its tensors belong to this stream
-too, so torch reuses their memory only for work behind the call's.
+A call enqueues kernels on torch's current stream, or on the communication stream, and returns. Its
+tensors belong to the current stream, so torch reuses their memory only for work behind the call's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from uccl import _core
+from uccl.ep._cuda.streams import Streams, new_comm_stream, shared_comm_stream
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._tensors import address, pool_tensor
 
@@ -24,7 +25,7 @@ class HasScratch(Protocol):
     """The address in ``memory`` of scratch that no combine has used, or 0."""
 
 
-class CudaGroup:
+class CudaGroup(Streams):
     """One rank's end of a group of GPUs. Calls of both modes are numbered together."""
 
     def __init__(
@@ -35,12 +36,16 @@ class CudaGroup:
         masks_late: bool,
         device: torch.device,
         via_host: bool,
+        shares_comm_stream: bool,
     ) -> None:
         torch.cuda.init()
-        self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
-        #: The stream of the last call.
-        self._last: torch.cuda.Stream | None = None
-        self._last_number = -1
+        super().__init__(
+            device,
+            shared_comm_stream(device, ranks.rank)
+            if shares_comm_stream
+            else new_comm_stream(device),
+        )
+        self.rank, self.ranks = ranks.rank, ranks.size
         #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
         self._pool: torch.Tensor | None = None
         blocks, is_alone = blocks_of(ranks, device)
@@ -68,32 +73,6 @@ class CudaGroup:
                 stacklevel=7,
             )
 
-    def stream(self) -> int:
-        """The current stream's number. Makes the stream wait for the calls on other streams: calls
-        get their numbers when a GPU executes them, in an order that must be the same on all ranks.
-        In a graph that order is the caller's."""
-        number = number_of_stream(self.device.index)
-        if number != self._last_number and not torch.cuda.is_current_stream_capturing():
-            stream = torch.cuda.current_stream(self.device)
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            self._last, self._last_number = stream, number
-        return number
-
-    def current_stream(self) -> torch.cuda.Stream:
-        """The current stream. That of the last call is at hand, which saves torch a new object."""
-        if self._last is not None and number_of_stream(self.device.index) == self._last_number:
-            return self._last
-        return torch.cuda.current_stream(self.device)
-
-    def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Makes torch keep tensors for work of the current stream, which has this number, unless
-        they were made on it."""
-        if number != made_on:
-            stream = self.current_stream()
-            for tensor in tensors:
-                tensor.record_stream(stream)
-
     def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
         """Enqueues a change of masks, a bit for each rank: left out, or readmitted. ``status`` then
         gets by rank which are left out."""
@@ -110,12 +89,6 @@ class CudaGroup:
         memory = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
         return memory, memory.data_ptr()
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """As ``torch.empty``, on this GPU."""
-        # For a tuple torch first checks whether it names dimensions, which takes as long as the
-        # rest.
-        return torch.empty(*shape, dtype=dtype, device=self.device)
-
     def rows_in_pool(
         self, offset: int, stride: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
@@ -130,15 +103,6 @@ class CudaGroup:
         """As :meth:`empty`, for rows that a combine may send back without a copy: any memory will
         do."""
         return self.empty(shape, dtype)
-
-
-def number_of_stream(device: int) -> int:
-    """The number of a GPU's current stream, without a new object where torch has a function for
-    it."""
-    number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if number is None:
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    return int(number(device))
 
 
 def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from uccl import _core
 from uccl.ep._backend import BufferParams, Exchange
 from uccl.ep._checks import CPU
+from uccl.ep._events import EndedCall, Events
 from uccl.ep._host.low_latency import LowLatencyMode
 from uccl.ep._host.memory import Memory
 from uccl.ep._host.normal import NormalMode
@@ -40,6 +43,23 @@ class HostBackend(NormalMode, LowLatencyMode):
 
     def current_stream(self) -> None:
         """None: a call's work is done when it returns, or when its hook does."""
+
+    def comm_stream(self) -> None:
+        """None, as there is no stream."""
+
+    def asynchronous(
+        self,
+        name: str,
+        events: Events,
+        allocates_on_comm: bool,
+        tensors: tuple[Any, ...],
+        state: Any = None,
+    ) -> EndedCall:
+        """A call that has ended when it returns."""
+        for event in events:
+            if event is not None:
+                event.current_stream_wait()
+        return EndedCall(tensors)
 
     def synchronize(self) -> None:
         """Does nothing: no call is under way."""

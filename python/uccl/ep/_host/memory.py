@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from uccl import _core
+from uccl.ep._untraced import untraced
 
 #: Blocks that are kept while they are unused: enough for the calls that may be in flight.
 KEPT = 16
@@ -77,6 +78,7 @@ class Memory:
         return None
 
 
+@untraced
 def keep_block(free: list[Block], block: Block) -> None:
     """Keeps a block for later calls, and drops the oldest beyond ``KEPT``."""
     free.append(block)
