@@ -982,6 +982,12 @@ class Endpoint:
         failed.
         """
 
+    def check_xfer_state(self, xfer_handle: int | tuple[bool, int] | XferHandle) -> bool:
+        """Whether a transfer has ended, for UCCL's callers of `transfer` that ask by this name.
+        `xfer_handle` is the result of `transfer`, an `XferHandle`, or a transfer's id. Raises
+        `RuntimeError` with the reason if the transfer failed or was not started.
+        """
+
     def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]:
         """Waits for a transfer's end: the result of `poll_async`, or `(True, False)` if `timeout`
         seconds pass first.
