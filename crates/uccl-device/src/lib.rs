@@ -4,6 +4,8 @@
 //! of files can stand in for a machine. A fact that the kernel does not report is `None`, never an
 //! error: a container that hides half of sysfs is still a machine that can move bytes.
 //!
+//! [`DemandThread`] is a thread for calls that may block, such as a driver's.
+//!
 //! Nothing here needs a driver, a library or a device. CUDA's driver is looked for at run time
 //! ([`cuda`]); without it, only a GPU's PCI entry is known.
 
