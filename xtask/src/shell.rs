@@ -94,9 +94,32 @@ impl EarlyProgram {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = started.ok();
     }
 
+    /// Begins a command of this program, at a low priority. The step that needs the results repeats
+    /// a failed command and reports it.
+    pub(crate) fn begin(&self, command: &str, nice: &str) {
+        self.keep(begin_command(command, nice));
+    }
+
+    /// Waits for the end of the program, if it was begun.
+    pub(crate) fn wait(&self) {
+        if let Some(begun) = self.take() {
+            let _ = begun.wait();
+        }
+    }
+
     pub(crate) fn take(&self) -> Option<BackgroundProgram> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+}
+
+/// Begins a command of this program, with its output in a file of the command's name.
+fn begin_command(command: &str, nice: &str) -> Result<BackgroundProgram> {
+    fs::create_dir_all(tree::scratch())?;
+    let log = File::create(tree::scratch().join(command).with_extension("log"))?;
+    // Cargo may have put another file in the place of this program.
+    let this = Path::new("/proc").join(std::process::id().to_string()).join("exe");
+    let idle = Program::new("nice").args(["-n".as_ref(), nice.as_ref(), this.as_os_str()]);
+    idle.args([command]).beside(log)
 }
 
 /// Runs programs, `at_a_time` at once, and shows the output of each after its end, as one block.
@@ -380,6 +403,18 @@ mod tests {
     fn colours_are_taken_off() {
         assert_eq!(plain("\x1b[1;32mok\x1b[0m done\r\n"), "ok done");
         assert_eq!(plain("cut \x1b["), "cut ");
+    }
+
+    #[test]
+    fn a_command_of_this_program_runs_beside_it() {
+        static EARLY: EarlyProgram = EarlyProgram::nothing();
+        // A name of the test above, which this program takes for a choice of tests.
+        EARLY.begin("colours_are_taken_off", "19");
+        EARLY.wait();
+        let log = tree::scratch().join("colours_are_taken_off.log");
+        let said = fs::read_to_string(&log).expect("it has begun");
+        fs::remove_file(log).expect("the file goes");
+        assert!(said.contains("1 passed"), "{said}");
     }
 
     #[test]
