@@ -209,10 +209,11 @@ class AsyncCall:
         tensors = (*self.tensors, *flat(made, device))
         keeps = keeps and self._is_captured
         if not keeps:
+            # torch ignores the stream that has allocated a tensor. It may be either one, as a call
+            # leaves memory to the next one on the communication stream.
             for tensor in tensors:
                 tensor.record_stream(comm)
-                if self._is_current:
-                    tensor.record_stream(self._compute)
+                tensor.record_stream(self._compute)
         return EventOverlap(EventHandle(comm), tensors, keeps)
 
 
