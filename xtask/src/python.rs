@@ -52,6 +52,9 @@ pub(crate) fn wheel() -> Result<Outcome> {
     Ok(done)
 }
 
+/// Tests that have environments of their own.
+const ELSEWHERE: &[&str] = &["--ignore=tests/nixl", "--ignore=tests/ep", "--ignore=tests/vllm"];
+
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
     if let Some(reason) = lacking() {
@@ -59,9 +62,7 @@ pub(crate) fn tests() -> Result<Outcome> {
     }
     let python = with_wheel()?;
     let mut done = Outcome::default();
-    // Those tests have environments of their own.
-    let others = ["--ignore=tests/nixl", "--ignore=tests/ep", "tests"];
-    let result = pytest(&python, &others, &mut done);
+    let result = pytest(&python, &[ELSEWHERE, &["tests"]].concat(), &mut done);
     done.or_failed(result)
 }
 
@@ -85,11 +86,8 @@ pub(crate) fn tests_in_guest() -> Result<Outcome> {
         .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
         .args([&python])
         .env("UCCL_TEST_TRANSPORTS", "verbs");
-    let ended = watch(
-        program,
-        &["--ignore=tests/nixl", "--ignore=tests/ep", "-m", "rails", "-k", IN_GUEST, "tests"],
-        &mut done,
-    );
+    let ended =
+        watch(program, &[ELSEWHERE, &["-m", "rails", "-k", IN_GUEST, "tests"]].concat(), &mut done);
     done.or_failed(ended)
 }
 
