@@ -42,10 +42,12 @@ impl Place {
     }
 }
 
-/// The time that an end waits for the other. Guests share their processors with the machine's other
-/// work, and some lose packets.
+/// The time that an end waits for the other, which `UCCL_TEST_PATIENCE` sets in seconds. Guests
+/// share their processors with the machine's other work, and some lose packets.
 pub(crate) fn patience() -> Duration {
-    Duration::from_secs(if env::var_os(PEER_NETNS).is_some() { 20 } else { 5 })
+    let is_guest = env::var_os(PEER_NETNS).is_some();
+    let seconds = env::var("UCCL_TEST_PATIENCE").map(|seconds| seconds.parse().expect("a number"));
+    Duration::from_secs(seconds.unwrap_or(if is_guest { 20 } else { 5 }))
 }
 
 fn first_address(variable: &str) -> IpAddr {
