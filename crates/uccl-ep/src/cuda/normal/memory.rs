@@ -98,11 +98,11 @@ pub struct DispatchOutput {
     /// Whether the rows that alignment leaves between experts become 0, with their scales and
     /// weights.
     pub zero_gaps: bool,
-    /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier
-    /// dispatch.
+    /// The handle's tables. `None` with [`Routing::Cached`](super::Routing::Cached), which has
+    /// those of the earlier dispatch.
     pub tables: Option<RowTables>,
-    /// The layout of rows by expert. With [`Routing::Cached`] the earlier dispatch's layout is used
-    /// instead.
+    /// The layout of rows by expert. With [`Routing::Cached`](super::Routing::Cached) the earlier
+    /// dispatch's layout is used instead.
     pub by_expert: Option<ExpertLayout>,
 }
 
@@ -268,7 +268,8 @@ pub struct PlanShape {
     pub is_col_major: bool,
     /// Whether the rows may be a view of the pool.
     pub zero_copy: bool,
-    /// Whether one launch may do a whole call: see [`Group::can_fuse`](crate::cuda::Group::can_fuse).
+    /// Whether one launch may do a whole call: see
+    /// [`Group::can_fuse`](crate::cuda::Group::can_fuse).
     pub can_fuse: bool,
 }
 
