@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_an_unknown_size_have_no_estimate() {
+    fn shapes_with_memory_of_counted_rows_have_no_estimate() {
         let in_two_launches = PlanShape { can_fuse: false, ..SHAPE };
         let to_earlier_rows = PlanShape { fills_tables: false, ..SHAPE };
         let scales_by_channel = PlanShape { is_col_major: true, ..SHAPE };
