@@ -11,7 +11,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Format, Loss, Masks, Normal, Route};
+use self::cuda::{Case, Format, Loss, Masks, Normal, Route, ways_of_a_plan};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -266,6 +266,14 @@ fn zero_copy_rows_are_there_until_the_next_call() {
     Normal { top_k: 0, has_weights: false, ranks: 1, ..zero_copy }.run();
     // Parts of several tokens, and blocks that send and others that take.
     Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..zero_copy }.run();
+}
+
+#[test]
+fn a_plan_asks_for_memory_and_waits_as_it_must() {
+    emulator::load();
+    for ranks in [1, 2] {
+        ways_of_a_plan(ranks);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod case;
 mod gpu;
 mod masks;
 mod normal;
+mod plans;
 mod ranks;
 mod reference;
 mod route;
@@ -17,6 +18,7 @@ pub(crate) use self::{
     gpu::has_gpu,
     masks::Masks,
     normal::Normal,
+    plans::ways_of_a_plan,
     route::Route,
 };
 use self::{

@@ -4,6 +4,7 @@ if the caller asks for counts."""
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,9 +37,7 @@ class NormalMode:
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=group.device)
         (tokens, top_k), ranks = topk_idx.shape, group.ranks
         token_in_rank = group.empty((tokens, ranks), torch.bool)
-        workspace = _core.EpCudaLayoutWorkspace(
-            tokens=tokens, top_k=top_k, num_experts=num_experts, ranks=ranks
-        )
+        workspace = layout_workspace(tokens, top_k, num_experts, ranks)
         memory = group.empty((workspace.len,), torch.int32)
         per_expert = memory.as_strided((num_experts,), (1,), workspace.per_expert)
         per_rank = memory.as_strided((ranks,), (1,), workspace.per_rank)
@@ -147,6 +146,16 @@ class NormalMode:
             weights=address(out_weights),
         )
         return out, out_weights
+
+
+@lru_cache(maxsize=64)
+def layout_workspace(
+    tokens: int, top_k: int, num_experts: int, ranks: int
+) -> _core.EpCudaLayoutWorkspace:
+    """The places of a layout's counts and scratch in one allocation."""
+    return _core.EpCudaLayoutWorkspace(
+        tokens=tokens, top_k=top_k, num_experts=num_experts, ranks=ranks
+    )
 
 
 def own_handle(handle: Any) -> CudaHandle:

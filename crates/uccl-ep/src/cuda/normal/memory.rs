@@ -98,11 +98,11 @@ pub struct DispatchOutput {
     /// Whether the rows that alignment leaves between experts become 0, with their scales and
     /// weights.
     pub zero_gaps: bool,
-    /// The handle's tables. `None` with [`Routing::Cached`], which has those of the earlier
-    /// dispatch.
+    /// The handle's tables. `None` with [`Routing::Cached`](super::Routing::Cached), which has
+    /// those of the earlier dispatch.
     pub tables: Option<RowTables>,
-    /// The layout of rows by expert. With [`Routing::Cached`] the earlier dispatch's layout is used
-    /// instead.
+    /// The layout of rows by expert. With [`Routing::Cached`](super::Routing::Cached) the earlier
+    /// dispatch's layout is used instead.
     pub by_expert: Option<ExpertLayout>,
 }
 

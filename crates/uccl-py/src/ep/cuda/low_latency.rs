@@ -118,7 +118,10 @@ impl PyLowLatencyDispatch {
 
     /// Enqueues the receipt, and the sends unless they were enqueued. `src_info`, `records` and
     /// `layout_range` are the handle's tables.
-    #[pyo3(signature = (*, rows, stride, count, stats, waits, src_info, records, layout_range, scales=None, tiles=None))]
+    #[pyo3(signature = (
+        *, rows, stride, count, stats, waits, src_info, records, layout_range, scales=None,
+        tiles=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
