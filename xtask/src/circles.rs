@@ -3,9 +3,9 @@
 //! A module needs another if it imports something from it, or calls a method that the other module
 //! has: of the `impl` block's own type (`self.method()`, `Self::method()`), or of a field, a
 //! parameter or a variable, where the source names its type. Calls inside macros and on values of
-//! other types are not seen. A module has its submodules without needing them, and they may need it; so a
-//! module and its submodules are in a circle only if it goes through a module outside. Tests are
-//! skipped: they may import everything.
+//! other types are not seen. A module has its submodules without needing them, and they may need
+//! it; so a module and its submodules are in a circle only if it goes through a module outside.
+//! Tests are skipped: they may import everything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
