@@ -483,6 +483,7 @@ class ElasticBuffer(BaseBuffer):
             bool(use_tma_aligned_col_major_sf),
             bool(zero_copy),
         )
+        of_backend = options.dispatch
         call = self._call(
             "dispatch",
             backend,
@@ -502,7 +503,7 @@ class ElasticBuffer(BaseBuffer):
             else:
                 routing = backend.by_handle(handle.state)
             received, state, counts = backend.dispatch(
-                (rows, scales), topk_weights, routing, options.dispatch
+                (rows, scales), topk_weights, routing, of_backend
             )
             if handle is None:
                 handle = self._new_handle(options, choices, state, counts, received.choices)
