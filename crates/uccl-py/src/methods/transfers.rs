@@ -116,11 +116,7 @@ impl PyEndpoint {
     /// Whether a transfer has ended, for UCCL's callers of `transfer` that ask by this name.
     /// `xfer_handle` is the result of `transfer`, an `XferHandle`, or a transfer's id. Raises
     /// `RuntimeError` with the reason if the transfer failed or was not started.
-    fn check_xfer_state(
-        &self,
-        py: Python<'_>,
-        xfer_handle: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn check_xfer_state(&self, py: Python<'_>, xfer_handle: &Bound<'_, PyAny>) -> PyResult<bool> {
         let transfer_id = descs::transfer_of(xfer_handle)?;
         match self.poll_async(py, transfer_id) {
             (true, has_ended) => Ok(has_ended),
