@@ -1295,6 +1295,15 @@ class TestTransfers:
         assert b.poll_async(transfer) == b.poll_async(transfer) == (False, True)
         assert "cancel" in b.transfer_error(transfer) == p2p.last_error()
 
+    def test_a_timeout_beyond_the_clock_never_passes(self) -> None:
+        a, b, never = self.two.a, self.two.b, 1e19
+        ok, transfer = b.recv_async(self.two.conn_b, self.mr_dst, self.dst, timeout=never)
+        assert ok
+        assert a.send(self.two.conn_a, self.mr_src, self.src, timeout=never), p2p.last_error()
+        assert b.wait(transfer, never) == (True, True)
+        assert a.send_notif(self.two.conn_a, b"there")
+        assert b.wait_notifs(never) == [(self.two.conn_b, b"there")]
+
 
 class TestArguments:
     """Names and counts of arguments are checked as for any Python function."""

@@ -17,10 +17,7 @@ use uccl_fabric::{
     pieces::Stretch,
 };
 
-use super::{
-    route::cost_of,
-    sharing::{CopyThreads, Sharing},
-};
+use super::sharing::{CopyThreads, Sharing, cost_of};
 
 /// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
 /// the threads end together.

@@ -11,14 +11,15 @@ use uccl_fabric::{
     signal::Word,
 };
 
-use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::CopyThreads};
+use super::{
+    AT_ONCE, GPU, INLINE, JOB, LocalLane,
+    job::CHUNK_PIECES,
+    sharing::{CopyThreads, cost_of},
+};
 use crate::{
     cuda_ipc::{GpuJobs, Pieces, PostRequest, batches, is_sliced},
     shm::Reach,
 };
-
-/// What the kernel does for each piece of a copy takes as long as copying so many bytes.
-const PIECE_COST: u64 = 4 << 10;
 
 /// The copier of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,9 +287,4 @@ impl LocalLane {
         }
         Ok(split.posted())
     }
-}
-
-/// What a copy costs, in bytes of one long piece: each piece costs the kernel something, too.
-pub(super) fn cost_of(len: u64, pieces: usize) -> u64 {
-    len + pieces as u64 * PIECE_COST
 }

@@ -21,6 +21,9 @@ const TRY_EVERY: u32 = 128;
 /// The weight of one copy in the average of its way is one part in this number.
 const MEMORY: u32 = 8;
 
+/// What the kernel does for each piece of a copy takes as long as copying so many bytes.
+const PIECE_COST: u64 = 4 << 10;
+
 /// The threads that make a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CopyThreads {
@@ -73,6 +76,11 @@ impl Sharing {
         let doublings = len.saturating_sub(1) / INLINE;
         self.classes.get(doublings.checked_ilog2()? as usize)
     }
+}
+
+/// The cost of a copy, in bytes of one long piece: each piece costs the kernel something, too.
+pub(super) fn cost_of(len: u64, pieces: usize) -> u64 {
+    len + pieces as u64 * PIECE_COST
 }
 
 #[cfg(test)]

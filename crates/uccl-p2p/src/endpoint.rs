@@ -457,7 +457,7 @@ impl Endpoint {
         interrupt: &mut dyn Interrupt,
     ) -> Result<Vec<Notification>> {
         let started = Instant::now();
-        let until = timeout.map(|timeout| started + timeout);
+        let until = timeout.and_then(|timeout| started.checked_add(timeout));
         loop {
             let core = self.here()?;
             core.usable()?;

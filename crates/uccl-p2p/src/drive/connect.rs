@@ -22,6 +22,7 @@ use super::{
     lanes,
     links::Links,
     socket::{MAX_WORD, Socket},
+    timers,
 };
 use crate::{
     config::Transport,
@@ -439,7 +440,7 @@ pub(crate) fn connect(
     let no_address = || Error::Invalid("there is no address to connect to".into());
     let addr = *target.addrs.first().ok_or_else(no_address)?;
     let timeout = target.timeout;
-    let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+    let until = timers::end_unless_zero(timeout);
     let (core, greeting) = (Arc::clone(core), Arc::clone(greeting));
     Ok(Attempt::new(|limit| {
         Connector { core, greeting, limit, addr, until, timeout, absent: None }.connect(target)

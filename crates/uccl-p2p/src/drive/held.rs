@@ -32,6 +32,7 @@ use super::{
     glances::{Glances, WatchedWord},
     pace::{self, Pace},
     regions::Lease,
+    timers,
 };
 use crate::{
     error::{Error, Result},
@@ -109,7 +110,7 @@ impl SignalGate {
         is_lost: Option<IsLost>,
         signal: Signal,
     ) -> Self {
-        let until = (!time.is_zero()).then(|| Instant::now() + time);
+        let until = timers::end_unless_zero(time);
         let (lost, signal, outcome) = (None, Some(signal), Arc::default());
         Self { word, at_least, time, until, is_lost, lost, signal, outcome }
     }

@@ -38,11 +38,6 @@ const NAP: Duration = Duration::from_micros(200);
 /// holds up.
 const AT_A_TIME: usize = 64;
 
-/// The end of a period that begins now; `None` for a zero period, which does not end.
-fn until(time: Duration) -> Option<Instant> {
-    (!time.is_zero()).then(|| Instant::now() + time)
-}
-
 /// Ends connections in parallel, so that none has to wait for another.
 fn beside_each_other(conns: &[Arc<Connection>], end: impl Fn(&Arc<Connection>) + Sync) {
     let next = AtomicUsize::new(0);
@@ -101,7 +96,7 @@ impl Core {
     /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's
     /// timeout. Then the peer that touches it is given up, and a further call waits again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
-        let until = until(timers::to_let_go(&self.config));
+        let until = timers::end_unless_zero(timers::to_let_go(&self.config));
         self.held.end_those_of(id, until);
         let ending = self.mrs.revoke(id)?;
         self.drain(vec![ending], until)
@@ -113,8 +108,8 @@ impl Core {
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.closed.store(true, SeqCst);
         // All waits below count their time from here.
-        let let_go = until(timers::to_let_go(&self.config));
-        let stopped = until(timers::to_stop(&self.config));
+        let let_go = timers::end_unless_zero(timers::to_let_go(&self.config));
+        let stopped = timers::end_unless_zero(timers::to_stop(&self.config));
         // Streams that wait for words end with the close as their reason, not with the loss of a
         // connection.
         self.held.close();

@@ -8,6 +8,16 @@ use uccl_rma::Silence;
 
 use crate::config::Config;
 
+/// The end of a time that begins now; `None` if it has no end, or none within the clock's range.
+pub(crate) fn end_of(time: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(time?)
+}
+
+/// As [`end_of`], for times of which zero has no end.
+pub(crate) fn end_unless_zero(time: Duration) -> Option<Instant> {
+    end_of(Some(time).filter(|time| !time.is_zero()))
+}
+
 /// How long a peer may take to end a transfer that was called off, if `timeout` is off and silence
 /// is never given up: a cancel has to come to an end all the same.
 const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);

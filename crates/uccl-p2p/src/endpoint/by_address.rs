@@ -27,6 +27,7 @@ use crate::{
             Connection,
             transfer::{After, Kind, Plan},
         },
+        timers,
     },
     error::{Error, Result},
     ids::{ConnId, MrId},
@@ -330,7 +331,7 @@ impl AddressTransfer {
     /// # Errors
     /// As for [`poll`](Self::poll), or the wait was interrupted.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<Status> {
-        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let until = timers::end_of(timeout);
         loop {
             let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
             if let Some(mut progress) = self.progress.try_lock_for(left.min(SLICE)) {

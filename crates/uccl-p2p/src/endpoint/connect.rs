@@ -15,6 +15,7 @@ use crate::{
         attempt::Attempt,
         connect::{self, Target},
         core::Core,
+        timers,
     },
     error::{Error, Result},
     ids::ConnId,
@@ -207,7 +208,7 @@ impl Endpoint {
     ) -> Result<Accepted> {
         let core = self.here()?;
         let timeout = timeout.unwrap_or(self.config().transfer_timeout);
-        let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+        let until = timers::end_unless_zero(timeout);
         loop {
             core.usable()?;
             let mut accepts = core.accepts.lock();

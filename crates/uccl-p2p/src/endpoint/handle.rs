@@ -1,9 +1,6 @@
 //! Handles of transfers.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -12,7 +9,7 @@ use super::{
     transfers::{Started, end},
 };
 use crate::{
-    drive::{core::connection::transfer::Transfer, wait},
+    drive::{core::connection::transfer::Transfer, timers, wait},
     error::Result,
     ids::{ConnId, TransferId},
     process::Process,
@@ -85,7 +82,7 @@ impl TransferHandle {
     /// As for [`poll`](Self::poll), or the wait was interrupted.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<Status> {
         self.after(|transfer| {
-            let until = timeout.map(|timeout| Instant::now() + timeout);
+            let until = timers::end_of(timeout);
             wait::wait(transfer.conn.claim(), transfer, until, interrupt)?;
             Ok(transfer.status())
         })

@@ -106,7 +106,7 @@ impl Endpoint {
         match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
-                let until = timeout.map(|timeout| Instant::now() + timeout);
+                let until = timers::end_of(timeout);
                 wait::wait(transfer.conn.claim(), &transfer, until, interrupt)?;
                 Ok(transfer.status())
             }

@@ -274,7 +274,7 @@ impl Transfer {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.timeout.map(|timeout| self.posted + timeout)
+        self.posted.checked_add(self.timeout?)
     }
 
     /// When it must begin to end, so that it has ended by its deadline.
