@@ -1,5 +1,10 @@
 //! The engine's own choice of a path, on a connection of this host that moves nothing.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use anyhow::Result;
 
 use super::{
@@ -8,11 +13,16 @@ use super::{
     peer::Peer,
     place::{Place, Places},
     run::{join, prepare},
-    side::Side,
+    side::{PointMemory, Side},
 };
 
 /// Bytes of a transfer that counts as long, and so has the path that people ask for.
 const LONG: u64 = 64 << 10;
+
+/// The longest that an offer of shared memory is waited for, and the paths within a host that go
+/// without it.
+const OFFER_TIME: Duration = Duration::from_secs(1);
+const NEEDS_NO_OFFER: [&str; 3] = ["cma", "shm", "owner"];
 
 /// Milliseconds that a connection may take.
 const PATIENCE_MS: u64 = 10_000;
@@ -114,9 +124,22 @@ impl Asked {
         let (op, direction, size) = (OpKind::Write, Direction::Uni, LONG);
         let point = Point { op, direction, places, size, iovs: 1, slots: 1, stream: false };
         let memory = prepare(&mut self.peer, &self.side, point)?;
-        let path = memory.one_sided_path(&self.side)?;
+        let path = self.settled_path(&memory, places.serve)?;
         self.peer.channel.order(&Request::Release)?;
         Ok(path)
+    }
+
+    /// The path once the other end's offer of its memory has come, which nothing waits for.
+    fn settled_path(&self, memory: &PointMemory, serve: Place) -> Result<&'static str> {
+        let until = Instant::now() + OFFER_TIME;
+        loop {
+            let path = memory.one_sided_path(&self.side)?;
+            let is_final = matches!(serve, Place::Heap) || !NEEDS_NO_OFFER.contains(&path);
+            if is_final || until <= Instant::now() {
+                return Ok(path);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn close(mut self) -> Result<()> {
