@@ -26,7 +26,7 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 #: Parts of test names, each run by itself, and the tools for each.
-TESTS = {"one_rank": TOOLS, "ranks_send_their_parts": ("memcheck",)}
+TESTS = {"one_rank": TOOLS, "ranks_send_partial_sums": ("memcheck",)}
 #: Folders of compute-sanitizer in a toolkit.
 PLACES = (
     "/usr/local/cuda/bin",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sanitize
 
 SCRIPT = Path(__file__).with_name("sanitize.py")
 PASSED = "test result: ok. 2 passed; 0 failed"
@@ -67,3 +68,9 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         timeout=30,
     )
     assert ran.returncode == 1 and "did not come to its end" in ran.stdout, ran
+
+
+def test_each_part_of_a_name_is_that_of_a_test() -> None:
+    tests = (SCRIPT.parent.parent / "crates/uccl-ep/tests/gpu.rs").read_text()
+    absent = [part for part in sanitize.TESTS if f"fn {part}" not in tests]
+    assert not absent, f"no test in gpu.rs has {absent} in its name"

@@ -50,6 +50,7 @@ class FewTokens(OnDevice):
         )
         ends = (None, 0, room) if "comm" in keywords else (group, 0, room)
         self.buffer = Buffer(*ends, low_latency_mode=True, **keywords)
+        self.reserve_on_comm(group)
         self.stats = torch.zeros(self.shape.local, dtype=torch.int32, device=self.buffer.device)
         self.counted = [0] * self.shape.local
 

@@ -93,6 +93,10 @@ def threads(
     # would wait for the kernels of the first rank before it frees, and delay those of the next.
     gc.collect()
     wait_until_freed()
+    # torch keeps what each stream of the tests before has had. A GPU that is full has it freed in
+    # the middle of a call, which waits for the kernels of all ranks.
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
     def run(number: int) -> Any:
         try:
