@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -142,7 +143,7 @@ class ManyTokens(Overlap):
             return buffer.combine(rows, handle, config=Config(sms), async_finish=True)
 
         return {
-            f"{call.__name__}, {sms} blocks": lambda call=call, sms=sms: call(sms)
+            f"{call.__name__}, {sms} blocks": partial(call, sms)
             for sms in self.args.num_sms
             for call in (dispatch, combine)
         }

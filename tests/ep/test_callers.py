@@ -336,7 +336,7 @@ def sglang(group) -> None:
                     x=got,
                     topk_idx=ids,
                     topk_weights=weights,
-                    handle=handle,
+                    handle=low_latency,
                     async_finish=False,
                     return_recv_hook=True,
                     **overlap,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import Any, Iterator
+from typing import Any, Iterator, cast
 from unittest import mock
 
 import pytest
@@ -79,13 +79,15 @@ class Rank:
     """A rank's calls on its streams."""
 
     def __init__(self) -> None:
-        self.compute, self.before, self.names = Stream(), {}, itertools.count()
+        self.compute, self.names = Stream(), itertools.count()
+        self.before: dict[str, set[str]] = {}
         self.recorded: dict[int, list[Stream]] = {}
         CURRENT[:] = [self.compute]
         self.buffer = _base.BaseBuffer.__new__(_base.BaseBuffer)
         self.backend = CudaBackend.__new__(CudaBackend)
         cpu = torch.device("cpu")
-        self.group = self.backend.group = streams.Streams(cpu, streams.new_comm_stream(cpu))
+        self.group = streams.Streams(cpu, streams.new_comm_stream(cpu))
+        self.backend.group = cast(Any, self.group)
         self.comm = self.group.comm_stream
 
     def work(self, name: str, stream: Stream | None = None) -> str:
@@ -105,7 +107,7 @@ class Rank:
         allocates: bool = False,
         epilogue: Any = None,
         tensors: tuple[Any, ...] = (),
-    ) -> tuple[EventOverlap, torch.Tensor]:
+    ) -> tuple[EventOverlap, Any]:
         """A call with a launch, and its result."""
         call = self.buffer._call(
             name,
@@ -128,17 +130,17 @@ class Rank:
     def is_on(self, name: str, stream: Stream) -> bool:
         return name in stream.done
 
-    def streams_of(self, tensor: torch.Tensor) -> list[Stream]:
+    def streams_of(self, tensor: Any) -> list[Stream]:
         """The streams for which torch keeps a tensor's memory."""
         return self.recorded.get(tensor.data_ptr(), [])
 
 
 @pytest.fixture
 def rank() -> Iterator[Rank]:
-    def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    def record_stream(tensor: Any, stream: Stream) -> None:
         one.recorded.setdefault(tensor.data_ptr(), []).append(stream)
 
-    fakes = {
+    fakes: dict[str, Any] = {
         "Stream": Stream,
         "Event": Event,
         "stream": lambda stream: stream,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def prompts(seed: int, count: int, blocks: int | None = None) -> list[list[int]]
 
 
 def test_answers_equal_those_of_one_engine(
-    pair: tuple[Engine, Engine], record_property: pytest.RecordProperty
+    pair: tuple[Engine, Engine], record_property: Callable[[str, object], None]
 ) -> None:
     prefill, decode = pair
     asked = prompts(1, PROMPTS)

