@@ -152,14 +152,14 @@ impl PyAddressTransfer {
     /// `last_error()`.
     fn poll(&self, py: Python<'_>) -> (bool, bool) {
         let transfer = &self.0;
-        state(py.detach(|| transfer.poll()))
+        error::state(py.detach(|| transfer.poll()))
     }
 
     /// Waits for its end: the result of `poll`, or `(True, False)` if `timeout` seconds pass first.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(bool, bool)> {
         let (transfer, timeout) = (&self.0, wait_timeout(timeout)?);
-        Ok(state(listening(py, |interrupt| transfer.wait(timeout, interrupt))?))
+        Ok(error::state(listening(py, |interrupt| transfer.wait(timeout, interrupt))?))
     }
 
     /// Whether it has failed because its deadline passed.
@@ -174,13 +174,5 @@ impl PyAddressTransfer {
     fn cancel(&self, py: Python<'_>) -> bool {
         let transfer = &self.0;
         error::ok(py.detach(|| transfer.cancel()))
-    }
-}
-
-fn state(status: Result<Status, Error>) -> (bool, bool) {
-    match status {
-        Ok(Status::Pending) => (true, false),
-        Ok(Status::Done(_)) => (true, true),
-        Ok(Status::Failed(e)) | Err(e) => error::refuse(e, (false, true)),
     }
 }

@@ -6,7 +6,7 @@ use pyo3::{
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
 };
-use uccl_p2p::Error;
+use uccl_p2p::{Error, Status};
 
 thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -21,6 +21,15 @@ pub(crate) fn last() -> Option<String> {
 pub(crate) fn refuse<T>(reason: impl Display, answer: T) -> T {
     LAST.set(Some(reason.to_string()));
     answer
+}
+
+/// `(ok, is_done)` of a transfer's state. A failure is noted for `last_error()`.
+pub(crate) fn state(status: Result<Status, Error>) -> (bool, bool) {
+    match status {
+        Ok(Status::Pending) => (true, false),
+        Ok(Status::Done(_)) => (true, true),
+        Ok(Status::Failed(e)) | Err(e) => refuse(e, (false, true)),
+    }
 }
 
 /// The value, or `answer` with the reason remembered.

@@ -2,16 +2,7 @@
 #include <string.h>
 #include <uccl.h>
 
-#include "check.h"
-
-#define WELL(call)                                                                                                 \
-  do {                                                                                                             \
-    uccl_status_t got = (call);                                                                                    \
-    if (got) {                                                                                                     \
-      fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call, uccl_status_name(got), uccl_last_error()); \
-      exit(1);                                                                                                     \
-    }                                                                                                              \
-  } while (0)
+#include "well.h"
 
 enum { PIECES = 50, PIECE = 300, SIZE = PIECES * PIECE, LONG = 3 << 20 };
 static unsigned char source[SIZE], target[2 * SIZE], back[SIZE];

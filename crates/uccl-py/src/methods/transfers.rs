@@ -194,11 +194,11 @@ impl PyEndpoint {
         transfer: TransferId,
         status: Result<Status, Error>,
     ) -> (bool, bool) {
-        let answer = match status {
-            Ok(Status::Pending) => return (true, false),
-            Ok(Status::Done(_)) => (true, true),
-            Ok(Status::Failed(e)) | Err(e) => error::refuse(e, (false, true)),
-        };
+        let is_pending = matches!(status, Ok(Status::Pending));
+        let answer = error::state(status);
+        if is_pending {
+            return answer;
+        }
         match ipc::ended(self, py, transfer) {
             Ok(()) => answer,
             Err(e) => error::refuse(e, (false, true)),
