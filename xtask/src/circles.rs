@@ -63,7 +63,10 @@ pub(crate) fn print() -> Result<()> {
     for (name, needs) in all()? {
         let circles = needs.circles(Calls::All);
         println!("{name}: {}", if circles.is_empty() { "no circle" } else { "" });
-        circles.iter().for_each(|circle| println!("  {}: {}", circle.len(), circle.join(" ")));
+        for circle in circles {
+            println!("  {}: {}", circle.len(), circle.join(" "));
+            needs.within(&circle).iter().for_each(|need| println!("    {need}"));
+        }
     }
     Ok(())
 }
@@ -83,13 +86,15 @@ fn all() -> Result<BTreeMap<String, Needs>> {
     folders.iter().map(|folder| needs(folder)).collect()
 }
 
-/// The pairs of modules of which one needs the other.
+/// The pairs of modules of which the first needs the second, with the names that it uses of it.
+type Pairs = BTreeMap<(Module, Module), BTreeSet<String>>;
+
 #[derive(Default)]
 struct Needs {
     /// By imports, and by calls of methods of the `impl` block's own type.
-    own: BTreeSet<(Module, Module)>,
+    own: Pairs,
     /// By calls of methods of values of other types.
-    others: BTreeSet<(Module, Module)>,
+    others: Pairs,
 }
 
 impl Needs {
@@ -105,7 +110,8 @@ impl Needs {
                 // A path belongs to the longest module that it begins with.
                 let mut named = (1..=path.len()).rev().map(|len| path[..len].to_vec());
                 if let Some(target) = named.find(|name| modules.contains(name)) {
-                    needs.own.insert((module.clone(), target));
+                    let used = path[target.len()..].join("::");
+                    needs.own.entry((module.clone(), target)).or_default().insert(used);
                 }
             }
         }
@@ -122,7 +128,8 @@ impl Needs {
                 for method in called.difference(&own.defined) {
                     // Types of one name are not told apart: several modules may have such a method.
                     if let Some([target]) = defined.get(method).map(Vec::as_slice) {
-                        pairs.insert(((*module).clone(), (*target).clone()));
+                        let used = pairs.entry(((*module).clone(), (*target).clone())).or_default();
+                        used.insert(format!("{}::{}()", method.0, method.1));
                     }
                 }
             }
@@ -131,9 +138,9 @@ impl Needs {
     }
 
     fn circles(&self, calls: Calls) -> Vec<Vec<String>> {
-        let others = self.others.iter().filter(|_| calls == Calls::All);
+        let others = self.others.keys().filter(|_| calls == Calls::All);
         let mut graph = DiGraphMap::<&Module, ()>::new();
-        for (module, target) in self.own.iter().chain(others) {
+        for (module, target) in self.own.keys().chain(others) {
             if !target.starts_with(module) {
                 graph.add_edge(module, target, ());
             }
@@ -145,6 +152,22 @@ impl Needs {
         circles.iter_mut().for_each(|circle| circle.sort());
         circles.sort();
         circles
+    }
+
+    /// The needs between the modules of a circle: "a -> b: the names that it uses".
+    fn within(&self, circle: &[String]) -> Vec<String> {
+        let mut needs = BTreeMap::<(String, String), BTreeSet<&str>>::new();
+        for ((module, target), used) in self.own.iter().chain(&self.others) {
+            let pair = (module.join("::"), target.join("::"));
+            let is_inside = circle.contains(&pair.0) && circle.contains(&pair.1);
+            if is_inside && !target.starts_with(module) {
+                needs.entry(pair).or_default().extend(used.iter().map(String::as_str));
+            }
+        }
+        let line = |((module, target), used): ((String, String), BTreeSet<&str>)| {
+            format!("{module} -> {target}: {}", used.into_iter().collect::<Vec<_>>().join(", "))
+        };
+        needs.into_iter().map(line).collect()
     }
 }
 
@@ -566,12 +589,16 @@ impl VisitMut for Paths {
 mod tests {
     use super::*;
 
-    fn circles_by<const N: usize>(calls: Calls, files: [(&str, &str); N]) -> Vec<Vec<String>> {
+    fn needs<const N: usize>(files: [(&str, &str); N]) -> Needs {
         let parsed = files.map(|(name, text)| {
             let module = name.split("::").map(str::to_owned).collect();
             (module, syn::parse_file(text).expect("it is Rust"))
         });
-        Needs::among(parsed.into_iter().collect()).circles(calls)
+        Needs::among(parsed.into_iter().collect())
+    }
+
+    fn circles_by<const N: usize>(calls: Calls, files: [(&str, &str); N]) -> Vec<Vec<String>> {
+        needs(files).circles(calls)
     }
 
     fn circles<const N: usize>(files: [(&str, &str); N]) -> Vec<Vec<String>> {
@@ -600,6 +627,16 @@ mod tests {
     fn an_import_and_a_call_back_are_a_circle() {
         let importing = "use crate::b::Thing; impl T { fn front(&self) {} }";
         assert_eq!(circles([("a", importing), BACK]), [["a", "b"]]);
+    }
+
+    #[test]
+    fn the_needs_within_a_circle_are_told_with_the_names_that_are_used() {
+        let front = "use crate::b::{Thing, other}; impl T { fn front(&self) { self.back() } }";
+        let outside = ("c", "use crate::b::Thing;");
+        let needs = needs([("a", front), BACK, outside]);
+        let circles = needs.circles(Calls::All);
+        let told = ["a -> b: T::back(), Thing, other", "b -> a: T::front()"];
+        assert_eq!(needs.within(&circles[0]), told);
     }
 
     #[test]
