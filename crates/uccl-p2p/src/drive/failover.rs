@@ -53,7 +53,7 @@ impl Connection {
         if !self.lanes.lost.begin_end(lane) {
             return false;
         }
-        self.detach_lane(lane);
+        self.core.workers.detach(&self.care.take_lane(lane));
         self.lanes.all[lane].kill();
         let is_left = |rails: &Arc<dyn RailLane>| rails.aftermath().is_some();
         if lane == self.lanes.rails_place() && self.lanes.rails.as_ref().is_some_and(is_left) {

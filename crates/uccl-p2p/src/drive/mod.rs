@@ -18,6 +18,7 @@ pub(crate) mod connect;
 mod contexts;
 pub(crate) mod core;
 pub(crate) mod deadline;
+mod ending;
 mod events;
 pub(crate) mod failover;
 mod fence;

@@ -14,7 +14,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::*, fence},
     },
-    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -25,22 +24,19 @@ use self::{
     care::{Claim, LaneCare},
     deferred::Deferred,
     end::End,
-    talk::{Ask, Sent, Talk},
+    talk::Talk,
     transfer::{Earlier, Plan, Room, Transfer},
 };
 use super::Core;
 use crate::{
     drive::{
         contexts::FailedContexts, gpu_signal::GpuSignal, lane_set::LaneSet, links::Links,
-        looked_up::LookedUp, seats::Seat, timers,
+        looked_up::LookedUp, seats::Seat,
     },
     error::{Error, Result},
     ids::ConnId,
-    types::{Accepted, ConnInfo, Interrupt},
+    types::{Accepted, ConnInfo},
 };
-
-/// How long to sleep between two looks at whether a connection has ended.
-const NAP: Duration = Duration::from_micros(200);
 
 /// The peer at the other end.
 pub(crate) struct Peer {
@@ -74,7 +70,7 @@ pub(crate) struct Connection {
     pub(in crate::drive) gpu_signal: GpuSignal,
     /// Regions of the peer's that were looked up.
     pub(crate) looked_up: LookedUp,
-    end: End,
+    pub(in crate::drive) end: End,
     pub(crate) pending: AtomicUsize,
     /// Where the peer has opened the connection: one seat for each of its streams.
     _seats: Vec<Seat>,
@@ -157,77 +153,6 @@ impl Connection {
     /// Whether the connection survives when this lane dies with this error.
     pub(crate) fn survives(&self, lane: usize, e: &LaneError) -> bool {
         lane > 0 && !matches!(e, LaneError::Closed | LaneError::Protocol(_))
-    }
-
-    /// Ends the connection. When this returns, nothing touches memory through it any more, and
-    /// every transfer on it has ended or ends when the last [hold](Transfer::hold) on it is
-    /// dropped. If another thread is ending it already, this returns at once, before that is true.
-    /// Must not be called from a completion or a message.
-    pub(crate) fn fail(self: &Arc<Self>, e: Error) {
-        if !self.end.begin(&e) {
-            return;
-        }
-        tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
-        self.core.workers.detach(&self.care.take());
-        // Before the lanes are killed, so that their operations are not posted again.
-        let orphans = self.talk.lock().session.lanes.close();
-        drop(orphans);
-        self.accepting.lock().take();
-        self.lanes.all.iter().for_each(|lane| lane.kill());
-        self.gpu_signal.cancel();
-        let closed = self.talk.lock().session.close();
-        let asks = closed.asks.into_iter().flat_map(Ask::lent);
-        let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
-        let lent = lent.collect();
-        self.deferred.close();
-        // Before the transfers end, because their memory may be deregistered then.
-        self.core.watch_aftermath(self, lent);
-        self.core.look_after_aftermaths();
-        // Before the list of transfers is read: a transfer that is posted now is either in the
-        // list, or sees that the connection has ended.
-        self.end.complete();
-        let unfinished = self.unfinished();
-        unfinished.iter().for_each(|transfer| transfer.end_with_connection());
-        self.core.conn_lost(self, e);
-    }
-
-    /// Tells the peer that the connection ends, then ends it as [`fail`](Self::fail) does.
-    pub(crate) fn close(self: &Arc<Self>, e: Error) {
-        self.lanes.living_streams().for_each(|(_, lane)| lane.bye());
-        self.fail(e);
-    }
-
-    /// Waits until a closed connection and every transfer on it have ended. Another thread may be
-    /// ending it. Peers that copy for us get as much time as they get to let a transfer end.
-    pub(crate) fn wait_for_end(self: &Arc<Self>) {
-        while !self.has_left() {
-            std::thread::sleep(NAP);
-        }
-    }
-
-    /// Whether a closed connection and every transfer on it have ended.
-    pub(crate) fn has_left(self: &Arc<Self>) -> bool {
-        let is_over = self.has_ended() && self.unfinished().is_empty();
-        if !is_over {
-            self.core.look_after_aftermaths();
-        }
-        is_over
-    }
-
-    /// If a socket shows that the peer has ended, waits until the connection has. A thread that
-    /// looks after the lanes ends it, once all that came before has been taken in; that takes no
-    /// longer than the endpoint's timeout.
-    pub(crate) fn take_in_end(self: &Arc<Self>, interrupt: &mut dyn Interrupt) -> Result<()> {
-        let begun = Instant::now();
-        let most = timers::to_take_in_end(&self.core.config);
-        while !self.is_failed() && self.lanes.shows_end() && begun.elapsed() < most {
-            self.kick();
-            std::thread::sleep(NAP);
-            if interrupt.interrupted() {
-                return Err(Error::Interrupted);
-            }
-        }
-        Ok(())
     }
 
     pub(in crate::drive) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
@@ -323,11 +248,6 @@ impl Connection {
     /// Wakes the worker of one lane.
     pub(crate) fn kick_lane(&self, lane: usize) {
         self.care.kick_some(&self.core.workers, |attached| attached.lane == lane);
-    }
-
-    /// Stops workers from looking after one lane.
-    pub(crate) fn detach_lane(&self, lane: usize) {
-        self.core.workers.detach(&self.care.take_lane(lane));
     }
 
     /// Why it was lost.

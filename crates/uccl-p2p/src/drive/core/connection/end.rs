@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// The end of a connection: its reason, and its two steps.
 #[derive(Default)]
-pub(super) struct End {
+pub(in crate::drive) struct End {
     reason: Mutex<Option<Error>>,
     /// The connection has failed or was closed; its lanes may still touch memory.
     has_begun: AtomicBool,
@@ -18,7 +18,7 @@ pub(super) struct End {
 
 impl End {
     /// Begins the end for this reason; false if it has begun before.
-    pub(super) fn begin(&self, reason: &Error) -> bool {
+    pub(in crate::drive) fn begin(&self, reason: &Error) -> bool {
         {
             let mut first = self.reason.lock();
             if first.is_some() {
@@ -31,20 +31,20 @@ impl End {
     }
 
     /// Notes that no lane touches memory any more.
-    pub(super) fn complete(&self) {
+    pub(in crate::drive) fn complete(&self) {
         self.is_over.store(true, SeqCst);
     }
 
-    pub(super) fn has_begun(&self) -> bool {
+    pub(in crate::drive) fn has_begun(&self) -> bool {
         self.has_begun.load(Acquire)
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::drive) fn is_over(&self) -> bool {
         self.is_over.load(SeqCst)
     }
 
     /// Why the connection ends, once the end has begun.
-    pub(super) fn reason(&self) -> Option<Error> {
+    pub(in crate::drive) fn reason(&self) -> Option<Error> {
         self.reason.lock().clone()
     }
 }
