@@ -54,7 +54,7 @@ use crate::{
         greeting::Greeting,
         places,
         regions::{Mr, contains, outside},
-        wait,
+        wait, worker,
     },
     error::{Error, Result},
     ids::{ConnId, MrId, TransferId},
@@ -132,14 +132,14 @@ impl Endpoint {
     /// Starts an endpoint with its workers on the CPUs `near`, or anywhere.
     pub(crate) fn start_on(config: Config, near: Option<CpuList>) -> Result<Self> {
         let process = Process::this()?;
-        let workers = Workers::new(config.num_cpus, near)?;
+        let workers = Workers::new(config.num_cpus, near, worker::run)?;
         let core = Arc::new(Core::new(config, workers)?);
         let (listener, addr) = listen(&core.config)?;
         descriptors::make_room(&listener);
         let (uds, uds_name) = listen_locally();
         let greeting = Arc::new(Greeting::new(addr.port(), uds_name)?);
         let acceptor = Acceptor::new(listener, uds, Arc::clone(&greeting));
-        Workers::start(&core, acceptor)?;
+        worker::start(&core, acceptor)?;
         Ok(Self { handle: Arc::new(Handle { core, greeting, addr, process }) })
     }
 

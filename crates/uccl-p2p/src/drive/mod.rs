@@ -30,6 +30,7 @@ pub(crate) mod greeting;
 pub(crate) mod held;
 pub(crate) mod inline_op;
 pub(crate) mod lane_set;
+mod lane_workers;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod liveness;

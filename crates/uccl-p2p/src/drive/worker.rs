@@ -11,7 +11,7 @@ use std::{
 
 use rustix::event::{
     PollFd, PollFlags, Timespec,
-    epoll::{self, Event, EventData, EventFlags},
+    epoll::{self, Event},
     poll,
 };
 
@@ -19,7 +19,7 @@ use super::{
     acceptor::Acceptor,
     core::{
         Core,
-        connection::{Connection, attached::Attached},
+        connection::attached::Attached,
         workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
     },
     places,
@@ -31,131 +31,41 @@ const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for events of other lanes.
 const GLANCE: Duration = Duration::from_micros(50);
 
-/// Bytes of work that are worth one more thread to share it.
-const WORTH_A_HELPER: u64 = 4 << 20;
-
 /// How long a worker sleeps after it found nothing to do on a lane that it could not arm.
 const NAP: Duration = Duration::from_micros(20);
 
-impl Workers {
-    /// Starts the first worker, which also accepts connections.
-    pub(crate) fn start(core: &Arc<Core>, acceptor: Acceptor) -> Result<()> {
-        let shard = &core.workers.shards[0];
-        acceptor.attach(&shard.epoll)?;
-        shard.started.store(true, SeqCst);
-        spawn(core, 0, Some(acceptor))
-    }
-
-    fn ensure(core: &Arc<Core>, index: usize) {
-        let shard = &core.workers.shards[index];
-        if !shard.started.swap(true, SeqCst)
-            && let Err(e) = spawn(core, index, None)
-        {
-            // The first worker does this one's work.
-            tracing::warn!("worker {index} does not start: {e}");
-        }
-    }
-
-    /// Gives a connection's lanes to workers.
-    pub(crate) fn attach(core: &Arc<Core>, conn: &Arc<Connection>) -> Result<()> {
-        let this = &core.workers;
-        let first = (conn.id.0 & 0xFFFF_FFFF) as usize;
-        for lane in 0..conn.lanes.all.len() {
-            let shard = (first + lane) % this.shards.len();
-            Self::ensure(core, shard);
-            let token = this.next_token.fetch_add(1, Relaxed);
-            let attached =
-                Arc::new(Attached::new(conn, (lane, &conn.lanes.all[lane]), shard, token));
-            let home = &this.shards[shard];
-            home.lanes.lock().insert(token, Arc::clone(&attached));
-            // Before it is watched, which may fail: the end of the connection detaches the lanes in
-            // this list.
-            conn.care.attach(Arc::clone(&attached));
-            epoll::add(
-                &home.epoll,
-                conn.lanes.all[lane].interest().fd,
-                EventData::new_u64(token),
-                EventFlags::ONESHOT,
-            )
-            .map_err(|e| Error::os("watching a lane", e))?;
-            if let Some(end) = conn.lanes.all[lane].interest().end {
-                epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
-                    .map_err(|e| Error::os("watching a lane's peer", e))?;
-            }
-            home.kick(Kick::Lane(attached));
-        }
-        if conn.is_failed() {
-            // The connection ended while it was being attached: its end has not detached all of
-            // them.
-            this.detach(&conn.care.take());
-        }
-        Ok(())
-    }
-
-    /// Makes other threads take part in a lane's work: one, or more where there is much to do. The
-    /// lane's own worker comes last, because it makes progress on the lane anyway.
-    fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
-        let this = &core.workers;
-        let count = this.shards.len();
-        let wanted = (attached.link.load() / WORTH_A_HELPER).clamp(1, count as u64) as usize;
-        let first = this.next_helper.fetch_add(wanted, Relaxed) % count;
-        let others = (first..first + count).map(|at| at % count).filter(|at| *at != attached.shard);
-        for index in others.chain([attached.shard]).take(wanted) {
-            Self::ensure(core, index);
-            this.shards[index].kick(Kick::Help(Arc::clone(attached)));
-        }
-    }
+/// Starts the first worker, which also accepts connections.
+pub(crate) fn start(core: &Arc<Core>, acceptor: Acceptor) -> Result<()> {
+    let shard = &core.workers.shards[0];
+    acceptor.attach(&shard.epoll)?;
+    shard.started.store(true, SeqCst);
+    Workers::spawn(core, 0, |core| run_with(core, 0, Some(acceptor)))
 }
 
-impl Connection {
-    /// Wakes workers to take part, if there is work that several threads can share.
-    pub(crate) fn call_help(&self) {
-        if !self.lanes.wants_help() {
-            return;
-        }
-        // The lane between two processes of a host is the first one.
-        let host = |attached: &&Arc<Attached>| attached.lane == 0;
-        if let Some(attached) = self.care.find(host) {
-            Workers::call_help(&self.core, &attached);
-        }
-    }
+/// Runs any other worker, on its own thread, until the workers are stopped.
+pub(crate) fn run(core: &Arc<Core>, shard: usize) {
+    run_with(core, shard, None);
 }
 
-fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<()> {
-    let for_thread = Arc::clone(core);
-    // Locked until the thread is in the list: `stop` joins the threads in the list, and none may be
-    // added afterwards.
-    let mut threads = core.workers.threads.lock();
-    if core.workers.stopping() {
-        return Err(Error::Closed);
+fn run_with(core: &Arc<Core>, shard: usize, acceptor: Option<Acceptor>) {
+    places::be_prompt();
+    let mut worker = Worker {
+        shard,
+        spin: core.config.spin,
+        spin_beside_callers: places::spin_beside_callers(&core.config),
+        hot: Vec::new(),
+        helping: VecDeque::new(),
+        acceptor,
+        events: Vec::with_capacity(64),
+        looked: Instant::now(),
+        idle_looks: 0,
+        failed_arms: 0,
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| worker.run(core)));
+    drop(worker);
+    if let Err(panic) = ran {
+        give_up(core, message_of(&*panic));
     }
-    let thread = std::thread::Builder::new()
-        .name(format!("uccl-worker-{index}"))
-        .spawn(move || {
-            let core = for_thread;
-            core.workers.settle();
-            places::be_prompt();
-            let mut worker = Worker {
-                shard: index,
-                spin: core.config.spin,
-                spin_beside_callers: places::spin_beside_callers(&core.config),
-                hot: Vec::new(),
-                helping: VecDeque::new(),
-                acceptor,
-                events: Vec::with_capacity(64),
-                looked: Instant::now(),
-                idle_looks: 0,
-                failed_arms: 0,
-            };
-            let ran = catch_unwind(AssertUnwindSafe(|| worker.run(&core)));
-            drop(worker);
-            if let Err(panic) = ran {
-                give_up(&core, message_of(&*panic));
-            }
-        })
-        .map_err(|e| Error::os("starting a worker", e))?;
-    threads.push(thread);
-    Ok(())
 }
 
 /// A worker panicked: fails the endpoint's transfers with its message. The process lives on.

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use uccl_device::CpuList;
 
-use super::connection::attached::Attached;
+use super::{Core, connection::attached::Attached};
 use crate::{
     drive::{park::Parker, places},
     error::{Error, Result},
@@ -52,10 +52,15 @@ pub(in crate::drive) struct Shard {
     pub(in crate::drive) unhurried: AtomicBool,
 }
 
+/// Runs the worker of an endpoint with this number, until the workers are stopped.
+pub(crate) type RunWorker = fn(&Arc<Core>, usize);
+
 /// The workers of an endpoint. Threads start when there is something for them to do.
 pub(crate) struct Workers {
+    /// The function of the threads: these know how lanes make progress, and this module does not.
+    run: RunWorker,
     pub(in crate::drive) shards: Vec<Shard>,
-    pub(in crate::drive) threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
     /// The CPUs to keep the workers on (`near`), and those on which the first has been kept
     /// (`settled`).
@@ -67,9 +72,10 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// `near`: the CPUs on which workers run; `None` for any.
-    pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
+    pub(crate) fn new(count: usize, near: Option<CpuList>, run: RunWorker) -> Result<Self> {
         let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
         Ok(Self {
+            run,
             shards,
             threads: Mutex::default(),
             stop: AtomicBool::new(false),
@@ -78,6 +84,43 @@ impl Workers {
             next_token: AtomicU64::new(1),
             next_helper: AtomicUsize::new(0),
         })
+    }
+
+    /// Starts a worker, unless it has been started.
+    pub(in crate::drive) fn ensure(core: &Arc<Core>, index: usize) {
+        let Self { shards, run, .. } = &core.workers;
+        let run = *run;
+        if !shards[index].started.swap(true, SeqCst)
+            && let Err(e) = Self::spawn(core, index, move |core| run(core, index))
+        {
+            // The first worker does this one's work.
+            tracing::warn!("worker {index} does not start: {e}");
+        }
+    }
+
+    /// Starts the thread of a worker.
+    pub(in crate::drive) fn spawn(
+        core: &Arc<Core>,
+        index: usize,
+        run: impl FnOnce(&Arc<Core>) + Send + 'static,
+    ) -> Result<()> {
+        let for_thread = Arc::clone(core);
+        // Locked until the thread is in the list: `stop` joins the threads in the list, and none
+        // may be added afterwards.
+        let mut threads = core.workers.threads.lock();
+        if core.workers.stopping() {
+            return Err(Error::Closed);
+        }
+        let thread = std::thread::Builder::new()
+            .name(format!("uccl-worker-{index}"))
+            .spawn(move || {
+                let core = for_thread;
+                core.workers.settle();
+                run(&core);
+            })
+            .map_err(|e| Error::os("starting a worker", e))?;
+        threads.push(thread);
+        Ok(())
     }
 
     /// Stops workers from looking after lanes.
@@ -118,7 +161,7 @@ impl Workers {
     }
 
     /// Moves the calling thread, a worker, to its CPUs.
-    pub(in crate::drive) fn settle(&self) {
+    fn settle(&self) {
         if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
             let _ = self.settled.set(cpus);
         }

@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_caller_that_leaves_wakes_one_that_sleeps_while_others_are_there() {
-        let (workers, care) = (Workers::new(1, None).expect("no thread"), LaneCare::default());
+        let (workers, care) =
+            (Workers::new(1, None, |_, _| {}).expect("no thread"), LaneCare::default());
         let sleepers = [(); 2].map(|()| Arc::new(Parker::new().expect("a bell")));
         let claims = [(); 3].map(|()| care.claim(&workers));
         sleepers.iter().for_each(|sleeper| care.sleeper_comes(sleeper));
