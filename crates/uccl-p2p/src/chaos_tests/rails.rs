@@ -297,7 +297,7 @@ fn a_peer_that_asks_and_reads_no_answer_is_cut() {
         while rails.has_notes() {
             conn.forward_notes();
         }
-        conn.on_link(lane, &ask).and_then(|()| conn.check_unread()).err()
+        conn.on_link(lane, &ask).and_then(|_| conn.check_unread()).err()
     });
     let refused = refused.expect("so much is not kept for it");
     assert!(refused.contains("than is read of the answers"), "{refused}");

@@ -70,6 +70,12 @@ impl Core {
         left
     }
 
+    /// Forgets all given-up peers: the endpoint has nothing left that they could touch.
+    pub(crate) fn forget_aftermaths(&self) {
+        let forgotten = std::mem::take(&mut *self.aftermaths.0.lock());
+        drop(forgotten);
+    }
+
     /// A given-up peer that may be touching this region.
     pub(crate) fn toucher_left(&self, ending: &Ending) -> Option<Arc<str>> {
         let given_up = self.aftermaths.0.lock();

@@ -12,7 +12,6 @@ use uccl_fabric::{
     lane::{OpKind, RemoteSpans, Spans},
     mem::{Access, RemoteSpan},
 };
-use uccl_proto::asked::CopyEnd;
 use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
@@ -22,7 +21,6 @@ use super::{
     },
     work::Work,
 };
-use crate::error::Error;
 
 impl Connection {
     /// Begins a copy that the peer asks for, or refuses it.
@@ -114,22 +112,6 @@ impl Connection {
         let route = self.choose_lanes(&work);
         self.post(&transfer, work, route);
         Ok(transfer)
-    }
-
-    /// Tells the peer how a copy for it has ended.
-    pub(crate) fn copy_ended(&self, id: u64, error: Option<&Error>, fence: Option<Fence>) {
-        let end = match error {
-            None => CopyEnd::Copied,
-            Some(_) if fence.is_some() => CopyEnd::Fenced,
-            Some(e) => {
-                tracing::debug!(conn = %self.id, "cannot copy for the peer: {e}");
-                CopyEnd::Failed
-            }
-        };
-        if end == CopyEnd::Copied {
-            self.core.counters.copied_for_peers.fetch_add(1, Ordering::Relaxed);
-        }
-        self.tell(|session, out| session.asked.ended(id, end, out));
     }
 
     /// Ends copies for the peer that use a revoked region. Returns whether any are left.

@@ -1,7 +1,10 @@
 //! Ending transfers early: when their time is up, or when the caller or the peer asks for it.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Acquire},
+    sync::{
+        Arc,
+        atomic::Ordering::{Acquire, Relaxed},
+    },
     time::Instant,
 };
 
@@ -25,6 +28,20 @@ impl Core {
             transfer.fencing.load(Acquire) || transfer.fence_at().is_some_and(|at| at <= now)
         });
         due.iter().for_each(|transfer| enforce(transfer, now));
+    }
+}
+
+impl Transfer {
+    /// Whether the peer still has to do something before it can end. Otherwise only work of this
+    /// process is left: copies, or publishing how it has ended.
+    pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
+        // In this order: they are cleared when none is left.
+        let ops = self.body.lock().ops.clone();
+        if self.ops_left() == 0 {
+            return false;
+        }
+        let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
+        !(by_us && self.conn.lanes.is_ours(&ops) && !self.conn.is_asking_for(self))
     }
 }
 

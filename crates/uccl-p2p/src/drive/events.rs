@@ -1,20 +1,13 @@
 //! The events of a connection: a lane's progress, the peer's messages, the ends of transfers. This
 //! module only dispatches them: the parts of the engine below do what they ask for.
 
-use std::sync::{Arc, atomic::Ordering::*};
+use std::sync::Arc;
 
-use uccl_fabric::lane::{Completion as _, Handling, LaneError, MessageSink, OpError, OpName};
+use uccl_fabric::lane::{Handling, LaneError, MessageSink};
 use uccl_proto::Event;
-use uccl_wire::message::{Answer, Message};
+use uccl_wire::message::Message;
 
-use super::{
-    core::connection::{
-        Connection,
-        talk::Ask,
-        transfer::{After, Fence, Transfer},
-    },
-    sends::MAX_QUEUED,
-};
+use super::{core::connection::Connection, session::MAX_QUEUED};
 use crate::error::{Error, Result};
 
 /// Most bytes of messages that may wait for a peer which goes on talking. A peer that reads its
@@ -95,7 +88,11 @@ impl Connection {
             Event::AskEnded { ask, answer } => self.ask_ended(ask, answer),
             Event::Copy { id, direction, pieces } => self.begin_copy(id, direction, pieces),
             Event::LaneDown { lane, orphans } => self.peer_lost_lane(lane, orphans),
-            Event::Note { lane, note } => self.on_link(lane, note)?,
+            Event::Note { lane, note } => {
+                if self.on_link(lane, note)? {
+                    self.offer_accept();
+                }
+            }
         }
         self.check_unread().map(|()| handling)
     }
@@ -109,83 +106,6 @@ impl Connection {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Handles the peer's answer to an ask: the peer is done with it.
-    pub(super) fn ask_ended(self: &Arc<Self>, ask: Ask, answer: Answer) {
-        let Ask { transfer, work, grants } = ask;
-        drop(grants);
-        let fence = transfer.body.lock().fence;
-        match answer {
-            Answer::Copied => transfer.complete(Ok(())),
-            Answer::Refused(status) => transfer.complete(Err(OpError::Remote(status))),
-            Answer::Declined if fence.is_none() => {
-                let route = self.choose_lanes(&work);
-                self.post(&transfer, work, route);
-                transfer.op_ended();
-                self.kick_if_busy();
-            }
-            Answer::Cancelled | Answer::Declined => {
-                transfer.note_error(transfer.fence_error(fence.unwrap_or(Fence::PeerCancel)));
-                transfer.op_ended();
-            }
-        }
-    }
-
-    fn count(&self, transfer: &Transfer, ok: bool) {
-        if !transfer.kind.is_callers() {
-            return;
-        }
-        let counters = &self.core.counters;
-        if ok {
-            counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed));
-        } else {
-            counters.failed.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Whether only this process still has work to do for a transfer. `ops` are its operations that
-    /// have not ended.
-    pub(super) fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
-        self.lanes.is_ours(ops) && !self.is_asking_for(transfer)
-    }
-
-    /// Takes the step `after`, when all operations of a transfer have ended, with success or
-    /// failure.
-    pub(super) fn go_on(
-        self: &Arc<Self>,
-        transfer: &Arc<Transfer>,
-        after: After,
-        verdict: Result<()>,
-        fence: Option<Fence>,
-    ) {
-        let verdict = verdict.and_then(|()| self.show_received(transfer));
-        match after {
-            After::Publish => {}
-            After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
-                return self.notify_after(transfer, payload);
-            }
-            After::Signal(word, notif) if verdict.is_ok() && fence.is_none() => {
-                return self.signal_after(transfer, word, notif);
-            }
-            After::Notify(_) | After::Signal(..) => {
-                let fenced = fence.map_or(Ok(()), |fence| Err(transfer.fence_error(fence)));
-                return transfer.publish(verdict.and(fenced));
-            }
-            After::Fin(seq) => self.finish_receive(seq, verdict.as_ref().err(), fence),
-            After::Answer(id) => self.copy_ended(id, verdict.as_ref().err(), fence),
-            After::Deliver { id, payload } => {
-                self.notif_fetched(id, verdict.is_ok().then_some(payload));
-            }
-        }
-        transfer.publish(verdict);
-    }
-
-    /// Notes that a transfer has ended.
-    pub(super) fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
-        self.pending.fetch_sub(1, AcqRel);
-        self.count(transfer, is_done);
-        self.core.transfers.ended(transfer);
     }
 }
 

@@ -46,4 +46,10 @@ impl Connection {
             _ => {}
         }
     }
+
+    /// Stops waiting for the answer to a notification. The peer may have received it already.
+    fn withdraw_notif(&self, transfer: &Arc<Transfer>) {
+        let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
+        transfer.publish(Err(transfer.fence_error(fence)));
+    }
 }

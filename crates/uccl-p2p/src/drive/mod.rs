@@ -7,8 +7,10 @@
 //! a connection takes a lane's halves, so it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+mod accepts;
 pub(crate) mod addresses;
 pub(crate) mod aftermath;
+mod answers;
 pub(crate) mod asked;
 pub(crate) mod asking;
 pub(crate) mod attempt;
@@ -56,8 +58,10 @@ pub(crate) mod sends;
 pub(crate) mod session;
 pub(crate) mod signals;
 pub(crate) mod socket;
+mod steps;
 pub(crate) mod tending;
 pub(crate) mod timers;
+mod visibility;
 pub(crate) mod wait;
 pub(crate) mod work;
 pub(crate) mod worker;

@@ -1,6 +1,6 @@
 //! Notifications from the peer: they are delivered in order, and long ones are fetched first.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::{Arc, atomic::Ordering::*};
 
 use smallvec::smallvec;
 use uccl_fabric::mem::RemoteSpan;
@@ -9,7 +9,7 @@ use uccl_wire::message::Source;
 
 use super::{
     core::{
-        NOTIF_LIMIT,
+        Core, NOTIF_LIMIT, charge,
         connection::{
             Connection,
             talk::Talk,
@@ -19,6 +19,26 @@ use super::{
     payload::Payload,
 };
 use crate::types::{Notification, Op};
+
+impl Core {
+    /// Takes the delivered notifications, and lets in those that had to wait for room.
+    pub(crate) fn take_notifs(&self) -> Vec<Notification> {
+        if !self.have_notifs.load(Acquire) {
+            return Vec::new();
+        }
+        let taken: Vec<_> = {
+            let mut notifs = self.notifs.lock();
+            self.have_notifs.store(false, Release);
+            notifs.drain(..).collect()
+        };
+        let bytes: usize = taken.iter().map(charge).sum();
+        let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
+        if before > NOTIF_LIMIT {
+            self.open_conns().iter().for_each(|conn| conn.resume_notifs());
+        }
+        taken
+    }
+}
 
 impl Connection {
     /// Delivers the notifications that can be delivered in order, and fetches the payload of the
@@ -75,7 +95,7 @@ impl Connection {
             bytes: source.len,
             timeout: None,
             leases: smallvec![],
-            after: After::Deliver { id, payload },
+            after: After::Deliver { id, payload, to: Self::notif_fetched },
             targets: smallvec![],
         };
         match self.admit(plan) {
@@ -90,7 +110,7 @@ impl Connection {
     }
 
     /// Called when the payload of a long notification is here, or could not be fetched.
-    pub(crate) fn notif_fetched(self: &Arc<Self>, id: u64, payload: Option<Payload>) {
+    fn notif_fetched(self: &Arc<Self>, id: u64, payload: Option<Payload>) {
         {
             let mut talk = self.talk.lock();
             let Talk { session, message } = &mut *talk;

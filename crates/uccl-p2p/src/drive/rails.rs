@@ -3,29 +3,18 @@
 
 use std::sync::Arc;
 
-use uccl_device::{
-    MemoryKind,
-    cuda::{self, GpuError},
-};
 use uccl_fabric::lane::RailLane;
 use uccl_rma::{RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    core::{
-        Core, Devices,
-        connection::{
-            Connection,
-            transfer::{Kind, Transfer},
-        },
-    },
+    core::{Core, Devices, connection::Connection},
     timers,
     work::Work,
 };
 use crate::{
     devices,
     error::{Error, Result},
-    types::Accepted,
 };
 
 impl Core {
@@ -89,48 +78,16 @@ impl Connection {
         }
     }
 
-    /// Hands a note from the peer's end of a lane to our end.
-    pub(crate) fn on_link(self: &Arc<Self>, lane: u16, note: &[u8]) -> Result<(), String> {
+    /// Hands a note from the peer's end of a lane to our end. Returns whether all rails have been
+    /// tried.
+    pub(crate) fn on_link(self: &Arc<Self>, lane: u16, note: &[u8]) -> Result<bool, String> {
         let is_theirs = usize::from(lane) == self.lanes.rails_place();
         let Some(rails) = self.lanes.rails.as_ref().filter(|_| is_theirs) else {
             return Err(format!("a note for lane {lane}, which takes none"));
         };
         rails.hear(note)?;
         self.forward_notes();
-        if rails.is_settled() {
-            self.offer_accept();
-        }
-        Ok(())
-    }
-
-    /// Offers the connection to `accept`: now, or when its rails have been tried or their time is
-    /// up.
-    pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
-        *self.accepting.lock() = Some(accepted);
-        let is_settled = || self.lanes.rails.as_ref().is_none_or(|rails| rails.is_settled());
-        if !is_settled() {
-            self.core.await_rails(self);
-        }
-        // Checked again, because the last rail may have been tried meanwhile.
-        if is_settled() {
-            self.offer_accept();
-        }
-    }
-
-    /// Called when the peer has not said in time that the rails have been tried: goes on without
-    /// them.
-    pub(super) fn do_without_rails(self: &Arc<Self>) {
-        if self.lanes.rails_up().is_none() && self.core.config.transport.needs_rails() {
-            let why = self.why_no_rails();
-            return self.close(self.lost_to(format!("no rail works: {why}")));
-        }
-        self.offer_accept();
-    }
-
-    fn offer_accept(&self) {
-        if let Some(accepted) = self.accepting.lock().take() {
-            self.core.offer_accept(accepted);
-        }
+        Ok(rails.is_settled())
     }
 
     /// The rail lane, if it is not lost and reaches this work's local memory.
@@ -138,32 +95,6 @@ impl Connection {
         let rails = &**self.lanes.rails.as_ref()?;
         let lost = self.lanes.lost.has(self.lanes.rails_place());
         (!lost && work.len_bytes() > 0 && rails.reaches(&work.local, work.memory)).then_some(rails)
-    }
-
-    /// Makes writes by devices to our GPUs' memory visible to those GPUs, before anybody here
-    /// learns of them. Only for GPUs that might see such writes later than news from the CPU.
-    pub(super) fn show_gpus(&self) -> Result<()> {
-        let shown = self.lanes.rails.as_ref().map_or(Ok(()), |_| cuda::flush_writes());
-        shown.map_err(|e| self.not_shown(&e))
-    }
-
-    /// The same, for the GPU that owns memory of this kind, if one does.
-    pub(crate) fn show_gpu(&self, kind: MemoryKind) -> Result<()> {
-        let gpu = self.lanes.rails.as_ref().and_then(|_| kind.device_only());
-        gpu.map_or(Ok(()), cuda::flush_writes_of).map_err(|e| self.not_shown(&e))
-    }
-
-    fn not_shown(&self, e: &GpuError) -> Error {
-        Error::Gpu { peer: Arc::clone(&self.peer.name), reason: e.to_string() }
-    }
-
-    /// Makes received data visible to our GPUs, if the transfer has received anything.
-    pub(super) fn show_received(&self, transfer: &Transfer) -> Result<()> {
-        if self.lanes.rails.is_none() || !matches!(transfer.kind, Kind::Read | Kind::Recv) {
-            return Ok(());
-        }
-        let gpus = transfer.gpus();
-        gpus.into_iter().try_for_each(|device| self.show_gpu(MemoryKind::Cuda { device }))
     }
 
     /// Why no rail works, as text for people.

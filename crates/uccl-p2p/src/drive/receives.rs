@@ -9,7 +9,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
 };
 use uccl_proto::incoming::EarlySend;
-use uccl_wire::message::{Source, Verdict};
+use uccl_wire::message::Source;
 
 use super::core::connection::{
     Connection,
@@ -124,17 +124,6 @@ impl Connection {
             transfer.note_error(transfer.fence_error(fence));
             transfer.op_ended();
         }
-    }
-
-    /// Tells the sender how the receive of its data ended.
-    pub(crate) fn finish_receive(&self, seq: u64, error: Option<&Error>, fence: Option<Fence>) {
-        let verdict = match error {
-            None => Verdict::Received,
-            Some(Error::Truncated { capacity, .. }) => Verdict::Truncated { capacity: *capacity },
-            Some(_) if fence.is_some() => Verdict::Cancelled,
-            Some(_) => Verdict::Failed,
-        };
-        self.tell(|session, out| session.incoming.finish(seq, verdict, out));
     }
 }
 

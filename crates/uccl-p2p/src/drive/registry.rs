@@ -1,33 +1,22 @@
-//! The connections of an endpoint: their ids, announcements to all of them, and those that wait for
-//! accept.
+//! The connections of an endpoint: their ids, and announcements to all of them.
 
-use std::{
-    sync::{Arc, atomic::Ordering::*},
-    time::Instant,
-};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use uccl_fabric::{lane::HostLane, rail::RailError};
 
 use super::{
-    core::{
-        Accepts, Core, Devices, Entry, MAX_ACCEPTS, NOTIF_LIMIT, charge, connection::Connection,
-    },
+    core::{Core, Devices, Entry, connection::Connection},
     regions::Mr,
-    timers,
 };
 use crate::{
     error::{Error, Result},
     ids::ConnId,
-    types::{Accepted, ConnInfo, Notification},
+    types::ConnInfo,
 };
+
 /// Number of lost connections that are kept with their reason, for callers that ask.
 const KEPT_LOST: usize = 1024;
-impl Accepts {
-    fn forget_ended(&mut self) {
-        self.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|conn| !conn.is_failed()));
-    }
-}
 
 impl Core {
     /// Adds a connection. `make` makes it, and gets the id that it will have.
@@ -135,64 +124,6 @@ impl Core {
             conn.lanes.host.iter().for_each(|lane| each(&**lane));
         }
     }
-
-    /// Whether the queue of connections that wait for accept is full.
-    pub(crate) fn has_unaccepted(&self) -> bool {
-        let mut accepts = self.accepts.lock();
-        accepts.forget_ended();
-        accepts.waiting.len() + accepts.untried.len() >= MAX_ACCEPTS
-    }
-
-    /// Notes a connection with rails that are being tried. It waits for accept once they have been
-    /// tried, or their time is up.
-    pub(super) fn await_rails(&self, conn: &Arc<Connection>) {
-        self.accepts.lock().untried.push((Arc::downgrade(conn), Instant::now()));
-        self.workers.hurry();
-    }
-
-    /// Goes on without rails that are out of time. Returns whether some still have time.
-    pub(crate) fn look_after_untried(&self) -> bool {
-        let time = timers::to_try_rails(&self.config);
-        let late: Vec<_> = {
-            let mut accepts = self.accepts.lock();
-            if accepts.untried.is_empty() {
-                return false;
-            }
-            accepts.forget_ended();
-            accepts.untried.extract_if(.., |(_, since)| timers::is_over(*since, time)).collect()
-        };
-        // Without a lock: this may close connections.
-        late.iter().filter_map(|(conn, _)| conn.upgrade()).for_each(|conn| conn.do_without_rails());
-        !self.accepts.lock().untried.is_empty()
-    }
-
-    pub(crate) fn offer_accept(&self, accepted: Accepted) {
-        let mut accepts = self.accepts.lock();
-        accepts.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|c| c.id != accepted.conn));
-        // Under the lock: a connection that ends from now on removes itself again.
-        if !accepts.passive && self.conn(accepted.conn).is_ok() {
-            accepts.waiting.push_back(accepted);
-            self.accepted.notify_one();
-        }
-    }
-
-    /// Takes the delivered notifications, and lets in those that had to wait for room.
-    pub(crate) fn take_notifs(&self) -> Vec<Notification> {
-        if !self.have_notifs.load(Acquire) {
-            return Vec::new();
-        }
-        let taken: Vec<_> = {
-            let mut notifs = self.notifs.lock();
-            self.have_notifs.store(false, Release);
-            notifs.drain(..).collect()
-        };
-        let bytes: usize = taken.iter().map(charge).sum();
-        let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
-        if before > NOTIF_LIMIT {
-            self.open_conns().iter().for_each(|conn| conn.resume_notifs());
-        }
-        taken
-    }
 }
 
 fn index(id: ConnId) -> usize {
@@ -208,7 +139,10 @@ mod tests {
 
     use crate::{
         Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
-        drive::joined::on_loopback,
+        drive::{
+            core::{MAX_ACCEPTS, NOTIF_LIMIT},
+            joined::on_loopback,
+        },
     };
 
     #[test]
@@ -242,7 +176,7 @@ mod tests {
         let ends = [on_loopback(), on_loopback()]
             .map(|config| Endpoint::new(config).expect("an endpoint"));
         let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
-        ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
+        ends[1].core().notif_bytes.store(NOTIF_LIMIT, Relaxed);
         let send = || ends[0].send_notif(conn, b"", None).expect("posted");
         let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
         let sent = [send(), send()];
@@ -291,7 +225,7 @@ mod tests {
             ip: [127, 0, 0, 1].into(),
             gpu_index: 0,
         };
-        let full = (0..super::MAX_ACCEPTS).map(waits).collect();
+        let full = (0..MAX_ACCEPTS).map(waits).collect();
         ends[1].core().accepts.lock().waiting = full;
         let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
         let refused = connect().expect_err("there is no place").to_string();

@@ -126,7 +126,7 @@ impl Core {
         let running = self.workers.stop(stopped);
         self.drain(endings, let_go)?;
         self.workers_ended(running)?;
-        self.aftermaths.forget();
+        self.forget_aftermaths();
         Ok(())
     }
 

@@ -5,14 +5,14 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use smallvec::SmallVec;
 use uccl_fabric::{guarded, lane::OpError, mem::Span, region::Rights};
 use uccl_proto::outgoing::SendProtocol;
-use uccl_wire::message::{MAX_NOTIF, Verdict};
+use uccl_wire::message::MAX_NOTIF;
 
 use super::{
     core::connection::{
         Connection,
         loans::source_of,
-        talk::{Sent, Session, Talk},
-        transfer::{Fence, Transfer},
+        talk::{Sent, Talk},
+        transfer::Transfer,
     },
     payload,
 };
@@ -21,24 +21,7 @@ use crate::{
     types::NotifPayload,
 };
 
-/// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
-pub(super) const MAX_QUEUED: usize = 32 << 20;
-
 impl Connection {
-    /// Fails if a message would only wait: the connection has ended, or the peer does not read.
-    pub(super) fn check_open(&self, session: &Session) -> Result<()> {
-        if session.is_closed() {
-            return Err(self.lost_error());
-        }
-        if self.lanes.messages().queued_bytes() > MAX_QUEUED {
-            return Err(Error::Full {
-                what: "the connection's queue of messages in bytes",
-                limit: MAX_QUEUED,
-            });
-        }
-        Ok(())
-    }
-
     /// Starts a send. Its transfer has one operation more, which the peer's answer ends.
     pub(crate) fn post_send(&self, transfer: &Arc<Transfer>, spans: &[Span]) -> Result<()> {
         let len: usize = spans.iter().map(|span| span.len).sum();
@@ -115,60 +98,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the notification of a transfer after its data has landed.
-    pub(crate) fn notify_after(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) {
-        transfer.expect_ops(1);
-        transfer.notifying.store(true, Relaxed);
-        if let Err(e) = self.post_notif(transfer, payload.into()) {
-            transfer.note_error(e);
-            transfer.op_ended();
-        }
-    }
-
-    /// Handles the peer's answer to a send.
-    pub(super) fn send_ended(&self, sent: Sent, verdict: Verdict) {
-        let Sent { transfer, grants, .. } = sent;
-        // Before the transfer ends, because its memory may be deregistered then.
-        drop(grants);
-        let bytes = transfer.bytes.load(Relaxed);
-        match verdict {
-            Verdict::Received => {}
-            Verdict::Truncated { capacity } => {
-                transfer.note_error(Error::Truncated { sent: bytes, capacity });
-            }
-            Verdict::Cancelled => {
-                let fence = transfer.body.lock().fence.unwrap_or(Fence::PeerCancel);
-                transfer.note_error(transfer.fence_error(fence));
-            }
-            Verdict::Failed => transfer.note_error(Error::RemoteAccess {
-                peer: Arc::clone(&self.peer.name),
-                reason: "the receiver could not take the data".into(),
-            }),
-        }
-        transfer.op_ended();
-    }
-
-    /// Handles the peer's answer to a notification.
-    pub(super) fn notif_ended(&self, sent: Sent, is_delivered: bool) {
-        if !is_delivered {
-            sent.transfer.note_error(Error::RemoteAccess {
-                peer: Arc::clone(&self.peer.name),
-                reason: "the peer could not take the notification".into(),
-            });
-        }
-        sent.transfer.op_ended();
-    }
-
     /// Asks the peer to give up a send, unless it has been asked, or the send has not begun. Its
     /// answer ends the transfer.
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
         self.tell(|session, out| session.outgoing.cancel_send(transfer.seq.load(Relaxed), out));
-    }
-
-    /// Stops waiting for the answer to a notification. The peer may have received it already.
-    pub(crate) fn withdraw_notif(&self, transfer: &Arc<Transfer>) {
-        let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
-        transfer.publish(Err(transfer.fence_error(fence)));
     }
 }
 
@@ -194,8 +127,12 @@ mod tests {
     use crate::{
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
         drive::{
-            core::connection::deferred::{DueTransfer, Mark},
+            core::connection::{
+                deferred::{DueTransfer, Mark},
+                transfer::Fence,
+            },
             joined::{Joined, post_behind},
+            session::MAX_QUEUED,
         },
     };
 

@@ -9,7 +9,7 @@
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
 use uccl_fabric::{
-    lane::{Handling, OpError, OpResult},
+    lane::{Handling, OpResult},
     mem::RemoteSpan,
     signal::{self, Word},
 };
@@ -20,40 +20,12 @@ use uccl_wire::{
 };
 
 use super::{
-    core::connection::{
-        Connection,
-        talk::Talk,
-        transfer::{After, Earlier, Transfer},
-    },
+    core::connection::{Connection, talk::Talk, transfer::Transfer},
     gpu_signal::SignalStep,
 };
 use crate::error::{Error, Result};
 
 impl Connection {
-    /// Sends the signal of a transfer after its bytes are visible at the peer. Its notification, if
-    /// any, follows.
-    pub(super) fn signal_after(
-        &self,
-        transfer: &Arc<Transfer>,
-        word: Word,
-        notif: Option<Vec<u8>>,
-    ) {
-        transfer.body.lock().after = notif.map_or(After::Publish, After::Notify);
-        if let Some(changed) = self.try_signal(word) {
-            if let Err(e) = changed {
-                transfer.note_error(transfer.op_error(e));
-            }
-            // No operation was expected meanwhile: a change that we make ourselves does not wait
-            // for the peer.
-            return transfer.ops_done();
-        }
-        transfer.expect_ops(1);
-        if let Err(e) = self.post_signal(transfer, word) {
-            transfer.note_error(e);
-            transfer.op_ended();
-        }
-    }
-
     /// Changes a word at once, if the lane reaches it.
     pub(crate) fn try_signal(&self, word: Word) -> Option<OpResult> {
         self.lanes.host.as_ref()?.try_signal(&word.span, word.change)
@@ -68,7 +40,7 @@ impl Connection {
     }
 
     /// Asks the owner of a word to change it. The peer's answer ends one operation of the transfer.
-    fn post_signal(&self, transfer: &Arc<Transfer>, word: Word) -> Result<()> {
+    pub(super) fn post_signal(&self, transfer: &Arc<Transfer>, word: Word) -> Result<()> {
         self.check_signals()?;
         let RemoteSpan { addr, key, slot, .. } = word.span;
         let mut talk = self.talk.lock();
@@ -80,14 +52,6 @@ impl Connection {
         session.signals.send(place, word.change, Arc::clone(transfer), message)?;
         self.send_message(&[message]);
         Ok(())
-    }
-
-    /// Handles the peer's answer to a signal.
-    pub(super) fn signal_ended(&self, transfer: &Arc<Transfer>, status: Status) {
-        if status != Status::Ok {
-            transfer.note_error(transfer.op_error(OpError::Remote(status)));
-        }
-        transfer.op_ended();
     }
 
     /// Changes a word of ours for the peer, and answers once it has changed.
@@ -121,18 +85,6 @@ impl Connection {
     fn answer_signal(&self, id: u64, status: Status) {
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));
-    }
-
-    /// Makes a strong signal wait for the writes that were posted before it in its context, or for
-    /// the strong signals that stand for them.
-    ///
-    /// # Errors
-    /// A write of its context has failed.
-    pub(crate) fn follow(&self, transfer: &Arc<Transfer>, earlier: Earlier) -> Result<()> {
-        // Before the check below: a failing write is noted as failed before anybody can see that it
-        // has ended.
-        earlier.iter().for_each(|earlier| earlier.lead(transfer));
-        self.failed_contexts.check(transfer.context)
     }
 
     /// Whether a strong signal of this context waits for no earlier write.

@@ -190,6 +190,19 @@ impl Connection {
         }
     }
 
+    /// Notes that a transfer has ended.
+    pub(in crate::drive) fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
+        self.pending.fetch_sub(1, AcqRel);
+        if transfer.kind.is_callers() {
+            let counters = &self.core.counters;
+            match is_done {
+                true => counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed)),
+                false => _ = counters.failed.fetch_add(1, Relaxed),
+            }
+        }
+        self.core.transfers.ended(transfer);
+    }
+
     /// Sends a message that consists of these parts; the first part begins with the message's
     /// prefix. A message longer than the lane takes is cut into fragments. The caller must hold the
     /// session's lock: it keeps the fragments together and the messages in order.

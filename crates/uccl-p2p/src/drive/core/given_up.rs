@@ -68,12 +68,6 @@ impl GivenUp {
 pub(crate) struct Aftermaths(pub(in crate::drive) Mutex<Vec<GivenUp>>);
 
 impl Aftermaths {
-    /// Forgets all of them: the endpoint has nothing left that they could touch.
-    pub(crate) fn forget(&self) {
-        let forgotten = std::mem::take(&mut *self.0.lock());
-        drop(forgotten);
-    }
-
     pub(in crate::drive) fn all(&self) -> Vec<Arc<dyn Aftermath>> {
         self.0.lock().iter().flat_map(|left| left.aftermaths.iter().cloned()).collect()
     }

@@ -1,7 +1,6 @@
 //! Transfers, which callers poll, wait for and cancel.
 
 use std::{
-    cell::RefCell,
     collections::VecDeque,
     sync::{
         Arc,
@@ -15,7 +14,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
-    lane::{Completion, OpError, OpName, OpResult},
+    lane::{OpError, OpName},
     mem::Span,
     signal::Word,
 };
@@ -92,6 +91,10 @@ impl From<Op> for Kind {
     }
 }
 
+/// Takes the fetched payload of the notification of this number; `None`: it could not be fetched.
+/// It fetches the next notification, by a transfer of its own: so it is given from above.
+pub(crate) type TakeNotif = fn(&Arc<Connection>, u64, Option<Payload>);
+
 /// The step that follows when all operations have ended.
 pub(crate) enum After {
     /// Publish the result.
@@ -104,8 +107,8 @@ pub(crate) enum After {
     Fin(u64),
     /// Tell the peer how the copy for its ask of this number has ended.
     Answer(u64),
-    /// Deliver the notification, after its payload was fetched.
-    Deliver { id: u64, payload: Payload },
+    /// Hand over the payload of this notification, after it was fetched.
+    Deliver { id: u64, payload: Payload, to: TakeNotif },
 }
 
 impl After {
@@ -119,68 +122,32 @@ impl After {
     }
 }
 
-/// A transfer that waits for another one to end.
-pub(crate) struct Follower {
-    transfer: Arc<Transfer>,
+/// A transfer that waits for another one to end. Each of the two has it in a list.
+pub(in crate::drive) struct Follower {
+    pub(in crate::drive) transfer: Arc<Transfer>,
     is_told: AtomicBool,
 }
 
 impl Follower {
-    /// Called when the other transfer has ended, or when this one stops waiting for it.
-    fn tell(&self, failed: bool) {
-        if self.is_told.swap(true, AcqRel) {
-            return;
-        }
-        if failed {
-            self.transfer.note_error(Error::ContextFailed { context: self.transfer.context });
-        }
-        self.transfer.op_ended();
+    /// Whether this call is the first: the other transfer has ended, or this one stops waiting for
+    /// it.
+    pub(in crate::drive) fn begin_telling(&self) -> bool {
+        !self.is_told.swap(true, AcqRel)
     }
 }
 
-/// Followers to tell, and whether the transfer that each followed has failed.
-type ToTell = VecDeque<(Arc<Follower>, bool)>;
-
-thread_local! {
-    /// The followers that this thread has yet to tell; `None` while it tells none.
-    static TO_TELL: RefCell<Option<ToTell>> = const { RefCell::new(None) };
+/// The next step of a transfer that has no operation left.
+pub(in crate::drive) struct NextStep {
+    pub(in crate::drive) after: After,
+    /// How its operations have ended.
+    pub(in crate::drive) verdict: Result<()>,
+    pub(in crate::drive) fence: Option<Fence>,
 }
 
-/// Ends this thread's telling, also where that panics: followers of later transfers must be told.
-struct EndsTelling;
-
-impl Drop for EndsTelling {
-    fn drop(&mut self) {
-        TO_TELL.set(None);
-    }
-}
-
-/// Tells followers that a transfer has ended. A follower that ends by that may have followers of
-/// its own: this thread tells them one after the other instead of by recursion, because each may be
-/// the first of thousands.
-fn tell_all(followers: Vec<Arc<Follower>>, failed: bool) {
-    if followers.is_empty() {
-        return;
-    }
-    let followers = followers.into_iter().map(|follower| (follower, failed));
-    let is_telling = TO_TELL.with_borrow_mut(|to_tell| match to_tell {
-        Some(to_tell) => {
-            to_tell.extend(followers);
-            true
-        }
-        None => {
-            *to_tell = Some(followers.collect());
-            false
-        }
-    });
-    if is_telling {
-        return;
-    }
-    let _ends = EndsTelling;
-    let next = || TO_TELL.with_borrow_mut(|to_tell| to_tell.as_mut()?.pop_front());
-    while let Some((follower, failed)) = next() {
-        follower.tell(failed);
-    }
+/// The threads and transfers that are to be told that a transfer has ended.
+pub(in crate::drive) struct ToTell {
+    pub(in crate::drive) waiters: SmallVec<[Arc<Parker>; 1]>,
+    pub(in crate::drive) followers: Vec<Arc<Follower>>,
 }
 
 /// Why a transfer is being ended early.
@@ -393,36 +360,16 @@ impl Transfer {
         gpus
     }
 
-    /// Whether the peer still has to do something before it can end. Otherwise only work of this
-    /// process is left: copies, or publishing how it has ended.
-    pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
-        // In this order: they are cleared when none is left.
-        let ops = self.body.lock().ops.clone();
-        if self.ops_left.load(Acquire) == 0 {
-            return false;
-        }
-        let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
-        !(by_us && self.conn.is_up_to_us(self, &ops))
-    }
-
     /// Keeps it from ending with its connection, because its memory may still be touched.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold {
         self.holds.fetch_add(1, SeqCst);
         Hold(Arc::clone(self))
     }
 
-    /// Ends it because its connection has ended, unless it has ended already or something holds it.
-    pub(crate) fn end_with_connection(self: &Arc<Self>) {
-        if self.finished() || self.holds.load(SeqCst) > 0 {
-            return;
-        }
-        self.publish(Err(self.unanswered_error()));
-    }
-
     /// The error of a transfer that ends because the peer cannot answer any more. If a fence was
     /// ending it early, the error is the fence's, unless a signal may have changed its word
     /// meanwhile.
-    fn unanswered_error(&self) -> Error {
+    pub(in crate::drive) fn unanswered_error(&self) -> Error {
         let (fence, is_signalling) = {
             let body = self.body.lock();
             (body.fence, body.is_signalling)
@@ -433,33 +380,39 @@ impl Transfer {
         }
     }
 
-    /// Makes `other` wait until this transfer ends.
-    pub(crate) fn lead(self: &Arc<Self>, other: &Arc<Self>) {
-        let follower =
-            Arc::new(Follower { transfer: Arc::clone(other), is_told: AtomicBool::new(false) });
-        {
-            let mut body = other.body.lock();
-            if body.result.is_some() {
-                // It would keep itself alive: nothing takes the follower out again.
-                return;
-            }
-            other.expect_ops(1);
-            body.following.push(Arc::clone(&follower));
-        }
-        let has_failed = {
-            let mut body = self.body.lock();
-            match &body.result {
-                Some(result) => result.is_err(),
-                None => return body.followers.push(follower),
-            }
-        };
-        follower.tell(has_failed);
+    /// Whether it must not end with its connection.
+    pub(in crate::drive) fn is_held(&self) -> bool {
+        self.holds.load(SeqCst) > 0
     }
 
-    /// Stops waiting for other transfers.
-    pub(crate) fn stop_following(&self) {
-        let following = std::mem::take(&mut self.body.lock().following);
-        following.iter().for_each(|follower| follower.tell(false));
+    /// Makes it wait for another transfer; `None` if it has ended. Then it would keep itself alive:
+    /// nothing takes the follower out again.
+    pub(in crate::drive) fn begin_following(self: &Arc<Self>) -> Option<Arc<Follower>> {
+        let mut body = self.body.lock();
+        if body.result.is_some() {
+            return None;
+        }
+        self.expect_ops(1);
+        let follower = Follower { transfer: Arc::clone(self), is_told: AtomicBool::new(false) };
+        let follower = Arc::new(follower);
+        body.following.push(Arc::clone(&follower));
+        Some(follower)
+    }
+
+    /// Adds a follower, to be told when this transfer ends. If it has ended, returns whether it has
+    /// failed.
+    pub(in crate::drive) fn add_follower(&self, follower: &Arc<Follower>) -> Option<bool> {
+        let mut body = self.body.lock();
+        if let Some(result) = &body.result {
+            return Some(result.is_err());
+        }
+        body.followers.push(Arc::clone(follower));
+        None
+    }
+
+    /// Takes out the followers by which it waits for other transfers.
+    pub(in crate::drive) fn take_following(&self) -> Vec<Arc<Follower>> {
+        std::mem::take(&mut self.body.lock().following)
     }
 
     /// Counts operations that are about to be posted.
@@ -476,27 +429,17 @@ impl Transfer {
         self.checksummed.store(checked, Relaxed);
     }
 
-    /// An operation (or the post itself) has ended, and with the last one [all of
-    /// them](Self::ops_done).
-    pub(crate) fn op_ended(self: &Arc<Self>) {
-        if self.ops_left.fetch_sub(1, AcqRel) == 1 {
-            self.ops_done();
-        }
+    /// Counts an operation that has ended (or the post itself). Returns whether none is left.
+    pub(in crate::drive) fn count_ended_op(&self) -> bool {
+        self.ops_left.fetch_sub(1, AcqRel) == 1
     }
 
-    /// Takes the step [`Body::after`], once no operation is left.
-    pub(in crate::drive) fn ops_done(self: &Arc<Self>) {
-        let (after, error, fence) = {
-            let mut body = self.body.lock();
-            body.ops.clear();
-            let after = std::mem::replace(&mut body.after, After::Publish);
-            (after, body.error.clone(), body.fence)
-        };
-        let verdict = match error {
-            Some(e) => Err(e),
-            None => Ok(()),
-        };
-        self.conn.go_on(self, after, verdict, fence);
+    /// Takes out the next step, once no operation is left.
+    pub(in crate::drive) fn take_step(&self) -> NextStep {
+        let mut body = self.body.lock();
+        body.ops.clear();
+        let after = std::mem::replace(&mut body.after, After::Publish);
+        NextStep { after, verdict: body.error.clone().map_or(Ok(()), Err), fence: body.fence }
     }
 
     /// The error that the caller sees when an operation failed.
@@ -534,25 +477,26 @@ impl Transfer {
         }
     }
 
-    /// Ends the transfer with this result, unless it has one already.
-    pub(crate) fn publish(self: &Arc<Self>, verdict: Result<()>) {
+    /// Takes its result, and shows that it has ended; `None` if it has a result already.
+    pub(in crate::drive) fn set_result(&self, verdict: Result<()>) -> Option<ToTell> {
         let outcome = Outcome {
             bytes: self.bytes.load(Relaxed),
             checksummed: self.checksummed.load(Relaxed),
         };
         let ok = verdict.is_ok();
-        let (waiters, leases, signals, followers) = {
+        let (to_tell, leases, signals) = {
             let mut body = self.body.lock();
             if body.result.is_some() {
-                return;
+                return None;
             }
             body.result = Some(verdict.map(|()| outcome));
             body.targets = SmallVec::new();
+            let waiters = std::mem::take(&mut body.waiters);
+            let followers = std::mem::take(&mut body.followers);
             (
-                std::mem::take(&mut body.waiters),
+                ToTell { waiters, followers },
                 std::mem::take(&mut body.leases),
                 std::mem::take(&mut body.signals),
-                std::mem::take(&mut body.followers),
             )
         };
         // Before anybody can see that it has ended. The caller may then deregister its memory, and
@@ -563,40 +507,23 @@ impl Transfer {
             self.conn.failed_contexts.note(self.context);
         }
         self.state.store(if ok { DONE } else { FAILED }, Release);
-        self.conn.transfer_ended(self, ok);
-        waiters.iter().for_each(|waiter| waiter.ring());
-        // It does not wait for other transfers any more.
-        drop(std::mem::take(&mut self.body.lock().following));
-        tell_all(followers, !ok);
+        Some(to_tell)
     }
 }
 
 /// While this exists, the transfer does not end with its connection.
+///
+/// Dropping the last hold ends the transfer of a connection that has ended (`drive/steps.rs`).
 pub(crate) struct Hold(Arc<Transfer>);
 
 impl Hold {
     pub(crate) fn transfer(&self) -> &Arc<Transfer> {
         &self.0
     }
-}
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        // The connection may end at the same time: either this sees its end, or its end sees no
-        // hold.
-        if self.0.holds.fetch_sub(1, SeqCst) == 1 && self.0.conn.has_ended() {
-            self.0.end_with_connection();
-        }
-    }
-}
-
-impl Completion for Transfer {
-    fn complete(self: Arc<Self>, result: OpResult) {
-        if let Err(e) = result {
-            let error = self.op_error(e);
-            self.note_error(error);
-        }
-        self.op_ended();
+    /// Counts it out. Returns whether no other holds the transfer.
+    pub(in crate::drive) fn count_out(&self) -> bool {
+        self.0.holds.fetch_sub(1, SeqCst) == 1
     }
 }
 
