@@ -28,40 +28,20 @@ use crate::tree;
 /// The path of a module in its crate.
 type Module = Vec<String>;
 
-/// The circles that go through calls on fields, parameters and variables, and that are still there:
-/// the most modules of a crate in them. A crate that is not listed has none.
-const KNOWN: &[(&str, usize)] = &[("uccl-p2p", 23)];
-
-/// The calls that are looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Calls {
-    /// Of methods of the `impl` block's own type.
-    OfOwnType,
-    All,
-}
-
-/// Fails if a crate has a circle, but for those that are known.
+/// Fails if a crate has a circle.
 pub(crate) fn check() -> Result<()> {
     let mut found = Vec::new();
     for (name, needs) in all()? {
-        let circles = needs.circles(Calls::OfOwnType);
-        let circles =
-            if circles.is_empty() { beyond(&name, needs.circles(Calls::All)) } else { circles };
+        let circles = needs.circles();
         found.extend(circles.iter().map(|circle| format!("{name}: {}", circle.join(" "))));
     }
     ensure!(found.is_empty(), "modules need each other in a circle:\n{}", found.join("\n"));
     Ok(())
 }
 
-/// The circles of a crate, if they have more modules than those that are known.
-fn beyond(name: &str, circles: Vec<Vec<String>>) -> Vec<Vec<String>> {
-    let known = KNOWN.iter().find(|(known, _)| *known == name).map_or(0, |(_, modules)| *modules);
-    if circles.iter().map(Vec::len).sum::<usize>() > known { circles } else { Vec::new() }
-}
-
 pub(crate) fn print() -> Result<()> {
     for (name, needs) in all()? {
-        let circles = needs.circles(Calls::All);
+        let circles = needs.circles();
         println!("{name}: {}", if circles.is_empty() { "no circle" } else { "" });
         for circle in circles {
             println!("  {}: {}", circle.len(), circle.join(" "));
@@ -87,15 +67,8 @@ fn all() -> Result<BTreeMap<String, Needs>> {
 }
 
 /// The pairs of modules of which the first needs the second, with the names that it uses of it.
-type Pairs = BTreeMap<(Module, Module), BTreeSet<String>>;
-
 #[derive(Default)]
-struct Needs {
-    /// By imports, and by calls of methods of the `impl` block's own type.
-    own: Pairs,
-    /// By calls of methods of values of other types.
-    others: Pairs,
-}
+struct Needs(BTreeMap<(Module, Module), BTreeSet<String>>);
 
 impl Needs {
     /// The needs of these modules. The visitors change no file.
@@ -111,7 +84,7 @@ impl Needs {
                 let mut named = (1..=path.len()).rev().map(|len| path[..len].to_vec());
                 if let Some(target) = named.find(|name| modules.contains(name)) {
                     let used = path[target.len()..].join("::");
-                    needs.own.entry((module.clone(), target)).or_default().insert(used);
+                    needs.0.entry((module.clone(), target)).or_default().insert(used);
                 }
             }
         }
@@ -122,25 +95,21 @@ impl Needs {
             own.defined.iter().for_each(|method| defined.entry(method).or_default().push(module));
         }
         for (module, own) in &methods {
-            let Self { own: of_own, others } = &mut needs;
-            for (called, pairs) in [(&own.called, of_own), (&own.called_of_others, others)] {
-                // A method that the module has itself is the one that it calls.
-                for method in called.difference(&own.defined) {
-                    // Types of one name are not told apart: several modules may have such a method.
-                    if let Some([target]) = defined.get(method).map(Vec::as_slice) {
-                        let used = pairs.entry(((*module).clone(), (*target).clone())).or_default();
-                        used.insert(format!("{}::{}()", method.0, method.1));
-                    }
+            // A method that the module has itself is the one that it calls.
+            for method in own.called.difference(&own.defined) {
+                // Types of one name are not told apart: several modules may have such a method.
+                if let Some([target]) = defined.get(method).map(Vec::as_slice) {
+                    let used = needs.0.entry(((*module).clone(), (*target).clone())).or_default();
+                    used.insert(format!("{}::{}()", method.0, method.1));
                 }
             }
         }
         needs
     }
 
-    fn circles(&self, calls: Calls) -> Vec<Vec<String>> {
-        let others = self.others.keys().filter(|_| calls == Calls::All);
+    fn circles(&self) -> Vec<Vec<String>> {
         let mut graph = DiGraphMap::<&Module, ()>::new();
-        for (module, target) in self.own.keys().chain(others) {
+        for (module, target) in self.0.keys() {
             if !target.starts_with(module) {
                 graph.add_edge(module, target, ());
             }
@@ -157,7 +126,7 @@ impl Needs {
     /// The needs between the modules of a circle: "a -> b: the names that it uses".
     fn within(&self, circle: &[String]) -> Vec<String> {
         let mut needs = BTreeMap::<(String, String), BTreeSet<&str>>::new();
-        for ((module, target), used) in self.own.iter().chain(&self.others) {
+        for ((module, target), used) in &self.0 {
             let pair = (module.join("::"), target.join("::"));
             let is_inside = circle.contains(&pair.0) && circle.contains(&pair.1);
             if is_inside && !target.starts_with(module) {
@@ -296,10 +265,7 @@ fn name_of(ty: &Type, own: Option<&str>) -> Option<String> {
 struct Methods<'a> {
     known: &'a Known,
     defined: BTreeSet<Method>,
-    /// Methods that are called of the `impl` block's own type.
     called: BTreeSet<Method>,
-    /// Methods that are called of values of other types.
-    called_of_others: BTreeSet<Method>,
     /// The type of the `impl` block.
     of: Option<String>,
     /// The types of variables; none where it is not known.
@@ -308,9 +274,9 @@ struct Methods<'a> {
 
 impl<'a> Methods<'a> {
     fn of(file: &mut File, known: &'a Known) -> Self {
-        let (defined, called, called_of_others) = Default::default();
+        let (defined, called) = Default::default();
         let variables = BTreeMap::new();
-        let mut methods = Self { known, defined, called, called_of_others, of: None, variables };
+        let mut methods = Self { known, defined, called, of: None, variables };
         methods.visit_file_mut(file);
         methods
     }
@@ -364,10 +330,8 @@ impl<'a> Methods<'a> {
 
     fn note_call(&mut self, of: Option<String>, name: String) {
         let Some(of) = of else { return };
-        if self.of.as_ref() == Some(&of) {
+        if self.of.as_ref() == Some(&of) || self.known.is_one(&of) {
             self.called.insert((of, name));
-        } else if self.known.is_one(&of) {
-            self.called_of_others.insert((of, name));
         }
     }
 
@@ -597,12 +561,8 @@ mod tests {
         Needs::among(parsed.into_iter().collect())
     }
 
-    fn circles_by<const N: usize>(calls: Calls, files: [(&str, &str); N]) -> Vec<Vec<String>> {
-        needs(files).circles(calls)
-    }
-
     fn circles<const N: usize>(files: [(&str, &str); N]) -> Vec<Vec<String>> {
-        circles_by(Calls::OfOwnType, files)
+        needs(files).circles()
     }
 
     const BACK: (&str, &str) = ("b", "impl T { fn back(&self) { self.front() } }");
@@ -634,7 +594,7 @@ mod tests {
         let front = "use crate::b::{Thing, other}; impl T { fn front(&self) { self.back() } }";
         let outside = ("c", "use crate::b::Thing;");
         let needs = needs([("a", front), BACK, outside]);
-        let circles = needs.circles(Calls::All);
+        let circles = needs.circles();
         let told = ["a -> b: T::back(), Thing, other", "b -> a: T::front()"];
         assert_eq!(needs.within(&circles[0]), told);
     }
@@ -659,7 +619,7 @@ mod tests {
         let found = |text: &str| {
             let front = format!("pub struct U {{ t: Arc<T>, u: Box<U> }} {text}");
             let files = [("a", front.as_str()), back, ("c", "pub struct T {}")];
-            circles_by(Calls::All, files) == [["a", "b"]]
+            circles(files) == [["a", "b"]]
         };
         for seen in [
             "impl U { fn f(&self) { self.t.back() } }",
@@ -684,15 +644,6 @@ mod tests {
         // Two types of this name cannot be told apart.
         let front = "pub struct U { t: T } impl U { fn f(&self) { self.t.back() } }";
         let twice = [("a", front), back, ("c", "pub struct T;"), ("d", "pub struct T;")];
-        assert!(circles_by(Calls::All, twice).is_empty());
-    }
-
-    #[test]
-    fn more_modules_in_circles_than_are_known_are_too_many() {
-        let (name, known) = KNOWN[0];
-        let circle = |modules: usize| vec![vec!["a".to_owned(); modules]];
-        assert!(beyond(name, circle(known)).is_empty());
-        assert_eq!(beyond(name, circle(known + 1)).len(), 1);
-        assert_eq!(beyond("uccl-none", circle(2)).len(), 1);
+        assert!(circles(twice).is_empty());
     }
 }
