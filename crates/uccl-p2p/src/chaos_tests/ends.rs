@@ -17,7 +17,10 @@ use super::{
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
     drive::{
-        core::connection::transfer::{Fence, Found, Transfer},
+        core::connection::{
+            transfer::{Fence, Transfer},
+            transfers::Found,
+        },
         deadline,
     },
 };

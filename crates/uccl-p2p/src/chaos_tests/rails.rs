@@ -23,7 +23,7 @@ use crate::{
     drive::{
         core::connection::{
             Connection,
-            transfer::{Found, MAX_PENDING},
+            transfers::{Found, MAX_PENDING},
         },
         joined::on_loopback,
         timers::TO_PROBE,

@@ -20,7 +20,7 @@ use slab::Slab;
 use uccl_rma::Rails;
 
 use self::{
-    connection::{Connection, transfer::Transfers},
+    connection::{Connection, transfers::Transfers},
     given_up::Aftermaths,
     workers::Workers,
 };

@@ -23,7 +23,8 @@ use crate::{
         core::connection::{
             Connection,
             talk::Piece,
-            transfer::{After, Plan, Room, Transfer},
+            transfer::{After, Plan, Transfer},
+            transfers::Room,
         },
         inline_op::InlineOp,
         regions::{Lease, contains, outside},

@@ -166,7 +166,7 @@ impl Endpoint {
 mod tests {
     use crate::{
         Change, Error, Op, Request, Signal, Status, Tried, Uninterrupted,
-        drive::{core::connection::transfer::KEPT, joined::Joined},
+        drive::{core::connection::transfers::KEPT, joined::Joined},
     };
 
     #[test]

@@ -7,6 +7,7 @@ mod end;
 pub(crate) mod loans;
 pub(crate) mod talk;
 pub(crate) mod transfer;
+pub(crate) mod transfers;
 
 use std::{
     net::SocketAddr,
@@ -25,7 +26,8 @@ use self::{
     deferred::Deferred,
     end::End,
     talk::Talk,
-    transfer::{Earlier, Plan, Room, Transfer},
+    transfer::{Plan, Transfer},
+    transfers::{Earlier, Room},
 };
 use super::Core;
 use crate::{

@@ -5,7 +5,8 @@ use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 use crate::{
     drive::core::connection::{
         Connection,
-        transfer::{Earlier, Follower, Transfer},
+        transfer::{Follower, Transfer},
+        transfers::Earlier,
     },
     error::{Error, Result},
 };
