@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The opened devices, or the reason why there are none.
-pub(crate) struct Opened {
+pub(crate) struct OpenedDevices {
     pub(crate) rails: Vec<Arc<dyn Rail>>,
     /// The reason, as text for people; empty if there is none.
     pub(crate) why_none: String,
@@ -51,8 +51,8 @@ fn lock_more() {
     }
 }
 
-/// Opens the devices. If none can be opened, [`Opened::why_none`] says why.
-pub(crate) fn open(config: &Config) -> Opened {
+/// Opens the devices. If none can be opened, [`OpenedDevices::why_none`] says why.
+pub(crate) fn open(config: &Config) -> OpenedDevices {
     lock_more();
     let opened = match config.transport {
         Transport::Auto => open_best(config),
@@ -63,12 +63,12 @@ pub(crate) fn open(config: &Config) -> Opened {
         Transport::Local | Transport::Tcp | Transport::Fifo => Ok(Vec::new()),
     };
     match opened {
-        Ok(rails) => Opened { rails, why_none: "RDMA is not asked for".into() },
+        Ok(rails) => OpenedDevices { rails, why_none: "RDMA is not asked for".into() },
         Err(e) => {
             tracing::warn!(
                 "RDMA is not used, data goes over other links: {e}; `uccl doctor` says what to do about it"
             );
-            Opened { rails: Vec::new(), why_none: e.to_string() }
+            OpenedDevices { rails: Vec::new(), why_none: e.to_string() }
         }
     }
 }
@@ -86,7 +86,7 @@ pub fn path_elsewhere(config: &Config) -> Result<&'static str> {
     if !possible(config) {
         return Ok("tcp");
     }
-    let Opened { rails, why_none } = open(config);
+    let OpenedDevices { rails, why_none } = open(config);
     match rails.is_empty() {
         false => Ok(link_of(&rails)),
         true if config.transport.needs_rails() => Err(Error::Invalid(why_none)),

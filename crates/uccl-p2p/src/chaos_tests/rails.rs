@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Accepted, Config, ConnectRequest, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport,
     Uninterrupted,
-    devices::Opened,
+    devices::OpenedDevices,
     drive::{
         core::connection::{
             Connection,
@@ -629,11 +629,11 @@ fn connections_are_made_while_devices_are_opened_and_shown_the_memory() {
     a.core().devices_by(|| {
         move || {
             let _ = is_to_open.recv_timeout(FAR);
-            Opened { rails: vec![devices as _], why_none: String::new() }
+            OpenedDevices { rails: vec![devices as _], why_none: String::new() }
         }
     });
     let devices = Arc::clone(of_b);
-    b.core().devices_by(|| || Opened { rails: vec![devices as _], why_none: String::new() });
+    b.core().devices_by(|| || OpenedDevices { rails: vec![devices as _], why_none: String::new() });
     let conn = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| a.connect(b.addr(), None, &mut Uninterrupted));
         // The connection is made, and waits for the rails.

@@ -62,7 +62,7 @@ const TCP: u64 = 1 << 40;
 const UDS: u64 = 1 << 41;
 
 /// A stream that is not a connection yet.
-struct Pending {
+struct PendingStream {
     stream: Stream,
     source: Source,
     deadline: Instant,
@@ -95,7 +95,7 @@ pub(crate) struct Acceptor {
     listener: TcpListener,
     uds: Option<FdListener>,
     greeting: Arc<Greeting>,
-    pending: Slab<Pending>,
+    pending: Slab<PendingStream>,
     scratch: Vec<u8>,
     /// The listeners with waiting connections, by their tokens.
     waited_at: u64,
@@ -104,7 +104,7 @@ pub(crate) struct Acceptor {
     warned: Option<Instant>,
 }
 
-impl Pending {
+impl PendingStream {
     /// Whether its handshake is finished. If a secret is set, the peer has proven that it has the
     /// secret.
     fn is_proven(&self) -> bool {
@@ -260,7 +260,7 @@ impl Acceptor {
         let allowed = core.config.timeout;
         let allowed = if allowed.is_zero() { MAX_TIME } else { allowed.min(MAX_TIME) };
         let deadline = Instant::now() + allowed;
-        let index = self.pending.insert(Pending { stream, source, deadline });
+        let index = self.pending.insert(PendingStream { stream, source, deadline });
         if watch(epoll, fd_of(&self.pending[index].stream), index as u64).is_err() {
             self.pending.remove(index);
             return;
@@ -307,7 +307,7 @@ impl Acceptor {
 
     /// Continues a handshake with the received bytes.
     fn shake(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
-        let Some(Pending { stream: Stream::Shaking { tcp, handshake, .. }, .. }) =
+        let Some(PendingStream { stream: Stream::Shaking { tcp, handshake, .. }, .. }) =
             self.pending.get_mut(index)
         else {
             return Next::Gone;
@@ -396,7 +396,9 @@ impl Acceptor {
         let Ok(tcp) = tcp.try_clone() else { return Next::Gone };
         let (socket, addr) = (Socket::of(tcp, handshake), *addr);
         if let (Some(lane), Some(home)) = (joins, home) {
-            if let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(home) {
+            if let Some(PendingStream { stream: Stream::First(first), .. }) =
+                self.pending.get_mut(home)
+            {
                 first.lanes.insert(lane, socket);
                 first.seats.push(seat);
             }
@@ -427,7 +429,8 @@ impl Acceptor {
 
     /// Reads the `Establish` message, which turns the lanes into a connection.
     fn await_word(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
-        let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(index) else {
+        let Some(PendingStream { stream: Stream::First(first), .. }) = self.pending.get_mut(index)
+        else {
             return Next::Gone;
         };
         let mut word = [0; MAX_WORD];
@@ -453,7 +456,8 @@ impl Acceptor {
         if lanes > u64::from(MAX_LANES) {
             return Next::Gone;
         }
-        let Some(Pending { stream: Stream::First(first), .. }) = self.pending.try_remove(index)
+        let Some(PendingStream { stream: Stream::First(first), .. }) =
+            self.pending.try_remove(index)
         else {
             return Next::Gone;
         };
@@ -466,7 +470,7 @@ impl Acceptor {
 
     /// Reads which connection another process of this host belongs to, and makes the local lane.
     fn join_local(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
-        let Some(Pending { stream: Stream::Local(socket), .. }) = self.pending.get_mut(index)
+        let Some(PendingStream { stream: Stream::Local(socket), .. }) = self.pending.get_mut(index)
         else {
             return Next::Gone;
         };
@@ -475,7 +479,8 @@ impl Acceptor {
             Ok(None) => return Next::Wait,
             Err(_) => return Next::Gone,
         };
-        let Some(Pending { stream: Stream::Local(socket), .. }) = self.pending.try_remove(index)
+        let Some(PendingStream { stream: Stream::Local(socket), .. }) =
+            self.pending.try_remove(index)
         else {
             return Next::Gone;
         };

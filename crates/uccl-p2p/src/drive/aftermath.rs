@@ -14,7 +14,7 @@ use super::{
         connection::{Connection, loans::Loan, transfer::Transfer},
         given_up::GivenUp,
     },
-    regions::Ending,
+    regions::EndingRegion,
 };
 use crate::error::Error;
 
@@ -77,7 +77,7 @@ impl Core {
     }
 
     /// A given-up peer that may be touching this region.
-    pub(crate) fn toucher_left(&self, ending: &Ending) -> Option<Arc<str>> {
+    pub(crate) fn toucher_left(&self, ending: &EndingRegion) -> Option<Arc<str>> {
         let given_up = self.aftermaths.0.lock();
         let toucher = given_up.iter().find(|left| left.touches(ending.mr.region.slot));
         toucher.map(|left| Arc::clone(&left.peer))

@@ -11,15 +11,15 @@ use uccl_wire::{
 
 use super::core::connection::{
     Connection,
-    talk::{Ask, Sent},
+    talk::{Ask, PendingMessage},
     transfer::{Fence, Transfer},
 };
 use crate::error::Error;
 
 impl Connection {
     /// Handles the peer's answer to a send.
-    pub(super) fn send_ended(&self, sent: Sent, verdict: Verdict) {
-        let Sent { transfer, grants, .. } = sent;
+    pub(super) fn send_ended(&self, sent: PendingMessage, verdict: Verdict) {
+        let PendingMessage { transfer, grants, .. } = sent;
         // Before the transfer ends, because its memory may be deregistered then.
         drop(grants);
         let bytes = transfer.bytes.load(Relaxed);
@@ -41,7 +41,7 @@ impl Connection {
     }
 
     /// Handles the peer's answer to a notification.
-    pub(super) fn notif_ended(&self, sent: Sent, is_delivered: bool) {
+    pub(super) fn notif_ended(&self, sent: PendingMessage, is_delivered: bool) {
         if !is_delivered {
             sent.transfer.note_error(Error::RemoteAccess {
                 peer: Arc::clone(&self.peer.name),

@@ -24,7 +24,7 @@ use self::{
     given_up::Aftermaths,
     workers::Workers,
 };
-use super::{held::HeldStreams, reached::Reached, regions::Mrs, seats::Seats};
+use super::{held::HeldStreams, reached::ReachedPeers, regions::Mrs, seats::Seats};
 use crate::{
     config::Config,
     error::{Error, Result},
@@ -125,7 +125,7 @@ pub(crate) struct Core {
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     /// The connections to peers that callers know by address only.
-    pub(crate) reached: Reached,
+    pub(crate) reached: ReachedPeers,
     /// The room for streams that peers open.
     pub(crate) seats: Seats,
     pub(super) notifs: Mutex<VecDeque<Notification>>,
@@ -170,7 +170,7 @@ impl Core {
                 untried: Vec::new(),
             }),
             accepted: Condvar::new(),
-            reached: Reached::default(),
+            reached: ReachedPeers::default(),
             notifs: Mutex::default(),
             have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),

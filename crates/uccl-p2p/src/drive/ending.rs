@@ -9,7 +9,7 @@ use std::{
 use super::{
     core::connection::{
         Connection,
-        talk::{Ask, Sent},
+        talk::{Ask, PendingMessage},
     },
     timers,
 };
@@ -40,7 +40,8 @@ impl Connection {
         self.gpu_signal.cancel();
         let closed = self.talk.lock().session.close();
         let asks = closed.asks.into_iter().flat_map(Ask::lent);
-        let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
+        let lent = asks
+            .chain(closed.sends.into_iter().chain(closed.notifs).flat_map(PendingMessage::lent));
         let lent = lent.collect();
         self.deferred.close();
         // Before the transfers end, because their memory may be deregistered then.

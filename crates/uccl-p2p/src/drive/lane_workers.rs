@@ -7,7 +7,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::core::{
     Core,
-    connection::{Connection, attached::Attached},
+    connection::{Connection, attached::AttachedLane},
     workers::{Kick, Workers},
 };
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ impl Workers {
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
             let attached =
-                Arc::new(Attached::new(conn, (lane, &conn.lanes.all[lane]), shard, token));
+                Arc::new(AttachedLane::new(conn, (lane, &conn.lanes.all[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             // Before it is watched, which may fail: the end of the connection detaches the lanes in
@@ -54,7 +54,7 @@ impl Workers {
 
     /// Makes other threads take part in a lane's work: one, or more where there is much to do. The
     /// lane's own worker comes last, because it makes progress on the lane anyway.
-    fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
+    fn call_help(core: &Arc<Core>, attached: &Arc<AttachedLane>) {
         let this = &core.workers;
         let count = this.shards.len();
         let wanted = (attached.link.load() / WORTH_A_HELPER).clamp(1, count as u64) as usize;
@@ -74,7 +74,7 @@ impl Connection {
             return;
         }
         // The lane between two processes of a host is the first one.
-        let host = |attached: &&Arc<Attached>| attached.lane == 0;
+        let host = |attached: &&Arc<AttachedLane>| attached.lane == 0;
         if let Some(attached) = self.care.find(host) {
             Workers::call_help(&self.core, &attached);
         }

@@ -11,7 +11,7 @@ mod accepts;
 pub(crate) mod addresses;
 pub(crate) mod aftermath;
 mod answers;
-pub(crate) mod asked;
+
 pub(crate) mod asking;
 pub(crate) mod attempt;
 pub(crate) mod begin;
@@ -42,6 +42,7 @@ pub(crate) mod notifs;
 mod pace;
 pub(crate) mod park;
 pub(crate) mod payload;
+pub(crate) mod peer_copies;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod published;

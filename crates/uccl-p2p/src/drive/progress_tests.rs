@@ -31,7 +31,7 @@ use uccl_wire::{advert::Advert, signal::Change};
 use super::{
     acceptor::begin,
     core::{
-        connection::{Connection, Peer, attached::Attached},
+        connection::{Connection, Peer, attached::AttachedLane},
         workers::Workers,
     },
     joined::on_loopback,
@@ -391,7 +391,7 @@ fn more_threads_help_where_there_is_more_to_do() {
 fn a_worker_that_has_armed_a_lane_does_not_look_soon_though_it_left_the_lane_to_callers() {
     let ep = endpoint();
     let conn = Endless::of(&Endless::new(), &ep, ep.addr());
-    let attached = Attached::new(&conn, (0, &conn.lanes.all[0]), 0, 1);
+    let attached = AttachedLane::new(&conn, (0, &conn.lanes.all[0]), 0, 1);
     for (is_left, is_armed) in [(false, false), (false, true), (true, true), (true, false)] {
         attached.is_left.store(is_left, SeqCst);
         attached.is_armed.store(is_armed, SeqCst);

@@ -30,7 +30,7 @@ impl Core {
     /// The devices of this endpoint; `how` gives the function that opens them.
     pub(crate) fn devices_by<O>(&self, how: impl FnOnce() -> O) -> &Devices
     where
-        O: FnOnce() -> devices::Opened + Send + 'static,
+        O: FnOnce() -> devices::OpenedDevices + Send + 'static,
     {
         let mut is_first = false;
         let devices = self.rails.get_or_init(|| {

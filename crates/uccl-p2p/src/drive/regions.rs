@@ -122,13 +122,13 @@ impl std::ops::Deref for Found<'_> {
 }
 
 /// A region that was revoked: no new access to it can begin, but accesses may be under way.
-pub(crate) struct Ending {
+pub(crate) struct EndingRegion {
     pub(crate) mr: Arc<Mr>,
     /// Keeps the slot from being used again, until the memory has been let go.
     revoked: Mutex<Option<RevokedRegion>>,
 }
 
-impl Ending {
+impl EndingRegion {
     /// Whether transfers of ours use it, which end with their connections.
     pub(crate) fn is_leased(&self) -> bool {
         self.mr.leases.load(SeqCst) > 0
@@ -164,7 +164,7 @@ impl Drop for Lease {
 struct ById {
     live: BTreeMap<MrId, Arc<Mr>>,
     /// Regions that were revoked and may still be touched.
-    ending: BTreeMap<MrId, Arc<Ending>>,
+    ending: BTreeMap<MrId, Arc<EndingRegion>>,
     /// The live regions by their addresses.
     by_address: Addresses<MrId>,
     /// Those of them that peers find by their addresses.
@@ -344,7 +344,7 @@ impl Mrs {
 
     /// Revokes a region, unless a transfer of ours uses it. For a region that was revoked before
     /// and may still be touched, returns that one.
-    pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<Ending>> {
+    pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<EndingRegion>> {
         let mut by_id = self.by_id.write();
         if let Some(ending) = by_id.ending.get(&id) {
             return Ok(Arc::clone(ending));
@@ -364,7 +364,7 @@ impl Mrs {
 
     /// Revokes all regions, including those that transfers of ours use. No region can be added any
     /// more.
-    pub(crate) fn revoke_all(&self) -> Vec<Arc<Ending>> {
+    pub(crate) fn revoke_all(&self) -> Vec<Arc<EndingRegion>> {
         let mut by_id = self.by_id.write();
         by_id.closed = true;
         by_id.by_address.clear();
@@ -411,11 +411,11 @@ impl Mrs {
 }
 
 impl ById {
-    fn end(&mut self, table: &RegionTable, mr: Arc<Mr>) -> Arc<Ending> {
+    fn end(&mut self, table: &RegionTable, mr: Arc<Mr>) -> Arc<EndingRegion> {
         // The region is listed here, so nobody else has revoked it.
         let revoked = Mutex::new(table.revoke(mr.region.slot, mr.region.key).ok());
         let id = mr.id;
-        let ending = Arc::new(Ending { mr, revoked });
+        let ending = Arc::new(EndingRegion { mr, revoked });
         self.ending.insert(id, Arc::clone(&ending));
         ending
     }

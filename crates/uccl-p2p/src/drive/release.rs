@@ -21,7 +21,7 @@ use uccl_fabric::{gpu::advance_words, rail::RailError};
 use super::{
     aftermath::IN_THE_MIDDLE,
     core::{Core, connection::Connection},
-    regions::Ending,
+    regions::EndingRegion,
     timers,
 };
 use crate::{
@@ -150,7 +150,7 @@ impl Core {
     /// Waits until nothing touches these regions. Lets go of each as soon as nothing touches it.
     pub(crate) fn drain(
         self: &Arc<Self>,
-        mut endings: Vec<Arc<Ending>>,
+        mut endings: Vec<Arc<EndingRegion>>,
         until: Option<Instant>,
     ) -> Result<()> {
         let started = Instant::now();
@@ -181,7 +181,7 @@ impl Core {
         }
     }
 
-    fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
+    fn let_go_if_untouched(self: &Arc<Self>, ending: &EndingRegion) -> Result<(), Toucher> {
         ending.let_go(|mr| {
             // Before the look: a lane that is made after it must not request anything with the
             // region.
@@ -194,7 +194,7 @@ impl Core {
     }
 
     /// One of the parties that may touch a region; all of them are asked to stop.
-    fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
+    fn toucher(self: &Arc<Self>, ending: &EndingRegion) -> Option<Toucher> {
         let slot = ending.mr.region.slot;
         let mut touching = None;
         for conn in self.open_conns() {
@@ -226,7 +226,7 @@ impl Core {
 }
 
 /// Makes the error, and ends the connection of a peer that has touched regions for too long.
-fn give_up(endings: &[Arc<Ending>], toucher: Toucher) -> Error {
+fn give_up(endings: &[Arc<EndingRegion>], toucher: Toucher) -> Error {
     let regions: Arc<[MrId]> = endings.iter().map(|ending| ending.mr.id).collect();
     let Toucher { name: by, reason, conn, .. } = toucher;
     if let Some(conn) = conn {

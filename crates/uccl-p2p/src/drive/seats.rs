@@ -29,7 +29,7 @@ impl Source {
 }
 
 #[derive(Default)]
-struct Taken {
+struct TakenSeats {
     all: usize,
     by_source: HashMap<Source, usize>,
 }
@@ -37,13 +37,13 @@ struct Taken {
 /// The room for streams that peers open.
 pub(crate) struct Seats {
     most: usize,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenSeats>>,
 }
 
 /// Room for one stream, until it is dropped.
 pub(crate) struct Seat {
     source: Source,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenSeats>>,
 }
 
 impl Seats {

@@ -11,7 +11,7 @@ use super::{
     core::connection::{
         Connection,
         loans::source_of,
-        talk::{Sent, Talk},
+        talk::{PendingMessage, Talk},
         transfer::Transfer,
     },
     payload,
@@ -39,7 +39,7 @@ impl Connection {
                     return Err(transfer.op_error(OpError::LocalFault));
                 }
                 let lens = spans.iter().map(|span| span.len as u32);
-                let seq = outgoing.eager_send(lens, Sent::of(transfer), message);
+                let seq = outgoing.eager_send(lens, PendingMessage::of(transfer), message);
                 let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 parts.push(message);
                 // SAFETY: as above, and they are mapped.
@@ -50,7 +50,7 @@ impl Connection {
             SendProtocol::Rendezvous => {
                 let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
                 let (sources, grants) = granted?;
-                let sent = Sent { grants, ..Sent::of(transfer) };
+                let sent = PendingMessage { grants, ..PendingMessage::of(transfer) };
                 let seq = outgoing.rendezvous_send(sources.into_iter(), sent, message);
                 self.send_message(&[message]);
                 seq
@@ -79,7 +79,7 @@ impl Connection {
         message.clear();
         match session.outgoing.admit_notif(len)? {
             SendProtocol::Eager => {
-                session.outgoing.eager_notif(len, Sent::of(transfer), message);
+                session.outgoing.eager_notif(len, PendingMessage::of(transfer), message);
                 self.send_message(&[message, payload.as_ref()]);
             }
             SendProtocol::Rendezvous => {
@@ -88,7 +88,7 @@ impl Connection {
                 let grant = self.grant_private(span)?;
                 let source = source_of(&grant.region, span);
                 // When this is dropped, the grant is dropped before the payload that it is for.
-                let mut sent = Sent::of(transfer);
+                let mut sent = PendingMessage::of(transfer);
                 sent.grants.push(grant);
                 sent.payload = Some(payload);
                 session.outgoing.rendezvous_notif(source, sent, message);

@@ -18,7 +18,7 @@ use uccl_wire::message::Verdict;
 
 use super::core::connection::{
     Connection,
-    transfer::{After, Fence, Hold, NextStep, ToTell, Transfer},
+    transfer::{After, Fence, Hold, Listeners, Step, Transfer},
 };
 use crate::error::{Error, Result};
 
@@ -34,7 +34,7 @@ impl Transfer {
     /// Takes the next step, once no operation is left.
     fn go_on(self: &Arc<Self>) {
         let conn = &self.conn;
-        let NextStep { after, verdict, fence } = self.take_step();
+        let Step { after, verdict, fence } = self.take_step();
         let verdict = verdict.and_then(|()| conn.show_received(self));
         match after {
             After::Publish => {}
@@ -86,7 +86,7 @@ impl Transfer {
     /// Ends the transfer with this result, unless it has one already.
     pub(crate) fn publish(self: &Arc<Self>, verdict: Result<()>) {
         let ok = verdict.is_ok();
-        let Some(ToTell { waiters, followers }) = self.set_result(verdict) else { return };
+        let Some(Listeners { waiters, followers }) = self.set_result(verdict) else { return };
         self.conn.transfer_ended(self, ok);
         waiters.iter().for_each(|waiter| waiter.ring());
         // It does not wait for other transfers any more.

@@ -9,9 +9,9 @@ use std::{
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{claims::AWAY, core::connection::attached::Attached};
+use super::{claims::AWAY, core::connection::attached::AttachedLane};
 
-impl Attached {
+impl AttachedLane {
     pub(super) fn progress(&self, now: Instant) -> bool {
         // Checked before: a caller may begin as soon as something has come.
         let are_callers_there = self.conn.care.claims.any();

@@ -19,7 +19,7 @@ use super::{
     acceptor::Acceptor,
     core::{
         Core,
-        connection::attached::Attached,
+        connection::attached::AttachedLane,
         workers::{ACCEPTOR, BELL, Kick, Shard, Workers},
     },
     places,
@@ -92,9 +92,9 @@ struct Worker {
     spin_beside_callers: Duration,
     /// Lanes that are not armed, because they have just had something to do or callers look after
     /// them.
-    hot: Vec<Arc<Attached>>,
+    hot: Vec<Arc<AttachedLane>>,
     /// Lanes that this worker helps with their shared work.
-    helping: VecDeque<Arc<Attached>>,
+    helping: VecDeque<Arc<AttachedLane>>,
     acceptor: Option<Acceptor>,
     events: Vec<Event>,
     looked: Instant,
@@ -259,7 +259,7 @@ impl Worker {
         }
     }
 
-    fn heat(&mut self, attached: Arc<Attached>) {
+    fn heat(&mut self, attached: Arc<AttachedLane>) {
         attached.heated();
         if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
             self.hot.push(attached);

@@ -16,7 +16,7 @@ use uccl_fabric::{
 
 use super::{
     Endpoint, LOOKS, Op, Outcome, Request,
-    transfers::{Started, check_signal, remote_span, settle, word_of},
+    transfers::{StartOutcome, check_signal, remote_span, settle, word_of},
 };
 use crate::{
     drive::{
@@ -136,7 +136,7 @@ impl Endpoint {
     /// Begins a piece in the shortest way: a short piece to or from a process of this host is
     /// copied on this thread; a piece for a GPU or for rails is posted. `None`: it has to become a
     /// transfer right away, which also yields the owner's own error message.
-    pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Started>> {
+    pub(super) fn begin_now(&self, single: &Single) -> Result<Option<StartOutcome>> {
         let Single { conn, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
         if short.is_some() {
@@ -161,15 +161,20 @@ impl Endpoint {
 
     /// Moves a short piece, and changes its signal's word, if that takes no longer than starting a
     /// transfer. `None`: the caller has to start one.
-    pub(super) fn make_now(&self, single: &Single) -> Result<Option<Started>> {
+    pub(super) fn make_now(&self, single: &Single) -> Result<Option<StartOutcome>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
-            None => Ok(copy_short(single).then(|| Started::Done(self.done_now(single)))),
+            None => Ok(copy_short(single).then(|| StartOutcome::Done(self.done_now(single)))),
         }
     }
 
     /// Copies a short piece, as [`copy_short`] does, and changes its signal's word.
-    fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Started>> {
+    fn signal_now(
+        &self,
+        single: &Single,
+        word: Word,
+        strong: bool,
+    ) -> Result<Option<StartOutcome>> {
         let conn = &single.conn;
         if strong && !conn.is_context_clear(single.context) {
             return Ok(None);
@@ -180,7 +185,7 @@ impl Endpoint {
             // SAFETY: inside a region, which the lease keeps registered.
             let done = unsafe { lane.try_signalled(*local, remote, &word.span, word.change) };
             if let Some(Ok(())) = done {
-                return Ok(Some(Started::Done(self.done_now(single))));
+                return Ok(Some(StartOutcome::Done(self.done_now(single))));
             }
         }
         // Before a byte moves: asking the owner to change the word may take a transfer.
@@ -189,12 +194,12 @@ impl Endpoint {
             return Ok(None);
         }
         if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
-            return Ok(Some(Started::Done(self.done_now(single))));
+            return Ok(Some(StartOutcome::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
         let transfer = conn.admit_in(room, single.plan(After::of(Some(word), None), self));
         let hold = transfer.hold();
-        settle(hold, Ok(())).map(|transfer| Some(Started::Transfer(transfer)))
+        settle(hold, Ok(())).map(|transfer| Some(StartOutcome::Transfer(transfer)))
     }
 
     /// Makes a GPU copy one piece, and change a signal's word then, and waits a moment: most such
@@ -206,7 +211,7 @@ impl Endpoint {
         lane: &dyn HostLane,
         work: Work,
         word: Option<Word>,
-    ) -> Result<Option<Started>> {
+    ) -> Result<Option<StartOutcome>> {
         let posted = self.post_now(single, work, |op| match word {
             // SAFETY: `post_now` keeps the memory.
             None => unsafe { lane.post(op) },
@@ -223,7 +228,7 @@ impl Endpoint {
             (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
         }
         match now.result() {
-            Some(Ok(())) => Ok(Some(Started::Done(self.done_now(single)))),
+            Some(Ok(())) => Ok(Some(StartOutcome::Done(self.done_now(single)))),
             Some(Err(_)) if word.is_none() => Ok(None),
             // With a signal, a failed copy is not tried again: a second attempt could change the
             // word twice.
@@ -241,7 +246,7 @@ impl Endpoint {
         single: &Single,
         lane: &dyn RailLane,
         work: Work,
-    ) -> Result<Option<Started>> {
+    ) -> Result<Option<StartOutcome>> {
         let conn = &single.conn;
         let place = conn.lanes.rails_place();
         // SAFETY: `post_now` keeps the memory.
@@ -259,7 +264,7 @@ impl Endpoint {
         });
         if let Some(Ok(())) = now.result() {
             single.shown()?;
-            return Ok(Some(Started::Done(self.done_now(single))));
+            return Ok(Some(StartOutcome::Done(self.done_now(single))));
         }
         let successor = |transfer: &Arc<Transfer>| {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: place }) as _
@@ -278,12 +283,12 @@ impl Endpoint {
         single: &'a Single,
         work: Work,
         post: impl FnOnce(Operation) -> Result<Posted, LaneError>,
-    ) -> Result<Result<PostedPiece<'a>, Option<Started>>> {
+    ) -> Result<Result<PostedPiece<'a>, Option<StartOutcome>>> {
         let room = single.conn.core.transfers.room()?;
         let now = Arc::new(InlineOp::default());
         Ok(match post(work.operation(Arc::clone(&now) as _)) {
             Ok(Posted::Pending(name)) => Ok(PostedPiece { now, name, room }),
-            Ok(Posted::Done(Ok(()))) => Err(Some(Started::Done(self.done_now(single)))),
+            Ok(Posted::Done(Ok(()))) => Err(Some(StartOutcome::Done(self.done_now(single)))),
             Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
         })
     }
@@ -296,13 +301,13 @@ impl Endpoint {
         name: (u16, OpName),
         now: &InlineOp,
         successor: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
-    ) -> Result<Started> {
+    ) -> Result<StartOutcome> {
         let transfer = single.conn.admit_in(room, single.plan(After::Publish, self));
         let hold = transfer.hold();
         transfer.expect_ops(1);
         transfer.body.lock().ops.push(name);
         now.hand_to(successor(&transfer));
-        settle(hold, Ok(())).map(Started::Transfer)
+        settle(hold, Ok(())).map(StartOutcome::Transfer)
     }
 
     /// Counts a transfer that was done on the spot.

@@ -42,7 +42,7 @@ const NAP: Duration = Duration::from_micros(200);
 
 /// A request whose memory is known on both sides.
 #[derive(Default)]
-struct Resolved {
+struct ResolvedRequest {
     iovs: SmallVec<[Iov; 1]>,
     adverts: SmallVec<[Advert; 1]>,
     /// The peer's regions that it uses, each once in a row.
@@ -220,8 +220,8 @@ impl Endpoint {
         &self,
         conn: &Connection,
         pieces: &[AddressPiece],
-    ) -> Result<std::result::Result<Resolved, Vec<Range>>> {
-        let (mut resolved, mut unknown) = (Resolved::default(), Vec::new());
+    ) -> Result<std::result::Result<ResolvedRequest, Vec<Range>>> {
+        let (mut resolved, mut unknown) = (ResolvedRequest::default(), Vec::new());
         resolved.iovs.reserve(pieces.len());
         resolved.adverts.reserve(pieces.len());
         let mut find = |ours: &Addresses<MrId>, known: &Addresses<RegionKey>| -> Result<()> {
@@ -308,7 +308,7 @@ fn advert(conn: &Connection, region: RegionKey, addr: u64, len: u64) -> Advert {
     Advert { addr, len, key, slot, instance: conn.peer.instance as u32 }
 }
 
-impl Resolved {
+impl ResolvedRequest {
     fn request(&self, conn: ConnId, op: Op, timeout: Option<Duration>) -> Request<'_> {
         Request { timeout, ..Request::new(conn, op, &self.iovs, &self.adverts) }
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{
     Endpoint, Interrupt, Request, Status, Tried,
-    transfers::{Started, end},
+    transfers::{StartOutcome, end},
 };
 use crate::{
     drive::{core::connection::transfer::Transfer, timers, wait},
@@ -139,8 +139,8 @@ impl Endpoint {
     /// The same as those of `try_run`.
     pub fn try_run_held(&self, request: &Request<'_>) -> Result<Tried<TransferHandle>> {
         Ok(match self.try_begin(request)? {
-            Started::Done(outcome) => Tried::Done(outcome),
-            Started::Transfer(transfer) => Tried::Under(self.handle_of(transfer)),
+            StartOutcome::Done(outcome) => Tried::Done(outcome),
+            StartOutcome::Transfer(transfer) => Tried::Under(self.handle_of(transfer)),
         })
     }
 

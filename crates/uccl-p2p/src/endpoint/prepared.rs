@@ -9,7 +9,7 @@ use uccl_wire::advert::Advert;
 use super::{
     Endpoint, Iov, Op, TransferHandle, Tried,
     at_once::Single,
-    transfers::{Started, check_counts, settle},
+    transfers::{StartOutcome, check_counts, settle},
 };
 use crate::{
     drive::{
@@ -107,8 +107,8 @@ impl Endpoint {
             None => None,
         };
         Ok(match made {
-            Some(Started::Done(outcome)) => Tried::Done(outcome),
-            Some(Started::Transfer(transfer)) => Tried::Under(self.handle_of(transfer)),
+            Some(StartOutcome::Done(outcome)) => Tried::Done(outcome),
+            Some(StartOutcome::Transfer(transfer)) => Tried::Under(self.handle_of(transfer)),
             None => {
                 // A worker that wakes leaves the work to a caller that mostly comes back for it,
                 // instead of taking this call's processor.

@@ -1,6 +1,6 @@
 //! Transfers that are done at once where that takes no longer than to start them.
 
-use super::{CudaStream, Endpoint, Interrupt, Outcome, Request, Tried, transfers::Started};
+use super::{CudaStream, Endpoint, Interrupt, Outcome, Request, Tried, transfers::StartOutcome};
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ impl Endpoint {
     /// transfer that was done at once has no id.
     pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
         Ok(match self.try_begin(request)? {
-            Started::Done(outcome) => Tried::Done(outcome),
-            Started::Transfer(transfer) => Tried::Under(transfer.id),
+            StartOutcome::Done(outcome) => Tried::Done(outcome),
+            StartOutcome::Transfer(transfer) => Tried::Under(transfer.id),
         })
     }
 
-    pub(super) fn try_begin(&self, request: &Request<'_>) -> Result<Started> {
+    pub(super) fn try_begin(&self, request: &Request<'_>) -> Result<StartOutcome> {
         let made = match self.single(request)? {
             Some(single) => self.make_now(&single)?,
             None => None,
         };
-        made.map_or_else(|| self.post_transfer(request).map(Started::Transfer), Ok)
+        made.map_or_else(|| self.post_transfer(request).map(StartOutcome::Transfer), Ok)
     }
 
     /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer
@@ -30,8 +30,8 @@ impl Endpoint {
             None => None,
         };
         match begun {
-            Some(Started::Done(outcome)) => Ok(outcome),
-            Some(Started::Transfer(transfer)) => {
+            Some(StartOutcome::Done(outcome)) => Ok(outcome),
+            Some(StartOutcome::Transfer(transfer)) => {
                 self.finish(transfer.conn.claim(), &transfer, interrupt)
             }
             None => {

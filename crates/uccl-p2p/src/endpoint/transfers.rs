@@ -42,7 +42,7 @@ const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 const OURS: u32 = 2;
 
 /// A transfer that was begun.
-pub(super) enum Started {
+pub(super) enum StartOutcome {
     /// It is over already.
     Done(Outcome),
     /// It goes on as this transfer.
@@ -182,7 +182,7 @@ impl Endpoint {
         let word = request.signal.map(|signal| word_of(&conn, request, &signal)).transpose()?;
         let Request { op, iovs, adverts, .. } = *request;
         let checked = self.check(op, iovs, adverts, conn.peer.instance as u32)?;
-        let Checked { leases, spans, pieces, bytes } = checked;
+        let CheckedRequest { leases, spans, pieces, bytes } = checked;
         let notif = request.notif.map(<[u8]>::to_vec);
         let plan = Plan {
             kind: request.op.into(),
@@ -218,9 +218,9 @@ impl Endpoint {
         iovs: &[Iov],
         adverts: &[Advert],
         peer: u32,
-    ) -> Result<Checked> {
+    ) -> Result<CheckedRequest> {
         let one_sided = matches!(op, Op::Read | Op::Write);
-        let mut checked = Checked::default();
+        let mut checked = CheckedRequest::default();
         match one_sided {
             true => checked.pieces.reserve(iovs.len()),
             false => checked.spans.reserve(iovs.len()),
@@ -269,7 +269,7 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
 
 /// The results of checking a request.
 #[derive(Default)]
-pub(super) struct Checked {
+pub(super) struct CheckedRequest {
     pub(super) leases: SmallVec<[Lease; 1]>,
     /// Local memory of a send or a recv.
     spans: SmallVec<[Span; 1]>,
@@ -278,7 +278,7 @@ pub(super) struct Checked {
     pub(super) bytes: u64,
 }
 
-impl Checked {
+impl CheckedRequest {
     fn lease(&mut self, mr: &regions::Found<'_>) {
         // A second lease does no harm. Callers that take turns among a few regions get one lease of
         // each.

@@ -23,7 +23,7 @@ use uccl_proto::assembler::fragments;
 
 use self::{
     care::{Claim, LaneCare},
-    deferred::Deferred,
+    deferred::DeferredTransfers,
     end::End,
     talk::Talk,
     transfer::{Plan, Transfer},
@@ -66,7 +66,7 @@ pub(crate) struct Connection {
     /// The protocol session. It stays locked while a message is sent, so that messages are sent in
     /// the order in which they were encoded.
     pub(crate) talk: Mutex<Talk>,
-    pub(crate) deferred: Deferred,
+    pub(crate) deferred: DeferredTransfers,
     /// Contexts in which a write has failed.
     pub(crate) failed_contexts: FailedContexts,
     pub(in crate::drive) gpu_signal: GpuSignal,
@@ -99,7 +99,7 @@ impl Connection {
             talk: Mutex::new(Talk::new(lanes.all.len())),
             lanes,
             care: LaneCare::default(),
-            deferred: Deferred::default(),
+            deferred: DeferredTransfers::default(),
             failed_contexts: FailedContexts::default(),
             gpu_signal: GpuSignal::default(),
             looked_up: LookedUp::default(),

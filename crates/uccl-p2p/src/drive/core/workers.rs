@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use uccl_device::CpuList;
 
-use super::{Core, connection::attached::Attached};
+use super::{Core, connection::attached::AttachedLane};
 use crate::{
     drive::{park::Parker, places},
     error::{Error, Result},
@@ -36,9 +36,9 @@ pub(crate) const ACCEPTOR: u64 = 1 << 62;
 
 pub(in crate::drive) enum Kick {
     /// Progress this lane.
-    Lane(Arc<Attached>),
+    Lane(Arc<AttachedLane>),
     /// Take part in the lane's shared work.
-    Help(Arc<Attached>),
+    Help(Arc<AttachedLane>),
 }
 
 /// The epoll and the bell that one worker sleeps on, and its tasks.
@@ -46,7 +46,7 @@ pub(in crate::drive) struct Shard {
     pub(in crate::drive) epoll: OwnedFd,
     pub(in crate::drive) bell: Parker,
     pub(in crate::drive) kicks: Mutex<Vec<Kick>>,
-    pub(in crate::drive) lanes: Mutex<HashMap<u64, Arc<Attached>>>,
+    pub(in crate::drive) lanes: Mutex<HashMap<u64, Arc<AttachedLane>>>,
     pub(in crate::drive) started: AtomicBool,
     /// Whether it sleeps without looking at deadlines.
     pub(in crate::drive) unhurried: AtomicBool,
@@ -124,7 +124,7 @@ impl Workers {
     }
 
     /// Stops workers from looking after lanes.
-    pub(crate) fn detach(&self, lanes: &[Arc<Attached>]) {
+    pub(crate) fn detach(&self, lanes: &[Arc<AttachedLane>]) {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
@@ -137,7 +137,7 @@ impl Workers {
     }
 
     /// Makes workers look after these lanes now.
-    pub(crate) fn kick(&self, lanes: &[Arc<Attached>]) {
+    pub(crate) fn kick(&self, lanes: &[Arc<AttachedLane>]) {
         for attached in lanes {
             self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
         }

@@ -12,17 +12,17 @@ use crate::{
 };
 
 /// Followers to tell, and whether the transfer that each followed has failed.
-type ToTell = VecDeque<(Arc<Follower>, bool)>;
+type TellQueue = VecDeque<(Arc<Follower>, bool)>;
 
 thread_local! {
     /// The followers that this thread has yet to tell; `None` while it tells none.
-    static TO_TELL: RefCell<Option<ToTell>> = const { RefCell::new(None) };
+    static TO_TELL: RefCell<Option<TellQueue>> = const { RefCell::new(None) };
 }
 
 /// Ends this thread's telling, also where that panics: followers of later transfers must be told.
-struct EndsTelling;
+struct TellGuard;
 
-impl Drop for EndsTelling {
+impl Drop for TellGuard {
     fn drop(&mut self) {
         TO_TELL.set(None);
     }
@@ -49,7 +49,7 @@ pub(super) fn tell_all(followers: Vec<Arc<Follower>>, failed: bool) {
     if is_telling {
         return;
     }
-    let _ends = EndsTelling;
+    let _ends = TellGuard;
     let next = || TO_TELL.with_borrow_mut(|to_tell| to_tell.as_mut()?.pop_front());
     while let Some((follower, failed)) = next() {
         follower.tell(failed);

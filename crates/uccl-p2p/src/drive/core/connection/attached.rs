@@ -12,7 +12,7 @@ use super::Connection;
 use crate::drive::claims::Care;
 
 /// A lane that a worker looks after.
-pub(crate) struct Attached {
+pub(crate) struct AttachedLane {
     pub(crate) conn: Arc<Connection>,
     pub(in crate::drive) link: Arc<dyn Lane>,
     pub(crate) lane: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Attached {
     pub(in crate::drive) care: Mutex<Care>,
 }
 
-impl Attached {
+impl AttachedLane {
     pub(in crate::drive) fn new(
         conn: &Arc<Connection>,
         (lane, link): (usize, &Arc<dyn Lane>),

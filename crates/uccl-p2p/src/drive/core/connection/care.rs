@@ -8,7 +8,7 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use super::{super::workers::Workers, attached::Attached};
+use super::{super::workers::Workers, attached::AttachedLane};
 use crate::drive::{
     claims::{ClaimWaiters, Claims},
     lost_lanes::bit,
@@ -19,7 +19,7 @@ use crate::drive::{
 #[derive(Default)]
 pub(crate) struct LaneCare {
     /// The lanes that workers look after.
-    attached: Mutex<Vec<Arc<Attached>>>,
+    attached: Mutex<Vec<Arc<AttachedLane>>>,
     /// Callers that sleep until a lane shows something.
     sleepers: Mutex<Vec<Arc<Parker>>>,
     pub(in crate::drive) claims: Claims,
@@ -30,25 +30,25 @@ pub(crate) struct LaneCare {
 
 impl LaneCare {
     /// Adds a lane that a worker looks after.
-    pub(in crate::drive) fn attach(&self, attached: Arc<Attached>) {
+    pub(in crate::drive) fn attach(&self, attached: Arc<AttachedLane>) {
         self.attached.lock().push(attached);
     }
 
     /// Takes out the lanes that workers look after, to be detached.
-    pub(in crate::drive) fn take(&self) -> Vec<Arc<Attached>> {
+    pub(in crate::drive) fn take(&self) -> Vec<Arc<AttachedLane>> {
         std::mem::take(&mut *self.attached.lock())
     }
 
     /// Takes out one lane, to be detached.
-    pub(in crate::drive) fn take_lane(&self, lane: usize) -> Vec<Arc<Attached>> {
+    pub(in crate::drive) fn take_lane(&self, lane: usize) -> Vec<Arc<AttachedLane>> {
         self.attached.lock().extract_if(.., |attached| attached.lane == lane).collect()
     }
 
     /// One of the lanes that workers look after.
     pub(in crate::drive) fn find(
         &self,
-        pick: impl FnMut(&&Arc<Attached>) -> bool,
-    ) -> Option<Arc<Attached>> {
+        pick: impl FnMut(&&Arc<AttachedLane>) -> bool,
+    ) -> Option<Arc<AttachedLane>> {
         self.attached.lock().iter().find(pick).cloned()
     }
 
@@ -58,7 +58,7 @@ impl LaneCare {
     }
 
     /// Wakes the workers of the lanes for which `pick` is true.
-    pub(super) fn kick_some(&self, workers: &Workers, pick: impl Fn(&Attached) -> bool) {
+    pub(super) fn kick_some(&self, workers: &Workers, pick: impl Fn(&AttachedLane) -> bool) {
         let attached = self.attached.lock();
         let picked = attached.iter().filter(|attached| pick(attached));
         picked.for_each(|attached| workers.kick(std::slice::from_ref(attached)));
@@ -88,7 +88,7 @@ impl LaneCare {
         }
         let borrowed = self.borrowed.swap(0, SeqCst);
         let sleeps =
-            |attached: &Attached| borrowed & bit(attached.lane) != 0 && attached.is_armed();
+            |attached: &AttachedLane| borrowed & bit(attached.lane) != 0 && attached.is_armed();
         self.kick_some(workers, sleeps);
     }
 
@@ -97,7 +97,7 @@ impl LaneCare {
     pub(super) fn leave_to_workers(&self, workers: &Workers) {
         // Before the list is read: a worker that leaves its lane to callers later sees this.
         self.claims.desert();
-        self.kick_some(workers, Attached::take_back);
+        self.kick_some(workers, AttachedLane::take_back);
     }
 
     /// Wakes one of the callers that sleep on the lanes, because the caller that was awake will not

@@ -78,7 +78,7 @@ pub(in crate::drive) struct DueTransfer {
 }
 
 /// The transfers of a connection that have not begun.
-pub(crate) struct Deferred {
+pub(crate) struct DeferredTransfers {
     /// In the order in which they were posted; `None` once the connection has ended.
     waiting: Mutex<Option<VecDeque<DeferredTransfer>>>,
     /// Locked while some of them begin, so that they begin in order.
@@ -89,7 +89,7 @@ pub(crate) struct Deferred {
     ordered: [AtomicUsize; 2],
 }
 
-impl Default for Deferred {
+impl Default for DeferredTransfers {
     fn default() -> Self {
         Self {
             waiting: Mutex::new(Some(VecDeque::new())),
@@ -100,7 +100,7 @@ impl Default for Deferred {
     }
 }
 
-impl Deferred {
+impl DeferredTransfers {
     /// Whether any transfer has not begun.
     pub(crate) fn any(&self) -> bool {
         self.open.load(SeqCst) > 0

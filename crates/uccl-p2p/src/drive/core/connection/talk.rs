@@ -17,8 +17,8 @@ pub(crate) struct EngineHandles;
 pub(crate) type Session = uccl_proto::Session<EngineHandles>;
 
 impl Handles for EngineHandles {
-    type Send = Sent;
-    type Notif = Sent;
+    type Send = PendingMessage;
+    type Notif = PendingMessage;
     type Signal = Arc<Transfer>;
     type LookUp = Arc<Transfer>;
     type Receive = Arc<Transfer>;
@@ -42,14 +42,14 @@ impl Talk {
 }
 
 /// A send or a notification that the peer has not answered.
-pub(crate) struct Sent {
+pub(crate) struct PendingMessage {
     pub(in crate::drive) transfer: Arc<Transfer>,
     pub(in crate::drive) grants: Grants,
     /// The payload of a notification that the peer fetches.
     pub(in crate::drive) payload: Option<Bytes>,
 }
 
-impl Sent {
+impl PendingMessage {
     pub(in crate::drive) fn of(transfer: &Arc<Transfer>) -> Self {
         Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
     }

@@ -53,7 +53,7 @@ impl Follower {
 }
 
 /// The next step of a transfer that has no operation left.
-pub(in crate::drive) struct NextStep {
+pub(in crate::drive) struct Step {
     pub(in crate::drive) after: After,
     /// How its operations have ended.
     pub(in crate::drive) verdict: Result<()>,
@@ -61,7 +61,7 @@ pub(in crate::drive) struct NextStep {
 }
 
 /// The threads and transfers that are to be told that a transfer has ended.
-pub(in crate::drive) struct ToTell {
+pub(in crate::drive) struct Listeners {
     pub(in crate::drive) waiters: SmallVec<[Arc<Parker>; 1]>,
     pub(in crate::drive) followers: Vec<Arc<Follower>>,
 }
@@ -375,11 +375,11 @@ impl Transfer {
     }
 
     /// Takes out the next step, once no operation is left.
-    pub(in crate::drive) fn take_step(&self) -> NextStep {
+    pub(in crate::drive) fn take_step(&self) -> Step {
         let mut body = self.body.lock();
         body.ops.clear();
         let after = std::mem::replace(&mut body.after, After::Publish);
-        NextStep { after, verdict: body.error.clone().map_or(Ok(()), Err), fence: body.fence }
+        Step { after, verdict: body.error.clone().map_or(Ok(()), Err), fence: body.fence }
     }
 
     /// The error that the caller sees when an operation failed.
@@ -418,13 +418,13 @@ impl Transfer {
     }
 
     /// Takes its result, and shows that it has ended; `None` if it has a result already.
-    pub(in crate::drive) fn set_result(&self, verdict: Result<()>) -> Option<ToTell> {
+    pub(in crate::drive) fn set_result(&self, verdict: Result<()>) -> Option<Listeners> {
         let outcome = Outcome {
             bytes: self.bytes.load(Relaxed),
             checksummed: self.checksummed.load(Relaxed),
         };
         let ok = verdict.is_ok();
-        let (to_tell, leases, signals) = {
+        let (listeners, leases, signals) = {
             let mut body = self.body.lock();
             if body.result.is_some() {
                 return None;
@@ -434,7 +434,7 @@ impl Transfer {
             let waiters = std::mem::take(&mut body.waiters);
             let followers = std::mem::take(&mut body.followers);
             (
-                ToTell { waiters, followers },
+                Listeners { waiters, followers },
                 std::mem::take(&mut body.leases),
                 std::mem::take(&mut body.signals),
             )
@@ -447,7 +447,7 @@ impl Transfer {
             self.conn.failed_contexts.note(self.context);
         }
         self.state.store(if ok { DONE } else { FAILED }, Release);
-        Some(to_tell)
+        Some(listeners)
     }
 }
 

@@ -61,7 +61,7 @@ impl From<Op> for Kind {
 
 /// Takes the fetched payload of the notification of this number; `None`: it could not be fetched.
 /// It fetches the next notification, by a transfer of its own: so it is given from above.
-pub(crate) type TakeNotif = fn(&Arc<Connection>, u64, Option<Payload>);
+pub(crate) type NotifTaker = fn(&Arc<Connection>, u64, Option<Payload>);
 
 /// The step that follows when all operations have ended.
 pub(crate) enum After {
@@ -76,7 +76,7 @@ pub(crate) enum After {
     /// Tell the peer how the copy for its ask of this number has ended.
     Answer(u64),
     /// Hand over the payload of this notification, after it was fetched.
-    Deliver { id: u64, payload: Payload, to: TakeNotif },
+    Deliver { id: u64, payload: Payload, to: NotifTaker },
 }
 
 impl After {
