@@ -4,11 +4,13 @@
 //! else of the turn; the number of pending streams is bounded; and where that is full, the source
 //! that has most of them gives way.
 
+mod first;
+mod listeners;
+
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    io::{self, Read, Write},
-    mem,
+    io::{self, Read},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -19,28 +21,24 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use slab::Slab;
 use uccl_local as local;
 use uccl_local::{
-    LocalLane, Setup,
+    Setup,
     fdpass::{FdListener, FdSocket},
 };
-use uccl_rma::Role;
 use uccl_wire::handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode};
 
+#[cfg(test)]
+pub(in crate::drive) use self::first::begin;
+use self::{
+    first::{First, establish, say},
+    listeners::{Accept, Listeners, TCP, UDS},
+};
 use super::{
-    core::{
-        Core,
-        connection::Connection,
-        workers::{ACCEPTOR, Workers},
-    },
+    core::{Core, workers::ACCEPTOR},
     greeting::{self, Greeting, MAX_LANES},
-    lanes,
-    links::Links,
-    seats::{Seat, Source},
+    seats::Source,
     socket::{MAX_WORD, Socket},
 };
-use crate::{
-    error::{Error, Result},
-    types::Accepted,
-};
+use crate::error::{Error, Result};
 
 /// Most handshakes at a time: this many that are finished and wait for the rest of their
 /// connection, and as many that are not. Beyond that one of the same kind is dropped: the oldest of
@@ -51,15 +49,6 @@ const MAX_PENDING: usize = 256;
 const ACCEPTS_A_TURN: usize = 16;
 /// Longest time for a handshake, where the connection's timeout is longer or off.
 const MAX_TIME: Duration = Duration::from_secs(10);
-
-/// How long to stop accepting after an accept failed. Most likely there were no descriptors left,
-/// and others may close some.
-const PAUSE: Duration = Duration::from_millis(50);
-/// How often a failed accept is logged.
-const WARN: Duration = Duration::from_secs(30);
-
-const TCP: u64 = 1 << 40;
-const UDS: u64 = 1 << 41;
 
 /// A stream that is not a connection yet.
 struct PendingStream {
@@ -78,30 +67,12 @@ enum Stream {
     Local(FdSocket),
 }
 
-struct First {
-    socket: Socket,
-    addr: SocketAddr,
-    peer: Hello,
-    token: u128,
-    word: Vec<u8>,
-    lanes: HashMap<u16, Socket>,
-    local: Option<LocalLane>,
-    /// One for each of its streams.
-    seats: Vec<Seat>,
-}
-
 /// Accepts connections; part of the first worker.
 pub(crate) struct Acceptor {
-    listener: TcpListener,
-    uds: Option<FdListener>,
+    listeners: Listeners,
     greeting: Arc<Greeting>,
     pending: Slab<PendingStream>,
     scratch: Vec<u8>,
-    /// The listeners with waiting connections, by their tokens.
-    waited_at: u64,
-    /// No accept before this time; until then the listeners are not watched.
-    paused_until: Option<Instant>,
-    warned: Option<Instant>,
 }
 
 impl PendingStream {
@@ -126,65 +97,44 @@ impl Acceptor {
         uds: Option<FdListener>,
         greeting: Arc<Greeting>,
     ) -> Self {
-        Self {
-            listener,
-            uds,
-            greeting,
-            pending: Slab::new(),
-            scratch: vec![0; 4096],
-            waited_at: 0,
-            paused_until: None,
-            warned: None,
-        }
+        let listeners = Listeners::new(listener, uds);
+        Self { listeners, greeting, pending: Slab::new(), scratch: vec![0; 4096] }
     }
 
     /// Makes the listeners wake the worker.
     pub(crate) fn attach(&self, epoll: &OwnedFd) -> Result<()> {
-        watch(epoll, self.listener.as_fd(), TCP)?;
-        if let Some(uds) = &self.uds {
-            watch(epoll, uds.as_fd(), UDS)?;
-        }
-        Ok(())
+        self.listeners.attach(epoll)
     }
 
     /// Whether there are handshakes or a pause, which have ends to be checked.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || self.paused_until.is_some()
+        !self.pending.is_empty() || self.listeners.is_paused()
     }
 
     /// Handles an event for `token`. Those of listeners are handled at the end of the turn: streams
     /// that have been accepted do not wait for others.
     pub(crate) fn ready(&mut self, core: &Arc<Core>, epoll: &OwnedFd, token: u64) {
         match token {
-            TCP | UDS => self.waited_at |= token,
+            TCP | UDS => self.listeners.ready(token),
             index => self.look(core, epoll, index as usize),
         }
     }
 
     /// Ends a turn: accepts some of those that wait, and drops handshakes that take too long.
     pub(crate) fn end_turn(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
-        let waited_at = mem::take(&mut self.waited_at);
-        if waited_at & TCP != 0 {
+        let ready = self.listeners.take_ready();
+        if ready & TCP != 0 {
             self.accept_tcp(core, epoll);
         }
-        if waited_at & UDS != 0 {
+        if ready & UDS != 0 {
             self.accept_uds(core, epoll);
         }
+        self.listeners.end_pause(epoll);
         self.expire(epoll);
     }
 
-    /// Drops handshakes that take too long. Ends a pause that is over.
+    /// Drops handshakes that take too long.
     fn expire(&mut self, epoll: &OwnedFd) {
-        if self.paused_until.is_some_and(|until| until <= Instant::now()) {
-            self.paused_until = match self.attach(epoll) {
-                Ok(()) => None,
-                Err(e) => {
-                    self.unwatch(epoll);
-                    tracing::debug!("nobody is accepted yet: {e}");
-                    Some(Instant::now() + PAUSE)
-                }
-            };
-        }
         if self.pending.is_empty() {
             return;
         }
@@ -201,57 +151,35 @@ impl Acceptor {
     fn accept_tcp(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
         // The listener stays readable while connections wait.
         for _ in 0..ACCEPTS_A_TURN {
-            match self.listener.accept() {
-                Ok((tcp, addr)) => {
-                    let mut nonce = [0; NONCE_LEN];
-                    let psk = greeting::psk(&core.config);
-                    if tcp.set_nonblocking(true).is_err() || getrandom::fill(&mut nonce).is_err() {
-                        continue;
-                    }
-                    // With Nagle's algorithm, a reply can wait for the next one, and connecting
-                    // takes tens of milliseconds longer.
-                    let _ = tcp.set_nodelay(true);
-                    let Ok(psk) = psk else { continue };
-                    let handshake = Box::new(Handshake::acceptor(psk, nonce));
-                    let source = Source::of(addr.ip());
-                    self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake }, source);
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if is_passing(&e) => {}
-                Err(e) => return self.pause(epoll, &e),
+            let (tcp, addr) = match self.listeners.accept_tcp(epoll) {
+                Accept::Stream(accepted) => accepted,
+                Accept::Again => continue,
+                Accept::Nothing => return,
+            };
+            let mut nonce = [0; NONCE_LEN];
+            let psk = greeting::psk(&core.config);
+            if tcp.set_nonblocking(true).is_err() || getrandom::fill(&mut nonce).is_err() {
+                continue;
             }
+            // With Nagle's algorithm, a reply can wait for the next one, and connecting takes tens
+            // of milliseconds longer.
+            let _ = tcp.set_nodelay(true);
+            let Ok(psk) = psk else { continue };
+            let handshake = Box::new(Handshake::acceptor(psk, nonce));
+            let source = Source::of(addr.ip());
+            self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake }, source);
         }
     }
 
     fn accept_uds(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
         for _ in 0..ACCEPTS_A_TURN {
-            match self.uds.as_ref().map_or(Ok(None), FdListener::accept) {
-                Ok(Some(socket)) => {
+            match self.listeners.accept_uds(epoll) {
+                Accept::Stream(socket) => {
                     self.keep(core, epoll, Stream::Local(socket), Source::Host);
                 }
-                Ok(None) => return,
-                Err(e) if is_passing(&e) => {}
-                Err(e) => return self.pause(epoll, &e),
+                Accept::Again => {}
+                Accept::Nothing => return,
             }
-        }
-    }
-
-    /// Stops accepting for a while: otherwise a connection that waits at a listener would wake the
-    /// worker again at once.
-    fn pause(&mut self, epoll: &OwnedFd, e: &io::Error) {
-        let now = Instant::now();
-        self.paused_until = Some(now + PAUSE);
-        self.unwatch(epoll);
-        if self.warned.is_none_or(|warned| now - warned >= WARN) {
-            self.warned = Some(now);
-            tracing::warn!("cannot accept connections, which is tried again: {e}");
-        }
-    }
-
-    fn unwatch(&self, epoll: &OwnedFd) {
-        let _ = epoll::delete(epoll, self.listener.as_fd());
-        if let Some(uds) = &self.uds {
-            let _ = epoll::delete(epoll, uds.as_fd());
         }
     }
 
@@ -417,12 +345,8 @@ impl Acceptor {
 
     /// The connection under way that this further lane of the peer's belongs to.
     fn first_with(&self, token: u128, lane: u16, peer: &Hello) -> Option<usize> {
-        let wants = |first: &First| {
-            let is_meant = first.token == token && first.peer.instance == peer.instance;
-            is_meant && (1..MAX_LANES).contains(&lane) && !first.lanes.contains_key(&lane)
-        };
         self.pending.iter().find_map(|(index, pending)| match &pending.stream {
-            Stream::First(first) if wants(first) => Some(index),
+            Stream::First(first) if first.takes(token, lane, peer) => Some(index),
             _ => None,
         })
     }
@@ -506,69 +430,11 @@ impl Acceptor {
     }
 }
 
-/// Makes a connection of the lanes, and tells the peer.
-fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16) -> Result<()> {
-    let (same_host, local) = (greeting.same_host(&first.peer), lanes == 0);
-    let secret = first.socket.secret(first.token);
-    let mut tcp = first.socket.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
-    // Sealed before the lane is made, because the lane seals all later bytes.
-    let answer = first.socket.word(if local { 1 } else { lanes.into() });
-    let links = if local {
-        let lane = first.local.take();
-        let lane =
-            lane.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
-        Links::within_host(Arc::new(lane))
-    } else {
-        let mut streams = vec![first.socket];
-        for index in 1..lanes {
-            let stream = first.lanes.remove(&index);
-            streams.push(stream.ok_or_else(|| Error::Invalid("a lane is missing".into()))?);
-        }
-        let agreed = greeting.agreed(core, &first.peer, Role::Acceptor, secret)?;
-        lanes::make(core, streams, &agreed)?
-    };
-    let peer = greeting::peer_of(&first.peer, first.addr, same_host);
-    let gpu_index = peer.gpu_index;
-    let conn = core.add_conn(|id| {
-        let conn = Connection::new(id, Arc::clone(core), peer, links);
-        Arc::new(conn.sitting_on(first.seats))
-    })?;
-    if let Err(e) = say(&mut tcp, &answer) {
-        conn.fail(Error::os("answering a peer", e));
-        return Err(Error::Invalid("the peer left during the handshake".into()));
-    }
-    let ip = first.addr.ip().to_canonical();
-    begin(core, &conn, Accepted { conn: conn.id, ip, gpu_index })
-}
-
-/// Gives an established connection to workers and to `accept`. A connection without a worker would
-/// stay unread for ever, so it ends.
-pub(super) fn begin(core: &Arc<Core>, conn: &Arc<Connection>, accepted: Accepted) -> Result<()> {
-    if let Err(e) = Workers::attach(core, conn) {
-        conn.close(e.clone());
-        core.forget_conn(conn.id);
-        return Err(e);
-    }
-    core.offer_memory_to(conn);
-    conn.accept_when_settled(accepted);
-    Ok(())
-}
-
 fn refuse(core: &Core, tcp: &mut TcpStream, handshake: &mut Handshake) -> Next {
     core.counters.refused_handshakes.fetch_add(1, Relaxed);
     // The peer may not read why it was refused.
     let _ = say(tcp, &handshake.pending_output());
     Next::Gone
-}
-
-/// Sends the few bytes of a handshake, which fit into every socket's buffer.
-fn say(tcp: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
-    tcp.write_all(bytes)
-}
-
-/// Whether the listener can go on accepting after this error.
-fn is_passing(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted)
 }
 
 fn random_token() -> Option<u128> {

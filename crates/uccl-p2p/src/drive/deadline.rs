@@ -11,14 +11,10 @@ use std::{
 use super::{
     core::{
         Core,
-        connection::{
-            Connection,
-            transfer::{Fence, Transfer},
-        },
+        connection::transfer::{Fence, Transfer},
     },
     timers,
 };
-use crate::error::Error;
 
 impl Core {
     /// Fences transfers close to their deadline, and goes on with fences that are under way.
@@ -61,19 +57,7 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     transfer.let_streams_go(timers::TO_HOLD_STREAMS);
     let is_late = transfer.give_up_at().is_some_and(|at| at <= now);
     if is_late && !transfer.finished() && transfer.waits_for_peer() {
-        give_up_peer(transfer, "it did not let a transfer end that was called off");
+        let reason = "it did not let a transfer end that was called off";
+        transfer.conn.fail(transfer.conn.lost_to(reason));
     }
-}
-
-/// Ends the connection of a peer that does not answer a fence.
-pub(crate) fn give_up_peer(transfer: &Transfer, reason: &str) {
-    give_up(&transfer.conn, reason);
-}
-
-/// Ends the connection of a peer that does not let something end.
-pub(crate) fn give_up(conn: &Arc<Connection>, reason: &str) {
-    conn.fail(Error::ConnectionLost {
-        peer: Arc::clone(&conn.peer.name),
-        reason: reason.to_owned(),
-    });
 }

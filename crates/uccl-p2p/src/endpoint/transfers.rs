@@ -25,7 +25,6 @@ use crate::{
             transfer::{After, Fence, Hold, Plan, Transfer},
             transfers::Found,
         },
-        deadline,
         regions::{self, Lease},
         timers, wait,
         work::Pieces,
@@ -258,10 +257,11 @@ pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
         }
         let late = started.elapsed();
         if late > patience && transfer.waits_for_peer() {
-            deadline::give_up_peer(transfer, "it did not confirm the end of a transfer");
+            let reason = "it did not confirm the end of a transfer";
+            transfer.conn.fail(transfer.conn.lost_to(reason));
         } else if late > OURS * patience {
             let reason = "a copy that this process makes over the connection does not end";
-            deadline::give_up(&transfer.conn, reason);
+            transfer.conn.fail(transfer.conn.lost_to(reason));
         }
     }
     transfer.status()

@@ -3,7 +3,7 @@
 mod strangers;
 mod unread;
 
-use std::os::fd::AsRawFd;
+use std::{io::Write, os::fd::AsRawFd};
 
 use uccl_wire::frame::{HEADER_LEN, Header, Kind};
 
@@ -11,6 +11,7 @@ use super::*;
 use crate::{
     Config, Endpoint, Transport,
     drive::{core::MAX_ACCEPTS, joined::on_loopback},
+    types::Accepted,
 };
 
 fn endpoint() -> Endpoint {
@@ -149,11 +150,11 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
             "who looks turns in circles"
         );
         // The pause does not end early.
-        acceptor.paused_until = Some(Instant::now() + Duration::from_secs(3600));
-        acceptor.expire(&epoll);
+        acceptor.listeners.paused_until = Some(Instant::now() + Duration::from_secs(3600));
+        acceptor.listeners.end_pause(&epoll);
         assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![], true));
-        acceptor.paused_until = Some(Instant::now());
-        acceptor.expire(&epoll);
+        acceptor.listeners.paused_until = Some(Instant::now());
+        acceptor.listeners.end_pause(&epoll);
         assert_eq!(
             (shown(&epoll), acceptor.is_busy()),
             (vec![broken], false),
