@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Error, Result};
+use crate::{Error, Result, cuda::RESERVED};
 
 /// The memory that a rank's tensors are in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Default for Settings {
         Self {
             device: None,
             node: None,
-            reserved_sms: 3,
+            reserved_sms: RESERVED,
             timeout: Duration::from_secs(100),
             tokens_at_once: 2048,
         }

@@ -21,6 +21,9 @@ use crate::{
 
 /// The most ranks of a group on GPUs: each has a bit of a word.
 pub const MAX_RANKS: usize = 64;
+/// The origin of a received token is its rank times this, plus this rank's index among the token's
+/// ranks.
+pub const ORIGIN_RANK: usize = MAX_RANKS;
 /// The most tokens of a rank in a call on a GPU.
 pub const MAX_TOKENS: usize = 65_535;
 
@@ -474,8 +477,8 @@ kernel_struct! {
         weights: u64,
         /// i32 by received token: its number at its sender.
         src_info: u64,
-        /// u32 by received token: rank * 64 + this rank's index among the token's; or null: no
-        /// handle.
+        /// u32 by received token: rank * UCCL_EP_ORIGIN_RANK + this rank's index among the token's
+        /// ranks; or null: no handle.
         origin: u64,
         /// u32 by rank: received tokens before its first; and then all of them.
         starts: u64,
@@ -634,6 +637,8 @@ const _: () = {
 const CONSTANTS: &[Constant] = kernel_constants![
     /// Each rank has a bit of a 64-bit word.
     UCCL_EP_MAX_RANKS = MAX_RANKS,
+    /// An origin is a rank times this, plus an index among a token's ranks.
+    UCCL_EP_ORIGIN_RANK = ORIGIN_RANK,
     UCCL_EP_MAX_EXPERTS = MAX_EXPERTS,
     /// Each choice has a lane of a warp.
     UCCL_EP_MAX_TOP_K = MAX_TOP_K,
