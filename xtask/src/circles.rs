@@ -97,7 +97,7 @@ impl Needs {
     fn among(mut files: BTreeMap<Module, File>) -> Self {
         let mut needs = Self::default();
         let modules: BTreeSet<Module> = files.keys().cloned().collect();
-        let known = Known::of(&mut files);
+        let known = TypeIndex::of(&mut files);
         for (module, file) in &mut files {
             let mut paths = Paths { module: module.clone(), found: Vec::new() };
             paths.visit_file_mut(file);
@@ -153,7 +153,7 @@ type Method = (String, String);
 
 /// The types of fields and of results that the sources of a crate name.
 #[derive(Default)]
-struct Known {
+struct TypeIndex {
     /// The modules that define a type of this name.
     types: BTreeMap<String, BTreeSet<Module>>,
     /// The types of fields, by the type that has them.
@@ -162,7 +162,7 @@ struct Known {
     returned: BTreeMap<Method, Option<String>>,
 }
 
-impl Known {
+impl TypeIndex {
     fn of(files: &mut BTreeMap<Module, File>) -> Self {
         let mut known = Self::default();
         for (module, file) in files {
@@ -187,7 +187,7 @@ impl Known {
 
 /// Collects the types of a module.
 struct KnownTypes<'a> {
-    known: &'a mut Known,
+    known: &'a mut TypeIndex,
     module: &'a Module,
     of: Option<String>,
 }
@@ -271,7 +271,7 @@ fn name_of(ty: &Type, own: Option<&str>) -> Option<String> {
 
 /// The methods that a module has, and those that it calls.
 struct Methods<'a> {
-    known: &'a Known,
+    known: &'a TypeIndex,
     defined: BTreeSet<Method>,
     /// Methods that are called of the `impl` block's own type.
     called: BTreeSet<Method>,
@@ -284,7 +284,7 @@ struct Methods<'a> {
 }
 
 impl<'a> Methods<'a> {
-    fn of(file: &mut File, known: &'a Known) -> Self {
+    fn of(file: &mut File, known: &'a TypeIndex) -> Self {
         let (defined, called, called_of_others) = Default::default();
         let variables = BTreeMap::new();
         let mut methods = Self { known, defined, called, called_of_others, of: None, variables };

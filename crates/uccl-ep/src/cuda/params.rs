@@ -191,7 +191,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// A call's number and place, which follow from the calls before it.
-    pub(super) struct Placed = "UcclEpPlacement" {
+    pub(super) struct Placement = "UcclEpPlacement" {
         number: u64,
         /// In bytes from the start of a window.
         place: u64,
@@ -447,7 +447,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// Receive counts, in the host's memory.
-    pub(super) struct Told = "UcclEpHostMailbox" {
+    pub(super) struct HostMailbox = "UcclEpHostMailbox" {
         ticket: u64,
         /// Whether the same launch takes the rows out.
         is_taken: u32,
@@ -606,7 +606,7 @@ const STRUCTS: [Struct; 23] = [
     Status::STRUCT,
     GroupParams::STRUCT,
     CallParams::STRUCT,
-    Placed::STRUCT,
+    Placement::STRUCT,
     Routes::STRUCT,
     Layout::STRUCT,
     Area::STRUCT,
@@ -618,7 +618,7 @@ const STRUCTS: [Struct; 23] = [
     WholeCombine::STRUCT,
     NormalSend::STRUCT,
     Count::STRUCT,
-    Told::STRUCT,
+    HostMailbox::STRUCT,
     NormalReceive::STRUCT,
     WholeNormalDispatch::STRUCT,
     NormalReturn::STRUCT,
