@@ -45,9 +45,9 @@ fn line(name: &str, file: Option<&Path>) -> String {
     let code = match file {
         Some(file) => {
             println!("cargo::rerun-if-changed={}", file.display());
-            format!("Some(&Aligned(*include_bytes!({file:?})))")
+            format!("Some(&AlignedBytes(*include_bytes!({file:?})))")
         }
         None => "None".to_owned(),
     };
-    format!("static {}_CODE: Option<&Aligned<[u8]>> = {code};\n", name.to_uppercase())
+    format!("static {}_CODE: Option<&AlignedBytes<[u8]>> = {code};\n", name.to_uppercase())
 }

@@ -7,6 +7,8 @@
 
 // Each rank has a bit of a 64-bit word.
 constexpr u32 UCCL_EP_MAX_RANKS = 64;
+// An origin is a rank times this, plus an index among a token's ranks.
+constexpr u32 UCCL_EP_ORIGIN_RANK = 64;
 constexpr u32 UCCL_EP_MAX_EXPERTS = 2048;
 // Each choice has a lane of a warp.
 constexpr u32 UCCL_EP_MAX_TOP_K = 32;
@@ -345,7 +347,8 @@ struct UcclEpNormalReceive {
   // f32 by row and choice; or, where rows are by expert, by row; or null.
   u64 weights;
   u64 src_info;              // i32 by received token: its number at its sender.
-  // u32 by received token: rank * 64 + this rank's index among the token's; or null: no handle.
+  // u32 by received token: rank * UCCL_EP_ORIGIN_RANK + this rank's index among the token's ranks;
+  // or null: no handle.
   u64 origin;
   u64 starts;                // u32 by rank: received tokens before its first; and then all of them.
   u64 per_expert;            // u32 by local expert: tokens.

@@ -39,6 +39,7 @@ __all__ = [
     "_nixl_plugin_dir",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
+    "ep_cuda_origin_rank",
     "ep_dispatch_len",
     "ep_node",
     "ep_nodes",
@@ -1256,13 +1257,12 @@ class EpDispatch:
         scales: _TokenScales | None = None,
         weights: int = 0,
         max_tokens: int | None = None,
-        room: int = 0,
         relays: bool = False,
         is_stable: bool = False,
     ) -> Self:
         """Starts to send tokens; with `relays`, once to each other node, if the group can.
-        `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
-        With `is_stable` the rows do not change until the call has ended.
+        `max_tokens` is the limit of each rank's tokens; without it the tokens go in rounds. With
+        `is_stable` the rows do not change until the call has ended.
         """
 
     def __enter__(self) -> Self: ...
@@ -1388,14 +1388,13 @@ class EpCudaGroup:
         timeout: float,
         masks_late: bool,
         device: int,
-        blocks: int,
-        is_alone: bool,
         node: int | None,
         via_host: bool,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> Self:
-        """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
-        `blocks` blocks. With `via_host` no rank accesses the memory of another's GPU.
+        """Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. Ranks of one
+        GPU share its multiprocessors, less those that the environment reserves. With `via_host` no
+        rank accesses the memory of another's GPU.
         """
 
     @property
@@ -1834,6 +1833,11 @@ def ep_cuda_layout(
 ) -> EpCudaDispatchLayout:
     """Enqueues the counts of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
     Dispatches with the returned layout use the scratch memory.
+    """
+
+def ep_cuda_origin_rank() -> int:
+    """The origin of a received token is its rank times this, plus this rank's index among the
+    token's ranks.
     """
 
 def last_error() -> str | None:

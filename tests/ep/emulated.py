@@ -19,8 +19,8 @@ import torch
 from on_device import OnDevice
 
 CRATES = Path(__file__).parents[2] / "crates"
-#: The most blocks of all launches together.
-BLOCKS = 4
+#: Multiprocessors of the GPU, as torch says. The driver says 8, and launches share those.
+MULTIPROCESSORS = 4
 
 
 class Kernel(ctypes.Structure):
@@ -154,7 +154,7 @@ def patch() -> None:
     from uccl.ep._cuda import group as cuda_group
     from uccl.ep._cuda import streams
 
-    cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
+    cpu, facts = torch.device("cpu"), SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     group = _core.EpCudaGroup
     kept: list[torch.UntypedStorage] = []
 

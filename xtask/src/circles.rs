@@ -75,7 +75,7 @@ impl Needs {
     fn among(mut files: BTreeMap<Module, File>) -> Self {
         let mut needs = Self::default();
         let modules: BTreeSet<Module> = files.keys().cloned().collect();
-        let known = Known::of(&mut files);
+        let known = TypeIndex::of(&mut files);
         for (module, file) in &mut files {
             let mut paths = Paths { module: module.clone(), found: Vec::new() };
             paths.visit_file_mut(file);
@@ -145,7 +145,7 @@ type Method = (String, String);
 
 /// The types of fields and of results that the sources of a crate name.
 #[derive(Default)]
-struct Known {
+struct TypeIndex {
     /// The modules that define a type of this name.
     types: BTreeMap<String, BTreeSet<Module>>,
     /// The types of fields, by the type that has them.
@@ -154,7 +154,7 @@ struct Known {
     returned: BTreeMap<Method, Option<String>>,
 }
 
-impl Known {
+impl TypeIndex {
     fn of(files: &mut BTreeMap<Module, File>) -> Self {
         let mut known = Self::default();
         for (module, file) in files {
@@ -179,7 +179,7 @@ impl Known {
 
 /// Collects the types of a module.
 struct KnownTypes<'a> {
-    known: &'a mut Known,
+    known: &'a mut TypeIndex,
     module: &'a Module,
     of: Option<String>,
 }
@@ -263,7 +263,7 @@ fn name_of(ty: &Type, own: Option<&str>) -> Option<String> {
 
 /// The methods that a module has, and those that it calls.
 struct Methods<'a> {
-    known: &'a Known,
+    known: &'a TypeIndex,
     defined: BTreeSet<Method>,
     called: BTreeSet<Method>,
     /// The type of the `impl` block.
@@ -273,7 +273,7 @@ struct Methods<'a> {
 }
 
 impl<'a> Methods<'a> {
-    fn of(file: &mut File, known: &'a Known) -> Self {
+    fn of(file: &mut File, known: &'a TypeIndex) -> Self {
         let (defined, called) = Default::default();
         let variables = BTreeMap::new();
         let mut methods = Self { known, defined, called, of: None, variables };

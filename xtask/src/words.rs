@@ -1,8 +1,11 @@
 //! Counts the lines of comments and the names of functions in which a pronoun of [`PRONOUNS`]
-//! stands for the thing.
+//! stands for the thing, and the types that are named by a participle.
 //!
 //! The tests fail if the share of such lines in a folder is above [`LIMIT`], or if a folder has
-//! more such functions than `xtask/words.toml` says.
+//! more such functions than `xtask/words.toml` says, or more such types than
+//! `xtask/type-names.toml` says.
+
+mod participles;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -16,6 +19,8 @@ const PRONOUNS: [&str; 5] = ["what", "who", "whose", "whoever", "whatever"];
 const LIMIT: f64 = 2.0;
 /// The largest counts of functions, by folder.
 const LIMITS: &str = "xtask/words.toml";
+/// The largest counts of types that are named by a participle, by folder.
+const TYPE_LIMITS: &str = "xtask/type-names.toml";
 /// Words that may come before the keyword of a function.
 const MODIFIERS: [&str; 8] = ["async", "C", "const", "crate", "extern", "pub", "super", "unsafe"];
 /// Folders with subfolders that are counted one by one.
@@ -26,7 +31,7 @@ const FOLDERS: [&str; 5] = ["bench", "examples", "kernels", "tests", "xtask"];
 /// A line: its position and its text.
 type Line = (String, String);
 
-/// The comments and functions of a folder.
+/// The comments, functions and types of a folder.
 #[derive(Default)]
 struct Wording {
     /// The number of comment lines.
@@ -35,6 +40,8 @@ struct Wording {
     with_pronoun: Vec<Line>,
     /// Functions with a pronoun in their names.
     functions: Vec<Line>,
+    /// Types of Rust that are named by a participle.
+    types: Vec<Line>,
 }
 
 impl Wording {
@@ -52,12 +59,16 @@ impl Wording {
         }
         let functions = (1..).zip(text.lines()).filter(|(_, line)| is_named_by_pronoun(line));
         self.functions.extend(functions.map(|(number, line)| at(number, line)));
+        if name.ends_with(".rs") {
+            let types = (1..).zip(text.lines()).filter(|(_, line)| participles::names_a_type(line));
+            self.types.extend(types.map(|(number, line)| at(number, line)));
+        }
     }
 }
 
 /// Fails if a folder is above its limits. Returns the counts as text.
 pub(crate) fn check() -> Result<String> {
-    let (limits, all) = (Limits::read(LIMITS)?, all()?);
+    let all = all()?;
     let over = all.iter().filter(|(_, wording)| is_above_limit(wording.per_cent()));
     let over: Vec<_> =
         over.map(|(name, wording)| format!("{name}: {:.1} %", wording.per_cent())).collect();
@@ -69,27 +80,34 @@ pub(crate) fn check() -> Result<String> {
     );
     let comments: usize = all.values().map(|wording| wording.comments).sum();
     let found: usize = all.values().map(|wording| wording.with_pronoun.len()).sum();
-    let functions = all.into_iter().map(|(name, wording)| (name, wording.functions.len()));
-    let functions = functions.collect();
-    let over = limits.over(&functions);
-    ensure!(
-        over.is_empty(),
-        "functions named with {pronouns}; `cargo xtask words FOLDER` lists them:\n{}",
-        over.join("\n")
-    );
-    let count: usize = functions.values().sum();
-    let note = limits.note(&functions);
-    Ok(format!("{found} of {comments} lines of comments, {count} functions{note}"))
+    let counts = |count: fn(&Wording) -> usize| {
+        all.iter().map(|(name, wording)| (name.clone(), count(wording))).collect()
+    };
+    let functions = counts(|wording| wording.functions.len());
+    let functions = within(LIMITS, &functions, &format!("functions named with {pronouns}"))?;
+    let types = counts(|wording| wording.types.len());
+    let types = within(TYPE_LIMITS, &types, "types named by a participle")?;
+    Ok(format!("{found} of {comments} lines of comments, {functions} functions, {types} types"))
+}
+
+/// The sum of the counts, with a note if limits are too high. Fails if a folder is above its limit.
+fn within(limits: &'static str, counts: &BTreeMap<String, usize>, kind: &str) -> Result<String> {
+    let limits = Limits::read(limits)?;
+    let over = limits.over(counts).join("\n");
+    ensure!(over.is_empty(), "{kind}; `cargo xtask words FOLDER` lists them:\n{over}");
+    let sum: usize = counts.values().sum();
+    Ok(format!("{sum}{}", limits.note(counts)))
 }
 
 /// Prints the share and the count of each folder, or the lines of the named folders.
 pub(crate) fn print(folders: &[String]) -> Result<()> {
     for (name, wording) in all()? {
         if folders.is_empty() {
-            let count = wording.functions.len();
-            println!("{:5.1} %  {count:3}  {name}", wording.per_cent());
+            let (functions, types) = (wording.functions.len(), wording.types.len());
+            println!("{:5.1} %  {functions:3}  {types:3}  {name}", wording.per_cent());
         } else if folders.contains(&name) {
             let lines = wording.with_pronoun.iter().chain(&wording.functions);
+            let lines = lines.chain(&wording.types);
             lines.for_each(|(at, line)| println!("{at}: {line}"));
         }
     }

@@ -69,7 +69,7 @@ pub struct ChosenGpuPaths {
 /// # Errors
 /// The two ends cannot be connected.
 pub fn chosen_paths(other: OtherEnd) -> Result<ChosenPaths> {
-    let mut asked = Asked::new(other, None)?;
+    let mut asked = ConnectedPeer::new(other, None)?;
     let chosen = asked.host_paths(Place::Heap)?;
     asked.close()?;
     Ok(chosen)
@@ -80,7 +80,7 @@ pub fn chosen_paths(other: OtherEnd) -> Result<ChosenPaths> {
 /// # Errors
 /// The two ends cannot be connected, or have no memory on these GPUs.
 pub fn chosen_gpu_paths(gpus: GpuPair) -> Result<ChosenGpuPaths> {
-    let mut asked = Asked::new(OtherEnd::SameHost, Some(gpus))?;
+    let mut asked = ConnectedPeer::new(OtherEnd::SameHost, Some(gpus))?;
     let lead = Place::Gpu(gpus.here);
     let gpu = asked.path(Places { lead, serve: Place::Gpu(gpus.there) })?;
     let host = asked.host_paths(lead)?;
@@ -89,13 +89,13 @@ pub fn chosen_gpu_paths(gpus: GpuPair) -> Result<ChosenGpuPaths> {
 }
 
 /// A connection, and the peer at its other end.
-struct Asked {
+struct ConnectedPeer {
     // Its endpoint closes before the peer ends.
     side: Side,
     peer: Peer,
 }
 
-impl Asked {
+impl ConnectedPeer {
     fn new(other: OtherEnd, gpus: Option<GpuPair>) -> Result<Self> {
         let mut peer = match other {
             OtherEnd::SameProcess => Peer::start_thread()?,

@@ -22,8 +22,8 @@ use uccl_fabric::{
     lane::{OpKind, access_of},
     mem::Span,
     rail::{
-        Channel, Ended, Export, Limits, Rail, RailError, RailInfo, Registration, RemoteKey,
-        Request, RequestError,
+        Channel, Export, Limits, Rail, RailError, RailInfo, Registration, RemoteKey, Request,
+        RequestEnd, RequestError,
     },
     region::Rights,
 };
@@ -570,7 +570,7 @@ impl Channel for ChaosChannel {
         Ok(most)
     }
 
-    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+    fn poll(&mut self, ended: &mut Vec<RequestEnd>) -> Result<(), RailError> {
         let checked = self.check();
         let network = Arc::clone(&self.network.0);
         let mut network = network.lock();
@@ -596,7 +596,7 @@ impl Channel for ChaosChannel {
                 return true;
             }
             let result = network.carry_out(peer, &one.request);
-            ended.push(Ended { tag: one.request.tag, result });
+            ended.push(RequestEnd { tag: one.request.tag, result });
             false
         });
         if let Some(end) = network.ends.get_mut(&self.id) {

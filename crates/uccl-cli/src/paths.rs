@@ -16,7 +16,7 @@ use crate::{
     rdma::Rdma,
 };
 
-pub(crate) use self::{chosen::Chosen, gpu::GpuPaths};
+pub(crate) use self::{chosen::PathChoices, gpu::GpuPaths};
 
 const TRANSPORT: &str = "UCCL_P2P_TRANSPORT";
 const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";

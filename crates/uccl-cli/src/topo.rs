@@ -18,7 +18,7 @@ use uccl_p2p::Config;
 use crate::{
     gpus::Gpus,
     matrix::matrix,
-    paths::{Chosen, Facts, Paths, Probes},
+    paths::{Facts, PathChoices, Paths, Probes},
     rdma::{Libfabric, Rdma, VerbsDevice},
     units::{gbits, gib},
 };
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &TopoArgs) -> Result<()> {
     let facts = Facts { topology: &topology, probes: &probes, gpus: &gpus, rdma: &rdma };
     let mut paths = Paths::of(&facts, &config);
     if here {
-        paths.choose(&Chosen::ask(&config, &gpus));
+        paths.choose(&PathChoices::ask(&config, &gpus));
     }
     match args.json {
         true => println!("{}", serde_json::to_string_pretty(&report(&facts, &paths))?),

@@ -8,7 +8,7 @@ use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted
 use crate::memory::Memory;
 
 /// A completion that records the result of an operation. It must be called once.
-pub(crate) struct Done {
+pub(crate) struct ResultSlot {
     state: Mutex<State>,
     lands: Option<Lands>,
 }
@@ -26,7 +26,7 @@ struct State {
     result: Option<OpResult>,
 }
 
-impl Done {
+impl ResultSlot {
     pub(crate) fn new(lands: Option<Lands>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), lands })
     }
@@ -50,7 +50,7 @@ impl Done {
     }
 }
 
-impl Completion for Done {
+impl Completion for ResultSlot {
     fn complete(self: Arc<Self>, result: OpResult) {
         if let (Some(Lands { memory, at, bytes }), Ok(())) = (&self.lands, &result) {
             let there = memory.bytes_of(*at, bytes.len());

@@ -45,15 +45,15 @@ pub fn run_on_gpu(link: &str, gpu: &'static Context, join: impl Fn() -> [End; 2]
 
 fn run_where(link: &str, gpu: Option<&'static Context>, join: impl Fn() -> [End; 2]) {
     for (check, holds) in checks::ALL {
-        let _told = Told(link, check);
+        let _told = CheckName(link, check);
         holds(&pair::Pair::new(join(), gpu));
     }
 }
 
 /// Names the check that does not hold.
-struct Told<'a>(&'a str, &'a str);
+struct CheckName<'a>(&'a str, &'a str);
 
-impl Drop for Told<'_> {
+impl Drop for CheckName<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}: {} does not hold", self.0, self.1);

@@ -19,7 +19,7 @@ use uccl_fabric::{
 };
 
 use crate::{
-    done::{Done, Lands},
+    done::{Lands, ResultSlot},
     end::End,
     memory::Memory,
 };
@@ -182,12 +182,12 @@ impl Pair {
         local: impl IntoIterator<Item = Span>,
         remote: RemoteSpans,
         lands: Option<Lands>,
-    ) -> Arc<Done> {
+    ) -> Arc<ResultSlot> {
         let local: Spans = local.into_iter().collect();
         for span in &local {
             self.learn(*span);
         }
-        let done = Done::new(lands);
+        let done = ResultSlot::new(lands);
         let told = Arc::clone(&done) as Arc<dyn Completion>;
         let op = Operation { kind, local, memory: self.kind(), remote, done: told };
         // SAFETY: the pair keeps the memory until both lanes are killed.
@@ -202,9 +202,9 @@ impl Pair {
         local: Spans,
         remote: RemoteSpans,
         word: Word,
-    ) -> Option<Arc<Done>> {
+    ) -> Option<Arc<ResultSlot>> {
         let (kind, memory) = (OpKind::Write, self.kind());
-        let done = Done::new(None);
+        let done = ResultSlot::new(None);
         let op = Operation { kind, local, memory, remote, done: Arc::clone(&done) as _ };
         if let Some(host) =
             self.a.host.as_ref().filter(|host| host.signals_by_gpu(memory, &op.remote, &word))
@@ -233,7 +233,7 @@ impl Pair {
     }
 
     /// Waits for the end of an operation and returns its result.
-    pub(crate) fn end_of(&self, done: &Done) -> OpResult {
+    pub(crate) fn end_of(&self, done: &ResultSlot) -> OpResult {
         self.until("an operation ends", || done.result().is_some());
         done.result().expect("it has ended")
     }

@@ -21,13 +21,13 @@ fn end(role: Role, rails: Vec<Arc<dyn Rail>>) -> End {
     let (rails, regions) = (Arc::new(Rails::new(rails)), RegionTable::new().expect("a table"));
     let regions = Arc::new(regions);
     let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), Silence::default());
-    End::of_rails(Arc::new(lane.expect("a lane")), regions, Arc::new(Registered(rails)))
+    End::of_rails(Arc::new(lane.expect("a lane")), regions, Arc::new(RegisteredRails(rails)))
 }
 
 /// Registers regions with devices and takes them back, as an engine does.
-struct Registered(Arc<Rails>);
+struct RegisteredRails(Arc<Rails>);
 
-impl Devices for Registered {
+impl Devices for RegisteredRails {
     fn add(&self, region: &Region) {
         self.0.add(region.slot, region.span, MemoryKind::Host, region.rights);
     }

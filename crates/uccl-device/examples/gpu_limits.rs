@@ -15,7 +15,7 @@ use uccl_device::cuda::{
 };
 
 type Run = Box<dyn FnMut() -> Result<(), GpuError>>;
-type Shared = Rc<RefCell<Launcher>>;
+type SharedLauncher = Rc<RefCell<Launcher>>;
 
 /// One way to do a task.
 struct Way {
@@ -67,7 +67,7 @@ struct Route {
 /// Everything of one GPU that the ways use.
 struct Tools {
     streams: Vec<Rc<Stream>>,
-    launcher: Shared,
+    launcher: SharedLauncher,
 }
 
 impl Tools {

@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Error, Result};
+use crate::{Error, Result, cuda::RESERVED};
 
 /// The memory that a rank's tensors are in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Default for Settings {
         Self {
             device: None,
             node: None,
-            reserved_sms: 3,
+            reserved_sms: RESERVED,
             timeout: Duration::from_secs(100),
             tokens_at_once: 2048,
         }
@@ -117,7 +117,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_EP_TIMEOUT_SECS",
         default: "100",
-        doc: "Seconds that a call of expert parallelism waits for its peers; also `Buffer(timeout=)`, `ElasticBuffer(num_cpu_timeout_secs=, num_gpu_timeout_secs=)`",
+        doc: "Seconds that a call of expert parallelism waits for its peers, unless the buffer is made with timeouts of its own",
         allowed: "a number of seconds, more than 0",
         apply: |settings, value| {
             let timeout = Duration::try_from_secs_f64(value.trim().parse().ok()?).ok()?;
@@ -128,7 +128,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_EP_TOKENS_AT_ONCE",
         default: "2048",
-        doc: "`Config.get_nvl_buffer_size_hint` has room for two calls with so many tokens of each rank. On GPUs one call may use all of it: 4096 tokens of each rank. The same on all ranks",
+        doc: "The size hint of normal mode has room for two calls with so many tokens of each rank. On GPUs one call may use all of it: 4096 tokens of each rank. The same on all ranks",
         allowed: "a number of tokens, more than 0",
         apply: |settings, value| {
             settings.tokens_at_once = Some(decimal(value)?).filter(|tokens| *tokens > 0)?;

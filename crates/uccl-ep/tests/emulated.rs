@@ -8,10 +8,10 @@ mod emulator;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, numerics::quantise::ScaleFormat};
+use uccl_ep::{combine::Order, cuda::GpuShare, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Format, Loss, Masks, Normal, Route, ways_of_a_plan};
+use self::cuda::{Case, Format, Loss, Masks, Normal, Ranks, Route, ways_of_a_plan, world};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -43,6 +43,24 @@ fn a_gpu_makes_the_bytes_of_the_cpu() {
     Case { hidden: 640, format: Format::Fp8(ScaleFormat::Exact), slots: 40, rounds: 1, ..SMALL }
         .run();
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
+}
+
+#[test]
+fn ranks_share_a_gpu_that_is_the_same_one() {
+    emulator::load();
+    let share = |gpus: &[u32]| {
+        let agree =
+            |ranks: &Ranks, me: usize| GpuShare::agree(me, gpus[me], 4, &mut ranks.exchange(me));
+        world(gpus.len(), agree)
+    };
+    let shares: Vec<_> = share(&[0, 1, 0]).into_iter().map(|share| share.ok()).collect();
+    let (shared, alone) = (GpuShare::of(8, 4, 2), GpuShare::of(8, 4, 1));
+    assert_eq!(shares, [shared, alone, shared].map(Some));
+    assert!(!shared.is_alone && alone.is_alone);
+    let reasons = share(&[0, 99]).into_iter().map(|share| share.map_err(|e| e.to_string()));
+    let reasons: Vec<_> = reasons.map(|share| share.err().unwrap_or_default()).collect();
+    assert!(reasons[0].contains("it has no GPU"), "{reasons:?}");
+    assert!(reasons[1].contains("99"), "{reasons:?}");
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl RankTokens {
     }
 }
 
-struct Received {
+struct ReceivedRows {
     rows: Vec<u16>,
     weights: Vec<f32>,
     handle: Arc<Handle>,
@@ -163,7 +163,7 @@ fn dispatched(
     own: &RankTokens,
     room: Room,
     by_experts: Option<usize>,
-) -> Result<Received> {
+) -> Result<ReceivedRows> {
     // SAFETY: the vectors live until the dispatch is over.
     let mut dispatch = unsafe {
         Dispatch::begin(group, Arc::clone(&own.routing), own.tokens(), room, &mut never)?
@@ -187,7 +187,7 @@ fn dispatched(
     };
     // SAFETY: the vectors have as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
-    Ok(Received { rows, weights, handle })
+    Ok(ReceivedRows { rows, weights, handle })
 }
 
 /// How a test combines.
@@ -200,7 +200,7 @@ struct CombineOptions {
 }
 
 /// Begins to send rows back.
-fn begin(arrived: &Received, options: CombineOptions) -> Result<Combine> {
+fn begin(arrived: &ReceivedRows, options: CombineOptions) -> Result<Combine> {
     let CombineOptions { sends, relays, is_stable, .. } = options;
     let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
@@ -241,7 +241,7 @@ fn finish(combine: Combine, own: &RankTokens, options: CombineOptions) -> Result
     Ok(rows)
 }
 
-fn combined(own: &RankTokens, arrived: &Received, options: CombineOptions) -> Result<Vec<u16>> {
+fn combined(own: &RankTokens, arrived: &ReceivedRows, options: CombineOptions) -> Result<Vec<u16>> {
     finish(begin(arrived, options)?, own, options)
 }
 
@@ -752,7 +752,7 @@ fn tokens_without_room_are_refused_with_the_sizes() {
 }
 
 /// The experts' results: a row for each received one, which stays in place.
-fn results_in(rows: *const u16, arrived: &Received) -> CombineInput {
+fn results_in(rows: *const u16, arrived: &ReceivedRows) -> CombineInput {
     CombineInput {
         rows: rows.cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -767,7 +767,7 @@ fn results_in(rows: *const u16, arrived: &Received) -> CombineInput {
 }
 
 /// Puts the experts' results into a block, and begins a combine that leaves the rows there.
-fn begun(group: &Arc<Group>, own: &RankTokens, arrived: &Received) -> (Arc<Block>, Combine) {
+fn begun(group: &Arc<Group>, own: &RankTokens, arrived: &ReceivedRows) -> (Arc<Block>, Combine) {
     let block = group.block(2 * arrived.rows.len()).unwrap();
     let rows = block.as_ptr().cast::<u16>();
     // SAFETY: the block has room for the rows, and nobody reads it yet.

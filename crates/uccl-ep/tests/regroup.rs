@@ -26,12 +26,12 @@ const TOP_K: usize = 3;
 const LONG: Duration = Duration::from_secs(20);
 
 /// The bytes of an exchange, by rank.
-type Exchanged = Vec<Option<Vec<u8>>>;
+type ExchangedBytes = Vec<Option<Vec<u8>>>;
 
 /// The exchanges of all meetings, by the meeting's name and the exchange's number.
 #[derive(Default)]
 struct Board {
-    given: Mutex<HashMap<(String, usize), Exchanged>>,
+    given: Mutex<HashMap<(String, usize), ExchangedBytes>>,
     changed: Condvar,
 }
 
@@ -42,7 +42,7 @@ impl Board {
         name: String,
         me: usize,
         there: &[usize],
-    ) -> impl FnMut(Vec<u8>) -> Result<Exchanged> {
+    ) -> impl FnMut(Vec<u8>) -> Result<ExchangedBytes> {
         let mut turn = 0;
         move |mine| {
             turn += 1;
@@ -50,7 +50,7 @@ impl Board {
             let key = (name.clone(), turn);
             given.entry(key.clone()).or_insert_with(|| vec![None; RANKS])[me] = Some(mine);
             self.changed.notify_all();
-            let lacks = |all: &mut HashMap<_, Exchanged>| {
+            let lacks = |all: &mut HashMap<_, ExchangedBytes>| {
                 there.iter().any(|rank| all[&key][*rank].is_none())
             };
             let (given, _) = self.changed.wait_timeout_while(given, LONG, lacks).unwrap();
@@ -154,7 +154,7 @@ impl RankTokens {
 }
 
 /// Rows by experts, and the handle to send them back with.
-struct Received {
+struct ReceivedRows {
     rows: Vec<u16>,
     handle: Arc<Handle>,
 }
@@ -162,7 +162,7 @@ struct Received {
 const ROWS_OF_EXPERT: usize = RANKS * TOKENS;
 const ROWS: usize = EXPERTS / RANKS * ROWS_OF_EXPERT;
 
-fn received(dispatch: Dispatch) -> Result<Received> {
+fn received(dispatch: Dispatch) -> Result<ReceivedRows> {
     let mut rows = vec![0x7fc0; ROWS * HIDDEN];
     let outputs = DispatchOutput {
         len: ROWS,
@@ -176,10 +176,10 @@ fn received(dispatch: Dispatch) -> Result<Received> {
     let layout = RowLayout::ByExpert((0..EXPERTS / RANKS).map(|e| e * ROWS_OF_EXPERT).collect());
     // SAFETY: the vector has as many rows.
     let handle = Arc::new(unsafe { dispatch.receive(outputs, &layout, &mut never)? });
-    Ok(Received { rows, handle })
+    Ok(ReceivedRows { rows, handle })
 }
 
-fn combined(arrived: &Received) -> Result<Vec<u16>> {
+fn combined(arrived: &ReceivedRows) -> Result<Vec<u16>> {
     let results = CombineInput {
         rows: arrived.rows.as_ptr().cast(),
         len: ROWS,

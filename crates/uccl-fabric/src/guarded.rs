@@ -18,11 +18,11 @@ const PAGE: usize = 4096;
 
 /// The memory cannot be touched. Some of the bytes may have been copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unmapped;
+pub struct UnmappedMemory;
 
-impl From<Unmapped> for io::Error {
+impl From<UnmappedMemory> for io::Error {
     /// The error that system calls return for such memory.
-    fn from(_: Unmapped) -> Self {
+    fn from(_: UnmappedMemory) -> Self {
         Self::from_raw_os_error(libc::EFAULT)
     }
 }
@@ -35,7 +35,7 @@ impl From<Unmapped> for io::Error {
 /// # Safety
 /// As far as the span is mapped, it must be memory that may be written, and none that Rust code
 /// holds a reference to. The span must be as long as `from`.
-pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
+pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), UnmappedMemory> {
     debug_assert_eq!(to.len, from.len());
     // SAFETY: the caller's promise; the slice is readable.
     unsafe { copy(from.as_ptr(), to.addr as *mut u8, from.len()) }
@@ -51,12 +51,12 @@ pub unsafe fn copy_to(to: Span, from: &[u8]) -> Result<(), Unmapped> {
 /// likewise those at `to` memory that may be written, and none that Rust code holds a reference to.
 /// The two must not overlap.
 #[inline(always)]
-pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Unmapped> {
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), UnmappedMemory> {
     INSTALLED.call_once(handler::install);
     // SAFETY: the caller's promise; a fault ends the copy.
     match unsafe { uccl_guarded_copy(to, from, len, libc::memcpy) } {
         0 => Ok(()),
-        _ => Err(Unmapped),
+        _ => Err(UnmappedMemory),
     }
 }
 
@@ -68,7 +68,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Unmap
 /// # Safety
 /// As far as the span is mapped, it must be memory that may be read. Other threads may write it
 /// meanwhile: the appended bytes are then arbitrary.
-pub unsafe fn append(to: &mut Vec<u8>, from: Span) -> Result<(), Unmapped> {
+pub unsafe fn append(to: &mut Vec<u8>, from: Span) -> Result<(), UnmappedMemory> {
     to.reserve(from.len);
     let room = to.spare_capacity_mut().as_mut_ptr().cast::<u8>();
     // SAFETY: there is room for as many bytes; the caller's promise for the rest.
@@ -441,10 +441,10 @@ mod tests {
         for before in [0, 1, 15, 16, 33] {
             let across = Span { addr: at + page - before, len: before + 40 };
             // SAFETY: as far as it is mapped, memory of this test.
-            assert_eq!(unsafe { copy_to(across, &bytes[..across.len]) }, Err(Unmapped));
+            assert_eq!(unsafe { copy_to(across, &bytes[..across.len]) }, Err(UnmappedMemory));
             let mut back = vec![9];
             // SAFETY: as above.
-            assert_eq!(unsafe { append(&mut back, across) }, Err(Unmapped));
+            assert_eq!(unsafe { append(&mut back, across) }, Err(UnmappedMemory));
             assert_eq!(back, [9]);
         }
     }
@@ -468,8 +468,8 @@ mod tests {
                 let len = len + over;
                 // SAFETY: as far as it is mapped, memory of this test.
                 unsafe {
-                    assert_eq!(copy(bytes.as_ptr(), end as *mut u8, len), Err(Unmapped));
-                    assert_eq!(copy(end as *const u8, room.as_mut_ptr(), len), Err(Unmapped));
+                    assert_eq!(copy(bytes.as_ptr(), end as *mut u8, len), Err(UnmappedMemory));
+                    assert_eq!(copy(end as *const u8, room.as_mut_ptr(), len), Err(UnmappedMemory));
                 }
             }
         }

@@ -19,7 +19,7 @@ pub struct Span {
 
 /// A piece of this process's memory, and the GPU that it is on, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Located {
+pub struct LocatedSpan {
     /// The memory.
     pub span: Span,
     /// The ordinal of the GPU, if only that GPU reaches the memory; `None` if the CPU does.

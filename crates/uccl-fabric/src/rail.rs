@@ -140,7 +140,7 @@ pub struct Request {
     pub remote_addr: u64,
     /// The peer's key, as [`Channel::import`] returned it.
     pub remote_key: u64,
-    /// The poster's identifier for it, returned in [`Ended::tag`].
+    /// The poster's identifier for it, returned in [`RequestEnd::tag`].
     pub tag: u64,
 }
 
@@ -155,7 +155,7 @@ impl Request {
 
 /// How a request ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct RequestEnd {
     /// The request's [`tag`](Request::tag).
     pub tag: u64,
     /// `Ok` for a write: its bytes are in the peer's memory; for a read: in ours.
@@ -232,7 +232,7 @@ pub trait Channel: Send {
     ///
     /// # Errors
     /// The channel is dead. Requests that were appended before still count.
-    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError>;
+    fn poll(&mut self, ended: &mut Vec<RequestEnd>) -> Result<(), RailError>;
 
     /// Turns a key that the peer sent, unchecked, into a value for [`Request::remote_key`].
     ///

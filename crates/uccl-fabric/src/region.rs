@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
 
-use crate::mem::{Access, Located, RemoteSpan, Span};
+use crate::mem::{Access, LocatedSpan, RemoteSpan, Span};
 use crate::shm::published::{Listing, PublishedTable};
 use crate::status_of;
 
@@ -143,7 +143,11 @@ impl State {
         Ok(slot)
     }
 
-    fn locate(&self, span: &RemoteSpan, needed: Rights) -> Result<(Located, Live), AccessError> {
+    fn locate(
+        &self,
+        span: &RemoteSpan,
+        needed: Rights,
+    ) -> Result<(LocatedSpan, Live), AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
         let Listing { span: region, rights, kind, .. } = live.listing;
@@ -151,7 +155,7 @@ impl State {
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
         // Both conversions fit: the range lies within one of ours.
         let span = Span { addr: span.addr as usize, len: span.len as usize };
-        Ok((Located { span, device: kind.device_only() }, live))
+        Ok((LocatedSpan { span, device: kind.device_only() }, live))
     }
 }
 
@@ -327,7 +331,7 @@ impl RegionTable {
         &self,
         span: &RemoteSpan,
         needed: impl Into<Rights>,
-    ) -> Result<(Located, RegionUse), AccessError> {
+    ) -> Result<(LocatedSpan, RegionUse), AccessError> {
         let state = self.inner.state.read();
         let (located, live) = state.locate(span, needed.into())?;
         let slot = live.part_of.unwrap_or(span.slot);
@@ -411,7 +415,7 @@ impl TableGuard<'_> {
     /// The reason for the refusal.
     #[inline]
     pub fn check(&self, span: &RemoteSpan, needed: impl Into<Rights>) -> Result<Span, AccessError> {
-        let Located { span, device } = self.locate(span, needed)?;
+        let LocatedSpan { span, device } = self.locate(span, needed)?;
         if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
     }
 
@@ -425,7 +429,7 @@ impl TableGuard<'_> {
         &self,
         span: &RemoteSpan,
         needed: impl Into<Rights>,
-    ) -> Result<Located, AccessError> {
+    ) -> Result<LocatedSpan, AccessError> {
         self.0.locate(span, needed.into()).map(|(located, _)| located)
     }
 }

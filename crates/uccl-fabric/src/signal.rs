@@ -30,17 +30,17 @@ pub struct Word {
 
 /// The word is not aligned to its length.
 #[derive(Debug)]
-pub struct Unaligned;
+pub struct AlignmentError;
 
 /// Changes a word that the CPU reaches.
 ///
 /// # Safety
 /// [`SIGNAL_LEN`] bytes must be there, readable and writable, and only accessed as an atomic
 /// meanwhile.
-pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> {
+pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), AlignmentError> {
     let at = at.cast::<u64>();
     if !at.is_aligned() {
-        return Err(Unaligned);
+        return Err(AlignmentError);
     }
     // SAFETY: the caller's promise, and it is aligned.
     let word = unsafe { AtomicU64::from_ptr(at) };

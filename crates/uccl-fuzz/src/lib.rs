@@ -17,7 +17,7 @@ use uccl_wire::{
     libfabric::{FabricAddress, FabricKey},
     message::{self, Message},
     metadata::Metadata,
-    named::Named,
+    named::NamedMessage,
     rails::Note,
     record::{Opener, Sealer},
     signal::SIGNAL_LEN,
@@ -241,9 +241,9 @@ fn metadata_text(bytes: &[u8]) -> bool {
 
 /// A payload without a header is all message; then the test makes no other claim.
 fn named(bytes: &[u8]) -> bool {
-    let read = Named::decode(bytes);
+    let read = NamedMessage::decode(bytes);
     let has_header = read.name.len() + read.message.len() < bytes.len();
-    assert!(has_header || read == Named { name: &[], message: bytes });
+    assert!(has_header || read == NamedMessage { name: &[], message: bytes });
     if has_header {
         assert_eq!(read.encode().as_deref(), Some(bytes));
     }

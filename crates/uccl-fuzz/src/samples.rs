@@ -12,7 +12,7 @@ use uccl_wire::{
     libfabric::{FabricAddress, FabricKey},
     message::{self, Answer, AskPiece, Direction, Place, Range, Source, Verdict},
     metadata::{Device, Metadata},
-    named::Named,
+    named::NamedMessage,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
     record::Sealer,
     signal::{Change, SIGNAL_LEN},
@@ -47,7 +47,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(sample_fabric());
-    samples.extend(Named { name: b"name", message: b"message" }.encode());
+    samples.extend(NamedMessage { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());

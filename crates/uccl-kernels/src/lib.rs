@@ -12,7 +12,7 @@ pub struct Image {
     /// Text for Ampere, with a zero byte at its end. Every later GPU runs it too. The driver
     /// compiles it once for each driver and GPU, and keeps the result in its cache on disk.
     pub ptx: &'static str,
-    machine_code: Option<&'static Aligned<[u8]>>,
+    machine_code: Option<&'static AlignedBytes<[u8]>>,
 }
 
 impl Image {
@@ -33,7 +33,7 @@ pub static EP: Image =
 
 /// Aligned, because the driver reads the beginning as a struct.
 #[repr(C, align(16))]
-struct Aligned<T: ?Sized>(T);
+struct AlignedBytes<T: ?Sized>(T);
 
 include!(concat!(env!("OUT_DIR"), "/machine_code.rs"));
 

@@ -19,9 +19,9 @@ use uccl_fabric::{
 };
 use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
 
-type Failed = Box<dyn Error>;
+type AnyError = Box<dyn Error>;
 
-fn main() -> Result<(), Failed> {
+fn main() -> Result<(), AnyError> {
     let mut args = env::args().skip(1);
     let provider = args.next().unwrap_or_else(|| "tcp;ofi_rxm".into());
     let domain = args.next().unwrap_or_else(|| "lo".into());
@@ -63,7 +63,12 @@ fn main() -> Result<(), Failed> {
 }
 
 /// Makes so many writes, with so many in flight. Returns the rate in MB/s.
-fn run(channel: &mut dyn Channel, one: Request, count: usize, depth: usize) -> Result<f64, Failed> {
+fn run(
+    channel: &mut dyn Channel,
+    one: Request,
+    count: usize,
+    depth: usize,
+) -> Result<f64, AnyError> {
     let (mut posted, mut ended, mut done) = (0, Vec::with_capacity(64), 0);
     let start = Instant::now();
     while done < count {

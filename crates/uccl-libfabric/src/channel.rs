@@ -16,7 +16,8 @@ use uccl_fabric::{
     lane::OpKind,
     mem::Span,
     rail::{
-        Channel, Ended, Export, Limits, MAX_ADDRESS, RailError, Registration, Request, RequestError,
+        Channel, Export, Limits, MAX_ADDRESS, RailError, Registration, Request, RequestEnd,
+        RequestError,
     },
     region::Rights,
 };
@@ -72,7 +73,7 @@ pub(super) struct LibfabricChannel {
     /// Probes that wait for a slot.
     probes: VecDeque<u64>,
     /// Ended requests that are not reported yet.
-    early: Vec<Ended>,
+    early: Vec<RequestEnd>,
     /// Makes regions for the endpoint, where the provider ties regions to endpoints.
     borrower: Option<Arc<Borrower>>,
     raw_keys: HashMap<Vec<u8>, u64>,
@@ -248,7 +249,7 @@ impl LibfabricChannel {
         match self.slots.end(context) {
             Some(tag) => {
                 self.heard = Instant::now();
-                self.early.push(Ended { tag, result });
+                self.early.push(RequestEnd { tag, result });
             }
             None => tracing::debug!(?context, "the provider ended what is not in flight"),
         }
@@ -465,12 +466,12 @@ impl Channel for LibfabricChannel {
                 let len = request.local.len;
                 Err(RequestError::Failed(format!("{len} bytes in one request, at most {max} go")))
             };
-            self.early.push(Ended { tag: request.tag, result });
+            self.early.push(RequestEnd { tag: request.tag, result });
         }
         Ok(requests.len())
     }
 
-    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+    fn poll(&mut self, ended: &mut Vec<RequestEnd>) -> Result<(), RailError> {
         let result = self.alive().and_then(|()| {
             self.drive()?;
             self.retry()?;

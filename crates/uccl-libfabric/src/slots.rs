@@ -10,14 +10,14 @@ use super::raw;
 /// The slots of requests in flight. Nothing is allocated after they are made.
 pub(super) struct Slots {
     contexts: Box<[UnsafeCell<raw::Context>]>,
-    taken: Box<[Option<Taken>]>,
+    taken: Box<[Option<SlotRequest>]>,
     /// Free slots; the one that was free for longest comes first. So a completion that comes twice
     /// does not at once hit the next request.
     free: VecDeque<u32>,
 }
 
 #[derive(Clone, Copy)]
-struct Taken {
+struct SlotRequest {
     tag: u64,
     kind: OpKind,
 }
@@ -48,7 +48,7 @@ impl Slots {
     /// Takes a slot for a request with this tag. `None` if all are taken.
     pub(super) fn take(&mut self, tag: u64, kind: OpKind) -> Option<u32> {
         let slot = self.free.pop_front()?;
-        *self.taken.get_mut(slot as usize)? = Some(Taken { tag, kind });
+        *self.taken.get_mut(slot as usize)? = Some(SlotRequest { tag, kind });
         Some(slot)
     }
 

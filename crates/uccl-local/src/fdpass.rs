@@ -49,7 +49,7 @@ pub struct Peer {
 
 /// A message on its way out.
 #[derive(Debug)]
-struct Outgoing {
+struct OutgoingMessage {
     bytes: Vec<u8>,
     sent: usize,
     /// Sent with the first byte.
@@ -68,7 +68,7 @@ struct Batch {
 #[derive(Debug)]
 pub struct FdSocket {
     stream: UnixStream,
-    outgoing: VecDeque<Outgoing>,
+    outgoing: VecDeque<OutgoingMessage>,
     incoming: Vec<u8>,
     batches: VecDeque<Batch>,
     ended: bool,
@@ -160,7 +160,8 @@ impl FdSocket {
 
     /// Keeps the unsent rest of a message for [`flush`](Self::flush).
     fn keep(&mut self, bytes: Vec<u8>, sent: usize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let waiting = |of: fn(&Outgoing) -> usize| self.outgoing.iter().map(of).sum::<usize>();
+        let waiting =
+            |of: fn(&OutgoingMessage) -> usize| self.outgoing.iter().map(of).sum::<usize>();
         let full = waiting(|message| message.bytes.len()) + bytes.len() > MAX_WAITING_BYTES
             || waiting(|message| message.fds.len()) + fds.len() > MAX_WAITING_FDS;
         // A message that was sent in part must be finished.
@@ -168,7 +169,7 @@ impl FdSocket {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         let fds = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?;
-        self.outgoing.push_back(Outgoing { bytes, sent, fds });
+        self.outgoing.push_back(OutgoingMessage { bytes, sent, fds });
         Ok(())
     }
 
@@ -289,7 +290,7 @@ impl FdSocket {
     }
 }
 
-impl Outgoing {
+impl OutgoingMessage {
     fn send(&mut self, socket: BorrowedFd<'_>) -> rustix::io::Result<()> {
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
         let rest = self.bytes.get(self.sent..).unwrap_or_default();

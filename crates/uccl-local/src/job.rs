@@ -17,7 +17,7 @@ use uccl_fabric::{
     pieces::Stretch,
 };
 
-use super::sharing::{CopyThreads, Sharing, cost_of};
+use super::sharing::{CopyThreads, CopyTimes, cost_of};
 
 /// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that
 /// the threads end together.
@@ -35,7 +35,7 @@ pub(super) struct Job {
     /// See [`cost_of`].
     cost: u64,
     /// Learns how long it took.
-    sharing: Option<Arc<Sharing>>,
+    sharing: Option<Arc<CopyTimes>>,
     /// Bytes that all jobs of the lane have yet to copy.
     load: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -79,7 +79,7 @@ impl Job {
     pub(super) fn new(
         op: Operation,
         threads: CopyThreads,
-        sharing: Option<Arc<Sharing>>,
+        sharing: Option<Arc<CopyTimes>>,
         load: &Arc<AtomicU64>,
     ) -> Self {
         let len = op.len();
@@ -209,9 +209,9 @@ mod tests {
         mem::{RemoteSpan, Span},
     };
 
-    struct Ignored;
+    struct IgnoredResult;
 
-    impl Completion for Ignored {
+    impl Completion for IgnoredResult {
         fn complete(self: Arc<Self>, _: OpResult) {}
     }
 
@@ -225,7 +225,7 @@ mod tests {
                 local: std::iter::repeat_n(Span { addr: addr as usize, len }, count).collect(),
                 memory: MemoryKind::Host,
                 remote: std::iter::repeat_n(remote, count).collect(),
-                done: Arc::new(Ignored),
+                done: Arc::new(IgnoredResult),
             };
             let load = Arc::default();
             let job = Job::new(op, CopyThreads::Many, None, &load);

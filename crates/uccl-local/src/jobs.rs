@@ -14,7 +14,7 @@ use uccl_fabric::lane::{LaneError, OpError, OpName, OpResult, Operation};
 
 use super::{
     job::{Chunk, End, Job},
-    sharing::{CopyThreads, Sharing},
+    sharing::{CopyThreads, CopyTimes},
 };
 
 /// Copies that have not ended.
@@ -32,9 +32,9 @@ pub(super) struct Jobs {
 #[derive(Default)]
 struct List {
     /// Jobs with chunks that no thread has taken yet, the oldest first.
-    open: VecDeque<Named>,
+    open: VecDeque<NamedJob>,
     /// Jobs that are wholly given out: threads are copying the last chunks.
-    given_out: Vec<Named>,
+    given_out: Vec<NamedJob>,
     /// How many there have been.
     count: u64,
     /// There will be no more.
@@ -42,7 +42,7 @@ struct List {
 }
 
 #[derive(Clone)]
-struct Named {
+struct NamedJob {
     name: OpName,
     job: Arc<Job>,
 }
@@ -50,7 +50,7 @@ struct Named {
 /// A chunk that a thread is copying. Its drop reports the result.
 pub(super) struct ChunkCopy<'a> {
     jobs: &'a Jobs,
-    of: Named,
+    of: NamedJob,
     chunk: Chunk,
     result: OpResult,
 }
@@ -84,7 +84,7 @@ impl Jobs {
         &self,
         op: Operation,
         threads: CopyThreads,
-        sharing: Option<Arc<Sharing>>,
+        sharing: Option<Arc<CopyTimes>>,
         mark: u64,
     ) -> Result<OpName, LaneError> {
         let mut list = self.list.lock();
@@ -94,7 +94,7 @@ impl Jobs {
         let name = OpName(list.count | mark);
         list.count += 1;
         let job = Arc::new(Job::new(op, threads, sharing, &self.load));
-        list.open.push_back(Named { name, job });
+        list.open.push_back(NamedJob { name, job });
         self.announce(&list);
         Ok(name)
     }
@@ -186,7 +186,7 @@ impl Jobs {
         self.helpable.store(shared, Release);
     }
 
-    fn forget_ended(&self, of: &Named) {
+    fn forget_ended(&self, of: &NamedJob) {
         if of.job.has_ended() {
             let mut list = self.list.lock();
             list.given_out.retain(|other| other.name != of.name);
@@ -200,7 +200,7 @@ impl Jobs {
 impl List {
     /// The thread that ends the job looks for it here afterwards, under the lock that the caller
     /// holds now.
-    fn keep_until_ended(&mut self, named: Named) {
+    fn keep_until_ended(&mut self, named: NamedJob) {
         if !named.job.has_ended() {
             self.given_out.push(named);
         }

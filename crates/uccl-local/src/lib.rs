@@ -44,7 +44,7 @@ use self::{
     bell::Bell,
     job::{Chunk, End},
     jobs::Jobs,
-    sharing::Sharing,
+    sharing::CopyTimes,
     split::Splits,
 };
 pub use self::{
@@ -83,7 +83,7 @@ pub struct LocalLane {
     cma: bool,
     jobs: Arc<Jobs>,
     splits: Arc<Splits>,
-    sharing: Arc<Sharing>,
+    sharing: Arc<CopyTimes>,
     gpu: Arc<GpuJobs>,
     bouncers: Bouncers,
     /// How long a kill waits for copies under way.

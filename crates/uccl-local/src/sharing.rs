@@ -43,11 +43,11 @@ struct Class {
 
 /// The measured times of a lane's copies.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(super) struct CopyTimes {
     classes: [Class; CLASSES],
 }
 
-impl Sharing {
+impl CopyTimes {
     /// Chooses the threads for a copy that costs as much as `len` bytes in one piece, more than
     /// [`INLINE`].
     pub(super) fn choose(&self, len: u64) -> CopyThreads {
@@ -89,7 +89,7 @@ mod tests {
 
     /// How many of the next thousand copies one thread makes, if copies by one and by many threads
     /// take these times.
-    fn by_one(sharing: &Sharing, len: u64, one_us: u64, many_us: u64) -> usize {
+    fn by_one(sharing: &CopyTimes, len: u64, one_us: u64, many_us: u64) -> usize {
         let mut alone = 0;
         for _ in 0..1000 {
             let threads = sharing.choose(len);
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_tried() {
-        let (sharing, len) = (Sharing::default(), 1 << 20);
+        let (sharing, len) = (CopyTimes::default(), 1 << 20);
         let idle = by_one(&sharing, len, 60, 35);
         assert!((1..100).contains(&idle), "{idle}");
         // The machine has become busy, and then idle again.
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn lengths_learn_apart_and_long_ones_are_shared() {
-        let sharing = Sharing::default();
+        let sharing = CopyTimes::default();
         by_one(&sharing, INLINE + 1, 10, 20);
         assert!(by_one(&sharing, INLINE * 2 + 1, 20, 10) < 100);
         for len in [INLINE + (1 << 30), 1 << 40] {

@@ -185,14 +185,14 @@ fn words<const N: usize>(message: &Message) -> [u64; N] {
 }
 
 /// The owner's offer, as the initiator holds it.
-struct Reached {
+struct OwnerOffer {
     owner: Second,
     direct: Direct,
     all: RemoteSpan,
 }
 
 /// `None`, with a message, when the system forbids the access that is to be tested.
-fn reach(shared: bool) -> Option<Reached> {
+fn reach(shared: bool) -> Option<OwnerOffer> {
     let mut owner =
         Second::start(if shared { "owner of shared memory" } else { "owner of private memory" });
     let offer = next(&mut owner.socket);
@@ -222,10 +222,10 @@ fn reach(shared: bool) -> Option<Reached> {
     }
     let all = RemoteSpan { addr, len: LEN as u64, key, slot: slot as u32 };
     assert_eq!(direct.reach(&all), if shared { Reach::Mapped } else { Reach::Cma });
-    Some(Reached { owner, direct, all })
+    Some(OwnerOffer { owner, direct, all })
 }
 
-impl Reached {
+impl OwnerOffer {
     fn part(&self, at: usize, len: usize) -> RemoteSpan {
         RemoteSpan { addr: self.all.addr + at as u64, len: len as u64, ..self.all }
     }
@@ -341,8 +341,8 @@ fn nothing_lands_after_revocation() {
 
 /// Two threads write all of the memory without pause while its owner revokes it and takes it back.
 /// How many bytes the owner found changed; the region is a new one after.
-fn hammer_until_revoked(reached: &mut Reached) -> u64 {
-    let Reached { owner, direct, all } = reached;
+fn hammer_until_revoked(reached: &mut OwnerOffer) -> u64 {
+    let OwnerOffer { owner, direct, all } = reached;
     let (direct, region, written) = (&*direct, *all, &AtomicU64::new(0));
     let hammer = |value: u8| {
         let data = vec![value; LEN];

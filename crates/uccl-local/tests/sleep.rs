@@ -37,9 +37,9 @@ impl MessageSink for NoMessages {
 }
 
 #[derive(Default)]
-struct Ended(AtomicUsize);
+struct EndCount(AtomicUsize);
 
-impl Completion for Ended {
+impl Completion for EndCount {
     fn complete(self: Arc<Self>, result: OpResult) {
         result.expect("a write that succeeds");
         self.0.fetch_add(1, Ordering::SeqCst);
@@ -94,7 +94,7 @@ fn a_writer_that_waits_for_room_and_for_answers_is_woken() {
     let (a, b) = lanes(&theirs);
     let source: Vec<u8> = (0..LEN).map(|i| (i >> 3) as u8 ^ i as u8).collect();
     let over = AtomicBool::new(false);
-    let ended = Arc::new(Ended::default());
+    let ended = Arc::new(EndCount::default());
     thread::scope(|scope| {
         scope.spawn(|| run(&b, || over.load(Ordering::SeqCst)));
         for round in 1..=ROUNDS {

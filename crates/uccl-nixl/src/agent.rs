@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::RwLock;
 use uccl_p2p::{
     Config, Endpoint, Iov, Op,
-    wire::{advert::Advert, named::Named},
+    wire::{advert::Advert, named::NamedMessage},
 };
 
 use crate::{
@@ -147,7 +147,7 @@ impl Agent {
 
     /// The bytes that carry a notification of this agent's to a peer.
     pub(crate) fn frame(&self, message: &[u8]) -> Result<Vec<u8>> {
-        let framed = Named { name: &self.name, message }.encode();
+        let framed = NamedMessage { name: &self.name, message }.encode();
         framed.ok_or_else(|| Error::Invalid("a notification has at most 64 MiB".into()))
     }
 

@@ -11,7 +11,7 @@ use std::{
     slice,
 };
 
-use uccl_p2p::{Config, Op, wire::named::Named};
+use uccl_p2p::{Config, Op, wire::named::NamedMessage};
 
 use crate::{
     agent::{Agent, Piece},
@@ -440,7 +440,7 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
 ) -> c_int {
     answer("getNotifs", || {
         for arrived in agent.endpoint.take_notifs()? {
-            let Named { name, message } = Named::decode(&arrived.payload);
+            let NamedMessage { name, message } = NamedMessage::decode(&arrived.payload);
             if name.is_empty() {
                 tracing::warn!("dropped a notification that no agent sent");
                 continue;

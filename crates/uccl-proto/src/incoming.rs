@@ -65,7 +65,7 @@ pub(crate) enum CancelState<R> {
 }
 
 /// Receives and sends that have not met, and receives that are fetching data.
-pub struct Incoming<R> {
+pub struct IncomingQueue<R> {
     posted: VecDeque<R>,
     arrived: VecDeque<EarlySend>,
     bytes: usize,
@@ -74,14 +74,14 @@ pub struct Incoming<R> {
     fetching: Vec<(u64, R)>,
 }
 
-impl<R> Default for Incoming<R> {
+impl<R> Default for IncomingQueue<R> {
     fn default() -> Self {
         let (posted, arrived, fetching) = (VecDeque::new(), VecDeque::new(), Vec::new());
         Self { posted, arrived, bytes: 0, pieces: 0, fetching }
     }
 }
 
-impl<R: Clone> Incoming<R> {
+impl<R: Clone> IncomingQueue<R> {
     /// Starts a receive. Returns the oldest send that waits, which it meets; `None`: the receive
     /// waits.
     pub fn receive(&mut self, receive: R) -> Option<(R, EarlySend)> {
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    type Inbox = Incoming<u32>;
+    type Inbox = IncomingQueue<u32>;
 
     fn come(
         inbox: &mut Inbox,

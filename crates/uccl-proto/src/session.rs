@@ -13,7 +13,7 @@ use crate::{
     asked::PeerAsks,
     asks::Asks,
     assembler::Assembler,
-    incoming::{CancelState, Incoming},
+    incoming::{CancelState, IncomingQueue},
     lanes::Lanes,
     liveness::Liveness,
     look_ups::LookUps,
@@ -27,7 +27,7 @@ pub struct Session<H: Handles> {
     /// Our sends and notifications.
     pub outgoing: PendingSends<H>,
     /// Our receives and the peer's sends.
-    pub incoming: Incoming<H::Receive>,
+    pub incoming: IncomingQueue<H::Receive>,
     /// The peer's notifications.
     pub notifications: Notifications,
     /// Signals of both ends.
@@ -52,7 +52,7 @@ pub enum Event<'m, H: Handles> {
     /// Nothing.
     Nothing,
     /// A receive has met its send: copy the data to where the receive wants it, and answer the send
-    /// ([`Incoming::finish`]).
+    /// ([`IncomingQueue::finish`]).
     Received {
         /// The receive.
         receive: H::Receive,
@@ -63,7 +63,7 @@ pub enum Event<'m, H: Handles> {
         /// The iovs' bytes, one after another.
         data: &'m [u8],
     },
-    /// A receive has met its send: fetch the data, and answer the send ([`Incoming::finish`]).
+    /// A receive has met its send: fetch the data, and answer the send ([`IncomingQueue::finish`]).
     Fetch {
         /// The receive.
         receive: H::Receive,
@@ -157,7 +157,7 @@ pub enum Event<'m, H: Handles> {
 }
 
 /// The unfinished items of a connection that ended.
-pub struct Closed<H: Handles> {
+pub struct UnfinishedItems<H: Handles> {
     /// Sends that were not answered.
     pub sends: Vec<H::Send>,
     /// Notifications that were not answered.
@@ -178,7 +178,7 @@ impl<H: Handles> Session<H> {
     pub fn new(lanes: usize) -> Self {
         Self {
             outgoing: PendingSends::default(),
-            incoming: Incoming::default(),
+            incoming: IncomingQueue::default(),
             notifications: Notifications::default(),
             signals: Signals::default(),
             look_ups: LookUps::default(),
@@ -273,7 +273,7 @@ impl<H: Handles> Session<H> {
     }
 
     /// Ends the session with its connection. Returns the items that the peer may still be using.
-    pub fn close(&mut self) -> Closed<H> {
+    pub fn close(&mut self) -> UnfinishedItems<H> {
         self.is_closed = true;
         let (sends, notifs) = self.outgoing.close();
         self.incoming.close();
@@ -281,6 +281,6 @@ impl<H: Handles> Session<H> {
         self.asked.close();
         let (signals, look_ups) = (self.signals.close(), self.look_ups.close());
         let (asks, orphans) = (self.asks.close(), self.lanes.close());
-        Closed { sends, notifs, signals, look_ups, asks, orphans }
+        UnfinishedItems { sends, notifs, signals, look_ups, asks, orphans }
     }
 }

@@ -5,7 +5,7 @@ use uccl_p2p::{ConnId, MrId, Op};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
-    args::{self, Args, Named, Positional},
+    args::{self, Args, Keywords, Positional},
     buffer::{self, BufferView},
     call::Table,
     column::{packed_length, same_length},
@@ -22,7 +22,7 @@ pub(crate) fn advertise<'py>(
     ep: &PyEndpoint,
     py: Python<'py>,
     args: Positional<'_, 'py>,
-    kwargs: Named<'_, 'py>,
+    kwargs: Keywords<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let a =
         signatures::ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
@@ -52,7 +52,7 @@ pub(crate) fn advertisev<'py>(
     ep: &PyEndpoint,
     py: Python<'py>,
     args: Positional<'_, 'py>,
-    kwargs: Named<'_, 'py>,
+    kwargs: Keywords<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let first = args.iter().next();
     let has_conn = match &first {
@@ -129,7 +129,7 @@ pub(crate) fn readonly(mr: MrId) -> CallError {
 
 /// Whether the first positional argument is a connection. Three arguments are either region,
 /// address and size, or connection, region and an object with a size.
-fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
+fn names_conn(args: Positional<'_, '_>, kwargs: Keywords<'_, '_>) -> bool {
     if Param::Conn.is_named(kwargs) {
         // Then it cannot also be positional: the positionals start at the region.
         return false;

@@ -11,7 +11,7 @@ use uccl_p2p::{ConnId, Error, MrId, Op};
 
 use crate::{
     advertised::{Entry, Key, ObjectLife},
-    args::{Named, Positional},
+    args::{Keywords, Positional},
     call::Spans,
     endpoint::PyEndpoint,
     error::{CallError, settle},
@@ -35,7 +35,7 @@ const NAP: Duration = Duration::from_millis(10);
 pub(crate) fn advertise(
     ep: &Bound<'_, PyEndpoint>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> PyResult<Option<Vec<u8>>> {
     let a = signatures::ADVERTISE_IPC.bind(args, kwargs)?;
     let conn = ConnId(a.id(Param::Conn)?);
@@ -48,7 +48,7 @@ pub(crate) fn advertise(
 pub(crate) fn advertisev(
     ep: &Bound<'_, PyEndpoint>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> PyResult<Option<Vec<Vec<u8>>>> {
     let a = signatures::ADVERTISEV_IPC.bind(args, kwargs)?;
     let conn = ConnId(a.id(Param::Conn)?);

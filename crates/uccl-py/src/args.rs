@@ -17,7 +17,7 @@ use crate::{error::CallError, params::Param};
 /// The positional arguments of a Python call.
 pub(crate) type Positional<'a, 'py> = &'a Bound<'py, PyTuple>;
 /// The keyword arguments of a Python call.
-pub(crate) type Named<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
+pub(crate) type Keywords<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
 
 /// A function's parameters, in order; those from `positional` on are keyword only.
 pub(crate) struct Signature<const N: usize> {
@@ -37,7 +37,7 @@ impl<const N: usize> Signature<N> {
     pub(crate) fn bind<'py>(
         &'static self,
         args: Positional<'_, 'py>,
-        kwargs: Named<'_, 'py>,
+        kwargs: Keywords<'_, 'py>,
     ) -> PyResult<Args<'py, N>> {
         self.bind_from(0, args, kwargs)
     }
@@ -47,7 +47,7 @@ impl<const N: usize> Signature<N> {
         &'static self,
         first: usize,
         args: Positional<'_, 'py>,
-        kwargs: Named<'_, 'py>,
+        kwargs: Keywords<'_, 'py>,
     ) -> PyResult<Args<'py, N>> {
         let mut values = [const { None }; N];
         if args.len() + first > self.positional {
@@ -89,7 +89,7 @@ impl<const N: usize> Signature<N> {
 
 impl Param {
     /// Whether a keyword argument has one of its names.
-    pub(crate) fn is_named(self, kwargs: Named<'_, '_>) -> bool {
+    pub(crate) fn is_named(self, kwargs: Keywords<'_, '_>) -> bool {
         let is_there = |name: &&str| kwargs.is_some_and(|k| k.contains(*name).unwrap_or(false));
         self.names().iter().any(is_there)
     }

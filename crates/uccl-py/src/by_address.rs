@@ -10,7 +10,7 @@ use uccl_p2p::{
 
 use crate::{
     advertise::readonly,
-    args::{Named, Positional, Signature},
+    args::{Keywords, Positional, Signature},
     call::{Spans, UNSIZED},
     column::{Column, same_length},
     endpoint::PyEndpoint,
@@ -72,7 +72,7 @@ impl Call {
         op: Op,
         signature: &'static Signature<N>,
         args: Positional<'_, '_>,
-        kwargs: Named<'_, '_>,
+        kwargs: Keywords<'_, '_>,
     ) -> Result<Self, CallError> {
         let a = signature.bind(args, kwargs)?;
         let spans = Spans::of(&a)?;

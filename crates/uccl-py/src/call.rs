@@ -7,7 +7,7 @@ use uccl_p2p::{ConnId, CudaStream, Iov, MrId, Op, Request, Signal};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
-    args::{Args, Named, Positional, Signature},
+    args::{Args, Keywords, Positional, Signature},
     buffer,
     column::{Blobs, Column, same_length},
     endpoint::PyEndpoint,
@@ -120,7 +120,7 @@ pub(crate) fn scalar_two_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
@@ -135,7 +135,7 @@ pub(crate) fn scalar_one_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
@@ -151,7 +151,7 @@ pub(crate) fn vector_two_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iovs = Table::of(&a, a.size(Param::NumIovs)?)?.iovs(ep, op)?;
@@ -166,7 +166,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let table = Table::of(&a, a.size(Param::NumIovs)?)?;

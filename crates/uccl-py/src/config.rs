@@ -10,14 +10,14 @@ use pyo3::{
 use uccl_p2p::{Checksum, Config, Transport};
 
 use crate::{
-    args::{Named, Positional},
+    args::{Keywords, Positional},
     buffer, error,
     params::Param,
     signatures,
 };
 
 /// The environment's settings, changed by the caller's keywords.
-pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResult<Config> {
+pub(crate) fn config(args: Positional<'_, '_>, kwargs: Keywords<'_, '_>) -> PyResult<Config> {
     let a = signatures::NEW.bind(args, kwargs)?;
     let mut config = Config::from_env().map_err(|e| error::exception(&e))?;
     for notice in uccl_p2p::take_notices() {

@@ -5,7 +5,7 @@ use uccl_p2p::{ConnId, Iov, Op};
 use uccl_wire::descs::{self, XferDesc};
 
 use crate::{
-    args::{self, Named, Positional},
+    args::{self, Keywords, Positional},
     call::{Call, Extras, Pieces},
     endpoint::PyEndpoint,
     error::CallError,
@@ -233,7 +233,7 @@ pub(crate) fn deserialize(bytes: &[u8]) -> PyResult<Vec<PyXferDesc>> {
 pub(crate) fn transfer(
     ep: &PyEndpoint,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Call, CallError> {
     let a = signatures::TRANSFER.bind(args, kwargs)?;
     let clone = |desc: &Bound<'_, PyAny>| Ok(desc.cast::<PyXferDesc>()?.borrow().clone());

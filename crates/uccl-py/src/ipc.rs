@@ -11,7 +11,7 @@ use uccl_wire::{
 };
 
 use crate::{
-    args::{Args, Named, Positional, Signature},
+    args::{Args, Keywords, Positional, Signature},
     buffer,
     call::{self, Call, Extras, PieceSlot, Pieces, Spans},
     column::Blobs,
@@ -97,7 +97,7 @@ pub(crate) fn scalar_two_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
@@ -117,7 +117,7 @@ pub(crate) fn scalar_one_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
@@ -132,7 +132,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<IpcCall, CallError> {
     let a = signature.bind(args, kwargs)?;
     let spans = Spans::of(&a)?;

@@ -92,6 +92,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::nodes, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_layout, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_origin_rank, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
     m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;

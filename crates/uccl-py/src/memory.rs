@@ -20,12 +20,12 @@ pub(crate) struct Memory {
 
 /// An owner that keeps memory allocated.
 pub(crate) struct Owner {
-    kept: Kept,
+    kept: OwnerRef,
     /// Whether the memory may only be read.
     pub(crate) readonly: bool,
 }
 
-enum Kept {
+enum OwnerRef {
     View(BufferView),
     Object(Py<PyAny>),
 }
@@ -33,14 +33,14 @@ enum Kept {
 impl Owner {
     /// An object that keeps writable memory allocated.
     pub(crate) fn of(object: Bound<'_, PyAny>) -> Self {
-        Self { kept: Kept::Object(object.unbind()), readonly: false }
+        Self { kept: OwnerRef::Object(object.unbind()), readonly: false }
     }
 
     /// The object itself, if there is one.
     pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         match &self.kept {
-            Kept::View(view) => view.object(py),
-            Kept::Object(object) => Some(object.bind(py).clone()),
+            OwnerRef::View(view) => view.object(py),
+            OwnerRef::Object(object) => Some(object.bind(py).clone()),
         }
     }
 }
@@ -93,7 +93,7 @@ impl Memory {
         Self {
             addr: view.addr(),
             len: Some(view.len()),
-            owner: Some(Owner { readonly: view.is_readonly(), kept: Kept::View(view) }),
+            owner: Some(Owner { readonly: view.is_readonly(), kept: OwnerRef::View(view) }),
         }
     }
 
@@ -110,7 +110,7 @@ impl Memory {
         let len = number("numel")?
             .checked_mul(number("element_size")?)
             .ok_or_else(|| PyValueError::new_err("the tensor's size overflows"))?;
-        let kept = Kept::Object(value.clone().unbind());
+        let kept = OwnerRef::Object(value.clone().unbind());
         Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly: false, kept }) })
     }
 
@@ -133,7 +133,7 @@ impl Memory {
             .into_iter()
             .try_fold(itemsize, usize::checked_mul)
             .ok_or_else(|| PyValueError::new_err("the array's size overflows"))?;
-        let kept = Kept::Object(value.clone().unbind());
+        let kept = OwnerRef::Object(value.clone().unbind());
         Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly, kept }) })
     }
 }

@@ -13,7 +13,7 @@ use uccl_p2p::{Accepted, Config, ConnId, Endpoint, Error};
 use uccl_wire::metadata::Metadata;
 
 use crate::{
-    args::{Named, Positional},
+    args::{Keywords, Positional},
     error::CallError,
     interrupt::waiting,
     params::Param,
@@ -24,21 +24,21 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Peers {
     /// Peers by the metadata that they were added with.
-    added: Mutex<HashMap<Vec<u8>, Arc<Added>>>,
+    added: Mutex<HashMap<Vec<u8>, Arc<ConnSlot>>>,
     /// Connections from other hosts that accept_local has accepted.
     remote: Mutex<VecDeque<Accepted>>,
 }
 
 /// The connection to one peer. The lock is held while a thread connects, so that two threads do not
 /// connect to the same peer.
-type Added = Mutex<Option<ConnId>>;
+type ConnSlot = Mutex<Option<ConnId>>;
 
 /// `connect(ip, gpu, port)`.
 pub(crate) fn connect(
     core: &Endpoint,
     py: Python<'_>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<u64, CallError> {
     let a = signatures::CONNECT.bind(args, kwargs)?;
     let host: String = a.req(Param::RemoteIp)?;
@@ -69,7 +69,7 @@ pub(crate) fn connect_local(
     core: &Endpoint,
     py: Python<'_>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<u64, CallError> {
     let a = signatures::CONNECT_LOCAL.bind(args, kwargs)?;
     let config = core.config();

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use uccl_p2p::{Error, MrId};
 
 use crate::{
-    args::{Named, Positional},
+    args::{Keywords, Positional},
     column::same_length,
     endpoint::PyEndpoint,
     error::CallError,
@@ -29,7 +29,7 @@ pub(crate) fn reg(
     ep: &PyEndpoint,
     py: Python<'_>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<u64, CallError> {
     let a = signatures::REG.bind(args, kwargs)?;
     let memory = Memory::of(a.need(Param::Ptr)?)?;
@@ -42,7 +42,7 @@ pub(crate) fn regv(
     ep: &PyEndpoint,
     py: Python<'_>,
     args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
+    kwargs: Keywords<'_, '_>,
 ) -> Result<Vec<u64>, CallError> {
     let a = signatures::REGV.bind(args, kwargs)?;
     let memories = a.list(Param::Ptrs, Memory::of)?;

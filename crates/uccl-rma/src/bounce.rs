@@ -12,12 +12,12 @@ use uccl_device::{
     cuda::{Direction, GpuError},
 };
 use uccl_fabric::{
-    gpu::{CHUNK, CopyBy, Ended, PATIENCE, Slab, Staging},
-    mem::{Located, Span},
+    gpu::{CHUNK, CopyBy, PATIENCE, Slab, Staging, StepEnd},
+    mem::{LocatedSpan, Span},
 };
 use uccl_wire::rails::LANDING_CHUNK;
 
-use super::{aside::ChannelTeardown, pinned::Pinned, rails::Rails};
+use super::{aside::ChannelTeardown, pinned::PinnedRegion, rails::Rails};
 
 /// How many chunks an area has: enough for a link of 50 GB/s to stay busy while some chunks are
 /// copied, some are carried, some are reported to the other end, and some are copied there.
@@ -29,7 +29,7 @@ const _: () = assert!(CHUNK == LANDING_CHUNK, "peers count in the same chunks");
 pub(super) struct Area {
     slab: Arc<Slab>,
     rails: Arc<Rails>,
-    pinned: Arc<Pinned>,
+    pinned: Arc<PinnedRegion>,
 }
 
 impl Area {
@@ -45,7 +45,7 @@ impl Area {
         self.slab.span()
     }
 
-    pub(super) fn pinned(&self) -> &Arc<Pinned> {
+    pub(super) fn pinned(&self) -> &Arc<PinnedRegion> {
         &self.pinned
     }
 
@@ -163,7 +163,7 @@ pub(super) struct Copies([Staging<CopySide>; 2]);
 pub(super) struct Copy<'a> {
     pub(super) area: &'a Area,
     pub(super) chunk: u16,
-    pub(super) memory: &'a [Located],
+    pub(super) memory: &'a [LocatedSpan],
     /// The slots of our regions that it touches for the peer.
     pub(super) slots: SmallVec<[u32; 4]>,
     pub(super) direction: Direction,
@@ -190,7 +190,7 @@ impl Copies {
     }
 
     /// The next copy that has ended, if there is one.
-    pub(super) fn ended(&mut self) -> Option<Ended<CopySide>> {
+    pub(super) fn ended(&mut self) -> Option<StepEnd<CopySide>> {
         self.0.iter_mut().find_map(Staging::ended)
     }
 

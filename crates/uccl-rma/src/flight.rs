@@ -11,7 +11,7 @@ use uccl_fabric::{
 };
 
 /// An operation's generation, its completion, and its result.
-pub(super) type Ended = (u32, Arc<dyn Completion>, OpResult);
+pub(super) type EndedOp = (u32, Arc<dyn Completion>, OpResult);
 
 /// An operation under way.
 pub(super) struct Flight {

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
-use super::{aside::ChannelTeardown, bounce::Area, flight::Ended, rails::Rails};
+use super::{aside::ChannelTeardown, bounce::Area, flight::EndedOp, rails::Rails};
 
 /// Channels that are still ending. Until they have, their devices may touch the memory of their
 /// requests and grants.
@@ -16,7 +16,7 @@ pub(super) struct EndingChannels {
     /// The slots of the regions that were lent to the peer.
     pub(super) lent: HashSet<u32>,
     /// Operations with parts on these channels.
-    pub(super) operations: Mutex<Vec<Ended>>,
+    pub(super) operations: Mutex<Vec<EndedOp>>,
     /// Threads that wait for memory of the lane itself while it is still being locked.
     pub(super) makings: Vec<ChannelTeardown>,
     /// The memory of the lane itself.
@@ -36,7 +36,7 @@ impl EndingChannels {
     /// Whether one of the channels may touch our region of this slot.
     pub(super) fn touches(&self, slot: u32) -> bool {
         let is_named =
-            |pinned: Arc<super::pinned::Pinned>| self.registrations.contains(&pinned.number);
+            |pinned: Arc<super::pinned::PinnedRegion>| self.registrations.contains(&pinned.number);
         let is_known =
             || self.lent.contains(&slot) || self.rails.of_slot(slot).is_some_and(is_named);
         !self.have_channels_ended() && is_known()

@@ -9,7 +9,7 @@ use std::{
 use uccl_fabric::region::Rights;
 use uccl_wire::rails::{Note, RegionId};
 
-use super::{path::ASIDE_LOOK, pinned::Pinned};
+use super::{path::ASIDE_LOOK, pinned::PinnedRegion};
 
 /// The regions that are lent to the peer, and the answers that it waits for.
 #[derive(Default)]
@@ -33,9 +33,9 @@ pub(super) enum AnswerEvent {
     /// The devices have not been shown the region of this slot yet.
     Region(u32),
     /// They are being shown it again, for a peer with these rights.
-    Narrow(Arc<Pinned>, Rights),
+    Narrow(Arc<PinnedRegion>, Rights),
     /// They make keys of it for their channels.
-    Keys(Arc<Pinned>),
+    Keys(Arc<PinnedRegion>),
     /// The landing area is being made.
     Landing,
 }

@@ -8,7 +8,9 @@ use std::{
 
 use slab::Slab;
 use uccl_fabric::{
-    rail::{Channel, Ended, Export, Limits, Rail, RailError, RemoteKey, Request, RequestError},
+    rail::{
+        Channel, Export, Limits, Rail, RailError, RemoteKey, Request, RequestEnd, RequestError,
+    },
     region::Rights,
 };
 use uccl_wire::rails::PathId;
@@ -18,7 +20,7 @@ use super::{
     bell::Bell,
     exports::{Exports, KeyPurpose},
     flight::Part,
-    pinned::Pinned,
+    pinned::PinnedRegion,
     rails::Rails,
 };
 
@@ -108,7 +110,7 @@ pub(super) struct Path {
     port: Option<PortLook>,
     /// When that was last begun.
     looked_at_port: Option<Instant>,
-    ended: Vec<Ended>,
+    ended: Vec<RequestEnd>,
 }
 
 /// How a request names our memory.
@@ -254,7 +256,7 @@ impl Path {
     /// The key with which a peer that has these rights names memory over our channel. None if the
     /// channel does not work, the device does not take the memory, or the key is not
     /// [made](Self::make_key).
-    pub(super) fn key_of(&mut self, pinned: &Pinned, rights: Rights) -> Option<RemoteKey> {
+    pub(super) fn key_of(&mut self, pinned: &PinnedRegion, rights: Rights) -> Option<RemoteKey> {
         let State::Up(channel) = &mut self.state else { return None };
         let registration = pinned.for_peer(self.ours, rights)?;
         match channel.export(registration) {
@@ -265,7 +267,7 @@ impl Path {
 
     /// Starts to make that key, if the device takes long over it. [`Self::is_making_key`] tells
     /// when that is done.
-    pub(super) fn make_key(&mut self, pinned: &Arc<Pinned>, rights: Rights) {
+    pub(super) fn make_key(&mut self, pinned: &Arc<PinnedRegion>, rights: Rights) {
         let State::Up(channel) = &mut self.state else { return };
         let Some(registration) = pinned.for_peer(self.ours, rights) else { return };
         if let Export::ToMake(make) = channel.export(registration)
@@ -277,7 +279,7 @@ impl Path {
     }
 
     /// Whether a key for this memory is still to be made.
-    pub(super) fn is_making_key(&self, pinned: &Pinned) -> bool {
+    pub(super) fn is_making_key(&self, pinned: &PinnedRegion) -> bool {
         self.exports.is_making(pinned.number)
     }
 
@@ -507,7 +509,7 @@ impl Path {
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
-        for Ended { tag, result } in self.ended.drain(..) {
+        for RequestEnd { tag, result } in self.ended.drain(..) {
             moved = true;
             if tag == PROBE {
                 works |= result.is_ok();

@@ -22,7 +22,7 @@ use self::{chain::Chain, narrow::Narrow};
 type ByRail = Vec<Result<Box<dyn Registration>, RailError>>;
 
 /// Memory that is registered with every device that takes it.
-pub(super) struct Pinned {
+pub(super) struct PinnedRegion {
     /// Its number, which no other registration of this endpoint has.
     pub(super) number: u64,
     span: Span,
@@ -49,7 +49,7 @@ struct Renewal {
 }
 
 /// While this exists, the registrations of some memory do not end.
-pub(super) struct PinGuard(Arc<Pinned>);
+pub(super) struct PinGuard(Arc<PinnedRegion>);
 
 impl Drop for PinGuard {
     fn drop(&mut self) {
@@ -72,7 +72,7 @@ pub(super) fn covers(outer: Span, inner: Span) -> bool {
     offset.is_some_and(|offset| offset <= outer.len && inner.len <= outer.len - offset)
 }
 
-impl Pinned {
+impl PinnedRegion {
     pub(super) fn new(number: u64, memory: PinRequest, by_rail: ByRail, moves: Moves) -> Self {
         let PinRequest { span, kind, rights } = memory;
         let narrow = [(); 2].map(|()| Narrow::new(by_rail.len()));
@@ -201,12 +201,12 @@ fn end_narrow(narrow: &Narrow) -> Result<(), RailError> {
 /// All registrations of an endpoint.
 #[derive(Default)]
 pub(super) struct PinRegistry {
-    regions: HashMap<u32, Arc<Pinned>>,
+    regions: HashMap<u32, Arc<PinnedRegion>>,
     /// How many regions do not move directly: the staged ones, and those that go over TCP.
     slow: [usize; 2],
     /// All registrations by class of length, address and number. A lookup searches each class by
     /// itself, so long regions do not make it walk through all the short ones.
-    by_class: BTreeMap<(u32, usize, u64), Arc<Pinned>>,
+    by_class: BTreeMap<(u32, usize, u64), Arc<PinnedRegion>>,
     /// How many registrations each class has.
     in_class: BTreeMap<u32, usize>,
 }
@@ -217,12 +217,12 @@ fn class_of(len: usize) -> u32 {
     usize::BITS - len.leading_zeros()
 }
 
-fn place_of(pinned: &Pinned) -> (u32, usize, u64) {
+fn place_of(pinned: &PinnedRegion) -> (u32, usize, u64) {
     (class_of(pinned.span.len), pinned.span.addr, pinned.number)
 }
 
 impl PinRegistry {
-    pub(super) fn add(&mut self, pinned: &Arc<Pinned>) {
+    pub(super) fn add(&mut self, pinned: &Arc<PinnedRegion>) {
         let place = place_of(pinned);
         if self.by_class.insert(place, Arc::clone(pinned)).is_none() {
             *self.in_class.entry(place.0).or_default() += 1;
@@ -230,7 +230,7 @@ impl PinRegistry {
     }
 
     /// Adds a region's registration. False if the region has one already.
-    pub(super) fn add_region(&mut self, slot: u32, pinned: &Arc<Pinned>) -> bool {
+    pub(super) fn add_region(&mut self, slot: u32, pinned: &Arc<PinnedRegion>) -> bool {
         let is_new = !self.regions.contains_key(&slot);
         if is_new {
             self.regions.insert(slot, Arc::clone(pinned));
@@ -242,15 +242,15 @@ impl PinRegistry {
         is_new
     }
 
-    pub(super) fn of_slot(&self, slot: u32) -> Option<&Arc<Pinned>> {
+    pub(super) fn of_slot(&self, slot: u32) -> Option<&Arc<PinnedRegion>> {
         self.regions.get(&slot)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Pinned>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<PinnedRegion>> {
         self.by_class.values()
     }
 
-    pub(super) fn remove(&mut self, pinned: &Pinned) {
+    pub(super) fn remove(&mut self, pinned: &PinnedRegion) {
         let place = place_of(pinned);
         if self.by_class.remove(&place).is_some()
             && let Some(count) = self.in_class.get_mut(&place.0)
@@ -271,7 +271,7 @@ impl PinRegistry {
         }
     }
 
-    fn slow_like(&mut self, pinned: &Pinned) -> Option<&mut usize> {
+    fn slow_like(&mut self, pinned: &PinnedRegion) -> Option<&mut usize> {
         match pinned.moves {
             Moves::Direct => None,
             Moves::Staged => Some(&mut self.slow[0]),
@@ -289,8 +289,8 @@ impl PinRegistry {
     }
 
     /// The shortest registration that covers this memory and is not retired.
-    pub(super) fn over(&self, span: Span) -> Option<&Arc<Pinned>> {
-        let covers = |pinned: &&Arc<Pinned>| pinned.covers(span) && !pinned.is_retired();
+    pub(super) fn over(&self, span: Span) -> Option<&Arc<PinnedRegion>> {
+        let covers = |pinned: &&Arc<PinnedRegion>| pinned.covers(span) && !pinned.is_retired();
         let classes = self.in_class.range(class_of(span.len)..);
         let mut shortest = classes.map(|(class, _)| {
             self.near(*class, span.addr).filter(covers).min_by_key(|p| p.span.len)
@@ -300,7 +300,7 @@ impl PinRegistry {
 
     /// The registrations of this class that begin near enough before an address to possibly reach
     /// it.
-    fn near(&self, class: u32, addr: usize) -> impl Iterator<Item = &Arc<Pinned>> {
+    fn near(&self, class: u32, addr: usize) -> impl Iterator<Item = &Arc<PinnedRegion>> {
         let longest = usize::MAX.checked_shr(usize::BITS - class).unwrap_or(0);
         let first = addr.saturating_sub(longest);
         self.by_class.range((class, first, 0)..=(class, addr, u64::MAX)).map(|(_, pinned)| pinned)
@@ -311,10 +311,10 @@ impl PinRegistry {
 mod tests {
     use super::*;
 
-    fn pinned(number: u64, addr: usize, len: usize) -> Arc<Pinned> {
+    fn pinned(number: u64, addr: usize, len: usize) -> Arc<PinnedRegion> {
         let (span, kind) = (Span { addr, len }, MemoryKind::Host);
         let memory = PinRequest { span, kind, rights: Rights::ALL };
-        Arc::new(Pinned::new(number, memory, Vec::new(), Moves::Direct))
+        Arc::new(PinnedRegion::new(number, memory, Vec::new(), Moves::Direct))
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn the_shortest_registration_is_found() {
         let mut rng = fastrand::Rng::with_seed(1);
-        let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (PinRegistry::default(), Vec::new());
+        let (mut book, mut all): (_, Vec<Arc<PinnedRegion>>) = (PinRegistry::default(), Vec::new());
         for number in 0..2000 {
             let new = pinned(number, rng.usize(0..300), 1 << rng.u32(0..9) | rng.usize(0..64));
             book.add(&new);

@@ -18,7 +18,7 @@ use uccl_fabric::{gpu::CopyBy, lane::Moves, mem::Span, region::Rights};
 use uccl_wire::rails::{MAX_RAILS, RailOffer};
 
 use self::waiting::RegistrationQueue;
-use super::pinned::{PinRegistry, PinRequest, Pinned};
+use super::pinned::{PinRegistry, PinRequest, PinnedRegion};
 
 /// The devices that an endpoint has opened, and the endpoint's regions as registered with them.
 ///
@@ -28,12 +28,12 @@ use super::pinned::{PinRegistry, PinRequest, Pinned};
 /// To open devices takes long, and to register much memory takes longer. A thread of its own does
 /// both for the regions that are older than the devices.
 pub struct Rails {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRails>,
     /// Opens the devices and registers the regions that wait.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct SharedRails {
     /// Empty until the devices are open.
     rails: OnceLock<Vec<Arc<dyn Rail>>>,
     copy_by: CopyBy,
@@ -70,7 +70,7 @@ const MOST_APART: usize = 1000;
 impl Default for Rails {
     /// Rails with devices that are opened later, by [`Self::open_by`]. Regions may be added before.
     fn default() -> Self {
-        let shared = Shared {
+        let shared = SharedRails {
             rails: OnceLock::new(),
             copy_by: CopyBy::default(),
             book: RwLock::default(),
@@ -161,7 +161,7 @@ impl Rails {
     /// peers have. If no device takes it, its bytes go another way. Before the devices are open
     /// this only notes the region: it is registered when they are.
     pub fn add(&self, slot: u32, span: Span, kind: MemoryKind, rights: Rights) {
-        let Shared { waiting, book, .. } = &*self.shared;
+        let SharedRails { waiting, book, .. } = &*self.shared;
         let memory = PinRequest { span, kind, rights };
         if span.len == 0 || waiting.add_unless(slot, memory, || self.are_open()) {
             return;
@@ -179,7 +179,7 @@ impl Rails {
     /// If this device was lost and is there again, opens it and registers all memory with it. May
     /// take long.
     pub(super) fn reopen(&self, at: usize) {
-        let Shared { reopening, renewing, book, .. } = &*self.shared;
+        let SharedRails { reopening, renewing, book, .. } = &*self.shared;
         let (Some(rail), Some(reopening)) = (self.all().get(at), reopening.get(at)) else { return };
         let _one_at_a_time = reopening.lock();
         if !rail.reopen() {
@@ -213,7 +213,7 @@ impl Rails {
     }
 
     /// Registers memory that is not a region, until it is [let go](Self::let_go). May take long.
-    pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<Pinned> {
+    pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<PinnedRegion> {
         let _as_it_is = self.shared.renewing.read();
         let pinned = self.shared.pin(PinRequest { span, kind, rights: Rights::ALL });
         self.shared.book.write().add(&pinned);
@@ -271,19 +271,19 @@ impl Rails {
     ///
     /// # Errors
     /// As for [`Self::remove`].
-    pub(super) fn let_go(&self, pinned: &Pinned) -> Result<(), RailError> {
+    pub(super) fn let_go(&self, pinned: &PinnedRegion) -> Result<(), RailError> {
         pinned.end()?;
         self.shared.book.write().remove(pinned);
         Ok(())
     }
 
     /// The registration of a region.
-    pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<Pinned>> {
+    pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<PinnedRegion>> {
         self.shared.book.read().of_slot(slot).cloned()
     }
 
     /// The shortest registration that covers this memory of ours.
-    pub(super) fn over(&self, span: Span) -> Option<Arc<Pinned>> {
+    pub(super) fn over(&self, span: Span) -> Option<Arc<PinnedRegion>> {
         self.shared.book.read().over(span).cloned()
     }
 }
@@ -300,7 +300,7 @@ impl Drop for Rails {
 }
 
 /// The thread's work. If it ends early, by a panic, nobody waits for the rest of it.
-struct WorkerGuard(Arc<Shared>);
+struct WorkerGuard(Arc<SharedRails>);
 
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
@@ -309,7 +309,7 @@ impl Drop for WorkerGuard {
     }
 }
 
-impl Shared {
+impl SharedRails {
     fn rails(&self) -> &[Arc<dyn Rail>] {
         self.rails.get().map_or(&[], Vec::as_slice)
     }
@@ -347,7 +347,7 @@ impl Shared {
         self.copy_by.copier_of(kind)
     }
 
-    fn pin(&self, memory: PinRequest) -> Arc<Pinned> {
+    fn pin(&self, memory: PinRequest) -> Arc<PinnedRegion> {
         let PinRequest { span, kind, rights } = memory;
         // Before a device may write there.
         let expected = kind.device_only().map_or(Ok(()), cuda::expect_writes_to);
@@ -364,7 +364,7 @@ impl Shared {
             true => Moves::Direct,
             false => self.moves_untaken(kind),
         };
-        Arc::new(Pinned::new(self.next.fetch_add(1, Relaxed), memory, by_rail, moves))
+        Arc::new(PinnedRegion::new(self.next.fetch_add(1, Relaxed), memory, by_rail, moves))
     }
 
     /// How memory of this kind moves if no device takes it.

@@ -28,12 +28,12 @@ use self::staging::Staging;
 use super::{
     bell::Bell,
     bounce::{Copies, CopySide, Site},
-    flight::{Ended, Flight, Part},
+    flight::{EndedOp, Flight, Part},
     keys::{GrantedRegion, Keys, MissingKey, region_of},
     left::EndingChannels,
     lent::Grants,
     path::{ASIDE_LOOK, Local, Path},
-    pinned::Pinned,
+    pinned::PinnedRegion,
     rails::Rails,
 };
 
@@ -72,10 +72,10 @@ pub(super) struct State {
     pub(super) parked: Vec<usize>,
     /// Parts to be requested again, before anything else.
     pub(super) again: VecDeque<Part>,
-    pub(super) endings: Vec<Ended>,
+    pub(super) endings: Vec<EndedOp>,
     /// A buffer for parts that ended, kept between looks.
     pub(super) ended: Vec<(Part, Result<(), RequestError>)>,
-    memo: Weak<Pinned>,
+    memo: Weak<PinnedRegion>,
     /// A thread may be asleep on the bell.
     pub(super) is_watched: bool,
     /// When the lane was made. Used where any time will do.
@@ -101,7 +101,12 @@ pub(super) enum Hold {
 impl State {
     /// The keys with which a peer that has these rights names the memory at this address: one for
     /// each path with a device that takes it.
-    pub(super) fn keys_of(&mut self, pinned: &Pinned, addr: usize, rights: Rights) -> Vec<PathKey> {
+    pub(super) fn keys_of(
+        &mut self,
+        pinned: &PinnedRegion,
+        addr: usize,
+        rights: Rights,
+    ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
             let key = path.key_of(pinned, rights)?;
             Some(PathKey { id: path.id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
@@ -282,8 +287,8 @@ impl State {
     }
 
     /// The registration that covers this memory of ours, if there is one.
-    pub(super) fn pinned(&mut self, rails: &Rails, span: Span) -> Option<Arc<Pinned>> {
-        let serves = |pinned: &Arc<Pinned>| pinned.covers(span) && !pinned.is_retired();
+    pub(super) fn pinned(&mut self, rails: &Rails, span: Span) -> Option<Arc<PinnedRegion>> {
+        let serves = |pinned: &Arc<PinnedRegion>| pinned.covers(span) && !pinned.is_retired();
         if let Some(pinned) = self.memo.upgrade().filter(serves) {
             return Some(pinned);
         }
@@ -413,7 +418,7 @@ impl State {
     /// Handles the copies that have ended. True if there were any.
     pub(super) fn look_at_copies(&mut self) -> bool {
         let mut moved = false;
-        while let Some(gpu::Ended { what, result }) = self.copies.ended() {
+        while let Some(gpu::StepEnd { what, result }) = self.copies.ended() {
             moved = true;
             match what {
                 CopySide::Batch(at) => self.batch_copied(at, result.map(drop)),
@@ -456,7 +461,7 @@ impl State {
 
     /// Whether one of our devices has a request under way that names our memory by this
     /// registration.
-    pub(super) fn is_at_work_with(&self, pinned: &Pinned) -> bool {
+    pub(super) fn is_at_work_with(&self, pinned: &PinnedRegion) -> bool {
         self.paths.iter().any(|path| path.is_at_work_with(pinned.number))
     }
 
@@ -510,7 +515,7 @@ struct Choice {
 }
 
 impl Choice {
-    fn among(paths: &[Path], pinned: &Pinned, granted: &GrantedRegion, part: &Part) -> Self {
+    fn among(paths: &[Path], pinned: &PinnedRegion, granted: &GrantedRegion, part: &Part) -> Self {
         let mut choice = Self::default();
         let mut least = u64::MAX;
         for (at, path) in paths.iter().enumerate().filter(|(_, path)| path.is_up()) {

@@ -15,7 +15,7 @@ use uccl_fabric::{
     clock::coarse_ms,
     gpu::{CopyBy, PATIENCE, Staging, WordChange},
     lane::{LaneError, MessageSink, OpError, OpName, Spans},
-    mem::{Access, Located, Span},
+    mem::{Access, LocatedSpan, Span},
     pieces::Stretch,
     pipe::PipeRx,
     region::RegionTable,
@@ -96,7 +96,7 @@ enum State {
 }
 
 /// A change of a word that a GPU is making. Nothing that came behind it is handled before its end.
-enum Changing {
+enum PendingChange {
     /// The signal of a peer's write, which is answered then.
     Write { op: u64, change: WordChange },
     /// The signal is a message, with which the sink goes on.
@@ -104,7 +104,7 @@ enum Changing {
 }
 
 /// A write of the peer's that has come in part.
-struct Incoming {
+struct IncomingWrite {
     op: u64,
     status: Status,
 }
@@ -126,13 +126,13 @@ pub(super) struct Rx<P> {
     /// The destination of the payload that has not been placed: memory of the descriptors, or of
     /// the read.
     rest: Stretch,
-    write: Option<Incoming>,
+    write: Option<IncomingWrite>,
     read: Option<(OpName, ReadTarget)>,
     /// The chunk that is being received for a GPU.
     filling: Option<InboundChunk>,
     /// Data on its way to GPUs, in the order in which it came.
     uploader: Staging<Upload>,
-    changing: Option<Changing>,
+    changing: Option<PendingChange>,
     /// The GPU that is the destination of some or all of the payload.
     device: Option<u32>,
     /// Nothing more can be done before work of GPUs has ended.
@@ -141,7 +141,7 @@ pub(super) struct Rx<P> {
     watch: Option<StallWatch>,
     /// The pipe is known to be cut: the peer counts on its writes landing no more.
     is_cut: bool,
-    located: Vec<Located>,
+    located: Vec<LocatedSpan>,
     message: Vec<u8>,
     iov: Vec<Span>,
 }

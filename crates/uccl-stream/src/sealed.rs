@@ -7,7 +7,7 @@
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
 use uccl_fabric::{
-    guarded::{self, Unmapped},
+    guarded::{self, UnmappedMemory},
     mem::Span,
     pieces::{Pieces as _, Stretch},
     pipe::{Backlog, Pipe, PipeRx, PipeTx},
@@ -134,7 +134,11 @@ impl<R: PipeRx> SealedRx<R> {
     ///
     /// # Safety
     /// The spans must be writable, as far as they are mapped.
-    unsafe fn take(&mut self, spans: &[Span], rest: &mut Stretch) -> (usize, Result<(), Unmapped>) {
+    unsafe fn take(
+        &mut self,
+        spans: &[Span],
+        rest: &mut Stretch,
+    ) -> (usize, Result<(), UnmappedMemory>) {
         let (mut moved, mut result) = (0, Ok(()));
         for span in rest.take_parts(spans, self.opened.len()) {
             let from = &self.buffer[self.opened.start + moved..][..span.len];

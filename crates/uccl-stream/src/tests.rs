@@ -22,9 +22,9 @@ use super::*;
 use crate::tcp::{TcpOptions, TcpPipe};
 
 #[derive(Default)]
-struct Seen(Mutex<Option<OpResult>>);
+struct ResultSlot(Mutex<Option<OpResult>>);
 
-impl Completion for Seen {
+impl Completion for ResultSlot {
     fn complete(self: Arc<Self>, result: OpResult) {
         assert!(self.0.lock().replace(result).is_none(), "an operation ends once");
     }
@@ -70,8 +70,8 @@ impl<P: Pipe> Side<P> {
         self.lane.progress(&self.inbox)
     }
 
-    fn post(&self, kind: OpKind, local: Span, remote: RemoteSpan) -> (OpName, Arc<Seen>) {
-        let done = Arc::new(Seen::default());
+    fn post(&self, kind: OpKind, local: Span, remote: RemoteSpan) -> (OpName, Arc<ResultSlot>) {
+        let done = Arc::new(ResultSlot::default());
         let op = Operation {
             kind,
             local: [local].into_iter().collect(),
@@ -91,7 +91,7 @@ fn span(memory: &mut [u8]) -> Span {
     Span { addr: memory.as_mut_ptr() as usize, len: memory.len() }
 }
 
-fn run(a: &Side, b: &Side, seen: &Seen) -> OpResult {
+fn run(a: &Side, b: &Side, seen: &ResultSlot) -> OpResult {
     loop {
         a.progress().expect("a lives");
         b.progress().expect("b lives");

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     gpu::{Chunk, CopyBy, PATIENCE, Staging},
-    guarded::{Unmapped, append, is_readable},
+    guarded::{UnmappedMemory, append, is_readable},
     lane::{OpError, OpName, RemoteSpans, Spans},
-    mem::{Access, Located, RemoteSpan, Span},
+    mem::{Access, LocatedSpan, RemoteSpan, Span},
     pieces::{Pieces as _, Stretch},
     pipe::PipeTx,
     region::RegionTable,
@@ -89,7 +89,7 @@ pub(super) struct Tx<P> {
     head: Vec<u8>,
     payload: Vec<Span>,
     pieces: Vec<RemoteSpan>,
-    located: Vec<Located>,
+    located: Vec<LocatedSpan>,
     iov: Vec<Span>,
     checked: bool,
     replies_turn: bool,
@@ -215,7 +215,8 @@ impl<P: PipeTx> Tx<P> {
         let start = self.control.len();
         // SAFETY: the caller's promise.
         let mut copied = local.iter().map(|span| unsafe { append(&mut self.control, *span) });
-        let status = copied.find_map(Result::err).map_or(Status::Ok, |Unmapped| Status::Fault);
+        let status =
+            copied.find_map(Result::err).map_or(Status::Ok, |UnmappedMemory| Status::Fault);
         self.control.resize(start + header.len as usize, 0);
         if let Some(crc) = &mut crc {
             crc.add(&self.control[start..]);

@@ -30,11 +30,11 @@ fn pair_with(seed: u64, faults: LaneFaults) -> Pair {
 }
 
 /// Ended operations, in order, by number.
-type Ended = Arc<Mutex<Vec<(usize, OpResult)>>>;
+type EndedOps = Arc<Mutex<Vec<(usize, OpResult)>>>;
 
-struct Numbered(usize, Ended);
+struct NumberedOp(usize, EndedOps);
 
-impl Completion for Numbered {
+impl Completion for NumberedOp {
     fn complete(self: Arc<Self>, result: OpResult) {
         self.1.lock().push((self.0, result));
     }
@@ -47,7 +47,7 @@ impl Pair {
     }
 
     /// Posts writes of a patch of its own each; those that failed at once are in `ended` already.
-    fn write_all(&self, rng: &mut Rng, count: usize, ended: &Ended) -> Vec<(Patch, Patch)> {
+    fn write_all(&self, rng: &mut Rng, count: usize, ended: &EndedOps) -> Vec<(Patch, Patch)> {
         let mut patches = Vec::new();
         for i in 0..count {
             let len = rng.usize(0..9000);
@@ -58,7 +58,7 @@ impl Pair {
                 local: source.spans(),
                 memory: MemoryKind::Host,
                 remote: dest.remote(&region),
-                done: Arc::new(Numbered(i, Arc::clone(ended))),
+                done: Arc::new(NumberedOp(i, Arc::clone(ended))),
             };
             // SAFETY: the tests keep the patches until both lanes are gone.
             match unsafe { self.lane.post(op) } {
@@ -78,7 +78,7 @@ fn landed((source, dest): &(Patch, Patch)) -> bool {
 
 #[test]
 fn completions_are_late_and_in_another_order_but_all_come() {
-    let ended = Ended::default();
+    let ended = EndedOps::default();
     let faults = LaneFaults { hold_completions: 10, ..LaneFaults::default() };
     let pair = pair_with(1, faults);
     let patches = pair.write_all(&mut Rng::with_seed(1), 100, &ended);
@@ -94,7 +94,7 @@ fn completions_are_late_and_in_another_order_but_all_come() {
 
 #[test]
 fn a_repeated_write_is_the_same_write() {
-    let ended = Ended::default();
+    let ended = EndedOps::default();
     let faults = LaneFaults { repeat_writes_percent: 50, ..LaneFaults::default() };
     let pair = pair_with(2, faults);
     let patches = pair.write_all(&mut Rng::with_seed(2), 100, &ended);
@@ -108,7 +108,7 @@ fn a_repeated_write_is_the_same_write() {
 
 #[test]
 fn refused_posts_move_nothing() {
-    let ended = Ended::default();
+    let ended = EndedOps::default();
     let faults = LaneFaults { fail_posts_percent: 30, ..LaneFaults::default() };
     let pair = pair_with(3, faults);
     let patches = pair.write_all(&mut Rng::with_seed(3), 100, &ended);
@@ -129,7 +129,7 @@ fn refused_posts_move_nothing() {
 #[test]
 fn a_lost_lane_ends_everything_when_killed() {
     each_seed(|seed| {
-        let ended = Ended::default();
+        let ended = EndedOps::default();
         let faults = LaneFaults {
             hold_completions: 5,
             repeat_writes_percent: 30,

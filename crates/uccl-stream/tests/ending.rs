@@ -16,7 +16,7 @@ use uccl_wire::frame::{
 };
 
 use support::{
-    Done, Patch, copy_of, run_until, sides,
+    Patch, ResultAndCopy, copy_of, run_until, sides,
     stage::{Stage, stage, stage_with_gpu},
 };
 
@@ -89,7 +89,7 @@ fn a_write_that_was_cut_ends_when_the_peer_has_answered_its_fence() {
     const LEN: usize = 3 * MAX_PAYLOAD as usize;
     let mut stage = stage(100_000);
     let source = Patch::new(&mut Rng::with_seed(6), &[LEN]);
-    let done = Done::watching(Span { len: 1, ..source.whole() });
+    let done = ResultAndCopy::watching(Span { len: 1, ..source.whole() });
     let far = RemoteSpan { addr: 4096, len: LEN as u64, key: 1, slot: 0 };
     let far = [far].into_iter().collect();
     let name = stage.side.post(OpKind::Write, source.spans(), far, &done).expect("alive");
@@ -158,11 +158,11 @@ fn a_write_is_answered_when_the_copies_of_a_gpu_have_landed() {
 }
 
 /// A read of ours into a GPU's memory: half of the data has come and is copied late.
-fn half_read(dest: &Patch) -> (Stage, OpName, Arc<Done>) {
+fn half_read(dest: &Patch) -> (Stage, OpName, Arc<ResultAndCopy>) {
     let len = dest.spans()[0].len;
     let late = GpuFaults { delay_polls: 1000, seed: 3, ..GpuFaults::default() };
     let mut stage = stage_with_gpu(2 * len, late);
-    let done = Done::watching(dest.whole());
+    let done = ResultAndCopy::watching(dest.whole());
     let remote = RemoteSpan { addr: 4096, len: len as u64, key: 1, slot: 0 };
     let (gpu, remote) = (MemoryKind::Cuda { device: 0 }, [remote].into_iter().collect());
     let posted = stage.side.post_from(gpu, OpKind::Read, dest.spans(), remote, &done);
@@ -178,7 +178,7 @@ fn half_read(dest: &Patch) -> (Stage, OpName, Arc<Done>) {
 }
 
 /// Makes progress until an operation has ended, and for a while after that: nothing lands any more.
-fn end_of(stage: &Stage, done: &Done, dest: &Patch) -> Option<OpResult> {
+fn end_of(stage: &Stage, done: &ResultAndCopy, dest: &Patch) -> Option<OpResult> {
     let mut looks = 0;
     while done.result().is_none() && looks < 10_000 {
         stage.side.progress().expect("alive");
@@ -245,7 +245,7 @@ fn a_read_that_is_cancelled_is_not_sent_to_its_end() {
         let (source, dest) = (Patch::new(&mut rng, &[LEN]), Patch::new(&mut rng, &[LEN]));
         let kind = if gpu { MemoryKind::Cuda { device: 0 } } else { MemoryKind::Host };
         let region = sides[1].register_as(kind, source.whole(), Rights::READ);
-        let first = Done::watching(Span { len: 1, ..dest.whole() });
+        let first = ResultAndCopy::watching(Span { len: 1, ..dest.whole() });
         let remote = source.remote(&region);
         let name = sides[0].post(OpKind::Read, dest.spans(), remote, &first).expect("alive");
         let start = Span { len: 64, ..dest.spans()[0] };
@@ -255,7 +255,7 @@ fn a_read_that_is_cancelled_is_not_sent_to_its_end() {
         assert_eq!(first.result(), Some(Err(OpError::Cancelled)), "at once");
         let held = dest.now();
         let small = Patch::new(&mut rng, &[10]);
-        let second = Done::watching(small.whole());
+        let second = ResultAndCopy::watching(small.whole());
         let piece = RemoteSpan { len: 10, ..source.remote(&region)[0] };
         let remote = [piece].into_iter().collect();
         sides[0].post(OpKind::Read, small.spans(), remote, &second).expect("alive");
@@ -282,7 +282,7 @@ fn a_read_of_a_tebibyte_is_asked_for_in_pieces() {
     const LEN: u64 = 1 << 40;
     let mut stage = stage(100_000);
     let own = Patch::new(&mut Rng::with_seed(5), &[1]);
-    let done = Done::watching(own.whole());
+    let done = ResultAndCopy::watching(own.whole());
     let local = Span { addr: 4096, len: LEN as usize };
     let remote = RemoteSpan { addr: 1 << 41, len: LEN, key: 5, slot: 6 };
     let (local, remote) = ([local].into_iter().collect(), [remote].into_iter().collect());

@@ -15,7 +15,7 @@ use uccl_wire::frame::{Desc, HEADER_LEN, Header, Kind, Status, Trailer};
 use uccl_wire::signal::{Change, SIGNAL_LEN};
 
 use support::{
-    Done, Patch,
+    Patch, ResultAndCopy,
     stage::{Stage, stage},
 };
 
@@ -30,7 +30,7 @@ fn an_ack_does_not_end_a_write_that_is_still_being_sent() {
     for answer in [Status::Ok, Status::Cut, Status::Denied] {
         let mut stage = stage(1000);
         let source = Patch::new(&mut rng, &[100_000]);
-        let done = Done::watching(source.whole());
+        let done = ResultAndCopy::watching(source.whole());
         let remote = [elsewhere(100_000)].into_iter().collect();
         let name = stage.side.post(OpKind::Write, source.spans(), remote, &done).expect("alive");
         stage.say(&Header::bare(Kind::Ack, name.0, answer as u64).encode());
@@ -46,7 +46,7 @@ fn a_read_without_data_ends_with_the_lane() {
     let mut rng = Rng::with_seed(2);
     let mut stage = stage(100_000);
     let dest = Patch::new(&mut rng, &[100]);
-    let done = Done::watching(dest.whole());
+    let done = ResultAndCopy::watching(dest.whole());
     let remote = [elsewhere(100)].into_iter().collect();
     let name = stage.side.post(OpKind::Read, dest.spans(), remote, &done).expect("alive");
     stage.say(&Header::bare(Kind::Ack, name.0, 0).encode());
@@ -61,10 +61,10 @@ fn data_is_not_taken_before_it_was_asked_for() {
     let mut stage = stage(1000);
     // The read waits behind a write that fills the pipe.
     let source = Patch::new(&mut rng, &[100_000]);
-    let (dest, first) = (Patch::new(&mut rng, &[100]), Done::watching(source.whole()));
+    let (dest, first) = (Patch::new(&mut rng, &[100]), ResultAndCopy::watching(source.whole()));
     let far = |len| [elsewhere(len)].into_iter().collect();
     stage.side.post(OpKind::Write, source.spans(), far(100_000), &first).expect("alive");
-    let done = Done::watching(dest.whole());
+    let done = ResultAndCopy::watching(dest.whole());
     let name = stage.side.post(OpKind::Read, dest.spans(), far(100), &done).expect("alive");
     let header = Header { len: 100, ..Header::bare(Kind::Data, name.0, 0) };
     stage.say(
@@ -83,7 +83,7 @@ fn no_more_data_is_taken_than_was_asked_for() {
     for lens in [&[101][..], &[100, 1], &[60, 41], &[0, 101]] {
         let mut stage = stage(100_000);
         let dest = Patch::new(&mut rng, &[100]);
-        let done = Done::watching(dest.whole());
+        let done = ResultAndCopy::watching(dest.whole());
         let far = [elsewhere(100)].into_iter().collect();
         let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
         stage.side.progress().expect("alive");
@@ -110,7 +110,7 @@ fn a_read_that_got_less_than_it_asked_for_does_not_end_well() {
     for lens in [&[99][..], &[0], &[60, 39], &[100]] {
         let mut stage = stage(100_000);
         let dest = Patch::new(&mut rng, &[100]);
-        let done = Done::watching(dest.whole());
+        let done = ResultAndCopy::watching(dest.whole());
         let far = [elsewhere(100)].into_iter().collect();
         let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
         stage.side.progress().expect("alive");
@@ -129,13 +129,13 @@ fn a_read_that_got_less_than_it_asked_for_does_not_end_well() {
 }
 
 /// A frame with checksums, as an honest peer sends it.
-struct Sealed {
+struct SealedFrame {
     bytes: Vec<u8>,
     descs: Range<usize>,
     payload: Range<usize>,
 }
 
-impl Sealed {
+impl SealedFrame {
     fn new(header: Header, descs: &[Desc], payload: &[u8]) -> Self {
         let header = Header { checked: true, descs: descs.len() as u16, ..header };
         let mut bytes = seal(&header).to_vec();
@@ -193,7 +193,8 @@ fn a_write_that_was_damaged_is_not_answered_as_done() {
         let region = stage.side.register(dest.whole(), Rights::WRITE);
         let RemoteSpan { addr, len, key, slot } = dest.remote(&region)[0];
         let header = Header { len, ..Header::bare(Kind::Write, 7, 0) };
-        let frame = Sealed::new(header, &[Desc { addr, len, key, slot }], &vec![9; len as usize]);
+        let frame =
+            SealedFrame::new(header, &[Desc { addr, len, key, slot }], &vec![9; len as usize]);
         for at in frame.of_payload() {
             stage.say(&frame.damaged(at));
             let status = if at.is_none() { Status::Ok } else { Status::Checksum };
@@ -209,12 +210,12 @@ fn a_read_with_damaged_data_does_not_end_well() {
         for n in 0..4 {
             let mut stage = stage(2 * len);
             let dest = Patch::new(&mut Rng::with_seed(7), &[len]);
-            let done = Done::watching(dest.whole());
+            let done = ResultAndCopy::watching(dest.whole());
             let far = [elsewhere(len as u64)].into_iter().collect();
             let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
             stage.side.progress().expect("alive");
             let header = Header { len: len as u64, ..Header::bare(Kind::Data, name.0, 0) };
-            let frame = Sealed::new(header, &[], &vec![9; len]);
+            let frame = SealedFrame::new(header, &[], &vec![9; len]);
             let at = frame.of_payload()[n];
             stage.say(&frame.damaged(at));
             while stage.side.progress().expect("no violation") {}
@@ -247,7 +248,7 @@ fn data_for_a_read_that_has_failed_are_not_placed() {
     let mut stage = stage(10_000);
     let dest = Patch::new(&mut Rng::with_seed(12), &[100]);
     let before = dest.now();
-    let done = Done::watching(dest.whole());
+    let done = ResultAndCopy::watching(dest.whole());
     let far = [elsewhere(100)].into_iter().collect();
     let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
     stage.side.progress().expect("alive");
@@ -272,7 +273,7 @@ fn nothing_is_touched_where_a_damaged_descriptor_points() {
     let write = Header { len: desc.len, ..Header::bare(Kind::Write, 7, 0) };
     let read = Header::bare(Kind::Read, 7, desc.len);
     for (header, payload) in [(write, &[9; 64][..]), (read, &[])] {
-        let frame = Sealed::new(header, &[desc], payload);
+        let frame = SealedFrame::new(header, &[desc], payload);
         // And the checksum behind it.
         for at in frame.descs.start..frame.descs.end + 4 {
             stage.say(&frame.damaged(Some(at)));
@@ -285,7 +286,7 @@ fn nothing_is_touched_where_a_damaged_descriptor_points() {
 #[test]
 fn a_message_that_was_damaged_ends_the_lane() {
     let header = Header { len: 1000, ..Header::bare(Kind::Message, 0, 0) };
-    let frame = Sealed::new(header, &[], &[9; 1000]);
+    let frame = SealedFrame::new(header, &[], &[9; 1000]);
     for at in frame.of_payload() {
         // In one piece, and in two.
         for cut in [0, 500] {
@@ -318,7 +319,7 @@ fn lengths_of_a_posted_operation_must_add_up() {
     }] {
         for kind in [OpKind::Read, OpKind::Write] {
             let (local, remote) = (source.spans(), remote.iter().copied().collect());
-            let done = Done::watching(source.whole());
+            let done = ResultAndCopy::watching(source.whole());
             // SAFETY: the patch lives until the end of the test.
             let posted = unsafe {
                 stage.side.lane.post(Operation {
@@ -432,7 +433,7 @@ fn nothing_a_peer_says_writes_beside_a_region() {
             let open = [(first, Rights::WRITE), (first, Rights::SIGNAL), (parts[1], Rights::READ)]
                 .map(|(span, rights)| stage.side.register(span, rights).remote());
             let dest = Patch::new(&mut rng, &[700]);
-            let done = Done::watching(dest.whole());
+            let done = ResultAndCopy::watching(dest.whole());
             let far = [elsewhere(700)].into_iter().collect();
             let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
             for _ in 0..rng.u32(1..30) {

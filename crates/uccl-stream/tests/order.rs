@@ -12,7 +12,7 @@ use uccl_fabric::lane::{Completion, Lane, MessageLane, OpError, OpKind, OpResult
 use uccl_fabric::region::{Region, Rights};
 use uccl_wire::frame::{DESC_LEN, HEADER_LEN, MAX_PAYLOAD, Status, TRAILER_LEN};
 
-use support::{Done, Patch, Side, plain_sides, run_until, sides};
+use support::{Patch, ResultAndCopy, Side, plain_sides, run_until, sides};
 
 /// The length of a frame with one piece of the longest payload.
 const LONGEST: usize = HEADER_LEN + DESC_LEN + MAX_PAYLOAD as usize + TRAILER_LEN;
@@ -30,7 +30,8 @@ fn a_short_write_does_not_overtake_the_end_of_a_long_one() {
     let end = dest.remote(&region)[1];
     let mut pieces = dest.remote(&region);
     pieces[0].key ^= 1;
-    let (first, second) = (Done::watching(dest.whole()), Done::watching(dest.whole()));
+    let (first, second) =
+        (ResultAndCopy::watching(dest.whole()), ResultAndCopy::watching(dest.whole()));
     sides[0].post(OpKind::Write, long.spans(), pieces, &first).expect("alive");
     sides[0]
         .post(OpKind::Write, short.spans(), [end].into_iter().collect(), &second)
@@ -107,7 +108,7 @@ fn cancelling_a_read_that_waits_lets_the_next_operation_go() {
     let sides = plain_sides(false);
     let (source, dest) = (Patch::new(&mut rng, &[4000]), Patch::new(&mut rng, &[4000]));
     let region = sides[1].register(dest.whole(), Rights::ALL);
-    let reads: Vec<_> = (0..600).map(|_| Done::watching(source.whole())).collect();
+    let reads: Vec<_> = (0..600).map(|_| ResultAndCopy::watching(source.whole())).collect();
     let names: Vec<_> = reads
         .iter()
         .map(|done| {
@@ -161,7 +162,7 @@ fn a_write_that_is_posted_beside_a_kill_ends_or_is_refused() {
             let poster = scope.spawn(|| {
                 let mut jobs = Vec::new();
                 loop {
-                    let done = Done::watching(dest.whole());
+                    let done = ResultAndCopy::watching(dest.whole());
                     let remote = dest.remote(&region);
                     match sides[0].post(OpKind::Write, source.spans(), remote, &done) {
                         Ok(_) => jobs.push(done),
@@ -184,7 +185,7 @@ fn a_stalled_peer_blocks_no_call() {
     let (source, dest) = (Patch::new(&mut rng, &[3 << 20]), Patch::new(&mut rng, &[3 << 20]));
     let region = sides[1].register(dest.whole(), Rights::ALL);
     sides[0].lane.pipe().stall();
-    let done: Vec<_> = (0..20).map(|_| Done::watching(dest.whole())).collect();
+    let done: Vec<_> = (0..20).map(|_| ResultAndCopy::watching(dest.whole())).collect();
     let mut names = Vec::new();
     for done in &done {
         let (local, remote) = (source.spans(), dest.remote(&region));
@@ -205,7 +206,7 @@ fn a_stalled_peer_blocks_no_call() {
     assert!(done[1..19].iter().all(|done| done.result() == Some(Ok(()))));
     assert!(dest.pieces_of(&dest.now()) == source.pieces_of(&source.before));
     sides[0].lane.pipe().stall();
-    let late = Done::watching(dest.whole());
+    let late = ResultAndCopy::watching(dest.whole());
     sides[0].post(OpKind::Write, source.spans(), dest.remote(&region), &late).expect("alive");
     sides[0].lane.bye();
     sides[0].lane.kill();

@@ -14,7 +14,7 @@ use uccl_fabric::lane::{Lane, LaneError, MessageLane, OpError, OpKind, OpName};
 use uccl_fabric::region::{Region, Rights};
 use uccl_wire::frame::{MAX_DESCS, Status};
 
-use support::{Done, Patch, Side, run_until, sides_with_gpus};
+use support::{Patch, ResultAndCopy, Side, run_until, sides_with_gpus};
 
 /// An operation with its memory and its result.
 struct Job {
@@ -26,7 +26,7 @@ struct Job {
     regions: Vec<Region>,
     refusal: Option<Status>,
     name: OpName,
-    done: Arc<Done>,
+    done: Arc<ResultAndCopy>,
     cancelled: bool,
     /// Contents of the destination when the region's revocation returned.
     revoked: Option<Vec<u8>>,
@@ -139,7 +139,7 @@ impl World {
             _ => {}
         }
         let dest = if kind == OpKind::Read { &local } else { &remote };
-        let done = Done::watching(dest.whole());
+        let done = ResultAndCopy::watching(dest.whole());
         let memory = some_kind(rng);
         let name = self.sides[by].post_from(memory, kind, local.spans(), pieces, &done)?;
         let (source, dest) = if kind == OpKind::Read { (remote, local) } else { (local, remote) };
@@ -450,7 +450,7 @@ fn one_job(sides: &[Side; 2], by: usize, rng: &mut Rng, longest: usize) -> Job {
     let region = sides[1 - by].register_as(some_kind(rng), remote.whole(), Rights::ALL);
     let pieces = remote.remote(&region);
     let dest = if kind == OpKind::Read { &local } else { &remote };
-    let done = Done::watching(dest.whole());
+    let done = ResultAndCopy::watching(dest.whole());
     let memory = some_kind(rng);
     let name = sides[by].post_from(memory, kind, local.spans(), pieces, &done).expect("alive");
     for _ in 0..rng.u32(0..5) {

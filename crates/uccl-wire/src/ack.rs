@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 /// Bytes of an acknowledgement.
 pub const ACK_LEN: usize = 48;
@@ -40,7 +40,7 @@ pub struct Ack {
 pub enum AckError {
     /// They end too early.
     #[error(transparent)]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// More follows.
     #[error("{0} bytes follow the acknowledgement")]
     TooLong(usize),

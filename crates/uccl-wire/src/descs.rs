@@ -6,7 +6,7 @@
 
 use crate::{
     advert::{ADVERT_RKEYS, Advert, AdvertError},
-    cursor::{Reader, Truncated},
+    cursor::{Reader, ShortInput},
 };
 
 /// Most descriptors in one list.
@@ -40,7 +40,7 @@ pub struct XferDesc {
 pub enum DescsError {
     /// The bytes end too early.
     #[error("the descriptors are cut short: {0}")]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// A count or length is beyond its limit.
     #[error("{what}: {got} is more than the {max} allowed")]
     TooMany {
@@ -167,7 +167,7 @@ fn bounded(what: &'static str, got: u64, max: usize) -> Result<u64, DescsError> 
     Ok(got)
 }
 
-fn read_keys(r: &mut Reader<'_>, count: u64) -> Result<Vec<u32>, Truncated> {
+fn read_keys(r: &mut Reader<'_>, count: u64) -> Result<Vec<u32>, ShortInput> {
     let bytes = r.take(4 * count)?;
     let (keys, _) = bytes.as_chunks::<4>();
     Ok(keys.iter().map(|key| u32::from_le_bytes(*key)).collect())
@@ -271,7 +271,7 @@ mod tests {
         ));
         assert!(matches!(
             decode_descs(&[keys(64), vec![0; 8]].concat()),
-            Err(DescsError::Truncated(Truncated { at: 32, need: 256, have: 8 }))
+            Err(DescsError::Truncated(ShortInput { at: 32, need: 256, have: 8 }))
         ));
     }
 }

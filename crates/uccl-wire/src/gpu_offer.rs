@@ -12,7 +12,7 @@
 //!
 //! All numbers are little endian.
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 /// Bytes before the lengths of the pieces.
 const HEAD_LEN: usize = 104;
@@ -57,7 +57,7 @@ impl std::fmt::Debug for GpuOffer {
 pub enum GpuOfferError {
     /// They end too early.
     #[error(transparent)]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// More follows than was announced.
     #[error("{0} bytes follow the offer")]
     TooLong(usize),

@@ -15,7 +15,7 @@
 
 use crate::{
     advert::{ADVERT_LEN, Advert, AdvertError},
-    cursor::{Reader, Truncated},
+    cursor::{Reader, ShortInput},
 };
 
 /// Bytes of the form that the Python API carries.
@@ -74,8 +74,8 @@ pub enum IpcInfoError {
     },
 }
 
-impl From<Truncated> for IpcInfoError {
-    fn from(short: Truncated) -> Self {
+impl From<ShortInput> for IpcInfoError {
+    fn from(short: ShortInput) -> Self {
         Self::WrongLength { len: short.at + short.have }
     }
 }

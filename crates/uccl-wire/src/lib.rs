@@ -24,4 +24,4 @@ pub mod record;
 pub mod signal;
 pub mod verbs;
 
-pub use cursor::Truncated;
+pub use cursor::ShortInput;

@@ -28,7 +28,7 @@
 //!
 //! All numbers are little endian.
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UFAB");
 const VERSION: u8 = 1;
@@ -80,7 +80,7 @@ pub enum FabricKey<'a> {
 pub enum FabricError {
     /// They end too early.
     #[error(transparent)]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// Something else than an address.
     #[error("not the address of a libfabric channel: it starts with {0:#010x}")]
     Magic(u32),

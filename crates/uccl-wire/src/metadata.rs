@@ -14,7 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 /// Where an endpoint listens, and which GPU it serves.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
@@ -66,8 +66,8 @@ pub enum MetadataError {
     },
 }
 
-impl From<Truncated> for MetadataError {
-    fn from(short: Truncated) -> Self {
+impl From<ShortInput> for MetadataError {
+    fn from(short: ShortInput) -> Self {
         Self::Unrecognised { len: short.at + short.have }
     }
 }
@@ -132,13 +132,13 @@ impl Metadata {
     }
 }
 
-type ReadIp = fn(&mut Reader<'_>) -> Result<IpAddr, Truncated>;
+type ReadIp = fn(&mut Reader<'_>) -> Result<IpAddr, ShortInput>;
 
-fn read_v4(r: &mut Reader<'_>) -> Result<IpAddr, Truncated> {
+fn read_v4(r: &mut Reader<'_>) -> Result<IpAddr, ShortInput> {
     r.array::<4>().map(|octets| Ipv4Addr::from(octets).into())
 }
 
-fn read_v6(r: &mut Reader<'_>) -> Result<IpAddr, Truncated> {
+fn read_v6(r: &mut Reader<'_>) -> Result<IpAddr, ShortInput> {
     r.array::<16>().map(|octets| Ipv6Addr::from(octets).into())
 }
 

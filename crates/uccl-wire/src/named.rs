@@ -17,14 +17,14 @@ const HEADER_LEN: usize = 16;
 
 /// A message, and the name that its sender gave (its own, as a rule).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Named<'a> {
+pub struct NamedMessage<'a> {
     /// The name; empty if there is none.
     pub name: &'a [u8],
     /// The message.
     pub message: &'a [u8],
 }
 
-impl<'a> Named<'a> {
+impl<'a> NamedMessage<'a> {
     /// The payload of the notification; `None` if a length is beyond 32 bits.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let (name, message) = (self.name.len(), self.message.len());
@@ -66,29 +66,29 @@ mod tests {
     proptest! {
         #[test]
         fn round_trips(name: Vec<u8>, message: Vec<u8>) {
-            let named = Named { name: &name, message: &message };
+            let named = NamedMessage { name: &name, message: &message };
             let payload = named.encode().unwrap();
-            prop_assert_eq!(Named::decode(&payload), named);
+            prop_assert_eq!(NamedMessage::decode(&payload), named);
         }
 
         #[test]
         fn anything_else_is_all_message(payload: Vec<u8>, cut in 1usize..40, name: Vec<u8>) {
             if !payload.starts_with(&MAGIC.to_le_bytes()) {
-                let expected = Named { name: &[], message: &payload };
-                prop_assert_eq!(Named::decode(&payload), expected);
+                let expected = NamedMessage { name: &[], message: &payload };
+                prop_assert_eq!(NamedMessage::decode(&payload), expected);
             }
-            let whole = Named { name: &name, message: &payload }.encode().unwrap();
+            let whole = NamedMessage { name: &name, message: &payload }.encode().unwrap();
             let part = &whole[..whole.len() - cut.min(whole.len())];
-            prop_assert_eq!(Named::decode(part), Named { name: &[], message: part });
+            prop_assert_eq!(NamedMessage::decode(part), NamedMessage { name: &[], message: part });
         }
     }
 
     #[test]
     fn layout() {
-        let payload = Named { name: b"ab", message: b"c" }.encode().unwrap();
+        let payload = NamedMessage { name: b"ab", message: b"c" }.encode().unwrap();
         assert_eq!(payload, *b"\xad\xde\xad\xde\0\0\0\0\x02\0\0\0\x01\0\0\0abc");
         let mut other = payload.clone();
         other[4] = 1;
-        assert_eq!(Named::decode(&other), Named { name: b"", message: &other });
+        assert_eq!(NamedMessage::decode(&other), NamedMessage { name: b"", message: &other });
     }
 }

@@ -6,7 +6,7 @@
 //! *attempt* numbers the channels that are made over it, one after the other.
 
 use crate::{
-    cursor::{Reader, Truncated},
+    cursor::{Reader, ShortInput},
     frame::Status,
 };
 
@@ -168,7 +168,7 @@ pub enum Note {
 pub enum NoteError {
     /// It ends early.
     #[error(transparent)]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// It has bytes after its end.
     #[error("{0} bytes follow the end")]
     Trailing(usize),
@@ -425,11 +425,11 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-fn path_id(r: &mut Reader<'_>) -> Result<PathId, Truncated> {
+fn path_id(r: &mut Reader<'_>) -> Result<PathId, ShortInput> {
     Ok(PathId { path: r.u16_le()?, attempt: r.u32_le()? })
 }
 
-fn region_id(r: &mut Reader<'_>) -> Result<RegionId, Truncated> {
+fn region_id(r: &mut Reader<'_>) -> Result<RegionId, ShortInput> {
     Ok(RegionId { slot: r.u32_le()?, key: r.u64_le()? })
 }
 

@@ -18,7 +18,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 /// Most queue pairs of a kind.
 pub const MAX_QUEUE_PAIRS: usize = 16;
@@ -76,7 +76,7 @@ pub struct VerbsAddress {
 pub enum VerbsAddressError {
     /// They end too early.
     #[error(transparent)]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// More follows than was announced.
     #[error("{0} bytes follow the address")]
     TooLong(usize),

@@ -141,7 +141,7 @@ struct ReturnSlots {
 __device__ __forceinline__ ReturnSlots return_slots_of(const UcclEpNormalReturn& p, const UcclEpPlacement& call,
                                                        u32 at) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
-  u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
+  u32 rank = origin / UCCL_EP_ORIGIN_RANK, nth = origin % UCCL_EP_ORIGIN_RANK;
   // Indices from corrupted tensors reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
   if (is_masked(call, rank)) return {0, 0, 0};

@@ -8,8 +8,6 @@
 // A record's last word is the token's number, of TOKEN_BITS, and the receiver's index among the
 // token's ranks: the slot of the row that comes back.
 
-// An origin is a rank times ORIGIN_RANK, and an index among a token's ranks.
-constexpr u32 ORIGIN_RANK = UCCL_EP_MAX_RANKS;
 
 // The number of a token's ranks before `rank`.
 __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
@@ -345,7 +343,7 @@ __device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const
 __device__ __forceinline__ u32 store_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
   u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
-  reinterpret_cast<u32*>(p.origin)[a.at] = a.from * ORIGIN_RANK + (sent >> TOKEN_BITS);
+  reinterpret_cast<u32*>(p.origin)[a.at] = a.from * UCCL_EP_ORIGIN_RANK + (sent >> TOKEN_BITS);
   return token;
 }
 

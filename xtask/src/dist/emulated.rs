@@ -16,12 +16,12 @@ use crate::{shell::Program, tools, tree};
 const PACKAGES: [&str; 2] = ["python3", "libstdc++6"];
 
 /// An emulator, and the folder that programs take for the root.
-pub(super) struct Emulated {
+pub(super) struct Emulation {
     emulator: String,
     root: PathBuf,
 }
 
-impl Emulated {
+impl Emulation {
     /// Provides the emulator and the folder, or the name of the missing part.
     pub(super) fn provide(target: &Target) -> Result<Result<Self, String>> {
         let emulator = format!("qemu-{}", target.name);

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{
     PartOutcome,
     cross::{GLIBC, Target},
-    emulated::Emulated,
+    emulated::Emulation,
     environment::Environment,
     folder,
 };
@@ -42,7 +42,7 @@ pub(super) fn make(target: &Target) -> Result<PartOutcome> {
         made.found.push(try_here(&wheel)?);
         return Ok(made);
     }
-    match Emulated::provide(target)? {
+    match Emulation::provide(target)? {
         Ok(emulated) => made.found.push(try_emulated(&emulated, &wheel, &with)?),
         Err(reason) => made.lacks.push(format!("made, and not run: {reason}")),
     }
@@ -124,7 +124,7 @@ fn try_here(wheel: &Path) -> Result<String> {
 }
 
 /// Moves data with the wheel on an emulated processor.
-fn try_emulated(emulated: &Emulated, wheel: &Path, with: &Environment) -> Result<String> {
+fn try_emulated(emulated: &Emulation, wheel: &Path, with: &Environment) -> Result<String> {
     let folder = tree::scratch().join("dist-emulated");
     empty(&folder)?;
     let unpacked = folder.join("wheel");

@@ -12,7 +12,7 @@ use syn::{
 };
 
 use super::{
-    tokens::{List, Listed, Options, Params, Signatures, Transfers},
+    tokens::{List, ListedParam, Options, Params, Signatures, Transfers},
     types::{Place, Types},
 };
 
@@ -189,8 +189,8 @@ impl Sources {
 
     /// The names that each call of the table takes.
     fn names(&self) -> BTreeMap<String, Vec<String>> {
-        let names = |listed: &Listed| match listed {
-            Listed::Name { name, .. } => self.params.get(name).map(|(names, _)| names.clone()),
+        let names = |listed: &ListedParam| match listed {
+            ListedParam::Name { name, .. } => self.params.get(name).map(|(names, _)| names.clone()),
             _ => None,
         };
         let calls = self.signatures.values();
@@ -208,8 +208,8 @@ impl Sources {
         if name != function {
             bail!("{function} is documented with the signature of {name}");
         }
-        let python = |listed: &Listed| match listed {
-            Listed::Name { name, default } => {
+        let python = |listed: &ListedParam| match listed {
+            ListedParam::Name { name, default } => {
                 let found = self.params.get(name);
                 let (names, ty) = found.with_context(|| format!("no parameter {name}"))?;
                 Ok(parameter(&names[0], ty, default.as_deref()))
@@ -267,7 +267,7 @@ impl Sources {
     /// Whether a method takes any arguments, which a signature of the table binds.
     fn takes_all(&self, signature: &Option<List>) -> bool {
         let list = signature.as_ref().map_or(&[][..], |List(list)| list);
-        matches!(list, [Listed::Rest(_), Listed::Keywords])
+        matches!(list, [ListedParam::Rest(_), ListedParam::Keywords])
     }
 
     /// The parameters of a function that PyO3 binds.
@@ -293,15 +293,15 @@ impl Sources {
             None => {
                 let listed = types
                     .iter()
-                    .map(|(name, _)| Listed::Name { name: name.clone(), default: None });
+                    .map(|(name, _)| ListedParam::Name { name: name.clone(), default: None });
                 listed.collect()
             }
         };
-        let python = |listed: Listed| match listed {
-            Listed::Star => Ok("*".to_owned()),
-            Listed::Rest(name) => Ok(format!("*{name}: object")),
-            Listed::Keywords => bail!("{}: keywords of any name", sig.ident),
-            Listed::Name { name, default } => {
+        let python = |listed: ListedParam| match listed {
+            ListedParam::Star => Ok("*".to_owned()),
+            ListedParam::Rest(name) => Ok(format!("*{name}: object")),
+            ListedParam::Keywords => bail!("{}: keywords of any name", sig.ident),
+            ListedParam::Name { name, default } => {
                 let found = types.iter().find(|(other, _)| *other == name);
                 let (_, ty) = found.with_context(|| format!("no argument {name}"))?;
                 let place = Place { file, name: &name, is_argument: true };

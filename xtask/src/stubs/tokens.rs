@@ -8,7 +8,7 @@ use syn::{
 
 /// A parameter as a signature lists it.
 #[derive(Clone)]
-pub(super) enum Listed {
+pub(super) enum ListedParam {
     Name {
         name: String,
         default: Option<String>,
@@ -23,7 +23,7 @@ pub(super) enum Listed {
 
 /// The parameters of a signature. Those behind a semicolon are not shown.
 #[derive(Clone, Default)]
-pub(super) struct List(pub(super) Vec<Listed>);
+pub(super) struct List(pub(super) Vec<ListedParam>);
 
 impl Parse for List {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
@@ -34,11 +34,11 @@ impl Parse for List {
                 if input.peek(Token![*]) {
                     input.parse::<Token![*]>()?;
                     input.parse::<Ident>()?;
-                    Listed::Keywords
+                    ListedParam::Keywords
                 } else if input.peek(Ident) {
-                    Listed::Rest(input.parse::<Ident>()?.to_string())
+                    ListedParam::Rest(input.parse::<Ident>()?.to_string())
                 } else {
-                    Listed::Star
+                    ListedParam::Star
                 }
             } else {
                 let name = input.parse::<Ident>()?.to_string();
@@ -46,7 +46,7 @@ impl Parse for List {
                     Some(_) => Some(default_of(input)?),
                     None => None,
                 };
-                Listed::Name { name, default }
+                ListedParam::Name { name, default }
             });
             if input.peek(Token![;]) {
                 input.parse::<rest::Rest>()?;

@@ -30,9 +30,9 @@ impl Engine {
 }
 
 /// Stops a waiting accept.
-struct Stopped<'a>(&'a Engine);
+struct StopCheck<'a>(&'a Engine);
 
-impl Interrupt for Stopped<'_> {
+impl Interrupt for StopCheck<'_> {
     fn interrupted(&mut self) -> bool {
         self.0.stopped.load(SeqCst)
     }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn accept(
             let text = "accept: uccl_engine_stop_accept was called before";
             return Err(Failure::new(uccl_status_t::UCCL_CANCELLED, text));
         }
-        let accepted = known.core.accept(Some(Duration::ZERO), &mut Stopped(&known))?;
+        let accepted = known.core.accept(Some(Duration::ZERO), &mut StopCheck(&known))?;
         if let Err(failure) = ip.put(&accepted.ip.to_string()) {
             known.core.disconnect(accepted.conn)?;
             return Err(failure);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_wire::named::Named;
+use uccl_wire::named::NamedMessage;
 
 use super::{ENGINES, NotifyMsg, NotifyMsgV, UcclConn, Vector, code, text::Notifs};
 use crate::{
@@ -52,7 +52,7 @@ pub extern "C" fn get_notifs() -> Vector<NotifyMsg> {
     let all = run(|| {
         let mut messages = Vec::new();
         for payload in arrived() {
-            let Named { name, message } = Named::decode(&payload);
+            let NamedMessage { name, message } = NamedMessage::decode(&payload);
             match NotifyMsg::new(name, message) {
                 Some(message) => messages.push(message),
                 None => keep_for_others(payload),
@@ -83,7 +83,7 @@ pub extern "C" fn get_notifs_v() -> Vector<NotifyMsgV> {
         let made = Notifs::with_room(payloads.len()).and_then(|room| {
             let all = all.insert(room);
             while let Some(payload) = payloads.front() {
-                let Named { name, message } = Named::decode(payload);
+                let NamedMessage { name, message } = NamedMessage::decode(payload);
                 all.push(name, message)?;
                 payloads.pop_front();
             }
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn take_notifs(take: Take, context: *mut c_void) -> c_int 
         let take = take.ok_or_else(|| Failure::invalid("take is NULL"))?;
         let kept = std::mem::take(&mut *KEPT.lock());
         for payload in kept.into_iter().chain(arrived()) {
-            let Named { name, message } = Named::decode(&payload);
+            let NamedMessage { name, message } = NamedMessage::decode(&payload);
             let (name_ptr, message_ptr) = (name.as_ptr().cast(), message.as_ptr().cast());
             // SAFETY: the caller's function, with its own context.
             unsafe { take(context, name_ptr, name.len(), message_ptr, message.len()) };
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn send_named(
 
 fn send(conn: *mut UcclConn, name: &[u8], message: &[u8]) -> Answer {
     let too_long = || Failure::invalid("a name or a message has 4 GiB or more");
-    let payload = Named { name, message }.encode().ok_or_else(too_long)?;
+    let payload = NamedMessage { name, message }.encode().ok_or_else(too_long)?;
     let conn = super::conn(conn)?;
     conn.core.send_notif(conn.id, &payload, None)?;
     Ok(())

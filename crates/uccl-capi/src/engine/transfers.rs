@@ -91,7 +91,7 @@ unsafe fn advert(conn: &Conn, item: &FifoItem, ipc: *const c_char) -> Answer<Adv
 }
 
 /// One piece to be read or written.
-struct OneSided {
+struct OneSidedOp {
     op: Op,
     mr: u64,
     data: *const c_void,
@@ -99,7 +99,7 @@ struct OneSided {
     item: FifoItem,
 }
 
-impl OneSided {
+impl OneSidedOp {
     /// # Safety
     /// `transfer_id` is NULL, or a place for an id.
     unsafe fn post(&self, conn: *mut UcclConn, transfer_id: *mut u64) -> c_int {
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn read(
     transfer_id: *mut u64,
 ) -> c_int {
     // SAFETY: a place for an id.
-    unsafe { OneSided { op: Op::Read, mr, data, size, item: fifo_item }.post(conn, transfer_id) }
+    unsafe { OneSidedOp { op: Op::Read, mr, data, size, item: fifo_item }.post(conn, transfer_id) }
 }
 
 /// `uccl_engine_write`
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn write(
     transfer_id: *mut u64,
 ) -> c_int {
     // SAFETY: a place for an id.
-    unsafe { OneSided { op: Op::Write, mr, data, size, item: fifo_item }.post(conn, transfer_id) }
+    unsafe { OneSidedOp { op: Op::Write, mr, data, size, item: fifo_item }.post(conn, transfer_id) }
 }
 
 /// The peer's side of many pieces to be read or written.

@@ -7,7 +7,7 @@ use super::{GpuPaths, Path, Paths};
 use crate::gpus::Gpus;
 
 /// The engine's answers; an error says why there is no path.
-pub(crate) struct Chosen {
+pub(crate) struct PathChoices {
     pub(crate) same_process: Result<ChosenPaths, String>,
     pub(crate) same_host: Result<ChosenPaths, String>,
     pub(crate) other_host: Result<&'static str, String>,
@@ -15,7 +15,7 @@ pub(crate) struct Chosen {
     pub(crate) gpu: Option<Result<ChosenGpuPaths, String>>,
 }
 
-impl Chosen {
+impl PathChoices {
     /// Connects endpoints of this process, and of another one, and asks for their paths.
     pub(crate) fn ask(config: &Config, gpus: &Gpus) -> Self {
         let ordinals = gpus.visible.first().zip(gpus.visible.last());
@@ -34,8 +34,8 @@ impl Chosen {
 impl Paths {
     /// Puts the engine's choice in the place of the expected paths. A reason stays where the
     /// choice is the expected one.
-    pub(crate) fn choose(&mut self, chosen: &Chosen) {
-        let Chosen { same_process, same_host, other_host, gpu } = chosen;
+    pub(crate) fn choose(&mut self, chosen: &PathChoices) {
+        let PathChoices { same_process, same_host, other_host, gpu } = chosen;
         self.same_process.choose(same_process.as_ref().map(|paths| paths.heap));
         self.same_host.choose(same_host.as_ref().map(|paths| paths.heap));
         self.same_host_alloc.choose(same_host.as_ref().map(|paths| paths.alloc));

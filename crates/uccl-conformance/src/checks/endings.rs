@@ -8,7 +8,7 @@ use uccl_fabric::{
 };
 
 use crate::{
-    done::Done,
+    done::ResultSlot,
     end::End,
     memory::piece,
     pair::{FAR, Pair},
@@ -69,7 +69,7 @@ pub(crate) fn killed(pair: &Pair) {
         let remote = [piece(&region.remote(), n * EACH, EACH)].into();
         pair.post(kind, [ours.part(n * EACH, EACH)], remote, None)
     };
-    let all: Vec<Arc<Done>> = (0..8).map(post).collect();
+    let all: Vec<Arc<ResultSlot>> = (0..8).map(post).collect();
     pair.turns(2);
     pair.a.lane.kill();
     assert!(all.iter().all(|done| done.result().is_some()), "not all were told");

@@ -12,7 +12,7 @@ use uccl_fabric::{
 use uccl_wire::{frame::Status, signal::Change};
 
 use crate::{
-    done::Done,
+    done::ResultSlot,
     memory::{Memory, pattern, piece},
     pair::Pair,
 };
@@ -60,7 +60,7 @@ pub(crate) fn by_the_writer(pair: &Pair) {
 }
 
 /// Memory of the second end that is written, and a word beside it that only signals change.
-struct Signalled {
+struct SignalledMemory {
     from: Arc<Memory>,
     to: Arc<Memory>,
     words: Arc<Memory>,
@@ -68,7 +68,7 @@ struct Signalled {
     word: Region,
 }
 
-impl Signalled {
+impl SignalledMemory {
     fn new(pair: &Pair, len: usize, [data, word]: [Rights; 2]) -> Self {
         let (from, to, words) = (pair.private(len), pair.private(len), pair.private(16));
         from.fill_with(&pattern(len, len as u64));
@@ -89,7 +89,7 @@ impl Signalled {
     }
 
     /// Posts a write of all bytes from the first end, with a signal that adds one to `word`.
-    fn post(&self, pair: &Pair, word: RemoteSpan) -> Option<Arc<Done>> {
+    fn post(&self, pair: &Pair, word: RemoteSpan) -> Option<Arc<ResultSlot>> {
         let word = Word { span: word, change: Change::Add(1) };
         // An empty write names no memory.
         let some = (self.from.span().len > 0).then(|| (self.from.span(), self.data.remote()));
@@ -107,7 +107,7 @@ const FREE: [Rights; 2] = [Rights::WRITE, Rights::SIGNAL];
 
 pub(crate) fn with_a_write(pair: &Pair) {
     for len in [0, 8, 2000, 4096, 33_000, 256 << 10, 9 << 20] {
-        let all = Signalled::new(pair, len, FREE);
+        let all = SignalledMemory::new(pair, len, FREE);
         let told = || pair.b.inbox.1.load(Relaxed);
         let before = told();
         let Some(done) = all.post(pair, all.place()) else { continue };
@@ -125,7 +125,7 @@ pub(crate) fn with_a_write(pair: &Pair) {
 
 pub(crate) fn refused(pair: &Pair) {
     for len in [0, 64, 300_000] {
-        let all = Signalled::new(pair, len, [Rights::READ, Rights::SIGNAL]);
+        let all = SignalledMemory::new(pair, len, [Rights::READ, Rights::SIGNAL]);
         if len > 0
             && let Some(done) = all.post(pair, all.place())
         {
@@ -134,11 +134,11 @@ pub(crate) fn refused(pair: &Pair) {
         }
         all.take_back(pair);
         for rights in [Rights::READ, Rights::WRITE] {
-            let all = Signalled::new(pair, len, [Rights::WRITE, rights]);
+            let all = SignalledMemory::new(pair, len, [Rights::WRITE, rights]);
             ends_with(pair, &all, all.place(), Status::Denied);
             all.take_back(pair);
         }
-        let all = Signalled::new(pair, len, FREE);
+        let all = SignalledMemory::new(pair, len, FREE);
         let place = all.place();
         ends_with(pair, &all, RemoteSpan { key: place.key ^ 1, ..place }, Status::UnknownKey);
         ends_with(pair, &all, RemoteSpan { addr: place.addr + 16, ..place }, Status::OutOfBounds);
@@ -148,7 +148,7 @@ pub(crate) fn refused(pair: &Pair) {
 }
 
 /// Checks that a write with a refused signal fails with that status after its bytes have landed.
-fn ends_with(pair: &Pair, all: &Signalled, word: RemoteSpan, status: Status) {
+fn ends_with(pair: &Pair, all: &SignalledMemory, word: RemoteSpan, status: Status) {
     let Some(done) = all.post(pair, word) else { return };
     assert_eq!(pair.end_of(&done), Err(OpError::Remote(status)));
     assert!(all.words.bytes() == [0; 16] && all.has_landed(), "{status:?}");
@@ -156,7 +156,7 @@ fn ends_with(pair: &Pair, all: &Signalled, word: RemoteSpan, status: Status) {
 
 pub(crate) fn cancelled(pair: &Pair) {
     for turns in [0, 1, 4, 30] {
-        let all = Signalled::new(pair, 16 << 20, FREE);
+        let all = SignalledMemory::new(pair, 16 << 20, FREE);
         let Some(done) = all.post(pair, all.place()) else { return };
         pair.turns(turns);
         pair.until("a cancelled write ends", || {
@@ -176,7 +176,7 @@ pub(crate) fn cancelled(pair: &Pair) {
 
 pub(crate) fn taken_back(pair: &Pair) {
     for turns in [0, 1, 3, 20] {
-        let all = Signalled::new(pair, 8 << 20, FREE);
+        let all = SignalledMemory::new(pair, 8 << 20, FREE);
         let Some(done) = all.post(pair, all.place()) else { return };
         pair.turns(turns);
         pair.take_back(&all.word);

@@ -9,7 +9,7 @@ use uccl_fabric::{
 };
 
 use crate::{
-    done::{Done, Lands},
+    done::{Lands, ResultSlot},
     memory::{Memory, pattern, piece},
     pair::Pair,
 };
@@ -105,7 +105,7 @@ pub(crate) fn many_at_a_time(pair: &Pair) {
         let remote = [piece(&region.remote(), at, EACH)].into();
         pair.post(OpKind::Write, [from.part(at, EACH)], remote, Some(lands))
     };
-    let all: Vec<Arc<Done>> = (0..COUNT).map(post).collect();
+    let all: Vec<Arc<ResultSlot>> = (0..COUNT).map(post).collect();
     pair.until("all have ended", || all.iter().all(|done| done.result().is_some()));
     assert!(all.iter().all(|done| done.result() == Some(Ok(()))));
     pair.until("nothing is left", || pair.a.lane.load() == 0 && !pair.a.lane.has_work());

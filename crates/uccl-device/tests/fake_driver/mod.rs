@@ -21,14 +21,14 @@ pub(crate) struct Fake {
     refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
-    emulate: extern "C" fn(Emulated),
+    emulate: extern "C" fn(EmulatedKernel),
     limit_together: extern "C" fn(u32),
 }
 
 /// A kernel that a function runs, on a thread of its own.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Emulated {
+pub(crate) struct EmulatedKernel {
     /// Its name.
     pub(crate) name: *const c_char,
     /// Bytes of its parameter.
@@ -92,7 +92,7 @@ impl Fake {
     }
 
     /// Adds a kernel, which must live as long as the process.
-    pub(crate) fn emulate(self, kernel: Emulated) {
+    pub(crate) fn emulate(self, kernel: EmulatedKernel) {
         (self.emulate)(kernel);
     }
 
@@ -153,7 +153,7 @@ pub(crate) fn load() -> Fake {
                     library,
                     c"fake_blocked",
                 )),
-                emulate: std::mem::transmute::<*mut c_void, extern "C" fn(Emulated)>(find(
+                emulate: std::mem::transmute::<*mut c_void, extern "C" fn(EmulatedKernel)>(find(
                     library,
                     c"fake_emulate",
                 )),

@@ -20,6 +20,7 @@ use super::{
     kernels::{Kernel, Kernels},
     mailbox::CountsMailbox,
     params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, TAGGED_WORDS},
+    share::{GpuShare, RESERVED},
     status::{Reports, TOO_MANY},
     watch::Watch,
     window::{Window, words_len},
@@ -31,6 +32,7 @@ use crate::{
         header::Header,
         join::{Exchange, agree, agree_on_outcome, all_joined},
         nodes::{Node, Nodes},
+        places::PLACE_ALIGN,
         view::{self, control_len},
     },
 };
@@ -51,9 +53,9 @@ pub struct Config {
     pub masks_late: bool,
     /// The GPU, by the driver's number.
     pub device: u32,
-    /// The most blocks of a launch; 0: as many as the GPU has multiprocessors, less [`RESERVED`].
-    /// The blocks of all ranks on a GPU have to fit on it at the same time, because they wait for
-    /// each other.
+    /// The most blocks of a launch, of [`GpuShare`]; 0: those of a rank that is alone on its GPU,
+    /// with [`RESERVED`]. The blocks of all ranks on a GPU have to fit on it at the same time,
+    /// because they wait for each other.
     pub blocks: u32,
     /// Whether no other rank is on the GPU: all blocks of a launch then begin together, or wait
     /// until they can.
@@ -65,11 +67,6 @@ pub struct Config {
     /// Settings of the network between nodes, as for [a group of the CPU](crate::Config::network).
     pub network: Option<uccl_p2p::Config>,
 }
-
-/// Multiprocessors that launches leave to other kernels unless [`Config::blocks`] is set. With 129
-/// blocks on Hopper, 128 tokens have a block each, beside the block that sends counts. Collectives
-/// of NCCL take 16 to 32; leaving these free makes calls of low latency mode 6 to 14 % longer.
-pub const RESERVED: u32 = 3;
 
 /// The path between the ranks of a group. All ranks have the same value, but if some have
 /// [`ViaHost`](Self::ViaHost), those with [`Any`](Self::Any) use the host too.
@@ -332,9 +329,7 @@ impl Group {
         placement: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
-        // As in a group of the CPU, a place begins at a multiple of the unit of copies to far
-        // ranks.
-        let len = len.next_multiple_of(64);
+        let len = len.next_multiple_of(PLACE_ALIGN);
         if len > pool {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
@@ -443,8 +438,8 @@ impl Resources {
         // SAFETY: no other code uses the memory yet, and the stream is waited for.
         unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
         stream.synchronize()?;
-        let all = context.device().multiprocessors().max(1);
-        let blocks = if blocks == 0 { all - RESERVED.min(all / 2) } else { blocks };
+        let all = context.device().multiprocessors();
+        let blocks = if blocks == 0 { GpuShare::of(all, RESERVED, 1).blocks } else { blocks };
         let reports = Arc::new(Reports::new(context)?);
         Ok(Self { context, kernels, own, reports, mailbox: CountsMailbox::new(context)?, blocks })
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
-use super::params::Told;
+use super::params::HostMailbox;
 
 /// Host memory that kernels write to, one at a time.
 pub(super) struct CountsMailbox {
@@ -23,7 +23,7 @@ pub(super) struct Ticket {
 
 impl CountsMailbox {
     pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
-        Ok(Self { memory: PinnedBuffer::new(context, size_of::<Told>())?, ticket: 0 })
+        Ok(Self { memory: PinnedBuffer::new(context, size_of::<HostMailbox>())?, ticket: 0 })
     }
 
     /// A ticket for the next kernel.
@@ -33,8 +33,8 @@ impl CountsMailbox {
     }
 
     /// The report, once the kernel with the last ticket has written all of it.
-    pub(super) fn read(&self) -> Option<Told> {
-        let place: *const Told = self.memory.as_ptr().cast();
+    pub(super) fn read(&self) -> Option<HostMailbox> {
+        let place: *const HostMailbox = self.memory.as_ptr().cast();
         // SAFETY: the memory is that long and page-aligned. The ticket is written once, after all
         // else.
         let ticket = unsafe { (&raw const (*place).ticket).read_volatile() };

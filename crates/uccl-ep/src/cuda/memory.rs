@@ -6,7 +6,7 @@ use crate::shared::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{MAX_TOKENS, Placed, Routes, SEGMENT};
+use super::params::{MAX_TOKENS, Placement, Routes, SEGMENT};
 
 /// The experts that each of a rank's tokens chose.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
 }
 
 /// Bytes of the memory that a combine uses until it has ended.
-pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
+pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placement>();
 
 /// Offsets of the tables in a dispatch's scratch memory, behind the call's number and place. The
 /// counts by rank and expert lie right behind the segments' counts, with the same layout.
@@ -48,7 +48,7 @@ struct ScratchLayout {
 impl ScratchLayout {
     fn of(choices: &Choices, ranks: usize) -> Self {
         let Choices { tokens, top_k, num_experts, .. } = *choices;
-        let masks = size_of::<Placed>();
+        let masks = size_of::<Placement>();
         let slots = masks + 8 * tokens;
         let places = slots + 4 * tokens * ranks;
         let segments = places + 4 * tokens * top_k;

@@ -23,12 +23,14 @@ mod memory;
 pub mod normal;
 mod params;
 mod routing;
+mod share;
 mod status;
 mod watch;
 mod window;
 
 pub use self::{
-    group::{Config, Group, MaskChange, RESERVED, Reach},
+    group::{Config, Group, MaskChange, Reach},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
-    params::{MAX_RANKS, MAX_TOKENS, kernel_header, layout_assertions},
+    params::{MAX_RANKS, MAX_TOKENS, ORIGIN_RANK, kernel_header, layout_assertions},
+    share::{GpuShare, RESERVED},
 };

@@ -21,6 +21,9 @@ use crate::{
 
 /// The most ranks of a group on GPUs: each has a bit of a word.
 pub const MAX_RANKS: usize = 64;
+/// The origin of a received token is its rank times this, plus this rank's index among the token's
+/// ranks.
+pub const ORIGIN_RANK: usize = MAX_RANKS;
 /// The most tokens of a rank in a call on a GPU.
 pub const MAX_TOKENS: usize = 65_535;
 
@@ -188,7 +191,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// A call's number and place, which follow from the calls before it.
-    pub(super) struct Placed = "UcclEpPlacement" {
+    pub(super) struct Placement = "UcclEpPlacement" {
         number: u64,
         /// In bytes from the start of a window.
         place: u64,
@@ -444,7 +447,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// Receive counts, in the host's memory.
-    pub(super) struct Told = "UcclEpHostMailbox" {
+    pub(super) struct HostMailbox = "UcclEpHostMailbox" {
         ticket: u64,
         /// Whether the same launch takes the rows out.
         is_taken: u32,
@@ -474,8 +477,8 @@ kernel_struct! {
         weights: u64,
         /// i32 by received token: its number at its sender.
         src_info: u64,
-        /// u32 by received token: rank * 64 + this rank's index among the token's; or null: no
-        /// handle.
+        /// u32 by received token: rank * UCCL_EP_ORIGIN_RANK + this rank's index among the token's
+        /// ranks; or null: no handle.
         origin: u64,
         /// u32 by rank: received tokens before its first; and then all of them.
         starts: u64,
@@ -603,7 +606,7 @@ const STRUCTS: [Struct; 23] = [
     Status::STRUCT,
     GroupParams::STRUCT,
     CallParams::STRUCT,
-    Placed::STRUCT,
+    Placement::STRUCT,
     Routes::STRUCT,
     Layout::STRUCT,
     Area::STRUCT,
@@ -615,7 +618,7 @@ const STRUCTS: [Struct; 23] = [
     WholeCombine::STRUCT,
     NormalSend::STRUCT,
     Count::STRUCT,
-    Told::STRUCT,
+    HostMailbox::STRUCT,
     NormalReceive::STRUCT,
     WholeNormalDispatch::STRUCT,
     NormalReturn::STRUCT,
@@ -634,6 +637,8 @@ const _: () = {
 const CONSTANTS: &[Constant] = kernel_constants![
     /// Each rank has a bit of a 64-bit word.
     UCCL_EP_MAX_RANKS = MAX_RANKS,
+    /// An origin is a rank times this, plus an index among a token's ranks.
+    UCCL_EP_ORIGIN_RANK = ORIGIN_RANK,
     UCCL_EP_MAX_EXPERTS = MAX_EXPERTS,
     /// Each choice has a lane of a warp.
     UCCL_EP_MAX_TOP_K = MAX_TOP_K,

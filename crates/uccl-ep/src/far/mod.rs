@@ -26,7 +26,7 @@ use self::{
     command::{Command, UNIT},
     fifo::{Fifo, Popper, RingMemory},
     outbox::Outbox,
-    proxy::{NAP, Peer, Proxy, ProxyShared},
+    proxy::{NAP, Peer, Proxy, ProxyState},
 };
 use crate::shared::{
     error::{Error, Result},
@@ -137,7 +137,7 @@ impl Listener {
 pub(crate) struct FarPeers {
     endpoint: Endpoint,
     conns: Vec<Option<ConnId>>,
-    shared: Arc<ProxyShared>,
+    shared: Arc<ProxyState>,
     fifo: Fifo<RingMemory>,
     outbox: Arc<Mapping>,
     window: Arc<Mapping>,
@@ -175,7 +175,7 @@ impl FarPeers {
                 Staging::Mirrors => Outbox::mirror(base, len),
             })
         };
-        let shared = Arc::new(ProxyShared::new(cards.iter().map(outbox_of).collect()));
+        let shared = Arc::new(ProxyState::new(cards.iter().map(outbox_of).collect()));
         let fifo = Fifo::in_memory(SLOTS).map_err(os("making a ring of commands".to_owned()))?;
         let peer = |(card, conn): (&Option<EpEndpoint>, &Option<ConnId>)| {
             Some(Peer::new((*conn)?, card.as_ref()?.window))

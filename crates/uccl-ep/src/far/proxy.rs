@@ -24,7 +24,7 @@ use super::{
 };
 
 /// State that producers and the proxy share.
-pub(super) struct ProxyShared {
+pub(super) struct ProxyState {
     /// By rank; none for near ranks.
     pub(super) outboxes: Vec<Option<Outbox>>,
     /// The number of flushes requested: each asks that the peers have all that was pushed before.
@@ -36,7 +36,7 @@ pub(super) struct ProxyShared {
     is_asleep: AtomicBool,
 }
 
-impl ProxyShared {
+impl ProxyState {
     pub(super) fn new(outboxes: Vec<Option<Outbox>>) -> Self {
         let (count, flag) = (|| AtomicU64::new(0), || AtomicBool::new(false));
         let (flushes_requested, flushes_completed, counters) =
@@ -126,7 +126,7 @@ impl Peer {
 
 pub(super) struct Proxy<S> {
     pub(super) endpoint: Endpoint,
-    pub(super) shared: Arc<ProxyShared>,
+    pub(super) shared: Arc<ProxyState>,
     pub(super) popper: Popper<S>,
     /// The memory to send from: its region and its address.
     pub(super) source: (MrId, usize),
@@ -136,7 +136,7 @@ pub(super) struct Proxy<S> {
     pub(super) timeout: Duration,
     /// Bytes that are gathered without a signal before they are sent.
     pub(super) most: usize,
-    /// The sleep while there is nothing to do, unless the proxy is [woken](ProxyShared::wake).
+    /// The sleep while there is nothing to do, unless the proxy is [woken](ProxyState::wake).
     pub(super) sleep: Duration,
 }
 
@@ -388,7 +388,7 @@ mod tests {
         let mr = unsafe { both[0].0.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
         let mut proxy = Proxy {
             endpoint: both[0].0.clone(),
-            shared: Arc::new(ProxyShared::new(Vec::new())),
+            shared: Arc::new(ProxyState::new(Vec::new())),
             popper: Popper::new(Fifo::in_memory(64).unwrap()),
             source: (mr, memory.as_ptr().addr()),
             peers: vec![None, Some(far)],
@@ -418,7 +418,7 @@ mod tests {
         let outboxes = vec![None, Some(Outbox::new(0, memory.len()))];
         Proxy {
             endpoint: own.clone(),
-            shared: Arc::new(ProxyShared::new(outboxes)),
+            shared: Arc::new(ProxyState::new(outboxes)),
             popper: Popper::new(Fifo::in_memory(64).unwrap()),
             source: (mr, memory.as_ptr().addr()),
             peers: vec![None, Some(far)],
@@ -473,7 +473,7 @@ mod tests {
     /// at the ring.
     struct LatePush {
         first_half: Arc<AtomicU64>,
-        shared: Arc<ProxyShared>,
+        shared: Arc<ProxyState>,
         looks: AtomicU64,
         /// Whether the flush is complete at the proxy's second look, which finds the command.
         is_early: Arc<AtomicBool>,
@@ -534,7 +534,7 @@ mod tests {
         let memory = vec![0u8; 64];
         // SAFETY: the memory outlives the endpoint.
         let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
-        let shared = Arc::new(ProxyShared::new(Vec::new()));
+        let shared = Arc::new(ProxyState::new(Vec::new()));
         let is_early = Arc::new(AtomicBool::new(false));
         let mut words: Vec<_> = (0..SLOTS_AT + 2).map(|_| LateWord::new(0)).collect();
         words[SLOTS_AT + 1].push = Some(LatePush {
@@ -575,7 +575,7 @@ mod tests {
         let broken = PanickingRing(std::array::from_fn(|_| AtomicU64::new(0)));
         let proxy = Proxy {
             endpoint: own.clone(),
-            shared: Arc::new(ProxyShared::new(Vec::new())),
+            shared: Arc::new(ProxyState::new(Vec::new())),
             popper: Popper::new(Fifo::new(broken, 1)),
             source: (mr, memory.as_ptr().addr()),
             peers: Vec::new(),

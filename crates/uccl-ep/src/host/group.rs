@@ -28,7 +28,7 @@ use crate::{
         error::{Error, Phase, Result, describe},
         join::{EndpointMaker, Exchange, Position, agree, all_joined},
         nodes::Nodes,
-        places::{Place, Places, SLOTS},
+        places::{PLACE_ALIGN, Place, Places, SLOTS},
         protocol::{Call, MissingMark, Participants, Step, Streams, Words},
         routing::MAX_RANKS_OF_NODE,
     },
@@ -340,8 +340,7 @@ impl Group {
     /// The next call's place.
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
-        // A write to a far peer's place begins at a multiple of the write's unit.
-        let len = len.next_multiple_of(64);
+        let len = len.next_multiple_of(PLACE_ALIGN);
         self.places.lock().take(len, pool).ok_or_else(|| {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"

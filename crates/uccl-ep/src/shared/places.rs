@@ -17,6 +17,9 @@ pub const SLOTS: usize = 8;
 /// Calls of a round: two dispatches and two combines may be in flight at a time.
 pub(crate) const ROUND: usize = 4;
 
+/// Each place begins at a multiple of this many bytes: the unit of writes to far peers.
+pub(crate) const PLACE_ALIGN: usize = 64;
+
 /// The place of a call's data, and the earlier calls that a peer must have ended before it is
 /// written.
 #[derive(Clone, PartialEq, Eq, Debug)]

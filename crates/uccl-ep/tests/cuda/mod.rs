@@ -19,10 +19,7 @@ pub(crate) use self::{
     masks::Masks,
     normal::Normal,
     plans::ways_of_a_plan,
+    ranks::{Ranks, world},
     route::Route,
 };
-use self::{
-    gpu::Gpu,
-    ranks::{Ranks, world},
-    reference::Reference,
-};
+use self::{gpu::Gpu, reference::Reference};

@@ -16,7 +16,7 @@ const TOKENS: usize = 5;
 
 /// The layouts of a dispatch's two workspaces, and the numbers of rows that it asks for.
 #[derive(Default)]
-struct Asked {
+struct MemoryRequests {
     workspaces: Vec<normal::WorkspaceLayout>,
     rows: Vec<Option<usize>>,
     waits: bool,
@@ -32,9 +32,9 @@ struct Rank<'a> {
 }
 
 /// A dispatch's memory and result.
-struct Sent {
+struct DispatchRun {
     result: normal::DispatchResult,
-    asked: Asked,
+    asked: MemoryRequests,
     /// The first bytes of the received rows.
     marks: Vec<u8>,
 }
@@ -117,9 +117,9 @@ impl<'a> Rank<'a> {
         normal::RecvMemory { workspace, rows, scales: None }
     }
 
-    fn dispatch(&self, plan: &normal::Plan, request: normal::DispatchRequest<'_>) -> Sent {
+    fn dispatch(&self, plan: &normal::Plan, request: normal::DispatchRequest<'_>) -> DispatchRun {
         let planned = plan.prepare(&self.group, request).expect("a dispatch");
-        let mut asked = Asked { waits: planned.waits(), ..Asked::default() };
+        let mut asked = MemoryRequests { waits: planned.waits(), ..MemoryRequests::default() };
         asked.workspaces.push(*planned.workspace());
         asked.rows.push(planned.num_rows());
         let mut memory = self.memory(planned.workspace(), planned.num_rows());
@@ -144,7 +144,7 @@ impl<'a> Rank<'a> {
         let bytes: Vec<u8> = self.gpu.download(rows, result.row_layout.num_rows() * stride);
         let marks = bytes.chunks(stride).map(|row| row[0]).collect();
         self.group.check().expect("it ends well");
-        Sent { result, asked, marks }
+        DispatchRun { result, asked, marks }
     }
 
     /// The marks of all tokens of all ranks.

@@ -17,7 +17,7 @@ use std::{
     sync::{LazyLock, Once},
 };
 
-use self::fake_driver::Emulated;
+use self::fake_driver::EmulatedKernel;
 
 /// A kernel, as emulator.cpp lists it.
 #[repr(C)]
@@ -68,7 +68,7 @@ pub(crate) fn load() {
         unsafe {
             while !(*listed).name.is_null() {
                 let KernelEntry { name, len, kernel } = listed.read();
-                driver.emulate(Emulated { name, len, kernel, emulate });
+                driver.emulate(EmulatedKernel { name, len, kernel, emulate });
                 listed = listed.add(1);
             }
         }

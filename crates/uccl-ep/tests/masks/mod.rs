@@ -89,7 +89,7 @@ struct Caller<'a> {
     is_there: Vec<bool>,
     seed: u64,
     /// A dispatch without its combine, and by rank whether it was sent there.
-    open: Option<(RankTokens, Received, Vec<bool>)>,
+    open: Option<(RankTokens, ReceivedRows, Vec<bool>)>,
 }
 
 impl<'a> Caller<'a> {

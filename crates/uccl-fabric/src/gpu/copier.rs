@@ -10,8 +10,8 @@ use uccl_device::{
 
 use super::{Chunk, Slab};
 use crate::{
-    guarded::{self, Unmapped},
-    mem::{Located, Span},
+    guarded::{self, UnmappedMemory},
+    mem::{LocatedSpan, Span},
 };
 
 /// The copies that GPUs make for one half of a lane.
@@ -95,7 +95,7 @@ pub(super) struct Copier {
 }
 
 /// A copy that was started, with the chunk that it fills or empties.
-pub(super) struct Copying {
+pub(super) struct StagedCopy {
     chunk: Chunk,
     /// The parts of the copy, one on each GPU.
     parts: SmallVec<[usize; 1]>,
@@ -130,15 +130,15 @@ impl Copier {
     pub(super) unsafe fn start(
         &mut self,
         chunk: Chunk,
-        memory: &[Located],
+        memory: &[LocatedSpan],
         slots: impl IntoIterator<Item = u32>,
         direction: Direction,
-    ) -> Copying {
+    ) -> StagedCopy {
         // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
         let (parts, started) = unsafe { self.start_parts(&chunk, memory, direction) };
         let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
         slots.dedup();
-        Copying { chunk, parts, failed: started.err(), slots }
+        StagedCopy { chunk, parts, failed: started.err(), slots }
     }
 
     /// # Safety
@@ -146,14 +146,15 @@ impl Copier {
     unsafe fn start_parts(
         &mut self,
         chunk: &Chunk,
-        memory: &[Located],
+        memory: &[LocatedSpan],
         direction: Direction,
     ) -> (SmallVec<[usize; 1]>, Result<(), GpuError>) {
         self.list(chunk, memory, direction, |device| device.is_none());
         for piece in &self.pieces {
             let (from, to) = (piece.source as *const u8, piece.destination as *mut u8);
             // SAFETY: the caller's promise; a chunk is nobody else's memory.
-            if let Err(Unmapped) = unsafe { guarded::copy(from, to, piece.len_bytes as usize) } {
+            let copied = unsafe { guarded::copy(from, to, piece.len_bytes as usize) };
+            if let Err(UnmappedMemory) = copied {
                 let doing = "copying host memory".to_owned();
                 let reason = "it could not be touched although it is registered".to_owned();
                 return (SmallVec::new(), Err(GpuError::System { doing, reason }));
@@ -181,13 +182,13 @@ impl Copier {
     fn list(
         &mut self,
         chunk: &Chunk,
-        memory: &[Located],
+        memory: &[LocatedSpan],
         direction: Direction,
         on: impl Fn(Option<u32>) -> bool,
     ) {
         self.pieces.clear();
         let mut host = chunk.addr() as u64;
-        for Located { span: Span { addr, len }, device } in memory {
+        for LocatedSpan { span: Span { addr, len }, device } in memory {
             let (there, len_bytes) = (*addr as u64, *len as u64);
             if on(*device) {
                 self.pieces.push(match direction {
@@ -202,18 +203,18 @@ impl Copier {
     }
 
     /// The result of a copy; `None` while it runs.
-    pub(super) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
+    pub(super) fn ended(&mut self, copying: &StagedCopy) -> Option<Result<(), GpuError>> {
         let ended = all_ended(copying.parts.iter().map(|part| self.queue.ended(*part)))?;
         Some(copying.failed.clone().map_or(ended, Err))
     }
 
     /// Whether a copy may be accessing our region in this slot.
-    pub(super) fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
+    pub(super) fn may_touch(&mut self, copying: &StagedCopy, slot: u32) -> bool {
         copying.slots.contains(&slot) && self.ended(copying).is_none()
     }
 
     /// Gives back the chunk of a copy that has ended.
-    pub(super) fn release(&mut self, copying: Copying) -> Chunk {
+    pub(super) fn release(&mut self, copying: StagedCopy) -> Chunk {
         copying.parts.iter().for_each(|part| self.queue.release(*part));
         copying.chunk
     }

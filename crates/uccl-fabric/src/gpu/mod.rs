@@ -20,6 +20,6 @@ pub use self::{
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,
-    staging::{Ended, PATIENCE, Staging},
+    staging::{PATIENCE, Staging, StepEnd},
     words::{WordChange, advance_words, prepare_words},
 };

@@ -19,9 +19,9 @@ use uccl_device::cuda::{Direction, GpuError};
 
 use super::{
     Chunk, CopyBy,
-    copier::{Copier, Copying},
+    copier::{Copier, StagedCopy},
 };
-use crate::mem::Located;
+use crate::mem::LocatedSpan;
 
 /// The most chunks that GPUs use at once for a link, where nothing else limits them: enough for
 /// copies and the link to work at the same time.
@@ -41,13 +41,13 @@ pub struct Staging<T> {
 
 /// The condition for the link's next step.
 enum Step {
-    Copy(Copying),
+    Copy(StagedCopy),
     /// No copy: the result is known already.
     Known(Result<(), GpuError>),
 }
 
 /// A reported end: of a copy, or of a step that only [follows](Staging::follow) copies.
-pub struct Ended<T> {
+pub struct StepEnd<T> {
     /// The link's next step.
     pub what: T,
     /// The chunk, if there was one, or the error.
@@ -108,7 +108,7 @@ impl<T> Staging<T> {
         &mut self,
         what: T,
         chunk: Chunk,
-        memory: &[Located],
+        memory: &[LocatedSpan],
         slots: impl IntoIterator<Item = u32>,
     ) {
         // SAFETY: the caller's promise.
@@ -122,7 +122,7 @@ impl<T> Staging<T> {
     }
 
     /// The next end, if it has come.
-    pub fn ended(&mut self) -> Option<Ended<T>> {
+    pub fn ended(&mut self) -> Option<StepEnd<T>> {
         let result = match &self.line.front()?.0 {
             Step::Copy(copying) => self.copier.ended(copying)?,
             Step::Known(result) => result.clone(),
@@ -132,7 +132,7 @@ impl<T> Staging<T> {
             Step::Copy(copying) => Some(self.copier.release(copying)),
             Step::Known(_) => None,
         };
-        Some(Ended { what, result: result.map(|()| chunk) })
+        Some(StepEnd { what, result: result.map(|()| chunk) })
     }
 
     /// Waits until no copy runs any more. [`Self::ended`] has yet to report their ends.
@@ -179,7 +179,7 @@ impl<T> Staging<T> {
     }
 }
 
-fn copies<T>(line: &VecDeque<(Step, T)>) -> impl Iterator<Item = &Copying> {
+fn copies<T>(line: &VecDeque<(Step, T)>) -> impl Iterator<Item = &StagedCopy> {
     line.iter().filter_map(|(step, _)| match step {
         Step::Copy(copying) => Some(copying),
         Step::Known(_) => None,

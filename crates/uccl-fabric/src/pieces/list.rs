@@ -19,10 +19,10 @@ use crate::mem::{RemoteSpan, Span};
 pub struct PieceList<P> {
     /// Empty while the list shares pieces.
     own: SmallVec<[P; 1]>,
-    shared: Option<Arc<Shared<P>>>,
+    shared: Option<Arc<SharedPieces<P>>>,
 }
 
-struct Shared<P> {
+struct SharedPieces<P> {
     pieces: Box<[P]>,
     bytes: u64,
     /// Indices of remote pieces: of the first, and of each that is not in the region of the piece
@@ -91,7 +91,7 @@ impl<P: Piece> PieceList<P> {
             return self;
         }
         let bytes = self.len_bytes();
-        let shared = Shared { pieces: self.own.into_boxed_slice(), bytes, firsts };
+        let shared = SharedPieces { pieces: self.own.into_boxed_slice(), bytes, firsts };
         Self { own: SmallVec::new(), shared: Some(Arc::new(shared)) }
     }
 }

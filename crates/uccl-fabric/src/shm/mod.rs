@@ -8,5 +8,5 @@ pub mod published;
 pub mod segment;
 pub mod sync;
 
-pub use published::{Checked, PeerCheck, PeerTable};
+pub use published::{PeerCheck, PeerTable, RegionSnapshot};
 pub use segment::{MapMode, Mapping, Segment};

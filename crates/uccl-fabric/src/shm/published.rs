@@ -153,7 +153,7 @@ pub enum PeerCheck {
 
 /// A region of the peer's, read from its table by a process that has the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Checked {
+pub struct RegionSnapshot {
     /// The entry's version when it was read. The description is valid while the version stays the
     /// same.
     pub version: u64,
@@ -171,7 +171,7 @@ pub struct Checked {
     pub locked: bool,
 }
 
-impl Checked {
+impl RegionSnapshot {
     /// Checks that the access lies within the region and its rights. Returns its offset in the
     /// region, in bytes.
     ///
@@ -220,7 +220,7 @@ impl PeerTable {
     }
 
     /// The version of a slot's entry, or `None` beyond the table. Read it after claiming a hazard:
-    /// if it is still that of [`Checked`], the region lives until the hazard is cleared.
+    /// if it is still that of [`RegionSnapshot`], the region lives until the hazard is cleared.
     #[inline(always)]
     pub fn version(&self, slot: u32) -> Option<u64> {
         entry(&self.words, slot).map(version)
@@ -231,7 +231,7 @@ impl PeerTable {
     ///
     /// # Errors
     /// The reason for the refusal.
-    pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Checked, PeerCheck> {
+    pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<RegionSnapshot, PeerCheck> {
         let checked = self.find(span)?;
         checked.admit(span, access)?;
         Ok(checked)
@@ -241,7 +241,7 @@ impl PeerTable {
     ///
     /// # Errors
     /// [`PeerCheck::Unpublished`], or [`AccessError::UnknownKey`].
-    pub fn find(&self, span: &RemoteSpan) -> Result<Checked, PeerCheck> {
+    pub fn find(&self, span: &RemoteSpan) -> Result<RegionSnapshot, PeerCheck> {
         let entry = entry(&self.words, span.slot).ok_or(PeerCheck::Unpublished)?;
         match self.recall(span, version(entry)) {
             Some(checked) => Ok(checked),
@@ -249,20 +249,20 @@ impl PeerTable {
         }
     }
 
-    fn recall(&self, span: &RemoteSpan, version: u64) -> Option<Checked> {
+    fn recall(&self, span: &RemoteSpan, version: u64) -> Option<RegionSnapshot> {
         let [key, slot, seen, addr, len, bits, id, offset] = self.memo.get(span.slot)?;
         let same = version & 1 == 1
             && seen == version
             && key == span.key
             && slot == u64::from(span.slot) + 1;
-        same.then(|| Checked::from_fields(version, &[addr, len, bits, 0, 0, id, offset]))
+        same.then(|| RegionSnapshot::from_fields(version, &[addr, len, bits, 0, 0, id, offset]))
     }
 
     fn verify(
         &self,
         span: &RemoteSpan,
         entry: &[core::sync::atomic::AtomicU64; ENTRY_WORDS],
-    ) -> Result<Checked, AccessError> {
+    ) -> Result<RegionSnapshot, AccessError> {
         let (version, fields) = read(entry).ok_or(AccessError::UnknownKey)?;
         let [addr, len, bits, low, high, id, offset] = fields;
         let expected = digest(span.key, span.slot);
@@ -272,7 +272,7 @@ impl PeerTable {
         }
         let slot = u64::from(span.slot) + 1;
         self.memo.put(span.slot, &[span.key, slot, version, addr, len, bits, id, offset]);
-        Ok(Checked::from_fields(version, &fields))
+        Ok(RegionSnapshot::from_fields(version, &fields))
     }
 }
 

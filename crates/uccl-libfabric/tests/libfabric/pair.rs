@@ -10,7 +10,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::OpKind,
     mem::Span,
-    rail::{Channel, Ended, Rail, RailError, Registration, Request, RequestError},
+    rail::{Channel, Rail, RailError, Registration, Request, RequestEnd, RequestError},
     region::Rights,
 };
 use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
@@ -84,7 +84,7 @@ pub(crate) fn pattern(at: usize) -> u8 {
 
 pub(crate) struct End {
     pub(crate) channel: Box<dyn Channel>,
-    pub(crate) ended: Vec<Ended>,
+    pub(crate) ended: Vec<RequestEnd>,
 }
 
 impl End {

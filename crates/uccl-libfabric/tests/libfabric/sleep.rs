@@ -10,7 +10,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uccl_fabric::{
     lane::OpKind,
-    rail::{Channel, Ended, RailError},
+    rail::{Channel, RailError, RequestEnd},
 };
 
 use crate::pair::{Memory, PATIENCE, Pair, for_each_provider, open, pattern};
@@ -56,7 +56,7 @@ fn both_ends_sleep_and_are_woken(provider: &str) {
         // A target that only ever sleeps and polls: its descriptor must show that it is needed.
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                let mut ended: Vec<Ended> = Vec::new();
+                let mut ended: Vec<RequestEnd> = Vec::new();
                 if b.channel.poll(&mut ended).is_err() {
                     return;
                 }

@@ -5,7 +5,7 @@ use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     gpu::{CHUNK, Chunk, CopyBy, PATIENCE, Staging},
     lane::{OpError, OpResult},
-    mem::{Access, Located, Span},
+    mem::{Access, LocatedSpan, Span},
 };
 
 /// The staging with which one thread copies to or from one GPU.
@@ -14,7 +14,7 @@ struct Bouncer {
     access: Access,
     staging: Staging<()>,
     /// A buffer for lists of memory.
-    memory: Vec<Located>,
+    memory: Vec<LocatedSpan>,
 }
 
 /// Unused bouncers. As many exist as threads have ever copied at once.
@@ -87,7 +87,7 @@ impl Bouncer {
     ) -> Result<Option<Chunk>, GpuError> {
         let device = Some(self.device);
         self.memory.clear();
-        self.memory.extend(pieces.iter().map(|span| Located { span: *span, device }));
+        self.memory.extend(pieces.iter().map(|span| LocatedSpan { span: *span, device }));
         // SAFETY: the caller's promise.
         unsafe { self.staging.start((), chunk, &self.memory, []) };
         self.staging.settle(PATIENCE)?;

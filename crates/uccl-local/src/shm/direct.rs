@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uccl_device::Process;
-use uccl_fabric::guarded::{self, Unmapped};
+use uccl_fabric::guarded::{self, UnmappedMemory};
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pieces::Stretch;
 use uccl_fabric::region::{AccessError, Rights, offset_within};
@@ -19,7 +19,7 @@ use super::accesses::{Accesses, HazardGuard, patiently};
 use super::hazard::Hazards;
 use super::mappings::PeerMappings;
 use super::memo::Memo;
-use super::published::{Checked, PeerCheck, PeerTable};
+use super::published::{PeerCheck, PeerTable, RegionSnapshot};
 use crate::cma::{CmaError, PeerMemory};
 
 /// How the peer's memory can be reached from here.
@@ -67,8 +67,8 @@ pub enum DirectError {
     Cma(#[from] CmaError),
 }
 
-impl From<Unmapped> for DirectError {
-    fn from(_: Unmapped) -> Self {
+impl From<UnmappedMemory> for DirectError {
+    fn from(_: UnmappedMemory) -> Self {
         // The peer's is a mapping of this process's own, and can lose no page.
         Self::Unmapped
     }
@@ -249,7 +249,7 @@ impl Direct {
     #[cold]
     fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<PeerRegion, DirectError> {
         let checked = self.table.find(remote)?;
-        let Checked { version, addr, len, rights, backing, device, .. } = checked;
+        let RegionSnapshot { version, addr, len, rights, backing, device, .. } = checked;
         // Copies by GPUs look a GPU's memory up elsewhere.
         let base = backing
             .filter(|_| !device)
@@ -530,7 +530,7 @@ unsafe fn move_bytes(
     here: *mut u8,
     there: *mut u8,
     len: usize,
-) -> Result<(), Unmapped> {
+) -> Result<(), UnmappedMemory> {
     let (from, to) = match access {
         Access::Read => (there, here),
         Access::Write => (here, there),

@@ -13,7 +13,7 @@ use uccl_wire::{
 use super::{
     accesses::OwnedHazard,
     direct::Direct,
-    published::{Checked, PeerCheck},
+    published::{PeerCheck, RegionSnapshot},
 };
 use crate::cuda_ipc::{OfferedMemory, Place, PlaceOwner};
 
@@ -65,7 +65,7 @@ impl Direct {
         self.admits().map_err(|_| OpError::LaneDown)?;
         let mut found = GpuPlaces::default();
         // The pieces of a vector are mostly in one region, so its place is looked up once.
-        let mut last: Option<(u32, u64, Checked, u64)> = None;
+        let mut last: Option<(u32, u64, RegionSnapshot, u64)> = None;
         for span in remote {
             let (checked, base) = match last {
                 Some((slot, key, checked, base)) if (slot, key) == (span.slot, span.key) => {
@@ -116,7 +116,7 @@ impl Direct {
     /// The address at which a GPU reaches the start of a region.
     fn gpu_place(
         &self,
-        checked: &Checked,
+        checked: &RegionSnapshot,
         context: &'static Context,
         found: &mut GpuPlaces,
     ) -> Result<u64, OpError> {

@@ -5,7 +5,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
-use uccl_fabric::{guarded::Unmapped, mem::Span};
+use uccl_fabric::{guarded::UnmappedMemory, mem::Span};
 
 use super::accesses::{announce, claim, clear, ended, in_use};
 use super::hazard;
@@ -38,7 +38,7 @@ impl Storage for Arc<Ring> {
         self.bytes.len()
     }
 
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped> {
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), UnmappedMemory> {
         for i in 0..len {
             // SAFETY: the caller's promise; loom checks that nobody else is at the cell.
             self.bytes[at + i].with_mut(|byte| unsafe { *byte = *from.add(i) });
@@ -46,7 +46,7 @@ impl Storage for Arc<Ring> {
         Ok(())
     }
 
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped> {
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), UnmappedMemory> {
         for i in 0..len {
             // SAFETY: as above.
             self.bytes[at + i].with(|byte| unsafe { *to.add(i) = *byte });
@@ -152,14 +152,14 @@ fn loom_ring_writer_is_woken() {
 #[test]
 fn loom_no_access_after_drain() {
     const SLOT: u32 = 5;
-    struct Shared {
+    struct SharedState {
         entry: [AtomicU64; 8],
         claimed: [AtomicU64; 1],
         announced: [AtomicU64; 1],
         memory: UnsafeCell<u64>,
     }
     explore(|| {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedState {
             entry: std::array::from_fn(|_| AtomicU64::new(0)),
             claimed: std::array::from_fn(|_| AtomicU64::new(0)),
             announced: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -239,14 +239,14 @@ fn loom_an_announcement_is_not_undone_by_the_last_one() {
 /// hazard words: loom fails if an access overlaps with the next use of that memory.
 #[test]
 fn loom_a_mapping_outlives_the_accesses_in_it() {
-    struct Shared {
+    struct SharedState {
         epoch: AtomicU64,
         claimed: [AtomicU64; 1],
         announced: [AtomicU64; 1],
         mapping: UnsafeCell<u64>,
     }
     explore(|| {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedState {
             epoch: AtomicU64::new(0),
             claimed: [AtomicU64::new(0)],
             announced: [AtomicU64::new(0)],

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uccl_fabric::guarded::{self, Unmapped};
+use uccl_fabric::guarded::{self, UnmappedMemory};
 use uccl_fabric::mem::Span;
 use uccl_fabric::pipe::{Backlog, PipeRx, PipeTx};
 
@@ -49,13 +49,13 @@ pub(crate) trait Storage {
     /// # Safety
     /// `from` must be readable for `len` bytes, as far as it is mapped, and `at + len` at most the
     /// capacity.
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped>;
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), UnmappedMemory>;
     /// Copies `len` bytes out from `at`. Fails where there is nothing mapped for them.
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes, as far as it is mapped, and `at + len` at most the
     /// capacity.
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped>;
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), UnmappedMemory>;
 }
 
 /// The error for an invalid index that the peer wrote.
@@ -76,7 +76,7 @@ fn pieces(
     index: u64,
     bytes: usize,
     capacity: usize,
-    mut step: impl FnMut(usize, usize, usize) -> Result<(), Unmapped>,
+    mut step: impl FnMut(usize, usize, usize) -> Result<(), UnmappedMemory>,
 ) -> io::Result<()> {
     let mut done = 0;
     for span in spans {
@@ -309,13 +309,13 @@ impl Storage for SharedRing {
     }
 
     #[inline(always)]
-    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), Unmapped> {
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) -> Result<(), UnmappedMemory> {
         // SAFETY: the caller's promise; the segment has `capacity` bytes at `bytes`.
         unsafe { guarded::copy(from, self.bytes.add(at), len) }
     }
 
     #[inline(always)]
-    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Unmapped> {
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) -> Result<(), UnmappedMemory> {
         // SAFETY: as above.
         unsafe { guarded::copy(self.bytes.add(at), to, len) }
     }

@@ -24,7 +24,7 @@ fn run(what: &str, seeds: u64, one: impl Fn(u64) -> u64) {
     let (begun, mut steps) = (Instant::now(), 0);
     let seeds = number("UCCL_SIM_SEEDS").unwrap_or(seeds);
     for seed in 0..seeds {
-        let _said = Said(seed);
+        let _report = SeedReport(seed);
         steps += one(seed);
     }
     let rate = steps as f64 / begun.elapsed().as_secs_f64();
@@ -32,9 +32,9 @@ fn run(what: &str, seeds: u64, one: impl Fn(u64) -> u64) {
 }
 
 /// Prints the seed that failed.
-struct Said(u64);
+struct SeedReport(u64);
 
-impl Drop for Said {
+impl Drop for SeedReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("UCCL_SIM_SEED={}", self.0);

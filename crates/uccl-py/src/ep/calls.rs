@@ -69,10 +69,10 @@ pub(crate) struct PyDispatch {
 #[pymethods]
 impl PyDispatch {
     /// Starts to send tokens; with `relays`, once to each other node, if the group can.
-    /// `max_tokens` is the limit of each rank's tokens; without it the call takes `room` bytes.
+    /// `max_tokens` is the limit of each rank's tokens; without it the tokens go in rounds.
     /// With `is_stable` the rows do not change until the call has ended.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, format, len, global_scale=1.0, scales=None, weights=0, max_tokens=None, room=0, relays=false, is_stable=false))]
+    #[pyo3(signature = (group, routing, *, rows, stride, format, len, global_scale=1.0, scales=None, weights=0, max_tokens=None, relays=false, is_stable=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -86,7 +86,6 @@ impl PyDispatch {
         scales: Option<TokenScales>,
         weights: usize,
         max_tokens: Option<usize>,
-        room: usize,
         relays: bool,
         is_stable: bool,
     ) -> PyResult<Self> {
@@ -105,7 +104,7 @@ impl PyDispatch {
             weights,
             is_stable,
         };
-        let room = max_tokens.map_or(Room::Bytes(room), Room::Tokens);
+        let room = max_tokens.map_or_else(|| Room::of_rounds(group.group.pool_len()), Room::Tokens);
         let (group, routing, tokens) =
             (Arc::clone(&group.group), Arc::clone(&routing.routing), TensorRefs(tokens));
         let dispatch = engine(py, move |interrupted| {

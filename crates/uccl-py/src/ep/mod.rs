@@ -30,7 +30,7 @@ pub(crate) use self::{
         PyCudaGroup, PyDispatchLayout, PyDispatchPlan, PyDispatchResult, PyLayoutWorkspace,
         PyLowLatencyCombine, PyLowLatencyDispatch, PyLowLatencyHandle, PyLowLatencyWorkspace,
         PyNormalCombine, PyNormalHandle, PyRowLayout, PyWorkspaceLayout, PyZeroCopyView,
-        cuda_combine_scratch_len, cuda_layout,
+        cuda_combine_scratch_len, cuda_layout, cuda_origin_rank,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use uccl_device::{MemoryKind, cuda::Direction};
 use uccl_fabric::{
-    mem::{Access, Located, RemoteSpan},
+    mem::{Access, LocatedSpan, RemoteSpan},
     region::Rights,
 };
 use uccl_wire::{
@@ -87,7 +87,7 @@ impl RmaLane {
             true => (Access::Write, Direction::HostToDevice),
             false => (Access::Read, Direction::DeviceToHost),
         };
-        let mut memory: SmallVec<[Located; 4]> = SmallVec::new();
+        let mut memory: SmallVec<[LocatedSpan; 4]> = SmallVec::new();
         let mut slots: SmallVec<[u32; 4]> = SmallVec::new();
         for StagedPiece { region, addr, len } in pieces {
             let (slot, key, len) = (region.slot, region.key, u64::from(*len));
@@ -95,7 +95,7 @@ impl RmaLane {
             let admitted = self.regions.admit_any(&theirs, access)?;
             // A kind of memory that is not granted by way of the landing area is not copied either.
             let device = self.rails.copier_of(admitted.kind).ok_or(Status::Protocol)?;
-            memory.push(Located { span: admitted.span, device: Some(device) });
+            memory.push(LocatedSpan { span: admitted.span, device: Some(device) });
             slots.push(admitted.region);
         }
         let State { landing, copies, .. } = state;

@@ -16,7 +16,7 @@ use super::{RmaLane, Role};
 use crate::{
     lent::{AnswerEvent, PendingAnswer, Step},
     path::Path,
-    pinned::Pinned,
+    pinned::PinnedRegion,
     state::State,
 };
 
@@ -316,7 +316,7 @@ impl RmaLane {
 
     /// Starts to make the keys with which a peer that has these rights names the memory, where
     /// devices take long over that. True if keys for it are being made.
-    fn make_keys(&self, state: &mut State, pinned: &Arc<Pinned>, rights: Rights) -> bool {
+    fn make_keys(&self, state: &mut State, pinned: &Arc<PinnedRegion>, rights: Rights) -> bool {
         state.paths.iter_mut().for_each(|path| path.make_key(pinned, rights));
         state.paths.iter().any(|path| path.is_making_key(pinned))
     }

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     lane::{OpError, OpKind, RemoteSpans, Spans},
-    mem::{Located, RemoteSpan},
+    mem::{LocatedSpan, RemoteSpan},
     pieces::{Piece as _, Stretch},
 };
 use uccl_wire::{
@@ -235,8 +235,8 @@ impl State {
             return self.end_batch(at, Some(OpError::Unreachable));
         };
         let device = rails.copier_of(flights[batch.flight].memory);
-        let memory: SmallVec<[Located; 4]> =
-            batch.local.iter().map(|span| Located { span: *span, device }).collect();
+        let memory: SmallVec<[LocatedSpan; 4]> =
+            batch.local.iter().map(|span| LocatedSpan { span: *span, device }).collect();
         let direction = match batch.kind {
             OpKind::Write => Direction::DeviceToHost,
             OpKind::Read => Direction::HostToDevice,

@@ -7,7 +7,7 @@ use uccl_fabric::{
         OpError,
         OpKind::{Read, Write},
     },
-    rail::{Channel, Ended, Rail as _, Request, RequestError},
+    rail::{Channel, Rail as _, Request, RequestEnd, RequestError},
 };
 use uccl_wire::{
     frame::Status,
@@ -68,7 +68,7 @@ impl Hostile {
         // SAFETY: the bytes live as long as the channel, which completes its requests within a few
         // polls.
         assert_eq!(unsafe { self.channel.post(&[request]) }.expect("it lives"), 1);
-        let mut ended: Vec<Ended> = Vec::new();
+        let mut ended: Vec<RequestEnd> = Vec::new();
         while ended.is_empty() {
             self.channel.poll(&mut ended).expect("it lives");
         }

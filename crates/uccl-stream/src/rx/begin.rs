@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Header, Kind, Status};
 
-use super::{Incoming, Rx, RxContext, State, device::Targets, unexpected};
+use super::{IncomingWrite, Rx, RxContext, State, device::Targets, unexpected};
 use crate::{
     ops::SendProgress,
     queue::Reply,
@@ -64,7 +64,7 @@ impl<P: PipeRx> Rx<P> {
     ) {
         let op = self.header.op;
         if self.write.as_ref().is_none_or(|write| write.op != op) {
-            self.write = Some(Incoming { op, status: Status::Ok });
+            self.write = Some(IncomingWrite { op, status: Status::Ok });
         }
         match targets {
             Ok(targets) => self.device = targets.device,

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use uccl_device::cuda::GpuError;
 use uccl_fabric::{
-    gpu::Ended,
+    gpu::StepEnd,
     lane::{LaneError, OpError},
-    mem::{Access, Located, Span},
+    mem::{Access, LocatedSpan, Span},
     pieces::Stretch,
     pipe::PipeRx,
     region::AccessError,
@@ -46,7 +46,7 @@ impl<P: PipeRx> Rx<P> {
     pub(super) fn land(&mut self, around: &RxContext<'_>) -> bool {
         let mut any = self.end_change(around);
         while self.changing.is_none() {
-            let Some(Ended { what, result }) = self.uploader.ended() else { break };
+            let Some(StepEnd { what, result }) = self.uploader.ended() else { break };
             any = true;
             if let Err(e) = result {
                 self.fail_landed(what.purpose, e, around);
@@ -223,7 +223,7 @@ impl<P: PipeRx> Rx<P> {
         if let (Some((_, target)), Kind::Data) = (&self.read, self.header.kind) {
             let device = target.device;
             let spans = rest.take_parts(&target.spans[..], len);
-            self.located.extend(spans.map(|span| Located { span, device }));
+            self.located.extend(spans.map(|span| LocatedSpan { span, device }));
             return Ok(());
         }
         for desc in rest.take_parts(&self.descs[..], len) {

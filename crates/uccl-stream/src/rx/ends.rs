@@ -9,7 +9,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::Status;
 
-use super::{Changing, Rx, RxContext};
+use super::{PendingChange, Rx, RxContext};
 use crate::{
     ReportedCompletion,
     ops::{InFlight, ReadTarget},
@@ -36,7 +36,7 @@ impl<P: PipeRx> Rx<P> {
             None => status,
             Some(word) => match signal::apply(around.regions, &word) {
                 Ok(Some(change)) => {
-                    self.changing = Some(Changing::Write { op, change });
+                    self.changing = Some(PendingChange::Write { op, change });
                     return;
                 }
                 Ok(None) => {
@@ -53,9 +53,11 @@ impl<P: PipeRx> Rx<P> {
     pub(super) fn end_change(&mut self, around: &RxContext<'_>) -> bool {
         match &self.changing {
             None => return false,
-            Some(Changing::Message) if around.sink.go_on() == Handling::UnderWay => return false,
-            Some(Changing::Message) => {}
-            Some(Changing::Write { op, change }) => {
+            Some(PendingChange::Message) if around.sink.go_on() == Handling::UnderWay => {
+                return false;
+            }
+            Some(PendingChange::Message) => {}
+            Some(PendingChange::Write { op, change }) => {
                 let Some(changed) = change.ended() else { return false };
                 around.sink.signalled();
                 self.answers.ack(*op, changed.map_or(Status::Fault, |()| Status::Ok));

@@ -9,7 +9,7 @@ use uccl_fabric::{
 };
 use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
 
-use super::{Changing, Incoming, Rx, RxContext, State, ends::read_result, unexpected};
+use super::{IncomingWrite, PendingChange, Rx, RxContext, State, ends::read_result, unexpected};
 use crate::{
     remote_of,
     upload::{End, Purpose},
@@ -138,7 +138,7 @@ impl<P: PipeRx> Rx<P> {
                     self.fail_write(Status::Checksum);
                 }
                 if self.header.last
-                    && let Some(Incoming { op, status }) = self.write.take()
+                    && let Some(IncomingWrite { op, status }) = self.write.take()
                 {
                     match self.uploader.is_idle() {
                         true => self.end_write(op, status, self.word, around),
@@ -163,7 +163,7 @@ impl<P: PipeRx> Rx<P> {
     /// Notes how far the handling of the latest message is.
     fn handled(&mut self, handling: Handling) {
         if handling == Handling::UnderWay {
-            self.changing = Some(Changing::Message);
+            self.changing = Some(PendingChange::Message);
         }
     }
 

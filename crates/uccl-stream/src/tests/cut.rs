@@ -17,7 +17,7 @@ use crate::tcp::{TcpRx, TcpTx};
 const LEN: usize = 64 << 20;
 
 /// A write that its peer does not receive to the end.
-fn stuck_write(a: &Side, from: &mut [u8], remote: RemoteSpan) -> Arc<Seen> {
+fn stuck_write(a: &Side, from: &mut [u8], remote: RemoteSpan) -> Arc<ResultSlot> {
     let (_, seen) = a.post(OpKind::Write, span(from), remote);
     while a.progress().expect("a lives") {}
     seen
@@ -134,7 +134,7 @@ fn a_goodbye_is_heard_by_a_lane_that_is_sending() {
 
 /// A pipe that is cut by a flag, and still carries bytes: rings in shared memory do that while one
 /// thread cuts them and another is receiving.
-struct Leaking(TcpPipe);
+struct LeakingPipe(TcpPipe);
 
 struct LeakingRx {
     rx: TcpRx,
@@ -156,7 +156,7 @@ impl PipeRx for LeakingRx {
     }
 }
 
-impl Pipe for Leaking {
+impl Pipe for LeakingPipe {
     type Tx = TcpTx;
     type Rx = LeakingRx;
 
@@ -182,7 +182,7 @@ fn a_write_that_was_thrown_away_is_not_said_to_have_landed() {
     let (pipe, tx, rx) = TcpPipe::new(b, &TcpOptions::default()).expect("a pipe");
     let is_cut = Arc::new(AtomicBool::new(false));
     let rx = LeakingRx { rx, is_cut: Arc::clone(&is_cut) };
-    let b = side_over(Leaking(pipe), tx, rx, false);
+    let b = side_over(LeakingPipe(pipe), tx, rx, false);
     let (mut from, mut to) = (pattern(100), vec![0xEE; 100]);
     let remote = b.register(&mut to, Rights::ALL);
     let mut write = || {

@@ -4,9 +4,9 @@ use std::{mem, sync::atomic::Ordering::SeqCst};
 
 use parking_lot::Mutex;
 use uccl_fabric::{
-    gpu::{CHUNK, Chunk, Ended},
+    gpu::{CHUNK, Chunk, StepEnd},
     lane::OpError,
-    mem::{Access, Located, Span},
+    mem::{Access, LocatedSpan, Span},
     pipe::PipeTx,
 };
 use uccl_wire::frame::Status;
@@ -64,7 +64,7 @@ impl<P: PipeTx> Tx<P> {
         }
         let Some(frame) = self.cut_write(CHUNK as u64) else { return false };
         self.located.clear();
-        self.located.extend(self.payload.iter().map(|span| Located { span: *span, device }));
+        self.located.extend(self.payload.iter().map(|span| LocatedSpan { span: *span, device }));
         // SAFETY: the memory of our own operations stays valid until these have ended, and they
         // cannot end before this frame has been sent.
         unsafe { self.start_fetch(frame) };
@@ -115,7 +115,7 @@ impl<P: PipeTx> Tx<P> {
 
     /// Begins the first frame that was fetched, if its copy has ended.
     pub(super) fn begin_fetched(&mut self, ops: &Mutex<Ops>) -> bool {
-        let Some(Ended { what, result }) = self.fetching.ended() else { return false };
+        let Some(StepEnd { what, result }) = self.fetching.ended() else { return false };
         let FrameCopy { head, frame } = what;
         let mut sent = mem::replace(&mut self.head, head);
         sent.clear();

@@ -55,7 +55,7 @@ impl Side {
         kind: OpKind,
         local: Spans,
         remote: RemoteSpans,
-        done: &Arc<Done>,
+        done: &Arc<ResultAndCopy>,
     ) -> Result<OpName, LaneError> {
         self.post_from(MemoryKind::Host, kind, local, remote, done)
     }
@@ -67,7 +67,7 @@ impl Side {
         kind: OpKind,
         local: Spans,
         remote: RemoteSpans,
-        done: &Arc<Done>,
+        done: &Arc<ResultAndCopy>,
     ) -> Result<OpName, LaneError> {
         let done = Arc::clone(done) as Arc<dyn Completion>;
         // SAFETY: the tests keep their memory until both lanes are gone.
@@ -203,12 +203,12 @@ pub(crate) fn copy_of(span: Span) -> Vec<u8> {
 }
 
 /// Records an operation's result, and its destination's contents at that moment.
-pub(crate) struct Done {
+pub(crate) struct ResultAndCopy {
     watched: Span,
     end: Mutex<Option<(OpResult, Vec<u8>)>>,
 }
 
-impl Done {
+impl ResultAndCopy {
     pub(crate) fn watching(watched: Span) -> Arc<Self> {
         Arc::new(Self { watched, end: Mutex::new(None) })
     }
@@ -223,7 +223,7 @@ impl Done {
     }
 }
 
-impl Completion for Done {
+impl Completion for ResultAndCopy {
     fn complete(self: Arc<Self>, result: OpResult) {
         let end = self.end.lock().replace((result, copy_of(self.watched)));
         assert!(end.is_none(), "an operation ends once");

@@ -16,7 +16,7 @@ use uccl_device::RdmaGid;
 use uccl_fabric::{
     lane::OpKind,
     network::shares_network,
-    rail::{Channel, Ended, Limits, RailError, Request, RequestError},
+    rail::{Channel, Limits, RailError, Request, RequestEnd, RequestError},
 };
 use uccl_wire::verbs::VerbsAddress;
 
@@ -79,7 +79,7 @@ pub(super) struct VerbsChannel {
     /// Probes that wait for room.
     probes: VecDeque<u64>,
     /// Requests that ended outside [`Channel::poll`]. The next poll reports them.
-    untold: Vec<Ended>,
+    untold: Vec<RequestEnd>,
     /// Whether the next completion makes the descriptor readable.
     is_armed: bool,
     /// How many polls have found nothing since a completion came last.
@@ -220,7 +220,7 @@ impl VerbsChannel {
     fn make(&mut self, requests: &[Request]) -> usize {
         for (done, request) in requests.iter().enumerate() {
             if let Some(result) = self.ends_at_once(request) {
-                self.untold.push(Ended { tag: request.tag, result });
+                self.untold.push(RequestEnd { tag: request.tag, result });
                 continue;
             }
             let is_taken = match &mut self.unreliable {
@@ -283,7 +283,7 @@ impl VerbsChannel {
     }
 
     /// Runs the protocol for unreliable queue pairs. Costs nothing if there are none.
-    fn turn(&mut self, is_idle: bool, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+    fn turn(&mut self, is_idle: bool, ended: &mut Vec<RequestEnd>) -> Result<(), RailError> {
         let Some(unreliable) = &mut self.unreliable else { return Ok(()) };
         if let Err(error) = unreliable.turn(Instant::now(), is_idle, ended) {
             self.fail(error.clone());
@@ -308,7 +308,7 @@ impl VerbsChannel {
     }
 
     /// Takes all completions that have come. True if there were any.
-    fn reap(&mut self, ended: &mut Vec<Ended>) -> bool {
+    fn reap(&mut self, ended: &mut Vec<RequestEnd>) -> bool {
         let mut wcs = [Wc::default(); BATCH];
         let mut any = false;
         loop {
@@ -333,7 +333,7 @@ impl VerbsChannel {
     }
 
     #[inline]
-    fn completed(&mut self, index: usize, wc: &Wc, ended: &mut Vec<Ended>) {
+    fn completed(&mut self, index: usize, wc: &Wc, ended: &mut Vec<RequestEnd>) {
         let Self { queues, unreliable, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
         let failure = (wc.status != wc_status::SUCCESS).then(|| classify(wc));
@@ -346,7 +346,7 @@ impl VerbsChannel {
                 _ => Ok(()),
             };
             match (request.what, &mut *unreliable) {
-                (RequestOwner::Own(tag), _) => ended.push(Ended { tag, result }),
+                (RequestOwner::Own(tag), _) => ended.push(RequestEnd { tag, result }),
                 (RequestOwner::Piece(item), Some(unreliable)) => {
                     unreliable.piece_ended(item, result, ended)
                 }
@@ -494,7 +494,7 @@ impl Channel for VerbsChannel {
         Ok(made)
     }
 
-    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+    fn poll(&mut self, ended: &mut Vec<RequestEnd>) -> Result<(), RailError> {
         ended.append(&mut self.untold);
         let is_idle = !self.reap(ended);
         if let Some(fault) = &self.fault {

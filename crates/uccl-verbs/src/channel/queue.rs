@@ -34,7 +34,7 @@ pub(super) fn queue_of(wr_id: u64) -> usize {
 
 /// A request that the device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Outstanding {
+pub(super) struct PostedRequest {
     pub(super) what: RequestOwner,
     bytes: u64,
 }
@@ -56,7 +56,7 @@ pub(super) enum RequestOwner {
 /// A place becomes free when the request is known to have ended, by its own completion or by that
 /// of a later request.
 pub(super) struct RequestQueue {
-    outstanding: VecDeque<Outstanding>,
+    outstanding: VecDeque<PostedRequest>,
     /// The counter of the first outstanding request.
     first: u64,
     bytes: u64,
@@ -78,7 +78,7 @@ impl RequestQueue {
     /// Takes a place for a request, and returns the request's identifier.
     fn add(&mut self, what: RequestOwner, bytes: u64) -> u64 {
         let counter = self.first.wrapping_add(self.outstanding.len() as u64) & COUNTER;
-        self.outstanding.push_back(Outstanding { what, bytes });
+        self.outstanding.push_back(PostedRequest { what, bytes });
         self.bytes += bytes;
         self.queue | counter
     }
@@ -90,7 +90,7 @@ impl RequestQueue {
         (count <= self.outstanding.len()).then_some(count)
     }
 
-    fn remove_first(&mut self) -> Option<Outstanding> {
+    fn remove_first(&mut self) -> Option<PostedRequest> {
         let first = self.outstanding.pop_front()?;
         self.first = self.first.wrapping_add(1) & COUNTER;
         self.bytes -= first.bytes;
@@ -278,7 +278,7 @@ impl SendQueue {
 
     /// Removes this request and those before it, which have all ended, and calls `each` for each of
     /// them, saying whether it is the last. False if this request is not in flight.
-    pub(super) fn retire(&mut self, wr_id: u64, mut each: impl FnMut(Outstanding, bool)) -> bool {
+    pub(super) fn retire(&mut self, wr_id: u64, mut each: impl FnMut(PostedRequest, bool)) -> bool {
         let Some(count) = self.account.ended_by(wr_id) else { return false };
         for left in (0..count).rev() {
             if let Some(request) = self.account.remove_first() {

@@ -7,12 +7,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// A function of the table below that is not used.
-type Unused = *const c_void;
+type UnusedFn = *const c_void;
 
 /// `struct ibv_device`.
 #[repr(C)]
 pub(crate) struct Device {
-    pub(crate) _ops: [Unused; 2],
+    pub(crate) _ops: [UnusedFn; 2],
     pub(crate) node_type: c_int,
     pub(crate) transport_type: c_int,
     pub(crate) name: [c_char; 64],
@@ -34,13 +34,13 @@ pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut 
 /// `struct ibv_context_ops`.
 #[repr(C)]
 pub(crate) struct ContextOps {
-    pub(crate) _before_poll_cq: [Unused; 11],
+    pub(crate) _before_poll_cq: [UnusedFn; 11],
     pub(crate) poll_cq: Option<PollCq>,
     pub(crate) req_notify_cq: Option<ReqNotifyCq>,
-    pub(crate) _before_post_send: [Unused; 12],
+    pub(crate) _before_post_send: [UnusedFn; 12],
     pub(crate) post_send: Option<PostSend>,
     pub(crate) post_recv: Option<PostRecv>,
-    pub(crate) _after_post_recv: [Unused; 5],
+    pub(crate) _after_post_recv: [UnusedFn; 5],
 }
 
 /// `struct ibv_context`, as far as it is used.

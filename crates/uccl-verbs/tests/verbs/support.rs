@@ -9,7 +9,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::OpKind,
     mem::Span,
-    rail::{Channel, Ended, Rail, RailError, Registration, Request, RequestError},
+    rail::{Channel, Rail, RailError, Registration, Request, RequestEnd, RequestError},
     region::Rights,
 };
 use uccl_verbs as verbs;
@@ -146,7 +146,7 @@ pub(crate) struct Pair {
 impl Pair {
     /// Posts all of these at `a`, and polls both ends until they have ended. Requests without a
     /// result when the channel died are left out.
-    pub(crate) fn run(&mut self, requests: &[Request]) -> (Vec<Ended>, Result<(), RailError>) {
+    pub(crate) fn run(&mut self, requests: &[Request]) -> (Vec<RequestEnd>, Result<(), RailError>) {
         let (mut ended, mut posted) = (Vec::new(), 0);
         let began = Instant::now();
         while ended.len() < requests.len() {
@@ -168,7 +168,7 @@ impl Pair {
         (ended, Ok(()))
     }
 
-    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+    fn poll(&mut self, ended: &mut Vec<RequestEnd>) -> Result<(), RailError> {
         let mut of_b = Vec::new();
         // The other end may be dead as well; only the result of this one counts.
         let _ = self.b.poll(&mut of_b);
@@ -190,7 +190,7 @@ impl Pair {
     }
 
     /// Polls `a` until it dies. Returns the requests that ended before, and the error.
-    pub(crate) fn until_dead(&mut self) -> (Vec<Ended>, RailError) {
+    pub(crate) fn until_dead(&mut self) -> (Vec<RequestEnd>, RailError) {
         let (mut ended, began) = (Vec::new(), Instant::now());
         loop {
             if let Err(error) = self.a.poll(&mut ended) {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::cursor::{Reader, Truncated};
+use crate::cursor::{Reader, ShortInput};
 
 use super::envelope::MAX_BODY_LEN;
 
@@ -164,7 +164,7 @@ pub struct CmaProbe {
 pub enum HelloError {
     /// It ends too early.
     #[error("the hello is cut short: {0}")]
-    Truncated(#[from] Truncated),
+    Truncated(#[from] ShortInput),
     /// A field is longer than it may be.
     #[error("the hello's {field} is {len} bytes long, at most {max} are allowed")]
     TooLong {

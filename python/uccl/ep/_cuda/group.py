@@ -48,7 +48,6 @@ class CudaGroup(Streams):
         self.rank, self.ranks = ranks.rank, ranks.size
         #: A tensor of this rank's whole pool, once a caller has asked for a part of it.
         self._pool: torch.Tensor | None = None
-        blocks, is_alone = blocks_of(ranks, device)
         #: The empty tables of channels in DeepEP's handles.
         self.channels = self.empty((ranks.size, 0), torch.int32)
         self.native = _core.EpCudaGroup(
@@ -58,8 +57,6 @@ class CudaGroup(Streams):
             timeout=timeout,
             masks_late=masks_late,
             device=device.index,
-            blocks=blocks,
-            is_alone=is_alone,
             node=node_of_environment(),
             via_host=via_host,
             exchange=ranks.exchange,
@@ -103,13 +100,3 @@ class CudaGroup(Streams):
         """As :meth:`empty`, for rows that a combine may send back without a copy: any memory will
         do."""
         return self.empty(shape, dtype)
-
-
-def blocks_of(ranks: Ranks, device: torch.device) -> tuple[int, bool]:
-    """The most blocks of a launch, and whether no other rank is on the GPU. Kernels of ranks on one
-    GPU wait for each other, so all have to fit on it together; some multiprocessors are left to
-    other kernels, which may wait for other GPUs too."""
-    facts = torch.cuda.get_device_properties(device)
-    sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
-    every, reserved = facts.multi_processor_count, _core.ep_settings().reserved_sms
-    return max(1, (every - min(reserved, every // 2)) // sharing), sharing == 1

@@ -13,9 +13,6 @@ from uccl.ep._cuda.plans import ShapePlans
 from uccl.ep._cuda.workspace import Workspace
 from uccl.ep._row_layout import RowLayout, rows_of_choices
 
-#: As in the kernels: a token's origin is its rank times this, plus an index.
-ORIGIN_RANK = 64
-
 
 @dataclass
 class DispatchLayout:
@@ -54,7 +51,7 @@ def metadata_by_token(
 ) -> torch.Tensor:
     """For rows by token: ``rank * max_tokens + token``, ``rank * K + last choice``, and the row of
     each choice, or -1."""
-    ranks, top_k = origin.div(ORIGIN_RANK, rounding_mode="floor"), choices.shape[1]
+    ranks, top_k = origin.div(_core.ep_cuda_origin_rank(), rounding_mode="floor"), choices.shape[1]
     numbers = torch.arange(top_k, dtype=torch.int32, device=choices.device)
     last = torch.where(choices >= 0, numbers, -1).amax(1)
     token = ranks * max_tokens + source_tokens

@@ -159,8 +159,6 @@ class NormalMode:
             len=row_bytes,
             scales=scales_in(scales, tokens),
             weights=address(weights),
-            # Without a limit there may be several rounds, and two calls are in flight at a time.
-            room=self.native.pool_len // 2 // 64 * 64 if max_tokens is None else 0,
             max_tokens=max_tokens,
             relays=options.uses_relays,
             is_stable=max_tokens is not None,

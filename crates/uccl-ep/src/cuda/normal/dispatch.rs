@@ -319,7 +319,7 @@ impl Dispatch {
         Handle { group, routes, slots, rows, row_layout, is_counted: false }
     }
 
-    fn counts_of(&self, report: &params::Told) -> ReceiveCounts {
+    fn counts_of(&self, report: &params::HostMailbox) -> ReceiveCounts {
         let local = self.send.send.routes.local_experts as usize;
         ReceiveCounts {
             per_rank: report.from[..self.group.ranks()].to_vec(),
@@ -340,7 +340,7 @@ fn wait_for(
     stream: &Stream,
     limit: Duration,
     is_interrupted: &mut InterruptCheck<'_>,
-) -> Result<params::Told> {
+) -> Result<params::HostMailbox> {
     let mut backoff = Backoff::new();
     loop {
         if let Some(report) = mailbox.read() {

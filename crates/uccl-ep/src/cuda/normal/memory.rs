@@ -174,7 +174,8 @@ pub struct ScalesOut {
 pub struct RowTables {
     /// i32 by received token: its number at its rank.
     pub src_info: u64,
-    /// i32 by received token: `rank * 64`, plus this rank's index among the token's ranks.
+    /// i32 by received token: `rank *` [`ORIGIN_RANK`](crate::cuda::ORIGIN_RANK), plus this rank's
+    /// index among the token's ranks.
     pub origin: u64,
     /// i32, one more than there are ranks: received tokens before those of each rank, and then all
     /// of them.

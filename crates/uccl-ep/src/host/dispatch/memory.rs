@@ -7,6 +7,7 @@ use crate::{
     },
     shared::{
         error::{Error, Result},
+        places::PLACE_ALIGN,
         record::Record,
     },
 };
@@ -92,6 +93,15 @@ pub enum Room {
     Tokens(usize),
     /// This many bytes; tokens that do not fit at once go in rounds.
     Bytes(usize),
+}
+
+impl Room {
+    /// The room of a call in rounds, in a pool of `pool_len` bytes: half of it, since two calls are
+    /// in flight at a time.
+    #[must_use]
+    pub fn of_rounds(pool_len: usize) -> Self {
+        Self::Bytes(pool_len / 2 / PLACE_ALIGN * PLACE_ALIGN)
+    }
 }
 
 /// The layout of received rows.
@@ -206,6 +216,20 @@ impl ChoicesOut {
                 Self::I32(all) => all.add(at).write(value),
                 Self::I64(all) => all.add(at).write(i64::from(value)),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_calls_in_rounds_fit_in_a_pool() {
+        for pool in [0, 63, 64, 127, 128, 1 << 20, (1 << 20) + 100] {
+            let Room::Bytes(len) = Room::of_rounds(pool) else { panic!("not in bytes") };
+            assert!(2 * len <= pool && len.is_multiple_of(PLACE_ALIGN), "{len} of {pool}");
+            assert!(2 * (len + PLACE_ALIGN) > pool, "{len} of {pool}");
         }
     }
 }

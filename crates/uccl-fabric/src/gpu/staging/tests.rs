@@ -107,9 +107,9 @@ fn failure(name: usize) -> GpuError {
     GpuError::Unavailable { reason: name.to_string() }
 }
 
-fn located(memory: &mut [u8]) -> Located {
+fn located(memory: &mut [u8]) -> LocatedSpan {
     let span = Span { addr: memory.as_mut_ptr() as usize, len: memory.len() };
-    Located { span, device: Some(0) }
+    LocatedSpan { span, device: Some(0) }
 }
 
 /// Starts to copy memory to a chunk.
@@ -125,7 +125,7 @@ fn bytes_of(chunk: &Chunk, len: usize) -> Vec<u8> {
 }
 
 /// The end that a test expects next.
-enum Expected {
+enum ExpectedEnd {
     Copy(usize),
     Known(Result<(), GpuError>),
 }
@@ -136,7 +136,7 @@ fn host_memory_that_is_gone_fails_its_copy_and_no_other() {
         let (mut staging, script) = staging(direction);
         let mut memory = [7; 16];
         // No page is mapped there.
-        let gone = Located { span: Span { addr: 64, len: 100 }, device: None };
+        let gone = LocatedSpan { span: Span { addr: 64, len: 100 }, device: None };
         let chunk = staging.chunk(0).expect("memory");
         // SAFETY: memory of this test, and an address where no memory is mapped.
         unsafe { staging.start(0, chunk, &[gone, located(&mut memory)], [SLOT]) };
@@ -156,18 +156,18 @@ fn ends_are_told_in_order_once_each_with_their_own_bytes_or_reason() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut memory: Vec<[u8; 16]> = (0..200).map(|i| [i as u8; 16]).collect();
         let (mut staging, script) = staging(Direction::DeviceToHost);
-        let mut line: VecDeque<(usize, Expected)> = VecDeque::new();
+        let mut line: VecDeque<(usize, ExpectedEnd)> = VecDeque::new();
         let (mut begun, mut told) = (0, 0);
         while told < memory.len() {
             match rng.u32(0..10) {
                 0..4 if begun < memory.len() && !staging.is_full() => {
-                    line.push_back((begun, Expected::Copy(script.lock().copies.len())));
+                    line.push_back((begun, ExpectedEnd::Copy(script.lock().copies.len())));
                     start(&mut staging, begun, &mut memory[begun]);
                     begun += 1;
                 }
                 4 if begun < memory.len() => {
                     let result = if rng.bool() { Ok(()) } else { Err(failure(begun)) };
-                    line.push_back((begun, Expected::Known(result.clone())));
+                    line.push_back((begun, ExpectedEnd::Known(result.clone())));
                     staging.follow(begun, result);
                     begun += 1;
                 }
@@ -180,17 +180,17 @@ fn ends_are_told_in_order_once_each_with_their_own_bytes_or_reason() {
                 }
                 _ => {
                     let expected = line.front().and_then(|(what, expected)| match expected {
-                        Expected::Copy(name) => {
+                        ExpectedEnd::Copy(name) => {
                             Some((*what, script.lock().copies[*name].result.clone()?))
                         }
-                        Expected::Known(result) => Some((*what, result.clone())),
+                        ExpectedEnd::Known(result) => Some((*what, result.clone())),
                     });
-                    let Some(Ended { what, result }) = staging.ended() else {
+                    let Some(StepEnd { what, result }) = staging.ended() else {
                         assert!(expected.is_none(), "seed {seed}");
                         continue;
                     };
                     let (_, of) = line.pop_front().expect("something was started");
-                    if let (Expected::Copy(_), Ok(chunk)) = (&of, &result) {
+                    if let (ExpectedEnd::Copy(_), Ok(chunk)) = (&of, &result) {
                         let chunk = chunk.as_ref().expect("a copy has a chunk");
                         assert_eq!(bytes_of(chunk, 16), memory[what], "seed {seed}");
                     }
@@ -293,7 +293,7 @@ fn a_copy_that_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
 fn a_copy_that_cannot_be_started_ends_with_the_reason() {
     let mut staging = Staging::new(&CopyBy::default(), Direction::DeviceToHost);
     let mut memory = [1; 4];
-    let nowhere = Located { device: Some(1 << 20), ..located(&mut memory) };
+    let nowhere = LocatedSpan { device: Some(1 << 20), ..located(&mut memory) };
     // SAFETY: there is no such GPU, so nothing is copied.
     unsafe { staging.start(5, Chunk::plain(), &[nowhere], [SLOT]) };
     assert!(!staging.touches(SLOT));

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
-use uccl_ep::cuda::{Config, Group, MaskChange, Reach};
+use uccl_ep::{
+    cuda::{Config, GpuShare, Group, MaskChange, Reach},
+    settings::Settings,
+};
 
 use crate::ep::{PyNodes, detached_drop::DetachedDrop, exception, timeout_of, with_exchange};
 
@@ -24,10 +27,11 @@ impl PyCudaGroup {
 
 #[pymethods]
 impl PyCudaGroup {
-    /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. A launch has
-    /// `blocks` blocks. With `via_host` no rank accesses the memory of another's GPU.
+    /// Joins a group. `exchange(bytes)` returns the bytes of all ranks, by rank. Ranks of one GPU
+    /// share its multiprocessors, less those that the environment reserves. With `via_host` no rank
+    /// accesses the memory of another's GPU.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, is_alone, node, via_host, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, node, via_host, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -37,29 +41,30 @@ impl PyCudaGroup {
         timeout: f64,
         masks_late: bool,
         device: u32,
-        blocks: u32,
-        is_alone: bool,
         node: Option<u64>,
         via_host: bool,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
         let reach = if via_host { Reach::ViaHost } else { Reach::Any };
-        let network = None;
-        let config = Config {
-            rank,
-            ranks,
-            pool,
-            timeout,
-            masks_late,
-            device,
-            blocks,
-            is_alone,
-            reach,
-            node,
-            network,
-        };
-        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        let reserved = Settings::from_env().map_err(|e| exception(&e))?.reserved_sms;
+        let group = with_exchange(py, &exchange, |exchange| {
+            let GpuShare { blocks, is_alone } = GpuShare::agree(rank, device, reserved, exchange)?;
+            let config = Config {
+                rank,
+                ranks,
+                pool,
+                timeout,
+                masks_late,
+                device,
+                blocks,
+                is_alone,
+                reach,
+                node,
+                network: None,
+            };
+            Group::join(config, exchange)
+        })?;
         Ok(Self { group: DetachedDrop::new(group) })
     }
 

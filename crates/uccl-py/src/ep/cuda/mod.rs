@@ -13,5 +13,6 @@ pub(crate) use self::{
     normal::{
         PyDispatchLayout, PyDispatchPlan, PyDispatchResult, PyLayoutWorkspace, PyNormalCombine,
         PyNormalHandle, PyRowLayout, PyWorkspaceLayout, PyZeroCopyView, cuda_layout,
+        cuda_origin_rank,
     },
 };

@@ -9,7 +9,7 @@ use uccl_ep::{
     Error,
     combine::{CombineRows, Order},
     cuda::{
-        Choices,
+        Choices, ORIGIN_RANK,
         normal::{
             Combine, CombineInput, CombineOutput, DispatchInput, DispatchLayout, DispatchOutcome,
             DispatchRequest, DispatchResult, Handle, Launch, LayoutOutput, LayoutWorkspace, Plan,
@@ -28,6 +28,13 @@ use crate::ep::{
     scales::{RowScales, TokenScales},
     timeout_of,
 };
+
+/// The origin of a received token is its rank times this, plus this rank's index among the token's
+/// ranks.
+#[pyfunction(name = "ep_cuda_origin_rank")]
+pub(crate) fn cuda_origin_rank() -> usize {
+    ORIGIN_RANK
+}
 
 /// The layout of tokens, for dispatches of the same tokens.
 #[pyclass(name = "EpCudaDispatchLayout", module = "uccl._core", frozen)]

@@ -19,7 +19,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use slab::Slab;
 use uccl_fabric::{
     mem::Span,
-    rail::{Ended, RailError, Request, RequestError},
+    rail::{RailError, Request, RequestEnd, RequestError},
 };
 use uccl_tran::{Event, OutOfOrder};
 use uccl_wire::verbs::{QueuePair, VerbsAddress};
@@ -164,7 +164,7 @@ impl Unreliable {
         &mut self,
         now: Instant,
         is_idle: bool,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<RequestEnd>,
     ) -> Result<(), RailError> {
         for index in 0..self.paths.len() {
             self.hear(now, index, ended)?;
@@ -177,7 +177,7 @@ impl Unreliable {
         &mut self,
         now: Instant,
         index: usize,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<RequestEnd>,
     ) -> Result<(), RailError> {
         if let Some(sender) = self.paths[index].sender() {
             sender.on_timeout(now);
@@ -219,7 +219,7 @@ impl Unreliable {
         &mut self,
         item: u64,
         result: Result<(), RequestError>,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<RequestEnd>,
     ) {
         let Some(piece) = self.pieces.try_remove(item as usize) else { return };
         let Some(writing) = self.writing.get_mut(piece.writing) else { return };
@@ -228,7 +228,7 @@ impl Unreliable {
         // After a failure the channel is dead, so the write's other pieces need no further
         // handling.
         if is_whole || result.is_err() {
-            ended.push(Ended { tag: writing.request.tag, result });
+            ended.push(RequestEnd { tag: writing.request.tag, result });
             self.writing.remove(piece.writing);
         }
     }
