@@ -19,6 +19,8 @@
 //! An error of a flow is its end: all calls give the same error from there on.
 
 mod connect;
+#[allow(dead_code, unused_imports, reason = "the threads that use it follow")]
+mod core;
 mod error;
 mod flows;
 mod io;
