@@ -85,6 +85,11 @@ impl Scheduler {
         self.queue.push(flow, message, total, tag);
     }
 
+    /// A flow may hear of its receives from now on.
+    pub(crate) fn join(&mut self, flow: u64) {
+        self.queue.join(flow);
+    }
+
     /// So many receives of the flow are posted.
     pub(crate) fn on_posted(&mut self, flow: u64, posted: u64) {
         self.queue.on_posted(flow, posted);
@@ -175,14 +180,6 @@ impl Scheduler {
         }
     }
 
-    /// When [`Scheduler::on_time`] has something to do.
-    pub(crate) fn next_timeout_us(&self) -> Option<u64> {
-        let streams = self.streams.iter();
-        let late = streams.clone().filter_map(|stream| stream.late_at_us(&self.params));
-        let dead = streams.filter_map(|stream| stream.dead_at_us(&self.params));
-        late.chain(dead).chain(self.fails_at_us()).min()
-    }
-
     /// Whether a stream that has room should ask again soon: there are chunks, now or once others are
     /// late.
     pub(crate) fn has_work(&self) -> bool {
@@ -197,11 +194,6 @@ impl Scheduler {
     /// Chunks that were sent more than once.
     pub(crate) fn repeats(&self) -> u64 {
         self.repeats
-    }
-
-    /// Whether a message waits for its end.
-    pub(crate) fn is_open(&self, flow: u64, message: u64) -> bool {
-        self.left.contains_key(&(flow, message))
     }
 
     /// Without receives that are posted nothing is under way, and nothing fails.
