@@ -1,0 +1,191 @@
+//! The receiving end of a flow.
+
+use std::sync::Arc;
+
+use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
+
+use crate::{
+    MAX_GROUP,
+    error::{FlowError, Peer},
+    flows::Flows,
+    io::Mail,
+    sink::{Sink, SinkState},
+    slots::Slot,
+    socket::{self, Span},
+};
+
+/// Memory for a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// Its address.
+    pub ptr: *mut u8,
+    /// Its length in bytes; a message may be shorter.
+    pub len: usize,
+    /// The tag of the message that belongs here, for groups of several buffers.
+    pub tag: u32,
+}
+
+/// The receiving end of a flow. Any thread may use it, one at a time without waiting for another.
+/// Dropping it closes it.
+pub struct RecvFlow {
+    sink: Arc<Sink>,
+    flows: Flows,
+}
+
+impl RecvFlow {
+    pub(crate) fn new(flows: Flows, sink: Arc<Sink>) -> Self {
+        Self { sink, flows }
+    }
+
+    /// The other end.
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.sink.peer
+    }
+
+    /// Posts a receive for the next message. `None`: there is no room now, try again later.
+    ///
+    /// # Errors
+    /// The flow's error, or that a receive cannot have that many buffers.
+    ///
+    /// # Safety
+    /// The memory stays writable, and nothing else uses it, until [`RecvFlow::test`] has reported the
+    /// end of this receive, or the flow is closed. An error does not end it.
+    pub unsafe fn post(&self, buffers: &[Buffer]) -> Result<Option<Slot>, FlowError> {
+        let [buffer] = buffers else { return Err(FlowError::Group(buffers.len())) };
+        const { assert!(MAX_GROUP == 1) };
+        let memory = Span { addr: buffer.ptr, len: buffer.len };
+        // SAFETY: the caller promises the memory.
+        let (slot, had_early) = unsafe { self.sink.post(memory) }?;
+        if had_early {
+            let (instance, flow) = (self.sink.peer.instance, self.sink.flow);
+            let posted = self.sink.posted();
+            for worker in &self.flows.shared().workers {
+                worker.send(Mail::Posted { instance, flow, posted });
+            }
+        }
+        Ok(slot)
+    }
+
+    /// The length in bytes of the message of a receive that has ended; `None` if it has not. The slot
+    /// is free after the answer.
+    ///
+    /// # Errors
+    /// The flow's error, or that there is no such request.
+    pub fn test(&self, slot: Slot) -> Result<Option<usize>, FlowError> {
+        let mut state = self.sink.state.lock();
+        if !state.slots.get(slot)?.is_done {
+            state.check()?;
+            progress(&self.sink, &mut state)?;
+        }
+        if !state.slots.get(slot)?.is_done {
+            return Ok(None);
+        }
+        Ok(state.slots.remove(slot).map(|receive| receive.total))
+    }
+
+    /// Closes the flow. Afterwards no byte lands in memory that was posted. Returns at once.
+    pub fn close(&self) {
+        self.flows.shared().sinks.write().remove(&self.sink.flow);
+        self.sink.close();
+    }
+}
+
+impl Drop for RecvFlow {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Takes what has been read ahead and what the own stream has.
+fn progress(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
+    loop {
+        if !take_ahead(sink, state)? {
+            return Ok(());
+        }
+        // A message that has begun goes into its memory, bytes behind it into the buffer.
+        let begun = state.begun.and_then(|at| state.slots.at(at));
+        let rest = begun.map_or(Span::EMPTY, |receive| receive.rest());
+        let room = state.ahead.room();
+        let Some(stream) = &state.stream else { return state.check() };
+        // SAFETY: the caller of `post` keeps the memory writable, the buffer is the flow's own.
+        match unsafe { socket::recv(stream, &[rest, room]) } {
+            Ok(None) => return Ok(()),
+            Ok(Some(0)) => {
+                let (peer, outstanding) = (sink.peer.clone(), state.outstanding());
+                return Err(state.end(FlowError::PeerClosed { peer, outstanding }));
+            }
+            Ok(Some(count)) => {
+                let placed = count.min(rest.len);
+                if let Some(receive) = state.begun.and_then(|at| state.slots.at(at)) {
+                    receive.received += placed;
+                }
+                state.ahead.fill(count - placed);
+                state.last_progress = std::time::Instant::now();
+                if count < rest.len + room.len {
+                    take_ahead(sink, state)?;
+                    return Ok(());
+                }
+            }
+            Err(error) => {
+                let (peer, cause) = (sink.peer.clone(), error.to_string());
+                let (silent, outstanding) = (state.last_progress.elapsed(), state.outstanding());
+                return Err(state.end(FlowError::Lost { peer, cause, silent, outstanding }));
+            }
+        }
+    }
+}
+
+/// Gives bytes that were read ahead to the receives. False if the next message has no receive.
+fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
+    loop {
+        let index = match state.begun {
+            Some(index) => index,
+            None => {
+                let Some(bytes) = state.ahead.filled().first_chunk() else { return Ok(true) };
+                let head = match FlowHead::decode(bytes) {
+                    Ok(head) => head,
+                    Err(error) => return Err(state.end(sink.protocol(error.to_string()))),
+                };
+                if head.message >= state.inbox.posted() {
+                    return Ok(false);
+                }
+                begin(sink, state, &head)?
+            }
+        };
+        let Some(receive) = state.slots.at(index) else { return Ok(true) };
+        let rest = receive.rest();
+        let bytes = state.ahead.filled();
+        let count = bytes.len().min(rest.len);
+        // SAFETY: the caller of `post` keeps the memory writable while the receive has not ended, and
+        // it is not the flow's own buffer.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), rest.addr, count) };
+        state.ahead.take(count);
+        receive.received += count;
+        receive.is_done = receive.received == receive.total;
+        if !receive.is_done {
+            return Ok(true);
+        }
+        state.begun = None;
+    }
+}
+
+/// Begins a message on the own stream: the place of its slot.
+fn begin(sink: &Sink, state: &mut SinkState, head: &FlowHead) -> Result<usize, FlowError> {
+    state.ahead.take(HEAD_LEN);
+    if head.kind != HeadKind::Message || !state.inbox.end_whole(head.message) {
+        return Err(state.end(sink.protocol(format!("{head:?} is out of turn"))));
+    }
+    let Some(index) = state.slots.place(|receive| receive.number == head.message) else {
+        return Err(state.end(sink.protocol(format!("nobody waits for {head:?}"))));
+    };
+    if let Some(receive) = state.slots.at(index) {
+        let room = receive.memory.len as u64;
+        if head.total > room {
+            return Err(state.end(sink.too_long(head, room)));
+        }
+        receive.total = head.total as usize;
+    }
+    state.begun = Some(index);
+    Ok(index)
+}
