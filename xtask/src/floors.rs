@@ -46,6 +46,13 @@ const FLOORS: &[Floor] = &[
         below: &["ground", "contracts"],
         shared: Some("uccl-stream"),
     },
+    // Posted receives of collectives, beside the engine. The two know nothing of each other.
+    Floor {
+        name: "flows",
+        crates: &["uccl-flow"],
+        below: &["ground", "contracts", "links"],
+        shared: None,
+    },
     Floor { name: "protocol", crates: &["uccl-proto"], below: &["ground"], shared: None },
     // It makes the lanes of the links, and knows nothing else of them.
     Floor {
@@ -63,7 +70,7 @@ const FLOORS: &[Floor] = &[
     Floor {
         name: "bindings",
         crates: &["uccl-py", "uccl-capi", "uccl-nixl"],
-        below: &["ground", "engine", "expert parallelism"],
+        below: &["ground", "flows", "engine", "expert parallelism"],
         shared: None,
     },
     // It calls plugins by their tables alone, anyone's as this project's.

@@ -2,6 +2,7 @@
 //!
 //! A parser that is added to that crate is added here.
 
+mod flows;
 mod handshakes;
 mod samples;
 
@@ -24,6 +25,7 @@ use uccl_wire::{
     verbs::VerbsAddress,
 };
 
+use self::flows::{flow_handle, flow_head, flow_hello, flow_welcome};
 use self::handshakes::handshake;
 pub use self::samples::samples;
 
@@ -45,6 +47,10 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "descs", takes: descs },
     Parser { name: "fabric address", takes: fabric_address },
     Parser { name: "fabric key", takes: fabric_key },
+    Parser { name: "flow handle", takes: flow_handle },
+    Parser { name: "flow head", takes: flow_head },
+    Parser { name: "flow hello", takes: flow_hello },
+    Parser { name: "flow welcome", takes: flow_welcome },
     Parser { name: "frame", takes: frame },
     Parser { name: "gpu offer", takes: gpu_offer },
     Parser { name: "handshake", takes: handshake },

@@ -21,6 +21,7 @@ use uccl_wire::{
 
 use super::{
     RECORD_KEY, fabric_key_bytes,
+    flows::flow_samples,
     handshakes::{sample_hello, transcripts},
 };
 
@@ -47,6 +48,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(sample_fabric());
+    samples.extend(flow_samples());
     samples.extend(Named { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());
     samples.extend(by_index.encode());

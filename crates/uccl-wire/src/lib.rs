@@ -11,6 +11,7 @@ pub(crate) mod cursor;
 pub mod descs;
 pub mod ep_card;
 pub mod ep_gpu_card;
+pub mod flow;
 pub mod frame;
 pub mod gpu_offer;
 pub mod handshake;

@@ -1,0 +1,148 @@
+//! A process's flows: settings, names and threads.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use parking_lot::Mutex;
+use uccl_device::HostIdentity;
+
+use crate::{
+    error::FlowError,
+    io::{Waker, greeter::Greeter},
+    listener::Arrivals,
+    settings::{Device, Settings},
+    socket,
+};
+
+/// What all flows of a process share. Clones are the same. The last clone, listener, connection or
+/// flow that is dropped ends its threads and waits for them.
+#[derive(Clone)]
+pub struct Flows {
+    owner: Arc<Owner>,
+}
+
+/// Ends the threads when it is dropped. Threads do not hold it.
+struct Owner {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// State that threads share.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    /// Names this process among its peers.
+    pub(crate) instance: u64,
+    /// Peers show it to open more streams.
+    pub(crate) key: [u8; 16],
+    pub(crate) network: [u8; 16],
+    pub(crate) port: u16,
+    pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
+    pub(crate) is_stopped: AtomicBool,
+    pub(crate) greeter: Waker,
+}
+
+impl Flows {
+    /// Begins to listen and starts the threads.
+    ///
+    /// # Errors
+    /// When the settings cannot be, no port is free, or the system has no more descriptors or
+    /// threads.
+    pub fn new(mut settings: Settings) -> Result<Self, FlowError> {
+        if let Some(reason) = settings.refusal() {
+            return Err(FlowError::Settings(reason));
+        }
+        if settings.devices.is_empty() {
+            let addrs = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+            settings.devices.push(Device { name: "lo".into(), addrs });
+        }
+        let addrs: Vec<_> =
+            settings.devices.iter().flat_map(|device| &device.addrs).copied().collect();
+        let listener = socket::listen(&addrs, &settings.ports)
+            .map_err(FlowError::system("listening on the port of flows"))?;
+        let port = listener.local_addr().map_err(FlowError::system("getsockname"))?.port();
+        let shared = Arc::new(Shared {
+            instance: u64::from_le_bytes(random()?),
+            key: random()?,
+            network: network(),
+            port,
+            listeners: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+            greeter: Waker::new().map_err(FlowError::system("eventfd"))?,
+            settings,
+        });
+        let greeter = Greeter::new(Arc::clone(&shared), listener)
+            .map_err(FlowError::system("epoll of the thread that accepts"))?;
+        let owner = Owner { shared, threads: Mutex::default() };
+        owner.start("uccl-flow-greet", move || greeter.run())?;
+        Ok(Self { owner: Arc::new(owner) })
+    }
+
+    /// The port that the process listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.owner.shared.port
+    }
+
+    /// The settings, with the devices that are used.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.owner.shared.settings
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.owner.shared
+    }
+
+    pub(crate) fn device(&self, device: usize) -> Result<&Device, FlowError> {
+        let devices = &self.settings().devices;
+        devices.get(device).ok_or(FlowError::Device { device, count: devices.len() })
+    }
+}
+
+impl Owner {
+    fn start(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), FlowError> {
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(body)
+            .map_err(FlowError::system("starting a thread"))?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.is_stopped.store(true, Ordering::Release);
+        self.shared.greeter.wake();
+        for thread in self.threads.get_mut().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the flows has panicked");
+            }
+        }
+    }
+}
+
+/// Random bytes.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], FlowError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| FlowError::system("getrandom")(std::io::Error::other(error)))?;
+    Ok(bytes)
+}
+
+/// The kernel's boot id and the network namespace in one number; zero if unknown.
+fn network() -> [u8; 16] {
+    let host = HostIdentity::of_this_process();
+    let hex: String = host.boot_id.unwrap_or_default().chars().filter(|c| *c != '-').collect();
+    match (u128::from_str_radix(&hex, 16), host.net_namespace) {
+        (Ok(boot), Some(inode)) => (boot ^ u128::from(inode)).to_le_bytes(),
+        _ => [0; 16],
+    }
+}

@@ -1,0 +1,225 @@
+//! The thread that accepts streams and reads their greetings.
+//!
+//! A stranger that connects and says nothing holds up nobody: its place is given up after
+//! [`PATIENCE`], or when [`MOST_STRANGERS`] wait.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use rustix::event::epoll::EventFlags;
+use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Purpose, Status};
+
+use super::Poller;
+use crate::{
+    flows::Shared,
+    listener::Arrival,
+    socket::{self, Span},
+};
+
+/// The longest time that a stream may take to greet.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The most streams that have not greeted. The oldest goes when one more comes.
+const MOST_STRANGERS: usize = 512;
+/// The pause after a failure to accept, as when the process has no more descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const WAKER: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST: u64 = 2;
+
+/// A stream that has not greeted yet.
+struct Stranger {
+    stream: TcpStream,
+    addr: SocketAddr,
+    hello: [u8; HELLO_LEN],
+    filled: usize,
+    since: Instant,
+}
+
+pub(crate) struct Greeter {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    poller: Poller,
+    strangers: HashMap<u64, Stranger>,
+    /// Numbers of strangers, the oldest first; some have gone.
+    order: VecDeque<u64>,
+    next: u64,
+    /// When accepting goes on after a failure.
+    pause: Option<Instant>,
+}
+
+impl Greeter {
+    pub(crate) fn new(shared: Arc<Shared>, listener: TcpListener) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        poller.add(&shared.greeter, WAKER, EventFlags::IN)?;
+        poller.add(&listener, LISTENER, EventFlags::IN)?;
+        Ok(Self {
+            shared,
+            listener,
+            poller,
+            strangers: HashMap::new(),
+            order: VecDeque::new(),
+            next: FIRST,
+            pause: None,
+        })
+    }
+
+    pub(crate) fn run(mut self) {
+        let mut ready = Vec::new();
+        while !self.shared.is_stopped.load(Ordering::Acquire) {
+            let timeout = self.timeout();
+            if let Err(error) = self.poller.wait(timeout, &mut ready) {
+                tracing::error!("flows accept no more connections: epoll failed: {error}");
+                return;
+            }
+            for token in ready.drain(..) {
+                self.on_event(token);
+            }
+            self.on_time();
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let oldest = self.order.front().map(|_| PATIENCE / 4);
+        let pause = self.pause.map(|until| until.saturating_duration_since(now));
+        oldest.into_iter().chain(pause).min()
+    }
+
+    fn on_event(&mut self, token: u64) {
+        match token {
+            WAKER => self.shared.greeter.clear(),
+            LISTENER => self.accept(),
+            token => self.hear(token),
+        }
+    }
+
+    fn on_time(&mut self) {
+        let now = Instant::now();
+        if self.pause.is_some_and(|until| until <= now) {
+            self.pause = None;
+            match self.poller.add(&self.listener, LISTENER, EventFlags::IN) {
+                Ok(()) => {}
+                Err(_) => self.pause = Some(now + PAUSE),
+            }
+        }
+        while let Some(token) = self.order.front().copied() {
+            match self.strangers.get(&token) {
+                Some(stranger) if now - stranger.since < PATIENCE => break,
+                Some(_) => self.refuse(token, "it said nothing in time"),
+                None => {}
+            }
+            self.order.pop_front();
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, addr)) => {
+                    if let Err(error) = self.admit(stream, addr) {
+                        tracing::warn!("a stream from {addr} is refused: {error}");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!("flows accept no connection for {PAUSE:?}: {error}");
+                    if self.poller.remove(&self.listener).is_ok() {
+                        self.pause = Some(Instant::now() + PAUSE);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, addr: SocketAddr) -> io::Result<()> {
+        socket::tune(&stream, self.shared.settings.limit)?;
+        while self.strangers.len() >= MOST_STRANGERS {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.refuse(oldest, "too many streams that say nothing");
+        }
+        let token = self.next;
+        self.next += 1;
+        self.poller.add(&stream, token, EventFlags::IN)?;
+        let since = Instant::now();
+        let stranger = Stranger { stream, addr, hello: [0; HELLO_LEN], filled: 0, since };
+        self.strangers.insert(token, stranger);
+        self.order.push_back(token);
+        Ok(())
+    }
+
+    fn refuse(&mut self, token: u64, reason: &str) {
+        if let Some(stranger) = self.strangers.remove(&token) {
+            tracing::warn!("a stream from {} is refused: {reason}", stranger.addr);
+        }
+    }
+
+    fn hear(&mut self, token: u64) {
+        let Some(stranger) = self.strangers.get_mut(&token) else { return };
+        let span = Span::of_mut(&mut stranger.hello).after(stranger.filled);
+        // SAFETY: the rest of the greeting's own bytes, which nothing else uses here.
+        match unsafe { socket::recv(&stranger.stream, &[span]) } {
+            Ok(None) => {}
+            Ok(Some(0)) => self.refuse(token, "it ended before its greeting"),
+            Err(error) => self.refuse(token, &error.to_string()),
+            Ok(Some(count)) => {
+                stranger.filled += count;
+                if stranger.filled == HELLO_LEN {
+                    self.greet(token);
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, token: u64) {
+        let Some(stranger) = self.strangers.remove(&token) else { return };
+        let addr = stranger.addr;
+        if let Err(reason) = self.place(stranger) {
+            tracing::warn!("a stream from {addr} is refused: {reason}");
+        }
+    }
+
+    /// Gives a stream that has greeted to its flow or listener.
+    fn place(&self, stranger: Stranger) -> Result<(), String> {
+        let hello = FlowHello::decode(&stranger.hello).map_err(|error| error.to_string())?;
+        self.poller.remove(&stranger.stream).map_err(|error| error.to_string())?;
+        let arrivals = match hello.purpose {
+            Purpose::Flow => self.shared.listeners.lock().get(&hello.key).cloned(),
+            Purpose::Resume | Purpose::Bulk => None,
+        };
+        let Some(arrivals) = arrivals else {
+            self.answer(&stranger.stream, Status::UnknownKey)?;
+            return Err(
+                "its key is unknown: another job's handle, or a listener that is closed".into()
+            );
+        };
+        if arrivals.is_full() {
+            self.answer(&stranger.stream, Status::Full)?;
+            return Err("too many connections wait for accept".into());
+        }
+        self.answer(&stranger.stream, Status::Taken)?;
+        arrivals.push(Arrival { stream: stranger.stream, addr: stranger.addr, hello });
+        Ok(())
+    }
+
+    /// A fresh socket has room for this answer.
+    fn answer(&self, stream: &TcpStream, status: Status) -> Result<(), String> {
+        let (key, instance) = (self.shared.key, self.shared.instance);
+        let key = if status == Status::Taken { key } else { [0; 16] };
+        let bytes = FlowWelcome { status, key, instance, received: 0 }.encode();
+        // SAFETY: the bytes live through the call.
+        match unsafe { socket::send(stream, &[Span::of(&bytes)]) } {
+            Ok(Some(count)) if count == bytes.len() => Ok(()),
+            Ok(_) => Err("it does not take the answer".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Flows between two ends in one process, over real sockets.
+
+use std::time::{Duration, Instant};
+
+use uccl_flow::{
+    Buffer, Connecting, FlowError, Flows, Handle, Listener, MAX_OUTSTANDING, RecvFlow, SendFlow,
+    Settings, Slot,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "nothing happened");
+        std::thread::yield_now();
+    }
+}
+
+fn flows() -> Flows {
+    Flows::new(Settings::default()).expect("flows over loopback")
+}
+
+fn pair(sender: &Flows, receiver: &Flows) -> (SendFlow, RecvFlow) {
+    let listener = Listener::listen(receiver, 0).expect("a listener");
+    let bytes = listener.handle().encode().expect("a handle");
+    let handle = Handle::decode(&bytes).expect("a handle");
+    let mut connecting = Connecting::begin(sender, &handle, 0).expect("an attempt");
+    let send = until(|| connecting.poll().expect("a connection"));
+    let recv = until(|| listener.try_accept().expect("a flow"));
+    (send, recv)
+}
+
+fn post_send(flow: &SendFlow, data: &[u8]) -> Option<Slot> {
+    // SAFETY: the tests keep the data until the message has ended.
+    unsafe { flow.post(data.as_ptr(), data.len(), 0) }.expect("a flow without error")
+}
+
+fn post_recv(flow: &RecvFlow, data: &mut [u8]) -> Option<Slot> {
+    let buffer = Buffer { ptr: data.as_mut_ptr(), len: data.len(), tag: 0 };
+    // SAFETY: the tests keep the data until the receive has ended.
+    unsafe { flow.post(&[buffer]) }.expect("a flow without error")
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at * 31) ^ (at >> 8) ^ seed) as u8).collect()
+}
+
+#[test]
+fn messages_of_every_size_arrive() {
+    let (one, two) = (flows(), flows());
+    let (send, recv) = pair(&one, &two);
+    let sizes = [
+        0,
+        1,
+        8,
+        127,
+        128,
+        129,
+        4095,
+        4096,
+        4097,
+        32767,
+        32768,
+        32769,
+        65535,
+        65536,
+        65537,
+        131072,
+        524288,
+        1048576,
+        8 << 20,
+    ];
+    for (seed, len) in sizes.into_iter().enumerate() {
+        for spare in [0, 100] {
+            let data = pattern(len, seed);
+            let mut room = vec![0; len + spare];
+            let receive = post_recv(&recv, &mut room).expect("a slot");
+            let message = post_send(&send, &data).expect("a slot");
+            let mut sent = None;
+            let received = until(|| {
+                sent = sent.or_else(|| send.test(message).expect("no error"));
+                recv.test(receive).expect("no error")
+            });
+            let sent = sent.unwrap_or_else(|| until(|| send.test(message).expect("no error")));
+            assert_eq!((sent, received), (len, len));
+            assert!(room[..len] == data[..], "{len} bytes arrive as they were");
+        }
+    }
+}
+
+#[test]
+fn requests_are_bounded_and_none_is_lost() {
+    let (one, two) = (flows(), flows());
+    let (send, recv) = pair(&one, &two);
+    let data: Vec<_> = (0..100).map(|at| pattern(at * 700, at)).collect();
+    let mut rooms: Vec<_> = (0..100).map(|_| vec![0; 70_000]).collect();
+    let mut sends: Vec<Slot> = Vec::new();
+    while let Some(slot) = post_send(&send, &data[sends.len()]) {
+        sends.push(slot);
+    }
+    assert_eq!(sends.len(), MAX_OUTSTANDING);
+    let (mut posted, mut sent, mut received) = (sends.len(), 0, 0);
+    let mut receives: Vec<Slot> = Vec::new();
+    until(|| {
+        while sent < sends.len() && send.test(sends[sent]).expect("no error").is_some() {
+            sent += 1;
+        }
+        if posted < data.len()
+            && let Some(slot) = post_send(&send, &data[posted])
+        {
+            sends.push(slot);
+            posted += 1;
+        }
+        if receives.len() < rooms.len()
+            && let Some(slot) = post_recv(&recv, &mut rooms[receives.len()])
+        {
+            receives.push(slot);
+        }
+        if received < receives.len()
+            && let Some(len) = recv.test(receives[received]).expect("no error")
+        {
+            assert_eq!(len, data[received].len());
+            received += 1;
+        }
+        (received == data.len() && sent == data.len()).then_some(())
+    });
+    for (room, data) in rooms.iter().zip(&data) {
+        assert!(room[..data.len()] == data[..]);
+    }
+}
+
+#[test]
+fn a_message_longer_than_its_receive_is_an_error() {
+    let (one, two) = (flows(), flows());
+    let (send, recv) = pair(&one, &two);
+    let (data, mut room) = (pattern(100, 1), vec![0; 99]);
+    let receive = post_recv(&recv, &mut room).expect("a slot");
+    post_send(&send, &data).expect("a slot");
+    let error = until(|| recv.test(receive).err());
+    assert!(matches!(error, FlowError::TooLong { sent: 100, room: 99, .. }), "{error}");
+    assert_eq!(room, vec![0; 99], "nothing lands");
+}
+
+#[test]
+fn a_peer_that_closes_is_an_error_while_something_is_outstanding() {
+    let (one, two) = (flows(), flows());
+    let (send, recv) = pair(&one, &two);
+    let mut room = vec![0; 10];
+    let data = pattern(10, 3);
+    let message = post_send(&send, &data).expect("a slot");
+    until(|| send.test(message).expect("no error"));
+    send.close();
+    let receive = post_recv(&recv, &mut room).expect("a slot");
+    let len = until(|| recv.test(receive).expect("bytes that were sent before"));
+    assert_eq!((len, &room), (10, &data));
+    let receive = post_recv(&recv, &mut room).expect("a slot");
+    let error = until(|| recv.test(receive).err());
+    assert!(matches!(error, FlowError::PeerClosed { .. }), "{error}");
+    assert!(matches!(recv.test(receive), Err(FlowError::PeerClosed { .. })), "it stays");
+}
+
+#[test]
+fn a_connection_needs_no_accept_and_a_closed_listener_refuses() {
+    let (one, two) = (flows(), flows());
+    let listener = Listener::listen(&two, 0).expect("a listener");
+    let handle = listener.handle().clone();
+    assert!(listener.try_accept().expect("no error").is_none());
+    let mut connecting = Connecting::begin(&one, &handle, 0).expect("an attempt");
+    until(|| connecting.poll().expect("a connection"));
+    drop(listener);
+    let short = Settings { limit: Duration::from_millis(300), ..Settings::default() };
+    let short = Flows::new(short).expect("flows");
+    let mut connecting = Connecting::begin(&short, &handle, 0).expect("an attempt");
+    let error = until(|| connecting.poll().err());
+    assert!(error.to_string().contains("listener is closed"), "{error}");
+}
