@@ -69,7 +69,7 @@ const FLOORS: &[Floor] = &[
     },
     Floor {
         name: "bindings",
-        crates: &["uccl-py", "uccl-capi", "uccl-nixl"],
+        crates: &["uccl-py", "uccl-capi", "uccl-nixl", "uccl-nccl"],
         below: &["ground", "flows", "engine", "expert parallelism"],
         shared: None,
     },

@@ -52,6 +52,9 @@ pub struct CheckArgs {
     /// Only these checks
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
+    /// All checks but these
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    except: Vec<String>,
     /// List the checks
     #[arg(long)]
     list: bool,
@@ -74,7 +77,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    for name in &args.only {
+    for name in args.only.iter().chain(&args.except) {
         if !BEHAVIOURS.iter().any(|behaviour| behaviour.name == name) {
             bail!("there is no check {name}: --list names them");
         }
@@ -97,6 +100,7 @@ fn check(args: &CheckArgs) -> Result<Report> {
     let path = path.with_context(|| args.library.display().to_string())?;
     let (nets, tuners) = versions(&path)?;
     let wanted = |version: &u32| args.versions.is_empty() || args.versions.contains(version);
+    let all = nets.clone();
     let nets: Vec<u32> = nets.into_iter().filter(wanted).collect();
     let launch = Launch {
         program: env::current_exe().context("where this program is")?,
@@ -105,9 +109,10 @@ fn check(args: &CheckArgs) -> Result<Report> {
         call_limit_ms: args.call_limit_ms,
         silence_s: args.silence_s,
     };
-    let mut report = Report::new(path, nets.clone(), tuners.clone());
+    let mut report = Report::new(path, all, tuners.clone());
     let chosen = |behaviour: &&Behaviour| {
-        args.only.is_empty() || args.only.iter().any(|n| n == behaviour.name)
+        let is_named = |names: &[String]| names.iter().any(|name| name == behaviour.name);
+        (args.only.is_empty() || is_named(&args.only)) && !is_named(&args.except)
     };
     for behaviour in BEHAVIOURS.iter().filter(chosen) {
         let versions = match behaviour.over {
