@@ -23,7 +23,7 @@ struct Floor {
 const FLOORS: &[Floor] = &[
     Floor {
         name: "ground",
-        crates: &["uccl-wire", "uccl-device", "uccl-kernels", "uccl-nixl-dir"],
+        crates: &["uccl-wire", "uccl-device", "uccl-kernels", "uccl-nccl-abi", "uccl-nixl-dir"],
         below: &[],
         shared: Some("uccl-kernels"),
     },
@@ -69,15 +69,22 @@ const FLOORS: &[Floor] = &[
     },
     Floor {
         name: "bindings",
-        crates: &["uccl-py", "uccl-capi", "uccl-nixl"],
+        crates: &["uccl-py", "uccl-capi", "uccl-nixl", "uccl-nccl"],
         below: &["ground", "flows", "engine", "expert parallelism"],
+        shared: None,
+    },
+    // It calls plugins by their tables alone, anyone's as this project's.
+    Floor {
+        name: "driver of plugins",
+        crates: &["uccl-nccl-check"],
+        below: &["ground"],
         shared: None,
     },
     // It lists the devices of the links.
     Floor {
         name: "command",
         crates: &["uccl-bench", "uccl-cli"],
-        below: &["ground", "links", "engine", "expert parallelism"],
+        below: &["ground", "links", "engine", "expert parallelism", "driver of plugins"],
         shared: Some("uccl-bench"),
     },
     // Nothing depends on these but tests.

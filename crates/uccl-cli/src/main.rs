@@ -1,5 +1,5 @@
-//! The `uccl` command: shows a machine's devices, names causes of slow transfers, and measures
-//! transfers by the crate `uccl-bench`.
+//! The `uccl` command: shows a machine's devices, names causes of slow transfers, measures
+//! transfers by the crate `uccl-bench`, and checks NCCL's plugins by the crate `uccl-nccl-check`.
 
 mod doctor;
 mod gpus;
@@ -36,6 +36,10 @@ enum Command {
     #[command(name = uccl_bench::RANK_SUBCOMMAND, hide = true)]
     BenchRank,
     Doctor(doctor::DoctorArgs),
+    NcclCheck(uccl_nccl_check::CheckArgs),
+    /// Be a rank of the check that started this process.
+    #[command(name = uccl_nccl_check::SUBCOMMAND, hide = true)]
+    NcclCheckRank,
     NixlDir(nixl_dir::NixlDirArgs),
     /// Try to reach the memory of the process that started this one.
     #[command(name = probe::SUBCOMMAND, hide = true)]
@@ -65,6 +69,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::BenchPeer => uccl_bench::serve_parent()?,
         Command::BenchRank => uccl_bench::serve_rank()?,
         Command::Doctor(args) => return doctor::run(&args),
+        Command::NcclCheck(args) => return uccl_nccl_check::run(&args),
+        Command::NcclCheckRank => uccl_nccl_check::serve_parent()?,
         Command::NixlDir(args) => nixl_dir::run(&args)?,
         Command::Probe(args) => probe::serve_parent(&args)?,
         Command::Topo(args) => topo::run(&args)?,

@@ -11,6 +11,7 @@
 
 mod address;
 pub mod affinity;
+mod carriers;
 mod cpu;
 pub mod cuda;
 mod demand_thread;
@@ -27,9 +28,11 @@ mod pci;
 mod process;
 mod rdma;
 mod route;
+mod selection;
 mod source;
 mod topology;
 
+pub use carriers::{carriers, usable_addresses};
 pub use cpu::{CpuList, Cpus, NumaNode};
 pub use demand_thread::DemandThread;
 pub use error::{Error, ParseCpuListError, ParseMemoryKindError, ParsePciAddressError};
@@ -44,4 +47,5 @@ pub use pci::{PciAddress, PciDistance};
 pub use process::Process;
 pub use rdma::{GidKind, RdmaDevice, RdmaGid, RdmaPort};
 pub use route::Route;
+pub use selection::Selection;
 pub use topology::Topology;

@@ -1,7 +1,6 @@
 //! All settings of an endpoint.
 
 mod ignored;
-mod selection;
 mod table;
 
 use std::{net::IpAddr, str::FromStr, time::Duration};
@@ -9,9 +8,10 @@ use std::{net::IpAddr, str::FromStr, time::Duration};
 use uccl_libfabric::LibfabricSettings;
 use uccl_verbs::VerbsSettings;
 
+pub use self::ignored::take_notices;
 use self::table::{PER_ENDPOINT, SETTINGS, TWINS};
-pub use self::{ignored::take_notices, selection::Selection};
 use crate::error::Error;
+pub use uccl_device::Selection;
 
 /// Which links may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,0 +1,107 @@
+//! The list of behaviours.
+
+mod closing;
+mod connecting;
+mod faults;
+mod grouped;
+mod layout;
+mod lifecycle;
+mod low_latency;
+mod many;
+mod messages;
+mod order;
+mod strangers;
+mod tuner;
+
+use anyhow::Result;
+
+use crate::rank::Rank;
+
+/// The tables that a behaviour is checked with, each by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Over {
+    Library,
+    Nets,
+    Tuners,
+}
+
+/// A behaviour that is checked.
+pub(crate) struct Behaviour {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) over: Over,
+    pub(crate) ranks: usize,
+    /// Every rank runs it; returns a text about the extent of the check.
+    pub(crate) run: fn(&mut Rank) -> Result<String>,
+}
+
+const fn of_nets(
+    name: &'static str,
+    about: &'static str,
+    ranks: usize,
+    run: fn(&mut Rank) -> Result<String>,
+) -> Behaviour {
+    Behaviour { name, about, over: Over::Nets, ranks, run }
+}
+
+/// All behaviours, in the order in which they are checked.
+pub(crate) const BEHAVIOURS: &[Behaviour] = &[
+    Behaviour {
+        name: "layout",
+        about: "no function is missing; all versions have the same devices, with valid properties",
+        over: Over::Library,
+        ranks: 1,
+        run: layout::layout,
+    },
+    of_nets("contexts", "two communicators that end in either order", 1, lifecycle::contexts),
+    of_nets("init-again", "init fails once, and works later", 1, lifecycle::init_again),
+    of_nets("reload", "loaded and unloaded 100 times; no thread is left", 1, lifecycle::reload),
+    of_nets("connect", "each side alone, both orders, a copied handle", 2, connecting::connect),
+    of_nets("peers", "64 connects at once, each to its listener", 2, connecting::peers),
+    of_nets("listener", "several connects to one listener in turn", 2, connecting::listener),
+    of_nets("sizes", "0 B to 64 MiB, odd addresses, longer receives", 2, messages::sizes),
+    of_nets("too-long", "a send that is longer than its receive fails", 2, messages::too_long),
+    of_nets("order", "receives before and after their sends", 2, order::order),
+    of_nets("backpressure", "more requests than 32 are refused or kept", 2, order::backpressure),
+    of_nets("grouped", "receives in groups, by tags", 2, grouped::grouped),
+    of_nets("preset", "receives without need of a completion (LL)", 2, low_latency::preset),
+    of_nets("atomic", "8 bytes land at once (LL)", 2, low_latency::atomic),
+    of_nets("thousand", "1000 communicators", 2, many::thousand),
+    of_nets("threads", "two contexts, four threads; a moved communicator", 2, many::threads),
+    of_nets("ring", "four processes, 32 requests each, flush", 4, many::ring),
+    of_nets("bootstrap", "heap memory, no sizes, one thread", 4, many::bootstrap),
+    of_nets("leaks", "20 rounds leave no thread, descriptor or mapping", 2, lifecycle::leaks),
+    of_nets("close", "close with requests in flight; no byte lands later", 2, closing::alive),
+    of_nets("close-dead", "the same with a peer that was killed", 3, closing::dead),
+    of_nets("close-stopped", "the same with a peer that was stopped", 2, closing::stopped),
+    of_nets("killed", "a killed peer is an error, in each phase", 6, faults::killed),
+    of_nets("paused", "a peer that stops for a moment is no error", 2, faults::paused),
+    of_nets("stopped", "a peer that stops for long is an error", 2, faults::stopped),
+    of_nets("strangers", "connections of strangers hold nobody up", 2, strangers::strangers),
+    of_nets(
+        "old-handle",
+        "the handle of a closed listener reaches nobody",
+        2,
+        strangers::old_handle,
+    ),
+    Behaviour {
+        name: "tuner",
+        about: "10,000 random calls: the same on all ranks, -1 untouched",
+        over: Over::Tuners,
+        ranks: 2,
+        run: tuner::tuner,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_different() {
+        for (at, one) in BEHAVIOURS.iter().enumerate() {
+            assert!(BEHAVIOURS[at + 1..].iter().all(|other| other.name != one.name));
+            assert!(one.ranks > 0, "{}", one.name);
+        }
+    }
+}

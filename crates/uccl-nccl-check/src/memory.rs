@@ -1,0 +1,86 @@
+//! Memory between guard pages, which can be given back so that a late byte is noticed.
+
+use std::ptr::NonNull;
+
+use anyhow::{Context as _, Result};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+const PAGE: usize = 4096;
+
+/// Memory that ends at a page nobody may touch.
+pub(crate) struct Guarded {
+    base: NonNull<u8>,
+    /// All pages, guards too.
+    mapped_bytes: usize,
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory that the value owns.
+unsafe impl Send for Guarded {}
+
+impl Guarded {
+    /// `bytes` of zeros, the last of which lies right before the guard page.
+    pub(crate) fn new(bytes: usize) -> Result<Self> {
+        let inner = bytes.max(1).next_multiple_of(PAGE);
+        let mapped_bytes = inner + 2 * PAGE;
+        let none = ProtFlags::empty();
+        // SAFETY: a mapping of its own, at an address that the kernel chooses.
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, none, MapFlags::PRIVATE) };
+        let base = NonNull::new(base.context("memory for a check")?.cast::<u8>());
+        let base = base.context("memory at address 0")?;
+        // SAFETY: both are within the mapping.
+        let (first, at) = unsafe { (base.add(PAGE), base.add(PAGE + inner - bytes)) };
+        let open = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the pages between the guards, which nobody uses yet.
+        unsafe { mprotect(first.as_ptr().cast(), inner, open) }.context("memory for a check")?;
+        Ok(Self { base, mapped_bytes, at, bytes })
+    }
+
+    pub(crate) fn at(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes, which no request of a plugin may be about.
+    pub(crate) fn slice(&mut self) -> &mut [u8] {
+        // SAFETY: the value owns the pages; the caller has seen the end of every request.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }
+    }
+
+    /// Fills the bytes with the pattern of a seed.
+    pub(crate) fn fill(&mut self, seed: u64) {
+        fill(self.slice(), seed);
+    }
+
+    /// Gives the memory back: whoever touches it from now on crashes, or gets an error.
+    pub(crate) fn seal(&self) -> Result<()> {
+        // SAFETY: no reference to the bytes is left; `slice` gives none that outlives a call.
+        unsafe { mprotect(self.base.as_ptr().cast(), self.mapped_bytes, MprotectFlags::empty()) }
+            .context("memory that is given back")
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Writes the pattern of a seed.
+pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
+    fastrand::Rng::with_seed(seed).fill(bytes);
+}
+
+/// The first byte that is not the pattern's.
+pub(crate) fn difference(bytes: &[u8], seed: u64) -> Option<usize> {
+    let mut expected = vec![0; bytes.len()];
+    fill(&mut expected, seed);
+    (bytes != expected).then(|| bytes.iter().zip(&expected).take_while(|(a, b)| a == b).count())
+}

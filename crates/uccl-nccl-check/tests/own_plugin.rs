@@ -1,0 +1,61 @@
+//! The check over this project's plugin.
+
+use std::{path::PathBuf, process::Command};
+
+use serde_json::Value;
+
+/// The plugin, which cargo builds beside this test.
+fn plugin() -> PathBuf {
+    // The crate is named so that cargo does.
+    let _table = &nccl_net_uccl::tables::ncclNetPlugin_v12;
+    let test = std::env::current_exe().expect("this program");
+    test.with_file_name("libnccl_net_uccl.so")
+}
+
+fn passes(arguments: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
+        .arg(plugin())
+        .args(["--json", "--silence-s", "20"])
+        .args(arguments)
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .env("UCCL_NCCL_TIMEOUT_SECS", "3")
+        .env_remove("UCCL_SOCKET_IFNAME")
+        .output()
+        .expect("the check runs");
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let failed: Vec<_> = report["rows"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter(|row| row["outcome"]["failed"].is_string())
+        .collect();
+    assert!(output.status.success() && failed.is_empty(), "{failed:#?}");
+    assert_eq!(report["net_versions"], serde_json::json!([8, 9, 10, 11, 12]));
+}
+
+#[test]
+fn the_newest_table_keeps_every_rule() {
+    // Flows have no limit yet for a peer that is silent and not dead.
+    passes(&["--versions", "12", "--except", "stopped"]);
+}
+
+#[test]
+fn older_tables_are_the_same_network() {
+    let only =
+        "layout,contexts,init-again,connect,sizes,too-long,order,ring,bootstrap,close,killed";
+    passes(&["--versions", "8,9,10,11", "--only", only]);
+}
+
+#[test]
+fn a_device_can_be_each_interface() {
+    let output = Command::new(env!("CARGO_BIN_EXE_uccl-nccl-check"))
+        .arg(plugin())
+        .args(["--json", "--only", "layout"])
+        .env("UCCL_NCCL_DEVICES", "each")
+        .env("UCCL_NCCL_SPEED_MBPS", "25000")
+        .output()
+        .expect("the check runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("(25000 Mbit/s)"), "{output:?}");
+}

@@ -1,0 +1,23 @@
+//! NCCL's network plugin over `uccl-flow`: NCCL loads `libnccl-net-uccl.so` and takes the newest
+//! table that it knows.
+//!
+//! ```text
+//!   tables.rs    the tables                                  settings.rs   variables
+//!   entry/       functions that NCCL calls
+//!   process.rs   contexts, and the flows that they share     devices.rs    devices and their properties
+//!   comm.rs      communicators and requests                  log.rs        NCCL's log
+//!   pending.rs   connects that are not done                  fault.rs      errors as NCCL's results
+//! ```
+//!
+//! No function blocks, and no panic leaves one. A function that NCCL may call with a null pointer
+//! takes it.
+
+mod comm;
+mod devices;
+mod entry;
+mod fault;
+mod log;
+mod pending;
+mod process;
+mod settings;
+pub mod tables;
