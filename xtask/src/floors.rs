@@ -60,10 +60,11 @@ const FLOORS: &[Floor] = &[
         below: &["ground", "contracts", "engine"],
         shared: None,
     },
+    Floor { name: "weights", crates: &["uccl-shards"], below: &["ground", "engine"], shared: None },
     Floor {
         name: "bindings",
         crates: &["uccl-py", "uccl-capi", "uccl-nixl"],
-        below: &["ground", "engine", "expert parallelism"],
+        below: &["ground", "engine", "expert parallelism", "weights"],
         shared: None,
     },
     // It lists the devices of the links.
