@@ -14,9 +14,19 @@
 //! | the source of each byte: balance over replicas, trees | `plan::spread` |
 //! | the reads of each target, and their order | [`plan`] |
 //! | the description of a rank that others plan with | [`Manifest`] |
-//! | whether bytes are a whole version | [`exchange::mark`] |
+//! | whether bytes are a whole version | [`Mark`] |
 //! | the side that writes weights, the side that reads them | [`Publisher`], [`Reader`] |
 
+mod exchange;
 pub mod plan;
 
+pub use exchange::{
+    error::{Error, Result},
+    manifest::Manifest,
+    mark::{MAX_VERSION, Mark},
+    party::Party,
+    publisher::Publisher,
+    reader::{Fetched, Reader},
+    shard::{Shard, Span},
+};
 pub use plan::{Options, Peer, Piece, Plan, PlanError, Read, Step, TargetPlan};
