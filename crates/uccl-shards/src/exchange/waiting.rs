@@ -29,11 +29,13 @@ impl Interrupt for Bounds<'_> {
 }
 
 impl<'a> Bounds<'a> {
+    /// A time of zero is no limit, as everywhere in the engine.
     pub(crate) fn new(
         time: Duration,
         interrupt: &'a mut dyn Interrupt,
         is_aborted: &'a AtomicBool,
     ) -> Self {
+        let time = if time.is_zero() { Duration::MAX } else { time };
         Self { time, end: Instant::now().checked_add(time), interrupt, is_aborted }
     }
 

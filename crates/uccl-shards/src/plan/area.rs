@@ -9,6 +9,17 @@ pub struct Area {
     pub sizes: Vec<u64>,
 }
 
+/// An axis of a mesh of ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Axis {
+    /// The number of ranks along it.
+    pub ranks: u64,
+    /// The position of one of them.
+    pub rank: u64,
+    /// The dimension of the tensor that it cuts; `None`: its ranks are replicas.
+    pub dim: Option<usize>,
+}
+
 /// Bytes of an area that are consecutive in two memories.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
@@ -31,6 +42,27 @@ impl Area {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sizes.contains(&0)
+    }
+
+    /// The elements of one rank of a mesh, each axis of which cuts one dimension of a tensor, or
+    /// none (a replica), as PyTorch's `chunk` and its `DTensor` do: all parts are equally long,
+    /// except the last ones. Axes that cut the same dimension do so one after another. `None`: an
+    /// axis cuts a dimension that there is not, or the rank is outside the mesh.
+    #[must_use]
+    pub fn of_rank(shape: &[u64], axes: &[Axis]) -> Option<Self> {
+        let mut area = Self { offsets: vec![0; shape.len()], sizes: shape.to_vec() };
+        for axis in axes {
+            if axis.rank >= axis.ranks {
+                return None;
+            }
+            let Some(dim) = axis.dim else { continue };
+            let (offset, size) = (area.offsets.get_mut(dim)?, area.sizes.get_mut(dim)?);
+            let each = size.div_ceil(axis.ranks);
+            let start = each.saturating_mul(axis.rank).min(*size);
+            *offset += start;
+            *size = each.min(*size - start);
+        }
+        Some(area)
     }
 
     /// The end in a dimension: the first index after it.
@@ -147,6 +179,20 @@ mod tests {
         let runs = columns.runs(&whole, &columns, 1);
         let expected = [(2, 0), (8, 2), (14, 4)].map(|(from, to)| Run { from, to, len: 2 });
         assert_eq!(runs, expected);
+    }
+
+    #[test]
+    fn ranks_of_a_mesh_have_the_chunks_of_pytorch() {
+        let axis = |ranks, rank, dim| Axis { ranks, rank, dim };
+        let of = |shape: &[u64], axes: &[Axis]| Area::of_rank(shape, axes);
+        // torch.chunk of 10 into 4: 3, 3, 3, 1; of 5 into 4: 2, 2, 1, and nothing.
+        let last = of(&[10, 6], &[axis(4, 3, Some(0))]);
+        assert_eq!(last, Some(area(&[9, 0], &[1, 6])));
+        assert_eq!(of(&[5], &[axis(4, 3, Some(0))]), Some(area(&[5], &[0])));
+        let both = [axis(2, 1, Some(1)), axis(3, 2, None), axis(2, 1, Some(1))];
+        assert_eq!(of(&[4, 8], &both), Some(area(&[0, 6], &[4, 2])), "two axes, one dimension");
+        assert_eq!(of(&[4], &[axis(2, 2, Some(0))]), None);
+        assert_eq!(of(&[4], &[axis(2, 1, Some(1))]), None);
     }
 
     #[test]
