@@ -33,6 +33,8 @@ __all__ = [
     "EpRowLayout",
     "EpSettings",
     "SharedMemory",
+    "WeightsPublisher",
+    "WeightsReader",
     "XferDesc",
     "XferHandle",
     "__version__",
@@ -48,6 +50,8 @@ __all__ = [
     "ep_settings",
     "get_oob_ip",
     "last_error",
+    "weights_area",
+    "weights_plan",
 ]
 __version__: str
 
@@ -125,6 +129,14 @@ class _DispatchShape(Protocol):
     @property
     def fills_tables(self) -> bool: ...
 
+class _PlanOptions(Protocol):
+    @property
+    def fan_out(self) -> int | None: ...
+    @property
+    def waves(self) -> int | None: ...
+    @property
+    def cut_bytes(self) -> int | None: ...
+
 class _RowScales(Protocol):
     @property
     def words(self) -> int: ...
@@ -182,6 +194,26 @@ class _TokenScales(Protocol):
     def token_stride(self) -> int: ...
     @property
     def word_stride(self) -> int: ...
+
+class _WeightShard(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def element_bytes(self) -> int: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def offsets(self) -> Sequence[int]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def memory_ptr(self) -> int: ...
+    @property
+    def memory_len(self) -> int: ...
 
 @disjoint_base
 class Endpoint:
@@ -1785,6 +1817,98 @@ class EpSettings:
     @property
     def tokens_at_once(self) -> int:
         """Tokens of each rank for which a size hint has room."""
+
+@final
+class WeightsPublisher:
+    """A rank that publishes its shards, version after version."""
+
+    def __new__(cls, endpoint: Endpoint, shards: Sequence[_WeightShard], owners: object) -> Self:
+        """Registers shards with an endpoint, which accepts every peer from now on. `owners` keeps
+        their memory allocated.
+        """
+
+    def manifest(self) -> bytes:
+        """The description of this rank, for all others."""
+
+    def join(
+        self,
+        sources: Sequence[bytes],
+        targets: Sequence[bytes],
+        index: int,
+        options: _PlanOptions | None = None,
+    ) -> None:
+        """Tells it the manifests of all ranks. It is source `index` of them."""
+
+    def begin(self) -> None:
+        """Says that bytes are about to change."""
+
+    def publish(self, version: int) -> None:
+        """Says that all bytes are of a version, which is higher than those before."""
+
+    @property
+    def mark(self) -> tuple[int, bool]:
+        """The last version, and whether all bytes are of it."""
+
+    def wait_taken(self, version: int, timeout: float | None = None) -> None:
+        """Waits until every target that reads from this rank has a version."""
+
+    def close(self) -> None:
+        """Ends the regions. If a peer may still read, this fails, and the same call waits again."""
+
+@final
+class WeightsReader:
+    """A rank that reads shards into its memory."""
+
+    def __new__(cls, endpoint: Endpoint, shards: Sequence[_WeightShard], owners: object) -> Self:
+        """Registers the memory of shards with an endpoint, which accepts every peer from now on.
+        `owners` keeps it allocated.
+        """
+
+    def manifest(self) -> bytes:
+        """The description of this rank, for all others."""
+
+    def join(
+        self,
+        sources: Sequence[bytes],
+        targets: Sequence[bytes],
+        index: int,
+        options: _PlanOptions | None = None,
+    ) -> None:
+        """Plans with the manifests of all ranks. It is target `index` of them."""
+
+    def fetch(self, version: int = 0, timeout: float | None = None) -> tuple[int, int, int]:
+        """Reads the newest version that all its sources have, which is `version` or a later one,
+        and waits for it: `(version, bytes, retries)`.
+        """
+
+    def abort(self) -> None:
+        """Ends the fetch of another thread. When this returns, no byte of it lands any more."""
+
+    @property
+    def mark(self) -> tuple[int, bool]:
+        """The version of the last fetch, and whether all bytes are of it."""
+
+    def wait_taken(self, version: int, timeout: float | None = None) -> None:
+        """Waits until every target that reads from this one has a version."""
+
+    def close(self) -> None:
+        """Aborts a fetch and ends the regions. If a peer may still read, this fails, and the same
+        call waits again.
+        """
+
+def weights_area(
+    shape: Sequence[int], axes: Sequence[tuple[int, int, int | None]]
+) -> tuple[list[int], list[int]]:
+    """The elements of one rank of a mesh, cut as PyTorch's `chunk` does: `(offsets, sizes)`. Each
+    axis is `(ranks, rank, dimension)`; None is a dimension of replicas.
+    """
+
+def weights_plan(
+    sources: Sequence[bytes], targets: Sequence[bytes], options: _PlanOptions | None = None
+) -> list[list[list[tuple[bool, int, list[tuple[int, int, int, int, int]]]]]]:
+    """The reads of each target, by step: `(is_source, rank, pieces)`. A piece is the target's
+    buffer and offset there, the source's buffer and offset there, and a length, all in bytes.
+    """
 
 def ep_settings() -> EpSettings:
     """The settings that the environment has now. A ValueError says the variable that is not

@@ -67,10 +67,11 @@ const FLOORS: &[Floor] = &[
         below: &["ground", "contracts", "engine"],
         shared: None,
     },
+    Floor { name: "weights", crates: &["uccl-shards"], below: &["ground", "engine"], shared: None },
     Floor {
         name: "bindings",
         crates: &["uccl-py", "uccl-capi", "uccl-nixl", "uccl-nccl"],
-        below: &["ground", "flows", "engine", "expert parallelism"],
+        below: &["ground", "flows", "engine", "expert parallelism", "weights"],
         shared: None,
     },
     // It calls plugins by their tables alone, anyone's as this project's.

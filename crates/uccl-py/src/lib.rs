@@ -38,6 +38,7 @@ mod reuse;
 mod shared;
 mod signal;
 mod stream;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -84,6 +85,10 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyZeroCopyView>()?;
     m.add_class::<ep::PyNormalCombine>()?;
     m.add_class::<ep_settings::PySettings>()?;
+    m.add_class::<weights::PyPublisher>()?;
+    m.add_class::<weights::PyReader>()?;
+    m.add_function(wrap_pyfunction!(weights::weights_area, m)?)?;
+    m.add_function(wrap_pyfunction!(weights::weights_plan, m)?)?;
     m.add_function(wrap_pyfunction!(ep_settings::ep_settings, m)?)?;
     m.add_function(wrap_pyfunction!(ep::dispatch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;

@@ -15,6 +15,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("meta", "Buffer"),
     ("metadata", "Buffer"),
     ("metadata_bytes", "Buffer"),
+    ("owners", "object"),
     ("payload", "Buffer"),
     ("ptr", "_Pointer"),
     ("serialized_bytes", "Buffer"),
