@@ -12,8 +12,13 @@ use crate::shared::{
 /// leaving these free makes calls of low latency mode 6 to 14 % longer.
 pub const RESERVED: u32 = 3;
 
+/// Launches of a rank that may be on its GPU at a time: a hook's, and one of an asynchronous call on
+/// the communication stream.
+const LAUNCHES: u32 = 2;
+
 /// A rank's share of its GPU, for [`Config`](super::Config). Kernels of ranks on one GPU wait for
-/// each other, so all have to fit on it together.
+/// each other, so all have to fit on it together. Of one rank alone, a launch waits for none that
+/// comes later, so its launches need not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuShare {
     /// The most blocks of a launch.
@@ -52,8 +57,9 @@ impl GpuShare {
     /// of these, but at most half, are left to other kernels, which may wait for other GPUs too.
     #[must_use]
     pub fn of(all: u32, reserved: u32, sharing: u32) -> Self {
-        let blocks = (all - reserved.min(all / 2)) / sharing.max(1);
-        Self { blocks: blocks.max(1), is_alone: sharing <= 1 }
+        let is_alone = sharing <= 1;
+        let launches = if is_alone { 1 } else { sharing.saturating_mul(LAUNCHES) };
+        Self { blocks: ((all - reserved.min(all / 2)) / launches).max(1), is_alone }
     }
 }
 
@@ -62,12 +68,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_of_a_gpu_fit_on_it_together() {
-        for (all, reserved, sharing) in [(132, 3, 1), (132, 3, 2), (132, 32, 7), (8, 3, 3)] {
+    fn launches_of_all_ranks_of_a_gpu_fit_on_it_together() {
+        let alone = GpuShare::of(132, 3, 1);
+        assert_eq!(alone, GpuShare { blocks: 129, is_alone: true });
+        // A rank's hook waits beside an asynchronous call of its own for a send of another rank.
+        for (all, reserved, sharing) in [(132, 3, 2), (132, 3, 3), (132, 32, 7), (18, 3, 3)] {
             let share = GpuShare::of(all, reserved, sharing);
-            assert!(share.blocks * sharing <= all - reserved, "{share:?}");
-            assert!((share.blocks + 1) * sharing > all - reserved, "{share:?}");
-            assert_eq!(share.is_alone, sharing == 1);
+            assert!(share.blocks * 2 * sharing <= all - reserved, "{share:?}");
+            assert!((share.blocks + 1) * 2 * sharing > all - reserved, "{share:?}");
+            assert!(!share.is_alone);
         }
     }
 
