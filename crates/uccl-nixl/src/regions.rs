@@ -10,7 +10,11 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_p2p::{Endpoint, device::MemoryKind, wire::advert::Advert};
+use uccl_p2p::{
+    Endpoint,
+    device::{MemoryKind, make_resident},
+    wire::advert::Advert,
+};
 
 use crate::{
     memory::{Local, Memory},
@@ -97,6 +101,12 @@ impl Regions {
         // SAFETY: NIXL's callers keep registered memory allocated until they deregister it.
         let mr = unsafe { endpoint.register(addr, len) }?;
         let kind = Some(endpoint.region_info(mr)?.kind);
+        if kind == Some(MemoryKind::Host)
+            && let Err(e) = make_resident(addr, len)
+        {
+            // Transfers touch it as it is.
+            tracing::debug!("{len} bytes at {addr:#x} are registered, but not all resident: {e}");
+        }
         let local = Local { number, mr: Some(mr), advert: endpoint.advertise(mr, addr, len)? };
         Ok(Region { local, kind, registrations: 1 })
     }
@@ -134,7 +144,7 @@ impl Regions {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use uccl_p2p::Config;
+    use uccl_p2p::{Config, device::numa::node_at};
 
     use super::*;
 
@@ -188,6 +198,18 @@ mod tests {
             }
             assert!(endpoint.region_holding(addr, 1).is_none());
         }
+    }
+
+    #[test]
+    fn memory_of_the_host_has_its_pages_once_it_is_registered() {
+        let (endpoint, regions) = (endpoint(), Regions::default());
+        // The allocator maps so many zeros without touching them.
+        let bytes = vec![0_u8; 8 << 20];
+        let middle = bytes.as_ptr() as usize + (4 << 20);
+        assert_eq!(node_at(middle), None, "nobody has touched it");
+        let memory = regions.register(&endpoint, bytes.as_ptr() as usize, 8 << 20, false);
+        assert!(node_at(middle).is_some());
+        regions.deregister(&endpoint, &memory.expect("a region")).expect("the only one");
     }
 
     #[test]
