@@ -5,8 +5,10 @@ mod at_once;
 mod by_address;
 mod connect;
 mod handle;
+mod notifs;
 mod prepared;
 mod reach;
+mod regions;
 mod run;
 mod stream;
 mod transfers;
@@ -16,10 +18,9 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use smallvec::{SmallVec, smallvec};
 use uccl_device::CpuList;
 use uccl_fabric::{alloc, mem::Span, rail::Rail};
 use uccl_rma::Rails;
@@ -35,7 +36,7 @@ pub use self::{
 };
 use self::{
     address::{listen, listen_locally},
-    transfers::{remote_span, settle},
+    transfers::remote_span,
 };
 pub use crate::types::*;
 use crate::{
@@ -43,21 +44,12 @@ use crate::{
     descriptors,
     drive::{
         acceptor::Acceptor,
-        core::{
-            Core, Devices,
-            connection::{
-                Connection,
-                transfer::{After, Kind, Plan, Transfer},
-            },
-            workers::Workers,
-        },
+        core::{Core, Devices, connection::Connection, workers::Workers},
         greeting::Greeting,
-        places,
-        regions::{Mr, contains, outside},
-        wait, worker,
+        places, worker,
     },
     error::{Error, Result},
-    ids::{ConnId, MrId, TransferId},
+    ids::{ConnId, MrId},
     process::Process,
 };
 
@@ -234,153 +226,10 @@ impl Endpoint {
         core.conn(conn).map(drop)
     }
 
-    /// Registers memory.
-    ///
-    /// # Safety
-    /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the
-    /// endpoint closed, and that call has returned `Ok`: peers that hold an advert read and write
-    /// them at any time.
-    pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
-        let core = self.here()?;
-        core.usable()?;
-        core.add_region(Span { addr: ptr, len })
-    }
-
-    /// Ends a region: when this returns `Ok`, no access by a peer lands in it any more.
-    ///
-    /// Refuses a region that unfinished transfers of this endpoint use. Waits for peers of this
-    /// host that are in the middle of an access, even if their connection was given up already, for
-    /// at most the endpoint's timeout. Then the connection is given up, and [`Error::StillTouched`]
-    /// says that the peer may still touch the memory, which must stay allocated. No new access can
-    /// begin. Call this again to wait again.
-    pub fn deregister(&self, mr: MrId) -> Result<()> {
-        self.here()?.release_region(mr)
-    }
-
-    /// Whether a region's memory still belongs to the allocation in which it was registered, as far
-    /// as the driver tells. After that allocation was freed, other data may be at its address;
-    /// peers cannot reach that through this region.
-    pub fn is_same_memory(&self, mr: MrId) -> Result<bool> {
-        Ok(self.here()?.mrs.get(mr)?.is_same_memory())
-    }
-
-    /// Where a region starts and how long it is.
-    pub fn region(&self, mr: MrId) -> Result<(usize, usize)> {
-        let mr = self.here()?.mrs.get(mr)?;
-        Ok((mr.span.addr, mr.span.len))
-    }
-
-    /// The region that contains the `len` bytes at `ptr`. If there are several: the one that begins
-    /// last.
-    pub fn region_holding(&self, ptr: usize, len: usize) -> Option<MrId> {
-        self.here().ok()?.mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
-    }
-
-    /// The address, length and kind of a region, its NUMA node and its nearest NIC.
-    pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
-        let mr = self.here()?.mrs.get(mr)?;
-        let numa_node = mr.node();
-        let nic = mr.nearest_nic(numa_node, self.config().gpu_index);
-        let Span { addr, len } = mr.span;
-        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
-    }
-
     /// The CPUs near the GPU that worker threads keep to; `None` if they run wherever the process
     /// may, or have not started yet.
     pub fn worker_cpus(&self) -> Option<CpuList> {
         self.core().workers.cpus().cloned()
-    }
-
-    /// Publishes a region: peers that are connected find it by the addresses of its bytes, without
-    /// an advert ([`run_by_address`](Self::run_by_address)), and get the key of all of it. It stays
-    /// published until it is deregistered, which ends also the keys that peers have.
-    ///
-    /// # Errors
-    /// The endpoint does not allow it ([`Config::publish`]), or the region is unknown.
-    pub fn publish(&self, mr: MrId) -> Result<()> {
-        let core = self.here()?;
-        core.usable()?;
-        if !core.config.publish {
-            return Err(Error::Invalid(format!(
-                "{mr} cannot be published: this endpoint publishes nothing, as long as `publish` (UCCL_P2P_PUBLISH) is not set when it is made"
-            )));
-        }
-        core.mrs.publish(mr)
-    }
-
-    /// Makes an advert, with which a peer can read and write the `len` bytes at `ptr` of a region.
-    ///
-    /// The advert names these bytes and contains the key of the whole region. Honest peers keep to
-    /// the bytes; the owner only makes sure that accesses stay inside the region. Put memory that a
-    /// peer must not reach into a region of its own; regions may overlap.
-    pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
-        let core = self.here()?;
-        core.usable()?;
-        let mr = core.mrs.get(mr)?;
-        let span = Span { addr: ptr, len };
-        if !contains(mr.span, span) {
-            return Err(outside(0, &mr, span));
-        }
-        Ok(self.advert_of(&mr, span))
-    }
-
-    /// Makes an advert for each of these pieces. Fails if one is outside its region.
-    pub fn advertise_all(&self, iovs: &[Iov]) -> Result<Vec<Advert>> {
-        let core = self.here()?;
-        core.usable()?;
-        let mut adverts = Vec::with_capacity(iovs.len());
-        core.mrs.resolve(iovs, false, |_, mr, span| {
-            adverts.push(self.advert_of(&mr, span));
-            Ok(())
-        })?;
-        Ok(adverts)
-    }
-
-    fn advert_of(&self, mr: &Mr, span: Span) -> Advert {
-        Advert {
-            addr: span.addr as u64,
-            len: span.len as u64,
-            key: mr.region.key,
-            slot: mr.region.slot,
-            instance: self.core().instance as u32,
-        }
-    }
-
-    /// Sends a message to the peer, at most 64 MiB.
-    pub fn send_notif<'a>(
-        &self,
-        conn: ConnId,
-        payload: impl Into<NotifPayload<'a>>,
-        timeout: Option<Duration>,
-    ) -> Result<TransferId> {
-        self.post_notif(conn, payload.into(), timeout).map(|transfer| transfer.id)
-    }
-
-    fn post_notif(
-        &self,
-        conn: ConnId,
-        payload: NotifPayload<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Arc<Transfer>> {
-        let conn = self.usable_conn(conn)?;
-        let transfer = self.start_notif(&conn, payload, timeout)?;
-        self.core().workers.hurry();
-        transfer.conn.kick_if_busy();
-        Ok(transfer)
-    }
-
-    /// Sends a message to the peer and waits until it has arrived.
-    pub fn run_notif<'a>(
-        &self,
-        conn: ConnId,
-        payload: impl Into<NotifPayload<'a>>,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<()> {
-        let conn = self.usable_conn(conn)?;
-        let claim = conn.claim();
-        let transfer = self.start_notif(&conn, payload.into(), timeout)?;
-        self.finish(claim, &transfer, interrupt).map(drop)
     }
 
     /// The connection, if the endpoint and the connection can be used.
@@ -388,130 +237,6 @@ impl Endpoint {
         let core = self.here()?;
         core.usable()?;
         core.conn(conn)
-    }
-
-    fn start_notif(
-        &self,
-        conn: &Arc<Connection>,
-        payload: NotifPayload<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Arc<Transfer>> {
-        let transfer = conn.admit(Plan {
-            kind: Kind::Notif,
-            context: 0,
-            conn: Arc::clone(conn),
-            bytes: payload.as_ref().len() as u64,
-            timeout: self.deadline_of(timeout),
-            leases: smallvec![],
-            after: After::Publish,
-            targets: smallvec![],
-        })?;
-        let hold = transfer.hold();
-        transfer.expect_ops(1);
-        let posted = conn.post_notif(&transfer, payload);
-        settle(hold, posted)
-    }
-
-    /// Takes the notifications that have arrived; those of one connection are in order.
-    pub fn take_notifs(&self) -> Result<Vec<Notification>> {
-        let core = self.here()?;
-        let taken = core.take_notifs();
-        if !taken.is_empty() {
-            return Ok(taken);
-        }
-        for conn in core.open_conns() {
-            let _claim = conn.claim();
-            conn.progress();
-        }
-        Ok(core.take_notifs())
-    }
-
-    /// Waits until a notification has arrived or `timeout` has passed; takes the notifications that
-    /// are there.
-    pub fn wait_notifs(
-        &self,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<Vec<Notification>> {
-        self.wait_notifs_of(None, timeout, interrupt)
-    }
-
-    /// The same as [`wait_notifs`](Self::wait_notifs), for a caller that waits for the peer of this
-    /// connection. It takes the notifications of all connections.
-    ///
-    /// # Errors
-    /// Also the reason for which the connection was lost, once all notifications have been taken.
-    pub fn wait_notifs_from(
-        &self,
-        conn: ConnId,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<Vec<Notification>> {
-        self.wait_notifs_of(Some(conn), timeout, interrupt)
-    }
-
-    fn wait_notifs_of(
-        &self,
-        conn: Option<ConnId>,
-        timeout: Option<Duration>,
-        interrupt: &mut dyn Interrupt,
-    ) -> Result<Vec<Notification>> {
-        let started = Instant::now();
-        let until = timeout.and_then(|timeout| started.checked_add(timeout));
-        loop {
-            let core = self.here()?;
-            core.usable()?;
-            let lost = conn.and_then(|conn| self.check_connection(conn).err());
-            let taken = self.spin_for_notifs(started, until);
-            if !taken.is_empty() {
-                return Ok(taken);
-            }
-            // The last look was after the end of the connection: all notifications before the end
-            // have been taken.
-            if let Some(lost) = lost {
-                return Err(lost);
-            }
-            let now = Instant::now();
-            if until.is_some_and(|until| until <= now) {
-                return Ok(taken);
-            }
-            let left = until.map_or(SLICE, |until| until - now).min(SLICE);
-            core.open_conns().iter().for_each(|conn| conn.leave_to_workers());
-            core.sleep_for_notif(left);
-            if interrupt.interrupted() {
-                return Err(Error::Interrupted);
-            }
-        }
-    }
-
-    /// Takes the notifications that have arrived; if there are none, makes progress for as long as
-    /// threads spin.
-    fn spin_for_notifs(&self, started: Instant, until: Option<Instant>) -> Vec<Notification> {
-        let core = self.core();
-        let conns = core.open_conns();
-        // Held throughout: without claims, workers would take in the events that this call waits
-        // for.
-        let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
-        loop {
-            // A look costs less than reading the clock.
-            for _ in 0..LOOKS {
-                let taken = core.take_notifs();
-                if !taken.is_empty() {
-                    return taken;
-                }
-                conns.iter().for_each(|conn| {
-                    conn.progress();
-                });
-            }
-            claims.iter().for_each(|claim| claim.beat());
-            let now = Instant::now();
-            if until.is_some_and(|until| until <= now) || now - started >= self.config().spin {
-                return core.take_notifs();
-            }
-            if now - started >= wait::YIELD_AFTER {
-                std::thread::yield_now();
-            }
-        }
     }
 
     /// Allocates memory that peers on this host can map; page aligned, zeroed.
