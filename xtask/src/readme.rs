@@ -13,18 +13,27 @@ const PROGRAMS: [&str; 3] = ["prefill_decode", "trainer_to_inference", "embeddin
 /// Documents with examples in Python.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/python.md", "python/README.md"];
 
+/// Documents with examples in Rust.
+const RUST_DOCUMENTS: [&str; 2] = ["README.md", "docs/new-binding.md"];
+
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Outcome> {
     let built = built::examples()?;
     let p2p = built.library("uccl_p2p")?;
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
-    Program::new(rustdoc)
-        .args(["--edition=2024", "--test", "README.md"])
-        .args(["--extern".into(), format!("uccl_p2p={}", p2p.display())])
-        .args(["-L".into(), format!("dependency={}", p2p.with_file_name("").display())])
-        .limit(Duration::from_secs(300))
-        .run()?;
-    Ok(Outcome::default())
+    let mut count = 0;
+    for document in RUST_DOCUMENTS {
+        let examples = blocks(&fs::read_to_string(tree::root().join(document))?, "rust").len();
+        ensure!(examples > 0, "{document} has no example in Rust");
+        count += examples;
+        Program::new(&rustdoc)
+            .args(["--edition=2024", "--test", document])
+            .args(["--extern".into(), format!("uccl_p2p={}", p2p.display())])
+            .args(["-L".into(), format!("dependency={}", p2p.with_file_name("").display())])
+            .limit(Duration::from_secs(300))
+            .run()?;
+    }
+    Ok(Outcome::with(format!("{count} examples")))
 }
 
 /// The Python examples, each as a program of its own, with the wheel.

@@ -15,7 +15,7 @@ use crate::{
     call::Spans,
     endpoint::PyEndpoint,
     error::{CallError, settle},
-    ipc::{LocalPiece, count, piece, pieces},
+    ipc::{IpcPiece, count, piece, pieces},
     memory::Owner,
     params::Param,
     registration::deregister,
@@ -60,8 +60,8 @@ pub(crate) fn advertisev(
     settle(Result::<Vec<_>, _>::map(made, Some), None)
 }
 
-fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: LocalPiece) -> Result<Vec<u8>, CallError> {
-    let LocalPiece { iov, object } = piece;
+fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: IpcPiece) -> Result<Vec<u8>, CallError> {
+    let IpcPiece { iov, object } = piece;
     let mr = add(ep, (conn, iov.ptr, iov.len), object.map(|(owner, _)| owner))?;
     let ep = ep.get();
     let advert = ep.core.advertise(mr, iov.ptr, iov.len)?;

@@ -35,11 +35,11 @@ impl<T> Pieces<T> {
     }
 }
 
-/// A requested transfer.
-pub(crate) struct Call {
+/// A requested transfer of memory in this form.
+pub(crate) struct Call<P = Iov> {
     pub(crate) conn: ConnId,
     pub(crate) op: Op,
-    pub(crate) iovs: Pieces<Iov>,
+    pub(crate) pieces: Pieces<P>,
     pub(crate) adverts: Pieces<Advert>,
     pub(crate) extras: Extras,
 }
@@ -54,12 +54,25 @@ pub(crate) struct Extras {
     pub(crate) context: u32,
 }
 
+impl<P> Call<P> {
+    /// Reads the parameters that all calls have.
+    pub(crate) fn of<const N: usize>(
+        ep: &PyEndpoint,
+        op: Op,
+        args: &Args<'_, N>,
+        (pieces, adverts): (Pieces<P>, Pieces<Advert>),
+    ) -> Result<Self, CallError> {
+        let extras = Extras::of(ep, args)?;
+        Ok(Self { conn: ConnId(args.id(Param::Conn)?), op, pieces, adverts, extras })
+    }
+}
+
 impl Call {
     pub(crate) fn request(&self) -> Request<'_> {
         Request {
             conn: self.conn,
             op: self.op,
-            iovs: self.iovs.as_slice(),
+            iovs: self.pieces.as_slice(),
             adverts: self.adverts.as_slice(),
             notif: self.extras.notif.as_deref(),
             timeout: self.extras.timeout,
@@ -114,35 +127,31 @@ pub(crate) fn post(
     settle(posted, (false, 0))
 }
 
-/// `send(conn_id, mr_id, ptr, size)`, `recv(...)`.
-pub(crate) fn scalar_two_sided<const N: usize>(
+/// `send(conn_id, mr_id, ptr, size)`, `recv(...)`; without `mr_id` for memory by address.
+pub(crate) fn scalar_two_sided<P: LocalPiece, const N: usize>(
     ep: &PyEndpoint,
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Keywords<'_, '_>,
-) -> Result<Call, CallError> {
+) -> Result<Call<P>, CallError> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
-    let extras = Extras::of(ep, &a)?;
-    let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs: Pieces::One(iov), adverts, extras })
+    let piece = P::of(ep, op, &a)?;
+    Call::of(ep, op, &a, (Pieces::One(piece), Pieces::Many(Vec::new())))
 }
 
-/// `read(conn_id, mr_id, ptr, size, meta)`, `write(...)`.
-pub(crate) fn scalar_one_sided<const N: usize>(
+/// `read(conn_id, mr_id, ptr, size, meta)`, `write(...)`; without `mr_id` for memory by address.
+pub(crate) fn scalar_one_sided<P: LocalPiece, const N: usize>(
     ep: &PyEndpoint,
     op: Op,
     signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Keywords<'_, '_>,
-) -> Result<Call, CallError> {
+) -> Result<Call<P>, CallError> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
-    let advert = advert(a.need(Param::Meta)?)?;
-    let extras = Extras::of(ep, &a)?;
-    let (iovs, adverts) = (Pieces::One(iov), Pieces::One(advert));
-    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs, adverts, extras })
+    let piece = P::of(ep, op, &a)?;
+    let advert = P::advert(&a)?;
+    Call::of(ep, op, &a, (Pieces::One(piece), Pieces::One(advert)))
 }
 
 /// `sendv(conn_id, mr_id_v, ptr_v, size_v, num_iovs)`, `recvv(...)`.
@@ -155,9 +164,7 @@ pub(crate) fn vector_two_sided<const N: usize>(
 ) -> Result<Call, CallError> {
     let a = signature.bind(args, kwargs)?;
     let iovs = Table::of(&a, a.size(Param::NumIovs)?)?.iovs(ep, op)?;
-    let extras = Extras::of(ep, &a)?;
-    let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs: Pieces::Many(iovs), adverts, extras })
+    Call::of(ep, op, &a, (Pieces::Many(iovs), Pieces::Many(Vec::new())))
 }
 
 /// `readv(conn_id, mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs)`, `writev(...)`.
@@ -176,9 +183,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     let iovs = table.iovs(ep, op)?;
     let decode = |meta: &[u8; ADVERT_LEN]| Advert::decode(meta);
     let adverts = a.named(Param::MetaV, metas.decode(table.count, decode, advert))?;
-    let extras = Extras::of(ep, &a)?;
-    let (iovs, adverts) = (Pieces::Many(iovs), Pieces::Many(adverts));
-    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs, adverts, extras })
+    Call::of(ep, op, &a, (Pieces::Many(iovs), Pieces::Many(adverts)))
 }
 
 /// The memory of a pointer, checked to be writable if the operation writes it.
@@ -193,19 +198,6 @@ pub(crate) fn memory(op: Op, ptr: &Bound<'_, PyAny>) -> PyResult<Memory> {
 /// Whether the operation writes local memory.
 fn writes(op: Op) -> bool {
     matches!(op, Op::Recv | Op::Read)
-}
-
-fn iov(
-    ep: &PyEndpoint,
-    op: Op,
-    mr: u64,
-    ptr: &Bound<'_, PyAny>,
-    size: Option<usize>,
-) -> Result<Iov, CallError> {
-    let memory = memory(op, ptr)?;
-    let iov = Iov { mr: region_of(mr), ptr: memory.addr, len: memory.sized(size)? };
-    writable(ep, op, std::slice::from_ref(&iov))?;
-    Ok(iov)
 }
 
 /// Refuses an operation that writes a read-only region.
@@ -282,7 +274,7 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 
     /// Sets address and length of each piece.
-    pub(crate) fn fill<T: PieceSlot>(&self, op: Op, places: &mut [T]) -> Result<(), CallError> {
+    pub(crate) fn fill<T: LocalPiece>(&self, op: Op, places: &mut [T]) -> Result<(), CallError> {
         let set = |place: &mut T, ptr: u64| place.iov().ptr = ptr as usize;
         let filled = self.ptrs.fill(places, set, |place, ptr| {
             let memory = memory(op, &ptr)?;
@@ -310,15 +302,34 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 }
 
-/// A piece of a vector that is being filled.
-pub(crate) trait PieceSlot {
+/// A piece of local memory as a call names it: in a region, or by its address alone.
+pub(crate) trait LocalPiece: Sized {
+    /// Reads the one piece of a call.
+    fn of<const N: usize>(ep: &PyEndpoint, op: Op, args: &Args<'_, N>) -> Result<Self, CallError>;
+
+    /// Reads the peer's memory of a call with one piece.
+    fn advert<const N: usize>(args: &Args<'_, N>) -> Result<Advert, CallError>;
+
     fn iov(&mut self) -> &mut Iov;
 
-    /// Called with the object's memory if the piece is of an object.
+    /// Called with the object's memory if the piece of a vector is of an object.
     fn lies_in(&mut self, _: Memory) {}
 }
 
-impl PieceSlot for Iov {
+impl LocalPiece for Iov {
+    fn of<const N: usize>(ep: &PyEndpoint, op: Op, args: &Args<'_, N>) -> Result<Self, CallError> {
+        let mr = region_of(args.id(Param::Mr)?);
+        let (ptr, size) = (args.need(Param::Ptr)?, args.size(Param::Size)?);
+        let memory = memory(op, ptr)?;
+        let iov = Self { mr, ptr: memory.addr, len: memory.sized(size)? };
+        writable(ep, op, std::slice::from_ref(&iov))?;
+        Ok(iov)
+    }
+
+    fn advert<const N: usize>(args: &Args<'_, N>) -> Result<Advert, CallError> {
+        advert(args.need(Param::Meta)?)
+    }
+
     fn iov(&mut self) -> &mut Self {
         self
     }

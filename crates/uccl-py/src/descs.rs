@@ -272,7 +272,7 @@ pub(crate) fn transfer(
         adverts.push(remote.desc.advert().map_err(CallError::refuse)?);
     }
     let extras = Extras::of(ep, &a)?;
-    Ok(Call { conn, op, iovs: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
+    Ok(Call { conn, op, pieces: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
 }
 
 fn iov(local: &PyXferDesc) -> Result<Iov, CallError> {

@@ -4,7 +4,7 @@
 //! which keeps its object, and advertised memory as in [`advertised`](crate::advertised).
 
 use pyo3::prelude::*;
-use uccl_p2p::{ConnId, Error, Iov, MrId, Op, Status, TransferId};
+use uccl_p2p::{Error, Iov, MrId, Op, Status, TransferId};
 use uccl_wire::{
     advert::Advert,
     ipc_info::{IPC_INFO_LEN, IpcInfo, IpcInfoError},
@@ -13,7 +13,7 @@ use uccl_wire::{
 use crate::{
     args::{Args, Keywords, Positional, Signature},
     buffer,
-    call::{self, Call, Extras, PieceSlot, Pieces, Spans},
+    call::{self, Call, LocalPiece, Pieces, Spans},
     column::Blobs,
     endpoint::PyEndpoint,
     error::{self, CallError},
@@ -23,19 +23,21 @@ use crate::{
     registration::deregister,
 };
 
+pub(crate) use crate::call::{scalar_one_sided, scalar_two_sided};
+
 /// A piece of local memory without a region yet.
-pub(crate) struct LocalPiece {
+pub(crate) struct IpcPiece {
     pub(crate) iov: Iov,
     /// The object of the piece, and the object's length.
     pub(crate) object: Option<(Owner, usize)>,
 }
 
-impl LocalPiece {
+impl IpcPiece {
     fn unknown() -> Self {
         Self { iov: call::UNSIZED, object: None }
     }
 
-    fn of(memory: Memory, len: usize) -> Result<Self, CallError> {
+    fn in_memory(memory: Memory, len: usize) -> Result<Self, CallError> {
         memory.fits(len)?;
         let Memory { addr, len: held, owner } = memory;
         let object = owner.map(|owner| (owner, held.unwrap_or(len)));
@@ -50,7 +52,15 @@ impl LocalPiece {
     }
 }
 
-impl PieceSlot for LocalPiece {
+impl LocalPiece for IpcPiece {
+    fn of<const N: usize>(_: &PyEndpoint, op: Op, args: &Args<'_, N>) -> Result<Self, CallError> {
+        piece(op, args.need(Param::Ptr)?, args.size(Param::Size)?)
+    }
+
+    fn advert<const N: usize>(args: &Args<'_, N>) -> Result<Advert, CallError> {
+        advert(args.need(Param::Info)?)
+    }
+
     fn iov(&mut self) -> &mut Iov {
         &mut self.iov
     }
@@ -69,8 +79,8 @@ struct TemporaryRegions<'a> {
 
 impl TemporaryRegions<'_> {
     /// Registers memory; its object is kept as long as the region.
-    fn add(&mut self, local: LocalPiece) -> Result<Iov, Error> {
-        let LocalPiece { iov, object } = local;
+    fn add(&mut self, local: IpcPiece) -> Result<Iov, Error> {
+        let IpcPiece { iov, object } = local;
         let mr = register(&self.ep.core, iov.ptr, iov.len)?;
         self.mrs.push(mr);
         self.ep.regions.keep(mr, object.map(|(owner, _)| owner));
@@ -83,48 +93,7 @@ impl TemporaryRegions<'_> {
 }
 
 /// A transfer of memory that is not registered yet.
-pub(crate) struct IpcCall {
-    conn: ConnId,
-    op: Op,
-    pieces: Pieces<LocalPiece>,
-    adverts: Pieces<Advert>,
-    extras: Extras,
-}
-
-/// `send_ipc(conn_id, ptr, size)`, `recv_ipc(...)`.
-pub(crate) fn scalar_two_sided<const N: usize>(
-    ep: &PyEndpoint,
-    op: Op,
-    signature: &'static Signature<N>,
-    args: Positional<'_, '_>,
-    kwargs: Keywords<'_, '_>,
-) -> Result<IpcCall, CallError> {
-    let a = signature.bind(args, kwargs)?;
-    let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
-    let extras = Extras::of(ep, &a)?;
-    Ok(IpcCall {
-        conn: ConnId(a.id(Param::Conn)?),
-        op,
-        pieces,
-        adverts: Pieces::Many(Vec::new()),
-        extras,
-    })
-}
-
-/// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
-pub(crate) fn scalar_one_sided<const N: usize>(
-    ep: &PyEndpoint,
-    op: Op,
-    signature: &'static Signature<N>,
-    args: Positional<'_, '_>,
-    kwargs: Keywords<'_, '_>,
-) -> Result<IpcCall, CallError> {
-    let a = signature.bind(args, kwargs)?;
-    let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
-    let adverts = Pieces::One(advert(a.need(Param::Info)?)?);
-    let extras = Extras::of(ep, &a)?;
-    Ok(IpcCall { conn: ConnId(a.id(Param::Conn)?), op, pieces, adverts, extras })
-}
+type IpcCall = Call<IpcPiece>;
 
 /// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
 pub(crate) fn vector_one_sided<const N: usize>(
@@ -141,9 +110,7 @@ pub(crate) fn vector_one_sided<const N: usize>(
     infos.expect(signature.function, count)?;
     let pieces = Pieces::Many(pieces(op, &spans, count)?);
     let adverts = a.named(Param::InfoV, infos.decode(count, |info| decode(info), advert))?;
-    let adverts = Pieces::Many(adverts);
-    let extras = Extras::of(ep, &a)?;
-    Ok(IpcCall { conn: ConnId(a.id(Param::Conn)?), op, pieces, adverts, extras })
+    Call::of(ep, op, &a, (pieces, Pieces::Many(adverts)))
 }
 
 /// Runs a call to its end.
@@ -200,24 +167,24 @@ fn sweep(ep: &PyEndpoint, py: Python<'_>) {
 
 fn prepare(call: IpcCall, temporary: &mut TemporaryRegions<'_>) -> Result<Call, CallError> {
     let IpcCall { conn, op, pieces, adverts, extras } = call;
-    let iovs = match pieces {
+    let pieces = match pieces {
         Pieces::One(piece) => Pieces::One(temporary.add(piece)?),
         Pieces::Many(pieces) => {
             let added = pieces.into_iter().map(|piece| temporary.add(piece));
             Pieces::Many(added.collect::<Result<_, _>>()?)
         }
     };
-    Ok(Call { conn, op, iovs, adverts, extras })
+    Ok(Call { conn, op, pieces, adverts, extras })
 }
 
 pub(crate) fn piece(
     op: Op,
     ptr: &Bound<'_, PyAny>,
     size: Option<usize>,
-) -> Result<LocalPiece, CallError> {
+) -> Result<IpcPiece, CallError> {
     let memory: Memory = call::memory(op, ptr)?;
     let len = memory.sized(size)?;
-    LocalPiece::of(memory, len)
+    IpcPiece::in_memory(memory, len)
 }
 
 /// The number of pieces, which a parameter may give as well.
@@ -234,10 +201,10 @@ pub(crate) fn pieces<const N: usize>(
     op: Op,
     spans: &Spans<'_, '_, N>,
     count: usize,
-) -> Result<Vec<LocalPiece>, CallError> {
-    let mut pieces: Vec<_> = (0..count).map(|_| LocalPiece::unknown()).collect();
+) -> Result<Vec<IpcPiece>, CallError> {
+    let mut pieces: Vec<_> = (0..count).map(|_| IpcPiece::unknown()).collect();
     spans.fill(op, &mut pieces)?;
-    pieces.iter().try_for_each(LocalPiece::check)?;
+    pieces.iter().try_for_each(IpcPiece::check)?;
     Ok(pieces)
 }
 

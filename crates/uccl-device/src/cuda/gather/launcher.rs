@@ -15,8 +15,8 @@ use crate::cuda::{
 use super::{
     flag::Flag,
     params::{
-        CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, LANES, MOST_THREADS, Piece,
-        SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
+        CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, InlineTables, LANES, MOST_THREADS,
+        Piece, SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
     },
     partition::{partition, warps_worth},
 };
@@ -376,8 +376,14 @@ impl Launcher {
         // SAFETY: the caller's promise.
         unsafe {
             match choose(options.tables, pieces, blocks * BLOCK_WARPS) {
-                Tables::Small => self.launch_small(stream, pieces, head, blocks)?,
-                Tables::Wide => self.launch_wide(stream, pieces, head, blocks)?,
+                Tables::Small => {
+                    let (kernel, p) = (self.kernels.small, &mut *self.small);
+                    launch_inline(stream, (kernel, p), pieces, head, blocks)?;
+                }
+                Tables::Wide => {
+                    let (kernel, p) = (self.kernels.wide, &mut *self.wide);
+                    launch_inline(stream, (kernel, p), pieces, head, blocks)?;
+                }
                 Tables::Device => self.launch_table(stream, pieces, (head, true), blocks)?,
                 Tables::Host | Tables::Auto => {
                     self.launch_table(stream, pieces, (head, false), blocks)?;
@@ -393,36 +399,6 @@ impl Launcher {
             }
         }
         Ok(Launch { slot, ticket })
-    }
-
-    /// # Safety
-    /// As for [`Self::launch`], and the pieces fit.
-    unsafe fn launch_small(
-        &mut self,
-        stream: &Stream,
-        pieces: &[Piece],
-        head: Head,
-        blocks: u32,
-    ) -> Result<(), GpuError> {
-        let p = &mut *self.small;
-        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
-        // SAFETY: the kernel takes this struct; the caller's promise.
-        unsafe { stream.launch(self.kernels.small, grid(warps, blocks), p) }
-    }
-
-    /// # Safety
-    /// As for [`Self::launch`], and the pieces fit.
-    unsafe fn launch_wide(
-        &mut self,
-        stream: &Stream,
-        pieces: &[Piece],
-        head: Head,
-        blocks: u32,
-    ) -> Result<(), GpuError> {
-        let p = &mut *self.wide;
-        let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
-        // SAFETY: the kernel takes this struct; the caller's promise.
-        unsafe { stream.launch(self.kernels.wide, grid(warps, blocks), p) }
     }
 
     /// # Safety
@@ -495,6 +471,22 @@ impl Drop for Launcher {
             }
         }
     }
+}
+
+/// Launches a kernel with the tables in its parameters.
+///
+/// # Safety
+/// As for [`Launcher::launch`], the pieces fit, and the kernel takes `P`.
+unsafe fn launch_inline<P: InlineTables>(
+    stream: &Stream,
+    (kernel, p): (Function, &mut P),
+    pieces: &[Piece],
+    head: Head,
+    blocks: u32,
+) -> Result<(), GpuError> {
+    let warps = p.inline().fill(pieces, head, blocks * BLOCK_WARPS);
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(kernel, grid(warps, blocks), p) }
 }
 
 /// How the tables reach the GPU: as wanted, if they fit.

@@ -110,6 +110,11 @@ pub(crate) struct Inline<'a> {
     pub(crate) cursors: &'a mut [Cursor],
 }
 
+/// Parameters of a kernel that contain the tables.
+pub(crate) trait InlineTables {
+    fn inline(&mut self) -> Inline<'_>;
+}
+
 macro_rules! inline {
     ($name:ident, $pieces:expr, $warps:expr) => {
         impl $name {
@@ -120,8 +125,10 @@ macro_rules! inline {
                     cursors: [Cursor::default(); $warps + 1],
                 }
             }
+        }
 
-            pub(crate) fn inline(&mut self) -> Inline<'_> {
+        impl InlineTables for $name {
+            fn inline(&mut self) -> Inline<'_> {
                 let Self { head, pieces, cursors } = self;
                 Inline { head, pieces, cursors }
             }
