@@ -47,7 +47,7 @@ impl Outgoing {
         self.read()
     }
 
-    /// Sends what there is. True if there may be more than fits into a turn.
+    /// Sends as much as it can. True if there may be more than fits into a turn.
     pub(crate) fn write(&mut self) -> Result<bool, String> {
         for _ in 0..MOST_CHUNKS {
             if self.is_full {
