@@ -228,7 +228,7 @@ impl Bundle {
         self.state.lock().streams[stream].current = None;
     }
 
-    /// Bytes have gone into the stream's socket.
+    /// Bytes have left the stream's socket.
     pub(crate) fn on_moved(&self, stream: usize) {
         let now_us = self.now_us();
         self.state.lock().scheduler.on_moved(stream, now_us);
