@@ -2,27 +2,25 @@
 
 use std::{
     fmt::Write as _,
-    io,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
-use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Handle, Purpose, Status, WELCOME_LEN};
+use uccl_wire::flow::{FlowHello, FlowWelcome, Handle, Purpose};
 
 use crate::{
+    attempt::{Attempt, Route},
+    bundle::Bundle,
     error::{FlowError, Peer},
     flows::{Flows, random},
     send::SendFlow,
-    socket::{self, Span},
+    socket,
 };
 
 /// Each attempt begins so much later than the one before, unless that has failed.
 const STAGGER: Duration = Duration::from_millis(50);
 /// The pause before all attempts begin again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// An attempt without any answer ends after this time; a fresh one asks at once, where the kernel
-/// would wait longer each time.
-const SILENCE: Duration = Duration::from_secs(2);
 
 /// A connection that is being made. Dropping it ends it.
 pub struct Connecting {
@@ -30,8 +28,7 @@ pub struct Connecting {
     handle: Handle,
     peer: Peer,
     hello: FlowHello,
-    /// Pairs of addresses: this side's, if one is bound, and the peer's.
-    routes: Vec<(Option<IpAddr>, SocketAddr)>,
+    routes: Vec<Route>,
     /// The next route to be tried.
     next: usize,
     next_at: Instant,
@@ -39,19 +36,6 @@ pub struct Connecting {
     begun: Instant,
     failures: Vec<(SocketAddr, String)>,
     is_done: bool,
-}
-
-struct Attempt {
-    stream: TcpStream,
-    to: SocketAddr,
-    since: Instant,
-    step: Step,
-}
-
-enum Step {
-    Connect,
-    Greet { sent: usize },
-    Hear { welcome: [u8; WELCOME_LEN], filled: usize },
 }
 
 impl Connecting {
@@ -138,14 +122,12 @@ impl Connecting {
         if self.next == self.routes.len() {
             self.next = 0;
         }
-        let (from, to) = self.routes[self.next];
+        let route = self.routes[self.next];
         self.next += 1;
         self.next_at = now + if self.next == self.routes.len() { AGAIN } else { STAGGER };
-        match socket::begin_connect(from, to) {
-            Ok(stream) => {
-                self.attempts.push(Attempt { stream, to, since: now, step: Step::Connect });
-            }
-            Err(error) => self.note(to, error.to_string()),
+        match Attempt::begin(route) {
+            Ok(attempt) => self.attempts.push(attempt),
+            Err(error) => self.note(route.1, error.to_string()),
         }
     }
 
@@ -157,7 +139,14 @@ impl Connecting {
         socket::tune(&attempt.stream, limit).map_err(FlowError::system("setsockopt"))?;
         let peer = Peer { addr: Some(attempt.to), ..self.peer.clone() };
         tracing::debug!("a flow to {peer} goes from {:?}", attempt.stream.local_addr());
-        Ok(SendFlow::new(self.flows.clone(), attempt.stream, peer, (self.hello.flow, welcome.key)))
+        let bundle = Bundle::join(&self.flows, &peer, welcome.key, || self.bulk_routes());
+        Ok(SendFlow::new(self.flows.clone(), attempt.stream, bundle, self.hello.flow))
+    }
+
+    /// Routes for streams of chunks: every address of every device to every address of the peer.
+    fn bulk_routes(&self) -> Vec<Route> {
+        let all = self.flows.settings().devices.iter().flat_map(|device| &device.addrs);
+        routes(&all.copied().collect::<Vec<_>>(), &self.handle)
     }
 
     /// Keeps the last error of each address.
@@ -181,7 +170,7 @@ impl Connecting {
 
 /// Routes from this device's addresses to each of the handle's, and then those that the kernel
 /// chooses.
-fn routes(own: &[IpAddr], handle: &Handle) -> Vec<(Option<IpAddr>, SocketAddr)> {
+fn routes(own: &[IpAddr], handle: &Handle) -> Vec<Route> {
     let mut found = Vec::new();
     for to in handle.sockets() {
         let fits = |ip: &&IpAddr| {
@@ -191,57 +180,4 @@ fn routes(own: &[IpAddr], handle: &Handle) -> Vec<(Option<IpAddr>, SocketAddr)> 
     }
     found.extend(handle.sockets().map(|to| (None, to)));
     found
-}
-
-impl Attempt {
-    fn has_greeted(&self) -> bool {
-        !matches!(self.step, Step::Connect)
-    }
-
-    fn step(
-        &mut self,
-        hello: &FlowHello,
-        instance: u64,
-        may_greet: bool,
-    ) -> io::Result<Option<FlowWelcome>> {
-        if self.since.elapsed() > SILENCE {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        if matches!(self.step, Step::Connect) {
-            if !socket::is_connected(&self.stream)? || !may_greet {
-                return Ok(None);
-            }
-            self.step = Step::Greet { sent: 0 };
-        }
-        if let Step::Greet { sent } = &mut self.step {
-            let bytes = hello.encode();
-            // SAFETY: the bytes live through the call.
-            let count = unsafe { socket::send(&self.stream, &[Span::of(&bytes).after(*sent)]) }?;
-            *sent += count.unwrap_or(0);
-            if *sent < HELLO_LEN {
-                return Ok(None);
-            }
-            self.step = Step::Hear { welcome: [0; WELCOME_LEN], filled: 0 };
-        }
-        let Step::Hear { welcome, filled } = &mut self.step else { return Ok(None) };
-        let span = Span::of_mut(welcome).after(*filled);
-        // SAFETY: the rest of the answer's own bytes, which nothing else uses.
-        match unsafe { socket::recv(&self.stream, &[span]) }? {
-            None => return Ok(None),
-            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Some(count) => *filled += count,
-        }
-        if *filled < WELCOME_LEN {
-            return Ok(None);
-        }
-        let welcome = FlowWelcome::decode(welcome).map_err(io::Error::other)?;
-        match welcome.status {
-            Status::Taken if welcome.instance == instance => Ok(Some(welcome)),
-            Status::Taken | Status::UnknownKey => {
-                Err(io::Error::other("another process listens there, or its listener is closed"))
-            }
-            Status::UnknownFlow => Err(io::Error::other("the flow has ended")),
-            Status::Full => Err(io::Error::other("too many connections wait there")),
-        }
-    }
 }

@@ -10,14 +10,17 @@ use std::{
     thread::JoinHandle,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use uccl_device::HostIdentity;
 
 use crate::{
+    bundle::Bundle,
+    counters::PeerCounters,
     error::FlowError,
-    io::{Waker, greeter::Greeter},
+    io::{Port, Waker, Worker, greeter::Greeter},
     listener::Arrivals,
     settings::{Device, Settings},
+    sink::Sink,
     socket,
 };
 
@@ -46,6 +49,11 @@ pub(crate) struct Shared {
     pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) greeter: Waker,
+    pub(crate) workers: Vec<Arc<Port>>,
+    /// Bundles of streams to other processes, by instance.
+    pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
+    /// Receiving ends, by flow.
+    pub(crate) sinks: RwLock<HashMap<u64, Arc<Sink>>>,
 }
 
 impl Flows {
@@ -67,7 +75,13 @@ impl Flows {
         let listener = socket::listen(&addrs, &settings.ports)
             .map_err(FlowError::system("listening on the port of flows"))?;
         let port = listener.local_addr().map_err(FlowError::system("getsockname"))?.port();
+        let workers = (0..settings.threads).map(|_| Port::new().map(Arc::new));
+        let workers =
+            workers.collect::<Result<Vec<_>, _>>().map_err(FlowError::system("eventfd"))?;
         let shared = Arc::new(Shared {
+            workers,
+            bundles: Mutex::default(),
+            sinks: RwLock::default(),
             instance: u64::from_le_bytes(random()?),
             key: random()?,
             network: network(),
@@ -79,8 +93,15 @@ impl Flows {
         });
         let greeter = Greeter::new(Arc::clone(&shared), listener)
             .map_err(FlowError::system("epoll of the thread that accepts"))?;
+        let workers = (0..shared.workers.len()).map(|at| Worker::new(Arc::clone(&shared), at));
+        let workers = workers
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(FlowError::system("epoll of a thread for streams"))?;
         let owner = Owner { shared, threads: Mutex::default() };
         owner.start("uccl-flow-greet", move || greeter.run())?;
+        for (at, worker) in workers.into_iter().enumerate() {
+            owner.start(&format!("uccl-flow-{at}"), move || worker.run())?;
+        }
         Ok(Self { owner: Arc::new(owner) })
     }
 
@@ -94,6 +115,13 @@ impl Flows {
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.owner.shared.settings
+    }
+
+    /// Counters of the streams to each process that this one sends to.
+    #[must_use]
+    pub fn counters(&self) -> Vec<PeerCounters> {
+        let bundles: Vec<_> = self.owner.shared.bundles.lock().values().cloned().collect();
+        bundles.iter().map(|bundle| bundle.counters()).collect()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -121,6 +149,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.greeter.wake();
+        self.shared.workers.iter().for_each(|worker| worker.poke());
         for thread in self.threads.get_mut().drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the flows has panicked");

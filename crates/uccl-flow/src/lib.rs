@@ -18,7 +18,11 @@
 //!
 //! An error of a flow is its end: all calls give the same error from there on.
 
+mod attempt;
+mod bundle;
 mod connect;
+mod core;
+mod counters;
 mod error;
 mod flows;
 mod io;
@@ -26,10 +30,12 @@ mod listener;
 mod recv;
 mod send;
 mod settings;
+mod sink;
 mod slots;
 mod socket;
 
 pub use connect::Connecting;
+pub use counters::PeerCounters;
 pub use error::{ErrorClass, FlowError, Outstanding, Peer, SystemError};
 pub use flows::Flows;
 pub use listener::Listener;

@@ -1,47 +1,38 @@
 //! Listening for flows.
 
-use std::{
-    collections::VecDeque,
-    net::{SocketAddr, TcpStream},
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
-use uccl_wire::flow::{FlowHello, Handle};
+use uccl_wire::flow::Handle;
 
 use crate::{
-    error::{FlowError, Peer},
+    error::FlowError,
     flows::{Flows, random},
     recv::RecvFlow,
+    sink::Sink,
 };
 
 /// The most connections that wait for `try_accept` at one listener.
 const MOST_WAITING: usize = 4096;
 
-/// A stream of a new flow.
-pub(crate) struct Arrival {
-    pub(crate) stream: TcpStream,
-    pub(crate) addr: SocketAddr,
-    pub(crate) hello: FlowHello,
-}
-
 /// New flows of a listener.
-#[derive(Default)]
-pub(crate) struct Arrivals(Mutex<VecDeque<Arrival>>);
+pub(crate) struct Arrivals {
+    waiting: Mutex<VecDeque<Arc<Sink>>>,
+    device: String,
+}
 
 impl Arrivals {
     pub(crate) fn is_full(&self) -> bool {
-        self.0.lock().len() >= MOST_WAITING
+        self.waiting.lock().len() >= MOST_WAITING
     }
 
-    /// Adds a flow; one that a peer has greeted for twice takes its later stream.
-    pub(crate) fn push(&self, arrival: Arrival) {
-        let mut waiting = self.0.lock();
-        let name = |arrival: &Arrival| (arrival.hello.instance, arrival.hello.flow);
-        match waiting.iter_mut().find(|other| name(other) == name(&arrival)) {
-            Some(other) => *other = arrival,
-            None => waiting.push_back(arrival),
-        }
+    /// The name of the listener's device.
+    pub(crate) fn device(&self) -> &str {
+        &self.device
+    }
+
+    pub(crate) fn push(&self, sink: Arc<Sink>) {
+        self.waiting.lock().push_back(sink);
     }
 }
 
@@ -50,7 +41,6 @@ impl Arrivals {
 pub struct Listener {
     flows: Flows,
     handle: Handle,
-    device: String,
     arrivals: Arc<Arrivals>,
 }
 
@@ -74,9 +64,9 @@ impl Listener {
             addrs: Handle::fitting(&addrs),
             port: shared.port,
         };
-        let arrivals = Arc::default();
+        let arrivals = Arc::new(Arrivals { waiting: Mutex::default(), device: own.name.clone() });
         shared.listeners.lock().insert(handle.nonce, Arc::clone(&arrivals));
-        Ok(Self { flows: flows.clone(), handle, device: own.name.clone(), arrivals })
+        Ok(Self { flows: flows.clone(), handle, arrivals })
     }
 
     /// The name by which other processes connect; [`Handle::encode`] gives its bytes.
@@ -90,18 +80,18 @@ impl Listener {
     /// # Errors
     /// When its socket fails.
     pub fn try_accept(&self) -> Result<Option<RecvFlow>, FlowError> {
-        let Some(arrival) = self.arrivals.0.lock().pop_front() else { return Ok(None) };
-        let peer = Peer {
-            instance: arrival.hello.instance,
-            addr: Some(arrival.addr),
-            device: self.device.clone(),
-        };
-        Ok(Some(RecvFlow::new(self.flows.clone(), arrival.stream, peer, arrival.hello.flow)))
+        let sink = self.arrivals.waiting.lock().pop_front();
+        Ok(sink.map(|sink| RecvFlow::new(self.flows.clone(), sink)))
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.flows.shared().listeners.lock().remove(&self.handle.nonce);
+        let shared = self.flows.shared();
+        shared.listeners.lock().remove(&self.handle.nonce);
+        for sink in self.arrivals.waiting.lock().drain(..) {
+            shared.sinks.write().remove(&sink.flow);
+            sink.close();
+        }
     }
 }

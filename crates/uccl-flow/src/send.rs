@@ -1,11 +1,17 @@
 //! The sending end of a flow.
 
-use std::{io, net::TcpStream, time::Instant};
+use std::{
+    io,
+    net::TcpStream,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use parking_lot::Mutex;
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
+    bundle::{Bundle, Outbox},
     error::{FlowError, Outstanding, Peer},
     flows::Flows,
     slots::{Order, Slot, Slots},
@@ -16,9 +22,10 @@ use crate::{
 /// Dropping it closes it.
 pub struct SendFlow {
     state: Mutex<State>,
-    peer: Peer,
+    bundle: Arc<Bundle>,
+    outbox: Arc<Outbox>,
     flow: u64,
-    _flows: Flows,
+    flows: Flows,
 }
 
 struct State {
@@ -35,8 +42,10 @@ struct State {
 struct Message {
     head: [u8; HEAD_LEN],
     payload: Span,
-    /// Bytes of head and payload that have been sent.
+    /// Bytes of head and payload that have been sent over the own stream.
     sent: usize,
+    /// The streams of the bundle carry it.
+    is_large: bool,
 }
 
 // SAFETY: the spans are the caller's memory, which it leaves to the flow until a message has ended, on
@@ -50,7 +59,7 @@ impl Message {
 }
 
 impl SendFlow {
-    pub(crate) fn new(flows: Flows, stream: TcpStream, peer: Peer, id: (u64, [u8; 16])) -> Self {
+    pub(crate) fn new(flows: Flows, stream: TcpStream, bundle: Arc<Bundle>, flow: u64) -> Self {
         let state = State {
             stream: Some(stream),
             slots: Slots::new(),
@@ -59,13 +68,14 @@ impl SendFlow {
             failure: None,
             last_progress: Instant::now(),
         };
-        Self { state: Mutex::new(state), peer, flow: id.0, _flows: flows }
+        bundle.add(flow);
+        Self { state: Mutex::new(state), bundle, outbox: Arc::default(), flow, flows }
     }
 
     /// The other end.
     #[must_use]
     pub fn peer(&self) -> &Peer {
-        &self.peer
+        &self.bundle.peer
     }
 
     /// Sends a message of `len` bytes, which may be 0. `None`: there is no room now, try again later.
@@ -75,7 +85,7 @@ impl SendFlow {
     ///
     /// # Safety
     /// The memory stays readable, and its content as it is, until [`SendFlow::test`] has reported the
-    /// end of this message or an error, or the flow is closed.
+    /// end of this message, or the flow is closed. An error does not end it.
     pub unsafe fn post(
         &self,
         ptr: *const u8,
@@ -93,13 +103,17 @@ impl SendFlow {
         let kind = HeadKind::Message;
         let head = FlowHead { kind, tag, flow, message, total, offset: 0, len: total };
         let payload = Span { addr: ptr.cast_mut(), len };
-        let Some(slot) = state.slots.insert(Message { head: head.encode(), payload, sent: 0 })
-        else {
-            return Ok(None);
-        };
+        let is_large = len > self.flows.settings().small_max;
+        let message = Message { head: head.encode(), payload, sent: 0, is_large };
+        let Some(slot) = state.slots.insert(message) else { return Ok(None) };
         state.next += 1;
-        state.queue.push(slot.index());
-        self.flush(&mut state)?;
+        if is_large {
+            self.outbox.ended.fetch_and(!(1 << slot.index()), Ordering::Relaxed);
+            self.bundle.push(&head, payload, slot.index(), &self.outbox)?;
+        } else {
+            state.queue.push(slot.index());
+            self.flush(&mut state)?;
+        }
         Ok(Some(slot))
     }
 
@@ -110,22 +124,37 @@ impl SendFlow {
     /// The flow's error, or that there is no such request.
     pub fn test(&self, slot: Slot) -> Result<Option<usize>, FlowError> {
         let mut state = self.state.lock();
-        if !state.slots.get(slot)?.is_sent() {
+        if !self.has_ended(&state, slot)? {
             state.check()?;
+            if let Some(failure) = self.outbox.failure.lock().clone() {
+                return Err(state.failure.get_or_insert(failure).clone());
+            }
             self.flush(&mut state)?;
         }
-        if !state.slots.get(slot)?.is_sent() {
+        if !self.has_ended(&state, slot)? {
             return Ok(None);
         }
         Ok(state.slots.remove(slot).map(|message| message.payload.len))
+    }
+
+    fn has_ended(&self, state: &State, slot: Slot) -> Result<bool, FlowError> {
+        let message = state.slots.get(slot)?;
+        let ended = || self.outbox.ended.load(Ordering::Acquire) & (1 << slot.index()) != 0;
+        Ok(if message.is_large { ended() } else { message.is_sent() })
     }
 
     /// Closes the flow. Messages that have ended reach the peer; others are cut, and their memory is
     /// no longer used. Returns at once.
     pub fn close(&self) {
         let mut state = self.state.lock();
-        state.failure.get_or_insert(FlowError::Closed);
         state.stream = None;
+        if state
+            .failure
+            .replace(FlowError::Closed)
+            .is_none_or(|old| !matches!(old, FlowError::Closed))
+        {
+            self.bundle.leave(self.flow, &self.outbox);
+        }
     }
 
     /// Sends what the socket takes.
@@ -162,7 +191,7 @@ impl SendFlow {
             bytes: sum.bytes + (HEAD_LEN + message.payload.len - message.sent) as u64,
         });
         let failure = FlowError::Lost {
-            peer: self.peer.clone(),
+            peer: self.peer().clone(),
             cause: error.to_string(),
             silent: state.last_progress.elapsed(),
             outstanding,

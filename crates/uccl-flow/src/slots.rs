@@ -59,6 +59,17 @@ impl<T> Slots<T> {
         self.entries.get_mut(index).and_then(|(_, value)| value.as_mut())
     }
 
+    /// The place of the first value that is looked for.
+    pub(crate) fn place(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
+        self.entries.iter().position(|(_, value)| value.as_ref().is_some_and(&is_it))
+    }
+
+    /// The first value that is looked for.
+    pub(crate) fn find(&mut self, is_it: impl Fn(&T) -> bool) -> Option<&mut T> {
+        let index = self.place(is_it)?;
+        self.at(index)
+    }
+
     pub(crate) fn remove(&mut self, slot: Slot) -> Option<T> {
         self.get(slot).ok()?;
         self.used &= !(1 << slot.index);
@@ -99,10 +110,6 @@ impl Order {
             self.len -= 1;
         }
     }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 #[cfg(test)]
@@ -135,7 +142,7 @@ mod tests {
             order.pop();
             assert_eq!(order.front(), Some(7));
             order.pop();
-            assert!(order.is_empty());
+            assert_eq!(order.front(), None);
         }
     }
 }

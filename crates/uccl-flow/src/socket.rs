@@ -124,6 +124,13 @@ pub(crate) fn tune(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     Ok(())
 }
 
+/// Resets the connection at once: bytes that the kernel has queued never leave.
+pub(crate) fn reset(stream: &TcpStream) {
+    if let Err(error) = rustix::net::connect_unspec(stream) {
+        tracing::trace!("resetting a socket that is gone already: {error}");
+    }
+}
+
 /// Sends; `None` when it would block.
 ///
 /// # Safety

@@ -7,6 +7,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
+    ops::RangeInclusive,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -14,10 +15,11 @@ use std::{
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Purpose, Status};
 
-use super::Poller;
+use super::{Mail, Poller};
 use crate::{
+    error::Peer,
     flows::Shared,
-    listener::Arrival,
+    sink::Sink,
     socket::{self, Span},
 };
 
@@ -27,6 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MOST_STRANGERS: usize = 512;
 /// The pause after a failure to accept, as when the process has no more descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest chunk of a peer, and all lengths that they may have.
+pub(super) const MOST_CHUNK_LEN: u64 = 4 << 20;
+const CHUNK_LENS: RangeInclusive<u64> = 4 << 10..=MOST_CHUNK_LEN;
 
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
@@ -39,6 +45,7 @@ struct Stranger {
     hello: [u8; HELLO_LEN],
     filled: usize,
     since: Instant,
+    number: u64,
 }
 
 pub(crate) struct Greeter {
@@ -150,7 +157,8 @@ impl Greeter {
         self.next += 1;
         self.poller.add(&stream, token, EventFlags::IN)?;
         let since = Instant::now();
-        let stranger = Stranger { stream, addr, hello: [0; HELLO_LEN], filled: 0, since };
+        let hello = [0; HELLO_LEN];
+        let stranger = Stranger { stream, addr, hello, filled: 0, since, number: token };
         self.strangers.insert(token, stranger);
         self.order.push_back(token);
         Ok(())
@@ -191,23 +199,56 @@ impl Greeter {
     fn place(&self, stranger: Stranger) -> Result<(), String> {
         let hello = FlowHello::decode(&stranger.hello).map_err(|error| error.to_string())?;
         self.poller.remove(&stranger.stream).map_err(|error| error.to_string())?;
-        let arrivals = match hello.purpose {
-            Purpose::Flow => self.shared.listeners.lock().get(&hello.key).cloned(),
-            Purpose::Resume | Purpose::Bulk => None,
-        };
-        let Some(arrivals) = arrivals else {
-            self.answer(&stranger.stream, Status::UnknownKey)?;
-            return Err(
-                "its key is unknown: another job's handle, or a listener that is closed".into()
-            );
-        };
-        if arrivals.is_full() {
-            self.answer(&stranger.stream, Status::Full)?;
-            return Err("too many connections wait for accept".into());
+        match hello.purpose {
+            Purpose::Flow => self.place_flow(stranger, &hello),
+            Purpose::Bulk if hello.key == self.shared.key => {
+                self.answer(&stranger.stream, Status::Taken)?;
+                self.place_bulk(stranger, &hello);
+                Ok(())
+            }
+            Purpose::Bulk | Purpose::Resume => {
+                self.answer(&stranger.stream, Status::UnknownKey)?;
+                Err("its key is not this process's".into())
+            }
         }
-        self.answer(&stranger.stream, Status::Taken)?;
-        arrivals.push(Arrival { stream: stranger.stream, addr: stranger.addr, hello });
+    }
+
+    fn place_flow(&self, stranger: Stranger, hello: &FlowHello) -> Result<(), String> {
+        let Stranger { stream, addr, .. } = stranger;
+        // A listener that closes meanwhile would not see the flow: it waits for this.
+        let listeners = self.shared.listeners.lock();
+        let Some(arrivals) = listeners.get(&hello.key) else {
+            self.answer(&stream, Status::UnknownKey)?;
+            return Err("its key is unknown: another job's handle, or a closed listener's".into());
+        };
+        if arrivals.is_full() || !CHUNK_LENS.contains(&hello.chunk_len) {
+            self.answer(&stream, Status::Full)?;
+            return Err("too many connections wait for accept, or its chunks are too long".into());
+        }
+        let device = arrivals.device().to_owned();
+        let peer = Peer { instance: hello.instance, addr: Some(addr), device };
+        let mut sinks = self.shared.sinks.write();
+        if let Some(sink) = sinks.get(&hello.flow) {
+            // The peer has not heard the answer, and asks again.
+            if sink.peer.instance != hello.instance {
+                return Err("another process has a flow of that name".into());
+            }
+            self.answer(&stream, Status::Taken)?;
+            sink.state.lock().stream = Some(stream);
+            return Ok(());
+        }
+        self.answer(&stream, Status::Taken)?;
+        let sink = Sink::new(stream, peer, hello.flow, hello.chunk_len);
+        sinks.insert(hello.flow, Arc::clone(&sink));
+        drop(sinks);
+        arrivals.push(sink);
         Ok(())
+    }
+
+    fn place_bulk(&self, stranger: Stranger, hello: &FlowHello) {
+        let workers = &self.shared.workers;
+        let worker = &workers[(stranger.number % workers.len() as u64) as usize];
+        worker.send(Mail::Incoming { stream: stranger.stream, instance: hello.instance });
     }
 
     /// A fresh socket has room for this answer.

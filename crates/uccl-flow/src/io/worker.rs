@@ -1,0 +1,293 @@
+//! A thread that carries chunks: streams of several bundles, in both directions.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
+use uccl_wire::flow::{FlowHello, Purpose};
+
+use super::{Poller, Waker, incoming::Incoming, outgoing::Outgoing};
+use crate::{attempt::Attempt, bundle::Bundle, flows::Shared, socket};
+
+/// The time between two looks at the clock while there is work.
+const TICK: Duration = Duration::from_millis(5);
+/// The pause between two attempts to open a stream.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const WAKER: u64 = 0;
+
+/// Something for a thread to do.
+pub(crate) enum Mail {
+    /// Open a stream of a bundle.
+    Open { bundle: Arc<Bundle>, index: usize },
+    /// Take a stream of a peer's.
+    Incoming { stream: TcpStream, instance: u64 },
+    /// Tell a peer that receives are posted.
+    Posted { instance: u64, flow: u64, posted: u64 },
+}
+
+/// The way to a thread.
+pub(crate) struct Port {
+    waker: Waker,
+    mail: Mutex<Vec<Mail>>,
+    is_poked: AtomicBool,
+}
+
+impl Port {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { waker: Waker::new()?, mail: Mutex::default(), is_poked: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn send(&self, mail: Mail) {
+        self.mail.lock().push(mail);
+        self.poke();
+    }
+
+    /// Has the thread look for work. One that has been poked and has not looked is not poked again.
+    pub(crate) fn poke(&self) {
+        if !self.is_poked.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+}
+
+/// A stream that is being opened.
+struct Opening {
+    bundle: Arc<Bundle>,
+    index: usize,
+    attempt: Option<Attempt>,
+    /// The route of the next attempt.
+    route: usize,
+    again: Instant,
+}
+
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    port: Arc<Port>,
+    poller: Poller,
+    outgoing: HashMap<u64, Outgoing>,
+    incoming: HashMap<u64, Incoming>,
+    openings: Vec<Opening>,
+    next: u64,
+    /// Streams that did not get through in their turn.
+    unfinished: Vec<u64>,
+}
+
+impl Worker {
+    pub(crate) fn new(shared: Arc<Shared>, at: usize) -> io::Result<Self> {
+        let port = Arc::clone(&shared.workers[at]);
+        let poller = Poller::new()?;
+        poller.add(&port.waker, WAKER, EventFlags::IN)?;
+        Ok(Self {
+            shared,
+            port,
+            poller,
+            outgoing: HashMap::new(),
+            incoming: HashMap::new(),
+            openings: Vec::new(),
+            next: WAKER + 1,
+            unfinished: Vec::new(),
+        })
+    }
+
+    pub(crate) fn run(mut self) {
+        let mut ready = Vec::new();
+        let mut has_work = false;
+        while !self.shared.is_stopped.load(Ordering::Acquire) {
+            let tick = (has_work || !self.openings.is_empty()).then_some(TICK);
+            let timeout = if self.unfinished.is_empty() { tick } else { Some(Duration::ZERO) };
+            if let Err(error) = self.poller.wait(timeout, &mut ready) {
+                tracing::error!("a thread for streams ends: epoll failed: {error}");
+                return;
+            }
+            self.port.waker.clear();
+            self.port.is_poked.store(false, Ordering::Release);
+            let mail = std::mem::take(&mut *self.port.mail.lock());
+            mail.into_iter().for_each(|mail| self.on_mail(mail));
+            ready.append(&mut self.unfinished);
+            for token in ready.drain(..) {
+                self.on_event(token);
+            }
+            self.open();
+            has_work = self.on_time();
+            self.write();
+        }
+    }
+
+    fn on_mail(&mut self, mail: Mail) {
+        match mail {
+            Mail::Open { bundle, index } => self.openings.push(Opening {
+                route: index % bundle.routes.len().max(1),
+                bundle,
+                index,
+                attempt: None,
+                again: Instant::now(),
+            }),
+            Mail::Incoming { stream, instance } => {
+                let token = self.token();
+                let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+                if let Err(error) = self.poller.add(&stream, token, flags) {
+                    tracing::warn!("a stream of a peer cannot be waited for: {error}");
+                    return;
+                }
+                let stream = Incoming::new(Arc::clone(&self.shared), instance, stream);
+                self.incoming.insert(token, stream);
+                self.unfinished.push(token);
+            }
+            Mail::Posted { instance, flow, posted } => {
+                for (token, stream) in &mut self.incoming {
+                    if stream.instance == instance {
+                        stream.note_posted(flow, posted);
+                        self.unfinished.push(*token);
+                    }
+                }
+            }
+        }
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn on_event(&mut self, token: u64) {
+        if let Some(stream) = self.incoming.get_mut(&token) {
+            match stream.read() {
+                Ok(true) => self.unfinished.push(token),
+                Ok(false) => {}
+                Err(cause) => {
+                    tracing::debug!("a stream of process {:016x} ends: {cause}", stream.instance);
+                    self.incoming.remove(&token);
+                }
+            }
+        } else if let Some(stream) = self.outgoing.get_mut(&token)
+            && let Err(cause) = stream.on_event()
+        {
+            self.lose(token, &cause);
+        }
+    }
+
+    /// Sends what there is over all streams, and closes those that are to be closed.
+    fn write(&mut self) {
+        let tokens: Vec<_> = self.outgoing.keys().copied().collect();
+        for token in tokens {
+            let Some(stream) = self.outgoing.get_mut(&token) else { continue };
+            if stream.bundle.is_closed() {
+                self.outgoing.remove(&token);
+                continue;
+            }
+            let result = if stream.bundle.is_reset(stream.index) {
+                Err("it stood still, or its flow was closed".into())
+            } else {
+                stream.write()
+            };
+            match result {
+                Ok(true) => self.unfinished.push(token),
+                Ok(false) => {}
+                Err(cause) => self.lose(token, &cause),
+            }
+        }
+    }
+
+    /// The stream has ended, and is opened again by another route.
+    fn lose(&mut self, token: u64, cause: &str) {
+        let Some(Outgoing { bundle, index, socket, .. }) = self.outgoing.remove(&token) else {
+            return;
+        };
+        socket::reset(&socket);
+        tracing::debug!("stream {index} to {} is replaced: {cause}", bundle.peer);
+        bundle.on_lost(index, cause);
+        let route = (index + token as usize) % bundle.routes.len().max(1);
+        let again = Instant::now();
+        self.openings.push(Opening { bundle, index, attempt: None, route, again });
+    }
+
+    fn open(&mut self) {
+        let mut waiting = std::mem::take(&mut self.openings);
+        waiting.retain_mut(|opening| {
+            if opening.bundle.is_closed() {
+                return false;
+            }
+            match opening.step(&self.shared) {
+                Ok(None) => true,
+                Ok(Some(stream)) => {
+                    let (bundle, index) = (Arc::clone(&opening.bundle), opening.index);
+                    self.add_outgoing(bundle, index, stream)
+                }
+                Err(error) => {
+                    opening.fail(&error);
+                    true
+                }
+            }
+        });
+        self.openings = waiting;
+    }
+
+    /// Takes a stream that is open. True if that fails.
+    fn add_outgoing(&mut self, bundle: Arc<Bundle>, index: usize, stream: TcpStream) -> bool {
+        let token = self.token();
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+        if let Err(error) = self.poller.add(&stream, token, flags) {
+            tracing::warn!("a stream to {} cannot be waited for: {error}", bundle.peer);
+            return true;
+        }
+        self.outgoing.insert(token, Outgoing::new(bundle, index, stream));
+        false
+    }
+
+    /// Has all bundles look at the clock. True while one has work.
+    fn on_time(&self) -> bool {
+        let mut seen: Vec<&Arc<Bundle>> = Vec::new();
+        let open = self.openings.iter().map(|opening| &opening.bundle);
+        for bundle in self.outgoing.values().map(|stream| &stream.bundle).chain(open) {
+            if !seen.iter().any(|other| Arc::ptr_eq(other, bundle)) {
+                seen.push(bundle);
+            }
+        }
+        seen.into_iter().fold(false, |has_work, bundle| bundle.on_time() | has_work)
+    }
+}
+
+impl Opening {
+    /// Goes on; the stream, once it is open.
+    fn step(&mut self, shared: &Shared) -> io::Result<Option<TcpStream>> {
+        if self.attempt.is_none() {
+            if self.again > Instant::now() {
+                return Ok(None);
+            }
+            let routes = &self.bundle.routes;
+            let route = routes.get(self.route).ok_or(io::ErrorKind::AddrNotAvailable)?;
+            self.attempt = Some(Attempt::begin(*route)?);
+        }
+        let hello = FlowHello {
+            purpose: Purpose::Bulk,
+            key: self.bundle.key,
+            instance: shared.instance,
+            flow: 0,
+            chunk_len: shared.settings.chunk_len as u64,
+        };
+        let Some(attempt) = &mut self.attempt else { return Ok(None) };
+        if attempt.step(&hello, self.bundle.peer.instance, true)?.is_none() {
+            return Ok(None);
+        }
+        let Some(attempt) = self.attempt.take() else { return Ok(None) };
+        socket::tune(&attempt.stream, shared.settings.limit)?;
+        Ok(Some(attempt.stream))
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.attempt = None;
+        self.again = Instant::now() + PAUSE;
+        self.route = (self.route + 1) % self.bundle.routes.len().max(1);
+        self.bundle.on_lost(self.index, &error.to_string());
+    }
+}

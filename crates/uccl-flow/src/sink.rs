@@ -1,0 +1,235 @@
+//! The receiving end of a flow as its user and the threads see it.
+
+use std::{net::TcpStream, sync::Arc, time::Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use uccl_wire::flow::FlowHead;
+
+use crate::{
+    core::{Inbox, Params, Verdict},
+    error::{FlowError, Outstanding, Peer},
+    slots::{Slot, Slots},
+    socket::Span,
+};
+
+/// Bytes that are read ahead of the receives.
+const AHEAD_LEN: usize = 64 << 10;
+
+/// The receiving end of a flow.
+pub(crate) struct Sink {
+    pub(crate) flow: u64,
+    pub(crate) peer: Peer,
+    pub(crate) state: Mutex<SinkState>,
+}
+
+pub(crate) struct SinkState {
+    /// The flow's own stream.
+    pub(crate) stream: Option<TcpStream>,
+    pub(crate) slots: Slots<Receive>,
+    pub(crate) inbox: Inbox,
+    pub(crate) ahead: Ahead,
+    /// The message on the own stream that has begun: the place of its slot.
+    pub(crate) begun: Option<usize>,
+    pub(crate) failure: Option<FlowError>,
+    pub(crate) last_progress: Instant,
+}
+
+/// Bytes that were read ahead.
+pub(crate) struct Ahead {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+pub(crate) struct Receive {
+    pub(crate) number: u64,
+    pub(crate) memory: Span,
+    /// The message's length, once it is known.
+    pub(crate) total: usize,
+    /// Bytes that have come over the own stream.
+    pub(crate) received: usize,
+    pub(crate) is_done: bool,
+}
+
+/// The place of the next bytes of a chunk.
+pub(crate) enum Place {
+    /// In a receive: the memory of the whole chunk. [`Sink::end_landing`] follows.
+    Land(Span),
+    /// Nowhere.
+    Drop,
+    /// Aside, for [`Sink::keep_early`].
+    Aside,
+}
+
+// SAFETY: the spans are the caller's memory, which it leaves to the flow until a receive has ended, on
+// whatever thread.
+unsafe impl Send for SinkState {}
+
+impl Sink {
+    pub(crate) fn new(stream: TcpStream, peer: Peer, flow: u64, chunk_len: u64) -> Arc<Self> {
+        let bytes = vec![0; AHEAD_LEN].into_boxed_slice();
+        let state = SinkState {
+            stream: Some(stream),
+            slots: Slots::new(),
+            inbox: Inbox::new(chunk_len, Params::early_len(chunk_len)),
+            ahead: Ahead { bytes, start: 0, end: 0 },
+            begun: None,
+            failure: None,
+            last_progress: Instant::now(),
+        };
+        Arc::new(Self { flow, peer, state: Mutex::new(state) })
+    }
+
+    /// Posts a receive. Also whether the sender has to hear of it, since chunks have come before.
+    ///
+    /// # Safety
+    /// As for [`RecvFlow::post`](crate::RecvFlow::post).
+    pub(crate) unsafe fn post(&self, memory: Span) -> Result<(Option<Slot>, bool), FlowError> {
+        let mut state = self.state.lock();
+        state.check()?;
+        if state.slots.is_full() {
+            return Ok((None, false));
+        }
+        let number = state.inbox.post(memory.len as u64);
+        let slot =
+            state.slots.insert(Receive { number, memory, total: 0, received: 0, is_done: false });
+        let had_early = state.inbox.has_early();
+        self.take_early(&mut state);
+        Ok((slot, had_early))
+    }
+
+    /// The number of receives that have been posted.
+    pub(crate) fn posted(&self) -> u64 {
+        self.state.lock().inbox.posted()
+    }
+
+    /// Says where the next bytes of a chunk go.
+    pub(crate) fn begin_landing(&self, head: &FlowHead) -> Place {
+        self.begin(&mut self.state.lock(), head)
+    }
+
+    /// A system call for the bytes of a chunk has ended; with `is_whole` the chunk has.
+    pub(crate) fn end_landing(&self, head: &FlowHead, is_whole: bool) {
+        self.end(&mut self.state.lock(), head, is_whole);
+    }
+
+    /// Keeps a chunk for its receive, or copies it there.
+    pub(crate) fn keep_early(&self, head: FlowHead, bytes: Box<[u8]>) {
+        let mut state = self.state.lock();
+        if state.failure.is_none() {
+            state.inbox.keep_early(head, bytes);
+            self.take_early(&mut state);
+        }
+    }
+
+    /// Ends the flow. Afterwards no byte lands.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.end(FlowError::Closed);
+        // A system call that does not block writes to the memory, and ends by itself.
+        while state.inbox.is_landing() {
+            MutexGuard::unlocked(&mut state, std::thread::yield_now);
+        }
+    }
+
+    fn take_early(&self, state: &mut SinkState) {
+        while let Some(chunk) = state.inbox.take_early() {
+            if let Place::Land(span) = self.begin(state, &chunk.head) {
+                // SAFETY: the chunk has as many bytes as its span, which the caller of `post` keeps
+                // writable while the receive has not ended.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(chunk.bytes.as_ptr(), span.addr, span.len);
+                };
+                self.end(state, &chunk.head, true);
+            }
+        }
+    }
+
+    fn begin(&self, state: &mut SinkState, head: &FlowHead) -> Place {
+        if state.failure.is_some() {
+            return Place::Drop;
+        }
+        let failure = match state.inbox.begin_landing(head) {
+            Verdict::Land => {
+                let receive = state.slots.values().find(|other| other.number == head.message);
+                let memory = receive.map_or(Span::EMPTY, |receive| receive.memory);
+                let end = (head.offset + head.len) as usize;
+                return Place::Land(Span { len: end, ..memory }.after(head.offset as usize));
+            }
+            Verdict::Repeat => return Place::Drop,
+            Verdict::Early => return Place::Aside,
+            Verdict::TooLong { room } => self.too_long(head, room),
+            Verdict::Wrong(what) => self.protocol(what.into()),
+        };
+        state.end(failure);
+        Place::Drop
+    }
+
+    fn end(&self, state: &mut SinkState, head: &FlowHead, is_whole: bool) {
+        if state.inbox.end_landing(head, is_whole)
+            && let Some(receive) = state.slots.find(|other| other.number == head.message)
+        {
+            receive.total = head.total as usize;
+            receive.is_done = true;
+        }
+    }
+
+    pub(crate) fn too_long(&self, head: &FlowHead, room: u64) -> FlowError {
+        let (message, sent) = (head.message, head.total);
+        FlowError::TooLong { peer: self.peer.clone(), message, sent, room }
+    }
+
+    pub(crate) fn protocol(&self, what: String) -> FlowError {
+        FlowError::Protocol { peer: self.peer.clone(), what }
+    }
+}
+
+impl Receive {
+    /// The memory of the part of the message that has not come over the own stream.
+    pub(crate) fn rest(&self) -> Span {
+        Span { len: self.total, ..self.memory }.after(self.received)
+    }
+}
+
+impl Ahead {
+    pub(crate) fn filled(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    pub(crate) fn take(&mut self, count: usize) {
+        self.start += count;
+    }
+
+    pub(crate) fn fill(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Room behind the filled bytes, which begin at the front afterwards.
+    pub(crate) fn room(&mut self) -> Span {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        Span::of_mut(&mut self.bytes[self.end..])
+    }
+}
+
+impl SinkState {
+    pub(crate) fn check(&self) -> Result<(), FlowError> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn outstanding(&self) -> Outstanding {
+        let open = self.slots.values().filter(|receive| !receive.is_done);
+        open.fold(Outstanding::default(), |sum, receive| Outstanding {
+            requests: sum.requests + 1,
+            bytes: sum.bytes + (receive.memory.len - receive.received) as u64,
+        })
+    }
+
+    pub(crate) fn end(&mut self, failure: FlowError) -> FlowError {
+        self.stream = None;
+        self.failure.get_or_insert(failure).clone()
+    }
+}
