@@ -1,4 +1,5 @@
-//! The streams for large messages from this process to another one, shared by all flows between them.
+//! The streams for large messages from this process to another one, shared by all flows between
+//! them.
 
 use std::{
     collections::HashMap,
@@ -6,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -14,11 +15,11 @@ use uccl_wire::flow::{FlowHead, HeadKind};
 
 use crate::{
     attempt::Route,
+    bell::Bell,
     core::{Action, Params, Part, Scheduler},
     counters::PeerCounters,
     error::{FlowError, Outstanding, Peer},
-    flows::{Flows, Shared},
-    io::Mail,
+    settings::Settings,
     socket::Span,
 };
 
@@ -56,16 +57,24 @@ impl Drop for Reading {
     }
 }
 
-/// The streams for large messages to one process.
-pub(crate) struct Bundle {
+/// The process that a bundle goes to.
+pub(crate) struct Target {
     pub(crate) peer: Peer,
     pub(crate) key: [u8; 16],
     pub(crate) routes: Vec<Route>,
+}
+
+/// The streams for large messages to one process.
+pub(crate) struct Bundle {
+    pub(crate) target: Target,
     state: Mutex<State>,
     begun: Instant,
     users: AtomicUsize,
-    next_worker: AtomicUsize,
-    shared: Arc<Shared>,
+    /// The thread that the next message wakes first.
+    next_bell: AtomicUsize,
+    bells: Vec<Arc<Bell>>,
+    chunk_len: u64,
+    limit: Duration,
 }
 
 struct State {
@@ -90,29 +99,17 @@ struct StreamState {
     bytes: u64,
 }
 
-// SAFETY: the spans are callers' memory, which they leave to their flows until a message has ended, on
-// whatever thread.
+// SAFETY: the spans are callers' memory, which they leave to their flows until a message has ended,
+// on any thread.
 unsafe impl Send for State {}
 
 impl Bundle {
-    /// The bundle to a process; makes it, and has its streams opened, if there is none.
-    pub(crate) fn join(
-        flows: &Flows,
-        peer: &Peer,
-        key: [u8; 16],
-        routes: impl FnOnce() -> Vec<Route>,
-    ) -> Arc<Self> {
-        let shared = flows.shared();
-        let mut bundles = shared.bundles.lock();
-        if let Some(bundle) = bundles.get(&peer.instance) {
-            bundle.users.fetch_add(1, Ordering::Relaxed);
-            return Arc::clone(bundle);
-        }
-        let settings = &shared.settings;
+    pub(crate) fn new(target: Target, settings: &Settings, bells: Vec<Arc<Bell>>) -> Self {
+        let chunk_len = settings.chunk_len as u64;
         let params = Params {
             streams: settings.streams,
-            chunk_len: settings.chunk_len as u64,
-            early_len: Params::early_len(settings.chunk_len as u64),
+            chunk_len,
+            early_len: Params::early_len(chunk_len),
             late_us: 10_000,
             dead_us: 1_000_000,
             limit_us: settings.limit.as_micros() as u64,
@@ -127,32 +124,30 @@ impl Bundle {
             last_error: String::new(),
             lost: 0,
         };
-        let bundle = Arc::new(Self {
-            peer: peer.clone(),
-            key,
-            routes: routes(),
+        Self {
+            target,
             state: Mutex::new(state),
             begun: Instant::now(),
             users: AtomicUsize::new(1),
-            next_worker: AtomicUsize::new(0),
-            shared: Arc::clone(shared),
-        });
-        bundles.insert(peer.instance, Arc::clone(&bundle));
-        for index in 0..settings.streams {
-            let worker = &shared.workers[index % shared.workers.len()];
-            worker.send(Mail::Open { bundle: Arc::clone(&bundle), index });
+            next_bell: AtomicUsize::new(0),
+            bells,
+            chunk_len,
+            limit: settings.limit,
         }
-        bundle
     }
 
-    /// A flow leaves; its messages are no longer read. The last one closes the streams.
-    pub(crate) fn leave(&self, flow: u64, outbox: &Outbox) {
-        let mut bundles = self.shared.bundles.lock();
-        let is_last = self.users.fetch_sub(1, Ordering::Relaxed) == 1;
-        if is_last {
-            bundles.remove(&self.peer.instance);
-        }
-        drop(bundles);
+    pub(crate) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// True if that was the last one.
+    pub(crate) fn remove_user(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Forgets a flow and stops the reads of its messages; closes the streams after the last
+    /// one.
+    pub(crate) fn forget(&self, flow: u64, outbox: &Outbox, is_last: bool) {
         let mut state = self.state.lock();
         state.is_closed |= is_last;
         state.scheduler.forget(flow);
@@ -192,11 +187,10 @@ impl Bundle {
         state.sources.insert((flow, message), Source { payload, slot, outbox });
         state.scheduler.push(flow, message, total, tag, now_us);
         drop(state);
-        let chunks = total.div_ceil(self.shared.settings.chunk_len as u64) as usize;
-        let workers = &self.shared.workers;
-        let first = self.next_worker.fetch_add(1, Ordering::Relaxed);
-        for at in 0..chunks.min(workers.len()) {
-            workers[(first + at) % workers.len()].poke();
+        let chunks = total.div_ceil(self.chunk_len) as usize;
+        let first = self.next_bell.fetch_add(1, Ordering::Relaxed);
+        for at in 0..chunks.min(self.bells.len()) {
+            self.bells[(first + at) % self.bells.len()].ring();
         }
         Ok(())
     }
@@ -234,7 +228,7 @@ impl Bundle {
         self.state.lock().streams[stream].current = None;
     }
 
-    /// Bytes have gone into the stream's socket.
+    /// Bytes have left the stream's socket.
     pub(crate) fn on_moved(&self, stream: usize) {
         let now_us = self.now_us();
         self.state.lock().scheduler.on_moved(stream, now_us);
@@ -301,7 +295,7 @@ impl Bundle {
     pub(crate) fn counters(&self) -> PeerCounters {
         let state = self.state.lock();
         PeerCounters {
-            peer: self.peer.clone(),
+            peer: self.target.peer.clone(),
             open_streams: state.streams.iter().filter(|stream| stream.is_open).count(),
             bytes: state.streams.iter().map(|stream| stream.bytes).sum(),
             slowest_bytes: state.streams.iter().map(|stream| stream.bytes).min().unwrap_or(0),
@@ -316,7 +310,7 @@ impl Bundle {
     }
 
     fn wake_all(&self) {
-        self.shared.workers.iter().for_each(|worker| worker.poke());
+        self.bells.iter().for_each(|bell| bell.ring());
     }
 
     fn act(&self, state: &mut State) -> bool {
@@ -345,9 +339,9 @@ impl Bundle {
             bytes: state.sources.values().map(|source| source.payload.len as u64).sum(),
         };
         let failure = FlowError::Lost {
-            peer: self.peer.clone(),
+            peer: self.target.peer.clone(),
             cause: state.last_error.clone(),
-            silent: self.shared.settings.limit,
+            silent: self.limit,
             outstanding,
         };
         for source in state.sources.values() {

@@ -10,7 +10,6 @@ use uccl_wire::flow::{FlowHello, FlowWelcome, Handle, Purpose};
 
 use crate::{
     attempt::{Attempt, Route},
-    bundle::Bundle,
     error::{FlowError, Peer},
     flows::{Flows, random},
     send::SendFlow,
@@ -139,7 +138,7 @@ impl Connecting {
         socket::tune(&attempt.stream, limit).map_err(FlowError::system("setsockopt"))?;
         let peer = Peer { addr: Some(attempt.to), ..self.peer.clone() };
         tracing::debug!("a flow to {peer} goes from {:?}", attempt.stream.local_addr());
-        let bundle = Bundle::join(&self.flows, &peer, welcome.key, || self.bulk_routes());
+        let bundle = self.flows.shared().join(&peer, welcome.key, || self.bulk_routes());
         Ok(SendFlow::new(self.flows.clone(), attempt.stream, bundle, self.hello.flow))
     }
 

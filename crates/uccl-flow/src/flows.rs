@@ -1,7 +1,6 @@
 //! A process's flows: settings, names and threads.
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, Ipv4Addr},
     sync::{
         Arc,
@@ -14,18 +13,18 @@ use parking_lot::{Mutex, RwLock};
 use uccl_device::HostIdentity;
 
 use crate::{
-    bundle::Bundle,
+    bell::Waker,
     counters::PeerCounters,
     error::FlowError,
-    io::{Port, Waker, Worker, greeter::Greeter},
-    listener::Arrivals,
+    io::{greeter::Greeter, worker::Worker},
+    port::Port,
     settings::{Device, Settings},
-    sink::Sink,
+    shared::Shared,
     socket,
 };
 
-/// What all flows of a process share. Clones are the same. The last clone, listener, connection or
-/// flow that is dropped ends its threads and waits for them.
+/// The state that all flows of a process share. Clones are the same. The last clone, listener,
+/// connection or flow that is dropped ends its threads and waits for them.
 #[derive(Clone)]
 pub struct Flows {
     owner: Arc<Owner>,
@@ -35,25 +34,6 @@ pub struct Flows {
 struct Owner {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// State that threads share.
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    /// Names this process among its peers.
-    pub(crate) instance: u64,
-    /// Peers show it to open more streams.
-    pub(crate) key: [u8; 16],
-    pub(crate) network: [u8; 16],
-    pub(crate) port: u16,
-    pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
-    pub(crate) is_stopped: AtomicBool,
-    pub(crate) greeter: Waker,
-    pub(crate) workers: Vec<Arc<Port>>,
-    /// Bundles of streams to other processes, by instance.
-    pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
-    /// Receiving ends, by flow.
-    pub(crate) sinks: RwLock<HashMap<u64, Arc<Sink>>>,
 }
 
 impl Flows {
@@ -149,7 +129,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.greeter.wake();
-        self.shared.workers.iter().for_each(|worker| worker.poke());
+        self.shared.workers.iter().for_each(|worker| worker.bell().ring());
         for thread in self.threads.get_mut().drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the flows has panicked");

@@ -4,7 +4,6 @@ pub(crate) mod greeter;
 mod incoming;
 mod outgoing;
 mod poller;
-mod worker;
+pub(crate) mod worker;
 
-pub(crate) use poller::{Poller, Waker};
-pub(crate) use worker::{Mail, Port, Worker};
+use poller::Poller;

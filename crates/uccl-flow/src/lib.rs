@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sender's process                                                     receiver's process
-//!   Connecting::begin(flows, handle) <---- Handle, by any way ---------- Listener::listen(flows, device)
+//!   Connecting::begin(flows, handle) <---- Handle, by any way ---------- Listener::listen(flows, ..)
 //!   poll() -> SendFlow               ----- the flow's own stream ------> try_accept() -> RecvFlow
 //!   post(message) -> Slot                                                post([buffer]) -> Slot
 //!   test(slot) -> length                                                 test(slot) -> length
@@ -18,7 +18,9 @@
 //!
 //! An error of a flow is its end: all calls give the same error from there on.
 
+mod arrivals;
 mod attempt;
+mod bell;
 mod bundle;
 mod connect;
 mod core;
@@ -27,9 +29,11 @@ mod error;
 mod flows;
 mod io;
 mod listener;
+mod port;
 mod recv;
 mod send;
 mod settings;
+mod shared;
 mod sink;
 mod slots;
 mod socket;

@@ -1,43 +1,18 @@
 //! Listening for flows.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uccl_wire::flow::Handle;
 
 use crate::{
+    arrivals::Arrivals,
     error::FlowError,
     flows::{Flows, random},
     recv::RecvFlow,
-    sink::Sink,
 };
 
-/// The most connections that wait for `try_accept` at one listener.
-const MOST_WAITING: usize = 4096;
-
-/// New flows of a listener.
-pub(crate) struct Arrivals {
-    waiting: Mutex<VecDeque<Arc<Sink>>>,
-    device: String,
-}
-
-impl Arrivals {
-    pub(crate) fn is_full(&self) -> bool {
-        self.waiting.lock().len() >= MOST_WAITING
-    }
-
-    /// The name of the listener's device.
-    pub(crate) fn device(&self) -> &str {
-        &self.device
-    }
-
-    pub(crate) fn push(&self, sink: Arc<Sink>) {
-        self.waiting.lock().push_back(sink);
-    }
-}
-
-/// Listens for flows of its handle. All listeners of a process share one port. Dropping it closes it;
-/// flows that it has accepted live on.
+/// Listens for flows of its handle. All listeners of a process share one port. Dropping it closes
+/// it; flows that it has accepted live on.
 pub struct Listener {
     flows: Flows,
     handle: Handle,
@@ -64,7 +39,7 @@ impl Listener {
             addrs: Handle::fitting(&addrs),
             port: shared.port,
         };
-        let arrivals = Arc::new(Arrivals { waiting: Mutex::default(), device: own.name.clone() });
+        let arrivals = Arc::new(Arrivals::new(own.name.clone()));
         shared.listeners.lock().insert(handle.nonce, Arc::clone(&arrivals));
         Ok(Self { flows: flows.clone(), handle, arrivals })
     }
@@ -80,7 +55,7 @@ impl Listener {
     /// # Errors
     /// When its socket fails.
     pub fn try_accept(&self) -> Result<Option<RecvFlow>, FlowError> {
-        let sink = self.arrivals.waiting.lock().pop_front();
+        let sink = self.arrivals.pop();
         Ok(sink.map(|sink| RecvFlow::new(self.flows.clone(), sink)))
     }
 }
@@ -89,7 +64,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         let shared = self.flows.shared();
         shared.listeners.lock().remove(&self.handle.nonce);
-        for sink in self.arrivals.waiting.lock().drain(..) {
+        while let Some(sink) = self.arrivals.pop() {
             shared.sinks.write().remove(&sink.flow);
             sink.close();
         }

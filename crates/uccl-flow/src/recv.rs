@@ -8,7 +8,7 @@ use crate::{
     MAX_GROUP,
     error::{FlowError, Peer},
     flows::Flows,
-    io::Mail,
+    port::Mail,
     sink::{Sink, SinkState},
     slots::Slot,
     socket::{self, Span},
@@ -49,8 +49,8 @@ impl RecvFlow {
     /// The flow's error, or that a receive cannot have that many buffers.
     ///
     /// # Safety
-    /// The memory stays writable, and nothing else uses it, until [`RecvFlow::test`] has reported the
-    /// end of this receive, or the flow is closed. An error does not end it.
+    /// The memory stays writable, and nothing else uses it, until [`RecvFlow::test`] has reported
+    /// the end of this receive, or the flow is closed. An error does not end it.
     pub unsafe fn post(&self, buffers: &[Buffer]) -> Result<Option<Slot>, FlowError> {
         let [buffer] = buffers else { return Err(FlowError::Group(buffers.len())) };
         const { assert!(MAX_GROUP == 1) };
@@ -67,8 +67,8 @@ impl RecvFlow {
         Ok(slot)
     }
 
-    /// The length in bytes of the message of a receive that has ended; `None` if it has not. The slot
-    /// is free after the answer.
+    /// The length in bytes of the message of a receive that has ended; `None` if it has not. The
+    /// slot is free after the answer.
     ///
     /// # Errors
     /// The flow's error, or that there is no such request.
@@ -97,7 +97,7 @@ impl Drop for RecvFlow {
     }
 }
 
-/// Takes what has been read ahead and what the own stream has.
+/// Takes the bytes that were read ahead, and those of the own stream.
 fn progress(sink: &Sink, state: &mut SinkState) -> Result<(), FlowError> {
     loop {
         if !take_ahead(sink, state)? {
@@ -157,8 +157,8 @@ fn take_ahead(sink: &Sink, state: &mut SinkState) -> Result<bool, FlowError> {
         let rest = receive.rest();
         let bytes = state.ahead.filled();
         let count = bytes.len().min(rest.len);
-        // SAFETY: the caller of `post` keeps the memory writable while the receive has not ended, and
-        // it is not the flow's own buffer.
+        // SAFETY: the caller of `post` keeps the memory writable while the receive has not ended,
+        // and it is not the flow's own buffer.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), rest.addr, count) };
         state.ahead.take(count);
         receive.received += count;

@@ -48,8 +48,8 @@ struct Message {
     is_large: bool,
 }
 
-// SAFETY: the spans are the caller's memory, which it leaves to the flow until a message has ended, on
-// whatever thread.
+// SAFETY: the spans are the caller's memory, which it leaves to the flow until a message has ended,
+// on any thread.
 unsafe impl Send for State {}
 
 impl Message {
@@ -75,17 +75,18 @@ impl SendFlow {
     /// The other end.
     #[must_use]
     pub fn peer(&self) -> &Peer {
-        &self.bundle.peer
+        &self.bundle.target.peer
     }
 
-    /// Sends a message of `len` bytes, which may be 0. `None`: there is no room now, try again later.
+    /// Sends a message of `len` bytes, which may be 0. `None`: there is no room now, try again
+    /// later.
     ///
     /// # Errors
     /// The flow's error.
     ///
     /// # Safety
-    /// The memory stays readable, and its content as it is, until [`SendFlow::test`] has reported the
-    /// end of this message, or the flow is closed. An error does not end it.
+    /// The memory stays readable, and its content as it is, until [`SendFlow::test`] has reported
+    /// the end of this message, or the flow is closed. An error does not end it.
     pub unsafe fn post(
         &self,
         ptr: *const u8,
@@ -117,8 +118,8 @@ impl SendFlow {
         Ok(Some(slot))
     }
 
-    /// The length in bytes of a message that has ended; `None` if it has not. The slot is free after
-    /// the answer.
+    /// The length in bytes of a message that has ended; `None` if it has not. The slot is free
+    /// after the answer.
     ///
     /// # Errors
     /// The flow's error, or that there is no such request.
@@ -143,8 +144,8 @@ impl SendFlow {
         Ok(if message.is_large { ended() } else { message.is_sent() })
     }
 
-    /// Closes the flow. Messages that have ended reach the peer; others are cut, and their memory is
-    /// no longer used. Returns at once.
+    /// Closes the flow. Messages that have ended reach the peer; others are cut, and their memory
+    /// is no longer used. Returns at once.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.stream = None;
@@ -153,11 +154,11 @@ impl SendFlow {
             .replace(FlowError::Closed)
             .is_none_or(|old| !matches!(old, FlowError::Closed))
         {
-            self.bundle.leave(self.flow, &self.outbox);
+            self.flows.shared().leave(&self.bundle, self.flow, &self.outbox);
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn flush(&self, state: &mut State) -> Result<(), FlowError> {
         while let Some(index) = state.queue.front() {
             let Some(stream) = &state.stream else { return state.check() };

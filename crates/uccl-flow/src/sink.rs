@@ -61,8 +61,8 @@ pub(crate) enum Place {
     Aside,
 }
 
-// SAFETY: the spans are the caller's memory, which it leaves to the flow until a receive has ended, on
-// whatever thread.
+// SAFETY: the spans are the caller's memory, which it leaves to the flow until a receive has ended,
+// on any thread.
 unsafe impl Send for SinkState {}
 
 impl Sink {

@@ -1,52 +1,14 @@
 //! Flows between two ends in one process, over real sockets.
 
-use std::time::{Duration, Instant};
+mod common;
 
-use uccl_flow::{
-    Buffer, Connecting, FlowError, Flows, Handle, Listener, MAX_OUTSTANDING, RecvFlow, SendFlow,
-    Settings, Slot,
-};
+use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < PATIENCE, "nothing happened");
-        std::thread::yield_now();
-    }
-}
+use common::{exchange, pair, pattern, post_recv, post_send, until};
+use uccl_flow::{Connecting, FlowError, Flows, Listener, MAX_OUTSTANDING, Settings, Slot};
 
 fn flows() -> Flows {
-    Flows::new(Settings::default()).expect("flows over loopback")
-}
-
-fn pair(sender: &Flows, receiver: &Flows) -> (SendFlow, RecvFlow) {
-    let listener = Listener::listen(receiver, 0).expect("a listener");
-    let bytes = listener.handle().encode().expect("a handle");
-    let handle = Handle::decode(&bytes).expect("a handle");
-    let mut connecting = Connecting::begin(sender, &handle, 0).expect("an attempt");
-    let send = until(|| connecting.poll().expect("a connection"));
-    let recv = until(|| listener.try_accept().expect("a flow"));
-    (send, recv)
-}
-
-fn post_send(flow: &SendFlow, data: &[u8]) -> Option<Slot> {
-    // SAFETY: the tests keep the data until the message has ended.
-    unsafe { flow.post(data.as_ptr(), data.len(), 0) }.expect("a flow without error")
-}
-
-fn post_recv(flow: &RecvFlow, data: &mut [u8]) -> Option<Slot> {
-    let buffer = Buffer { ptr: data.as_mut_ptr(), len: data.len(), tag: 0 };
-    // SAFETY: the tests keep the data until the receive has ended.
-    unsafe { flow.post(&[buffer]) }.expect("a flow without error")
-}
-
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|at| ((at * 31) ^ (at >> 8) ^ seed) as u8).collect()
+    Flows::new(Settings { threads: 2, ..Settings::default() }).expect("flows over loopback")
 }
 
 #[test]
@@ -177,4 +139,36 @@ fn a_connection_needs_no_accept_and_a_closed_listener_refuses() {
     let mut connecting = Connecting::begin(&short, &handle, 0).expect("an attempt");
     let error = until(|| connecting.poll().err());
     assert!(error.to_string().contains("listener is closed"), "{error}");
+}
+
+#[test]
+fn many_flows_share_the_streams() {
+    let (one, two) = (flows(), flows());
+    let pairs: Vec<_> = (0..16).map(|_| pair(&one, &two)).collect();
+    std::thread::scope(|scope| {
+        for (at, pair) in pairs.iter().enumerate() {
+            scope.spawn(move || exchange(pair, (12, (at + 1) * 30_000), |_| {}));
+        }
+    });
+    assert_eq!(one.counters().len(), 1, "one bundle");
+    drop(pairs);
+    assert!(one.counters().is_empty(), "the last flow closes it");
+}
+
+#[test]
+fn a_large_message_may_come_before_its_receive() {
+    let (one, two) = (flows(), flows());
+    let (send, recv) = pair(&one, &two);
+    for round in 0..5 {
+        let data = pattern(3 << 20, round);
+        let mut room = vec![0; 3 << 20];
+        let message = post_send(&send, &data).expect("a slot");
+        // The first chunks are on their way or there.
+        until(|| (one.counters()[0].bytes > 0).then_some(()));
+        std::thread::sleep(Duration::from_millis(20));
+        let receive = post_recv(&recv, &mut room).expect("a slot");
+        until(|| recv.test(receive).expect("no error"));
+        until(|| send.test(message).expect("no error"));
+        assert!(room == data, "round {round}");
+    }
 }

@@ -17,7 +17,8 @@
 //! | 40 | 16 B | network: the kernel and its network namespace |
 //! | 56 | 64 B | addresses, each a byte 4 or 6 and its bytes; then zeros |
 //!
-//! A [`FlowHello`] has [`HELLO_LEN`] bytes and opens a stream, a [`FlowWelcome`] of [`WELCOME_LEN`] bytes answers it:
+//! A [`FlowHello`] has [`HELLO_LEN`] bytes and opens a stream, a [`FlowWelcome`] of
+//! [`WELCOME_LEN`] bytes answers it:
 //!
 //! | offset | type | field of the hello | type | field of the welcome |
 //! | --- | --- | --- | --- | --- |
@@ -30,7 +31,8 @@
 //! | 32 | u64 | flow | u64 | number of messages that the flow has received |
 //! | 40 | u64 | bytes of a chunk | u64 | zero |
 //!
-//! A [`FlowHead`] has [`HEAD_LEN`] bytes: kind (u8), three zeros, tag (u32), flow, message, total, offset and length (u64 each).
+//! A [`FlowHead`] has [`HEAD_LEN`] bytes: kind (u8), three zeros, tag (u32), flow, message, total,
+//! offset and length (u64 each).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -200,7 +202,7 @@ fn check_zeros(bytes: &[u8]) -> Result<(), FlowWireError> {
     }
 }
 
-/// What a stream is for.
+/// The use of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// The own stream of a new flow.
@@ -214,7 +216,7 @@ pub enum Purpose {
 /// The first bytes of a stream, from the side that connects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowHello {
-    /// What the stream is for.
+    /// The use of the stream.
     pub purpose: Purpose,
     /// The listener's nonce for a new flow, else the key that an earlier welcome gave.
     pub key: [u8; 16],

@@ -5,7 +5,7 @@ use uccl_wire::flow::FlowHead;
 /// The most messages before their receives; the sender has no more outstanding.
 const MOST_EARLY: u64 = 64;
 
-/// What is to be done with the next bytes of a chunk.
+/// The fate of the next bytes of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// They land in the memory of the receive. [`Inbox::end_landing`] follows.
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
     Wrong(&'static str),
 }
 
-/// Chunks of messages whose receives have not ended, and of those that are not posted yet.
+/// The chunks of a flow: those of open receives, and those before their receives.
 pub(crate) struct Inbox {
     chunk_len: u64,
     early_len: u64,
@@ -88,8 +88,8 @@ impl Inbox {
         Some(chunk)
     }
 
-    /// The message has come by another way, in whole. False if chunks of it have come, or nobody waits
-    /// for it.
+    /// The message has come by another way, in whole. False if chunks of it have come, or nobody
+    /// waits for it.
     pub(crate) fn end_whole(&mut self, number: u64) -> bool {
         let at = self.receives.iter().position(|receive| receive.number == number);
         match at {
@@ -101,7 +101,7 @@ impl Inbox {
         }
     }
 
-    /// Says what is to be done with the next bytes of a chunk.
+    /// Decides on the next bytes of a chunk.
     pub(crate) fn begin_landing(&mut self, head: &FlowHead) -> Verdict {
         if let Err(mistake) = self.check(head) {
             return Verdict::Wrong(mistake);
@@ -125,8 +125,8 @@ impl Inbox {
         Verdict::Land
     }
 
-    /// Ends a landing. With `is_whole` all of the chunk has come over this stream. True if the message
-    /// has ended.
+    /// Ends a landing. With `is_whole` all of the chunk has come over this stream. True if the
+    /// message has ended.
     pub(crate) fn end_landing(&mut self, head: &FlowHead, is_whole: bool) -> bool {
         let chunk = head.offset / self.chunk_len;
         let Some(at) = self.receives.iter().position(|other| other.number == head.message) else {
@@ -145,8 +145,8 @@ impl Inbox {
         has_ended
     }
 
-    /// Keeps a chunk that has come before its receive. It comes back from [`Inbox::take_early`], also
-    /// when the receive has been posted meanwhile.
+    /// Keeps a chunk that has come before its receive. It comes back from [`Inbox::take_early`],
+    /// also when the receive has been posted meanwhile.
     pub(crate) fn keep_early(&mut self, head: FlowHead, bytes: Box<[u8]>) {
         let name = |head: &FlowHead| (head.message, head.offset);
         if self.early.iter().any(|chunk| name(&chunk.head) == name(&head)) {

@@ -7,8 +7,8 @@ pub(crate) struct Params {
     pub(crate) streams: usize,
     /// Bytes of a chunk.
     pub(crate) chunk_len: u64,
-    /// Bytes of a flow that may be sent before their receives are known to be posted. The receiver has
-    /// as much memory for them.
+    /// Bytes of a flow that may be sent before their receives are known to be posted. The receiver
+    /// has as much memory for them.
     pub(crate) early_len: u64,
     /// A stream is late after this time and three round trips.
     pub(crate) late_us: u64,

@@ -180,8 +180,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a stream that has room should ask again soon: there are chunks, now or once others are
-    /// late.
+    /// Whether a stream that has room should ask again soon: there are chunks, now or once others
+    /// are late.
     pub(crate) fn has_work(&self) -> bool {
         !self.left.is_empty()
     }
@@ -289,8 +289,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether another stream with room would deliver a chunk in less than half the time. A stream that
-    /// is passed over gets one now and then, or nobody would see that it is fast again.
+    /// Whether another stream with room would deliver a chunk in less than half the time. A stream
+    /// that is passed over gets one now and then, or nobody would see that it is fast again.
     fn is_beaten(&self, stream: usize, now_us: u64) -> bool {
         let len = self.params.chunk_len;
         let own = &self.streams[stream];
@@ -310,8 +310,8 @@ impl Scheduler {
         self.streams.iter().any(|stream| stream.is_good() && stream.finish_us(0).is_some())
     }
 
-    /// The chunk that has been under way for the longest time over one other stream, if this one would
-    /// need much less.
+    /// The chunk that has been under way for the longest time over one other stream, if this one
+    /// would need much less.
     fn slowest(&self, stream: usize, now_us: u64) -> Option<usize> {
         let own_us = self.streams[stream].finish_us(self.params.chunk_len)?;
         let patience =

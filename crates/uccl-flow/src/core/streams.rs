@@ -1,4 +1,4 @@
-//! The state of a stream: what is under way over it, and how fast it is.
+//! The state of a stream: its chunks under way, and its speed.
 
 use std::collections::VecDeque;
 

@@ -69,7 +69,7 @@ fn a_host_that_was_cut_off_goes_on_where_it_was() {
     };
     let (whole_us, cut_us) =
         (time(Faults::None), time(Faults::Cut { from_us: 40_000, to_us: 700_000 }));
-    // The cut itself, and what it takes to find a way again.
+    // The cut itself, and the time to find a way again.
     assert!(cut_us < whole_us + 660_000 + 50_000, "{cut_us} us with a cut, {whole_us} us without");
 }
 

@@ -15,10 +15,11 @@ use std::{
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{FlowHello, FlowWelcome, HELLO_LEN, Purpose, Status};
 
-use super::{Mail, Poller};
+use super::Poller;
 use crate::{
     error::Peer,
-    flows::Shared,
+    port::Mail,
+    shared::Shared,
     sink::Sink,
     socket::{self, Span},
 };

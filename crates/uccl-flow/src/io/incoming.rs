@@ -5,7 +5,7 @@ use std::{net::TcpStream, sync::Arc};
 use uccl_wire::flow::{FlowHead, HEAD_LEN, HeadKind};
 
 use crate::{
-    flows::Shared,
+    shared::Shared,
     sink::{Place, Sink},
     socket::{self, Span},
 };

@@ -25,6 +25,8 @@ pub(crate) struct Outgoing {
     filled: usize,
     /// The socket has taken no more; an event follows.
     is_full: bool,
+    /// It was full: the next bytes that it takes show that others have left.
+    was_full: bool,
 }
 
 struct Sending {
@@ -38,16 +40,25 @@ impl Outgoing {
     pub(crate) fn new(bundle: Arc<Bundle>, index: usize, socket: TcpStream) -> Self {
         bundle.on_open(index);
         let notes = [0; 32 * HEAD_LEN];
-        Self { bundle, index, socket, chunk: None, notes, filled: 0, is_full: false }
+        Self {
+            bundle,
+            index,
+            socket,
+            chunk: None,
+            notes,
+            filled: 0,
+            is_full: false,
+            was_full: false,
+        }
     }
 
     /// Something has happened to the socket.
     pub(crate) fn on_event(&mut self) -> Result<(), String> {
-        self.is_full = false;
+        self.was_full |= std::mem::take(&mut self.is_full);
         self.read()
     }
 
-    /// Sends what there is. True if there may be more than fits into a turn.
+    /// Sends as much as it can. True if there may be more than fits into a turn.
     pub(crate) fn write(&mut self) -> Result<bool, String> {
         for _ in 0..MOST_CHUNKS {
             if self.is_full {
@@ -83,7 +94,9 @@ impl Outgoing {
                 }
                 Ok(Some(count)) => {
                     chunk.sent += count;
-                    self.bundle.on_moved(self.index);
+                    if std::mem::take(&mut self.was_full) {
+                        self.bundle.on_moved(self.index);
+                    }
                     if chunk.sent == HEAD_LEN + chunk.part.len as usize {
                         self.bundle.on_written(self.index);
                         self.chunk = None;

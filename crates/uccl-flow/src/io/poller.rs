@@ -1,4 +1,4 @@
-//! Waiting for many sockets, and a bell that ends the wait.
+//! Waiting for many sockets.
 
 use std::{
     io,
@@ -7,36 +7,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{Timespec, epoll};
 
 /// The most events of one wait.
 const MOST_EVENTS: usize = 64;
-
-/// Ends the wait of a [`Poller`] from any thread.
-pub(crate) struct Waker(OwnedFd);
-
-impl Waker {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    /// Rings; a bell that has been rung and not heard is not rung twice.
-    pub(crate) fn wake(&self) {
-        // A counter that cannot take one more is rung already.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Hears the bell.
-    pub(crate) fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
-    }
-}
-
-impl AsFd for Waker {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// A set of sockets, each with a number.
 pub(crate) struct Poller {

@@ -4,19 +4,21 @@ use std::{
     collections::HashMap,
     io,
     net::TcpStream,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use uccl_wire::flow::{FlowHello, Purpose};
 
-use super::{Poller, Waker, incoming::Incoming, outgoing::Outgoing};
-use crate::{attempt::Attempt, bundle::Bundle, flows::Shared, socket};
+use super::{Poller, incoming::Incoming, outgoing::Outgoing};
+use crate::{
+    attempt::Attempt,
+    bundle::Bundle,
+    port::{Mail, Port},
+    shared::Shared,
+    socket,
+};
 
 /// The time between two looks at the clock while there is work.
 const TICK: Duration = Duration::from_millis(5);
@@ -24,41 +26,6 @@ const TICK: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 const WAKER: u64 = 0;
-
-/// Something for a thread to do.
-pub(crate) enum Mail {
-    /// Open a stream of a bundle.
-    Open { bundle: Arc<Bundle>, index: usize },
-    /// Take a stream of a peer's.
-    Incoming { stream: TcpStream, instance: u64 },
-    /// Tell a peer that receives are posted.
-    Posted { instance: u64, flow: u64, posted: u64 },
-}
-
-/// The way to a thread.
-pub(crate) struct Port {
-    waker: Waker,
-    mail: Mutex<Vec<Mail>>,
-    is_poked: AtomicBool,
-}
-
-impl Port {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { waker: Waker::new()?, mail: Mutex::default(), is_poked: AtomicBool::new(false) })
-    }
-
-    pub(crate) fn send(&self, mail: Mail) {
-        self.mail.lock().push(mail);
-        self.poke();
-    }
-
-    /// Has the thread look for work. One that has been poked and has not looked is not poked again.
-    pub(crate) fn poke(&self) {
-        if !self.is_poked.swap(true, Ordering::AcqRel) {
-            self.waker.wake();
-        }
-    }
-}
 
 /// A stream that is being opened.
 struct Opening {
@@ -86,7 +53,7 @@ impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, at: usize) -> io::Result<Self> {
         let port = Arc::clone(&shared.workers[at]);
         let poller = Poller::new()?;
-        poller.add(&port.waker, WAKER, EventFlags::IN)?;
+        poller.add(port.bell(), WAKER, EventFlags::IN)?;
         Ok(Self {
             shared,
             port,
@@ -109,10 +76,7 @@ impl Worker {
                 tracing::error!("a thread for streams ends: epoll failed: {error}");
                 return;
             }
-            self.port.waker.clear();
-            self.port.is_poked.store(false, Ordering::Release);
-            let mail = std::mem::take(&mut *self.port.mail.lock());
-            mail.into_iter().for_each(|mail| self.on_mail(mail));
+            self.port.take().into_iter().for_each(|mail| self.on_mail(mail));
             ready.append(&mut self.unfinished);
             for token in ready.drain(..) {
                 self.on_event(token);
@@ -126,7 +90,7 @@ impl Worker {
     fn on_mail(&mut self, mail: Mail) {
         match mail {
             Mail::Open { bundle, index } => self.openings.push(Opening {
-                route: index % bundle.routes.len().max(1),
+                route: index % bundle.target.routes.len().max(1),
                 bundle,
                 index,
                 attempt: None,
@@ -176,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// Sends what there is over all streams, and closes those that are to be closed.
+    /// Sends over all streams, and closes those that are to be closed.
     fn write(&mut self) {
         let tokens: Vec<_> = self.outgoing.keys().copied().collect();
         for token in tokens {
@@ -204,9 +168,9 @@ impl Worker {
             return;
         };
         socket::reset(&socket);
-        tracing::debug!("stream {index} to {} is replaced: {cause}", bundle.peer);
+        tracing::debug!("stream {index} to {} is replaced: {cause}", bundle.target.peer);
         bundle.on_lost(index, cause);
-        let route = (index + token as usize) % bundle.routes.len().max(1);
+        let route = (index + token as usize) % bundle.target.routes.len().max(1);
         let again = Instant::now();
         self.openings.push(Opening { bundle, index, attempt: None, route, again });
     }
@@ -237,7 +201,7 @@ impl Worker {
         let token = self.token();
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
         if let Err(error) = self.poller.add(&stream, token, flags) {
-            tracing::warn!("a stream to {} cannot be waited for: {error}", bundle.peer);
+            tracing::warn!("a stream to {} cannot be waited for: {error}", bundle.target.peer);
             return true;
         }
         self.outgoing.insert(token, Outgoing::new(bundle, index, stream));
@@ -264,19 +228,19 @@ impl Opening {
             if self.again > Instant::now() {
                 return Ok(None);
             }
-            let routes = &self.bundle.routes;
+            let routes = &self.bundle.target.routes;
             let route = routes.get(self.route).ok_or(io::ErrorKind::AddrNotAvailable)?;
             self.attempt = Some(Attempt::begin(*route)?);
         }
         let hello = FlowHello {
             purpose: Purpose::Bulk,
-            key: self.bundle.key,
+            key: self.bundle.target.key,
             instance: shared.instance,
             flow: 0,
             chunk_len: shared.settings.chunk_len as u64,
         };
         let Some(attempt) = &mut self.attempt else { return Ok(None) };
-        if attempt.step(&hello, self.bundle.peer.instance, true)?.is_none() {
+        if attempt.step(&hello, self.bundle.target.peer.instance, true)?.is_none() {
             return Ok(None);
         }
         let Some(attempt) = self.attempt.take() else { return Ok(None) };
@@ -287,7 +251,7 @@ impl Opening {
     fn fail(&mut self, error: &io::Error) {
         self.attempt = None;
         self.again = Instant::now() + PAUSE;
-        self.route = (self.route + 1) % self.bundle.routes.len().max(1);
+        self.route = (self.route + 1) % self.bundle.target.routes.len().max(1);
         self.bundle.on_lost(self.index, &error.to_string());
     }
 }

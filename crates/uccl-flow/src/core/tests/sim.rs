@@ -55,7 +55,7 @@ struct Landing {
     is_whole: bool,
 }
 
-/// What a line's receiver does with its present chunk.
+/// The receiver's side of a line, for its present chunk.
 #[derive(Default)]
 struct Reader {
     landing: Option<Landing>,

@@ -1,0 +1,75 @@
+//! State that a process's flows and threads share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    arrivals::Arrivals,
+    attempt::Route,
+    bell::Waker,
+    bundle::{Bundle, Outbox, Target},
+    error::Peer,
+    port::{Mail, Port},
+    settings::Settings,
+    sink::Sink,
+};
+
+/// State that threads share.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    /// Names this process among its peers.
+    pub(crate) instance: u64,
+    /// Peers show it to open more streams.
+    pub(crate) key: [u8; 16],
+    pub(crate) network: [u8; 16],
+    pub(crate) port: u16,
+    pub(crate) listeners: Mutex<HashMap<[u8; 16], Arc<Arrivals>>>,
+    pub(crate) is_stopped: AtomicBool,
+    pub(crate) greeter: Waker,
+    pub(crate) workers: Vec<Arc<Port>>,
+    /// Bundles of streams to other processes, by instance.
+    pub(crate) bundles: Mutex<HashMap<u64, Arc<Bundle>>>,
+    /// Receiving ends, by flow.
+    pub(crate) sinks: RwLock<HashMap<u64, Arc<Sink>>>,
+}
+
+impl Shared {
+    /// The bundle to a process, which a flow joins. Makes it, and has its streams opened, if there
+    /// is none.
+    pub(crate) fn join(
+        &self,
+        peer: &Peer,
+        key: [u8; 16],
+        routes: impl FnOnce() -> Vec<Route>,
+    ) -> Arc<Bundle> {
+        let mut bundles = self.bundles.lock();
+        if let Some(bundle) = bundles.get(&peer.instance) {
+            bundle.add_user();
+            return Arc::clone(bundle);
+        }
+        let bells = self.workers.iter().map(|worker| Arc::clone(worker.bell())).collect();
+        let target = Target { peer: peer.clone(), key, routes: routes() };
+        let bundle = Arc::new(Bundle::new(target, &self.settings, bells));
+        bundles.insert(peer.instance, Arc::clone(&bundle));
+        for index in 0..self.settings.streams {
+            let worker = &self.workers[index % self.workers.len()];
+            worker.send(Mail::Open { bundle: Arc::clone(&bundle), index });
+        }
+        bundle
+    }
+
+    /// A flow leaves its bundle; its messages are no longer read. The last one closes the streams.
+    pub(crate) fn leave(&self, bundle: &Bundle, flow: u64, outbox: &Outbox) {
+        let mut bundles = self.bundles.lock();
+        let is_last = bundle.remove_user();
+        if is_last {
+            bundles.remove(&bundle.target.peer.instance);
+        }
+        drop(bundles);
+        bundle.forget(flow, outbox, is_last);
+    }
+}
