@@ -138,3 +138,10 @@ def test_the_command_shows_them(site: Site) -> None:
         assert done.returncode == 0 and "ray 1.2.3, UCX by name" in done.stdout, done
     done = site.run(sys.executable, "-m", "uccl.frameworks", "--json")
     assert json.loads(done.stdout)[0]["about"] == "ray 1.2.3, UCX by name"
+
+
+def test_the_network_of_nccl_is_named(site: Site) -> None:
+    framework(site, "nvidia_nccl_cu13", "2.28.9")
+    about = "nvidia-nccl-cu13 2.28.9, network"
+    level, seen, remedy = said(site, NCCL_NET_PLUGIN="", NCCL_NET="")[about]
+    assert level == "note" and "NCCL_NET_PLUGIN is not set" in seen and "uccl.nccl" in remedy

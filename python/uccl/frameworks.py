@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, Literal
 
-from uccl import nixl
+from uccl import nccl, nixl
 from uccl.nixl import _find
 
 __all__ = ["Finding", "findings", "text"]
@@ -297,6 +297,12 @@ def _deep_ep(about: str, _state: _Nixl) -> Iterator[Finding]:
     )
 
 
+def _nccl(about: str, _state: _Nixl) -> Iterator[Finding]:
+    choice = nccl.choice(about.rpartition(" ")[2])
+    level: Literal["fine", "note"] = "fine" if choice.is_ours else "note"
+    yield Finding(f"{about}, network", level, choice.seen, choice.remedy)
+
+
 #: The name of each framework's distribution, its module, and the function that examines it.
 _FRAMEWORKS: dict[str, tuple[str, Callable[[str, _Nixl], Iterator[Finding]]]] = {
     "nixl": ("nixl", _nixl),
@@ -307,6 +313,9 @@ _FRAMEWORKS: dict[str, tuple[str, Callable[[str, _Nixl], Iterator[Finding]]]] = 
     "verl": ("verl", _verl),
     "ai-dynamo": ("dynamo", _dynamo),
     "deep_ep": ("deep_ep", _deep_ep),
+    # A library: no module of theirs is looked for.
+    "nvidia-nccl-cu12": ("", _nccl),
+    "nvidia-nccl-cu13": ("", _nccl),
 }
 
 

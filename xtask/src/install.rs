@@ -26,6 +26,8 @@ const BUILT: &[Product] = &[
     Product { package: "uccl-capi", file: "libuccl_capi.so", to: "lib/libuccl_p2p.so" },
     Product { package: "uccl-cli", file: "uccl", to: "bin/uccl" },
     Product { package: "uccl-nixl", file: "libplugin_UCCL.so", to: "lib/nixl/libplugin_UCCL.so" },
+    // NCCL finds it by the name `uccl` in NCCL_NET_PLUGIN, where the loader looks.
+    Product { package: "uccl-nccl", file: "libnccl_net_uccl.so", to: "lib/libnccl-net-uccl.so" },
 ];
 
 /// Files of the repository, and their paths below the prefix.
@@ -38,9 +40,10 @@ const FILES: &[(&str, &str)] = &[
     ("package/uccl-config-version.cmake.in", "lib/cmake/uccl/uccl-config-version.cmake"),
 ];
 
-/// Build the library for C and C++, the NIXL plugin and the uccl command, and install them
+/// Build the library for C and C++, the plugins of NIXL and NCCL and the uccl command, and install
+/// them
 ///
-/// Makes lib/libuccl_p2p.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and the files for
+/// Makes lib/libuccl_p2p.so, lib/libnccl-net-uccl.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and the files for
 /// pkg-config and CMake. The folder can be moved afterwards.
 #[derive(Args)]
 pub(crate) struct InstallArgs {
@@ -71,7 +74,7 @@ pub(crate) fn install(prefix: &Path, whom: For) -> Result<()> {
     Ok(())
 }
 
-/// Builds the library, the plugin and the command.
+/// Builds the library, the plugins and the command.
 pub(crate) fn build(whom: For) -> Result<()> {
     let packages = BUILT.iter().map(|built| format!("--package={}", built.package));
     whom.set_in(Program::cargo(&["build", "--release", "--locked"]).args(packages)).run()

@@ -21,8 +21,8 @@ use crate::{python, shell::Program, tree};
 /// Time limit for an optimized build of everything for another machine.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// The path of NIXL's plugin in the source tree's `python` folder and in the wheel.
-const PLUGIN: &str = "uccl/nixl/libplugin_UCCL.so";
+/// The paths of the plugins of NIXL and NCCL in the source tree's `python` folder and in the wheel.
+const PLUGINS: [&str; 2] = ["uccl/nixl/libplugin_UCCL.so", "uccl/lib/libnccl-net-uccl.so"];
 
 /// The document with an example that moves data between two processes and checks it.
 const EXAMPLE: &str = "python/README.md";
@@ -74,9 +74,11 @@ fn build(target: &Target, with: &Environment) -> Result<PathBuf> {
     let program = with.pip_wheel(tree::root(), &here)?;
     let built = target.prepare(program, with)?.limit(LIMIT).run();
     if !target.is_here() {
-        // The plugin is for another processor: it is useless in the source tree, and nobody would
-        // notice.
-        let _ = fs::remove_file(tree::root().join("python").join(PLUGIN));
+        // The plugins are for another processor: they are useless in the source tree, and nobody
+        // would notice.
+        for plugin in PLUGINS {
+            let _ = fs::remove_file(tree::root().join("python").join(plugin));
+        }
     }
     built?;
     publish(&only(&here, "whl")?)
@@ -95,7 +97,9 @@ fn needs(wheel: &Path, target: &Target, with: &Environment) -> Result<String> {
     ensure!(name.contains(&target.platform()), "{name} is not for {}", target.platform());
     let listed =
         Program::new(with.python()).args(["-m", "zipfile", "--list"]).args([wheel]).ask()?;
-    ensure!(listed.0 && listed.1.contains(PLUGIN), "{name} has no {PLUGIN}");
+    for plugin in PLUGINS {
+        ensure!(listed.0 && listed.1.contains(plugin), "{name} has no {plugin}");
+    }
     let (well, said) = with.program("auditwheel").args(["show", "--json"]).args([wheel]).ask()?;
     ensure!(well, "auditwheel show: {said}");
     let Audit { overall_tag } = serde_json::from_str(&said).context("what auditwheel says")?;
