@@ -141,7 +141,8 @@ def test_actors_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             def sum(self, weights: Any) -> float:
                 return float(weights.sum())
 
-        trainer, server = Actor.remote(), Actor.remote()
+        actor: Any = Actor
+        trainer, server = actor.remote(), actor.remote()
         for version in (1, 2):
             reference = trainer.weights.remote(version)
             assert ray.get(server.sum.remote(reference), timeout=200) == version * 100_000

@@ -68,6 +68,10 @@ class TrainerInitInfo:
 
 
 class WeightTransferEngine(Generic[TInit, TUpdate]):
+    init_info_cls: Any
+    update_info_cls: Any
+    receive_weights: Any
+
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         self.device, self.model, self.model_config = device, model, None
 
