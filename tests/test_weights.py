@@ -148,8 +148,8 @@ def test_the_plan_is_the_same_for_all() -> None:
             ((is_source, rank, pieces),) = steps[0]
             assert is_source and rank == target
             assert pieces == [(0, row * 4, 0, row * 8 + 4 * target, 4) for row in range(8)]
-        for rank in (*sources, *halves):
-            rank.close()
+        for end in (*sources, *halves):
+            end.close()
     assert weights.area_of_rank([10, 6], [(4, 3, 0), (2, 1, None)]) == ([9, 0], [1, 6])
 
 

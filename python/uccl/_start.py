@@ -1,6 +1,6 @@
-"""The function that vLLM and SGLang call when a process of theirs starts (entry points in pyproject.toml).
+"""The functions that vLLM and SGLang call when a process of theirs starts (entry points in pyproject.toml).
 
-It sets ``NIXL_PLUGIN_DIR`` where NIXL is installed, the program asks for the backend ``UCCL``, and the variable is
+``register_weight_transfer`` adds a backend to vLLM's weight transfer. ``provide_nixl_plugin`` sets ``NIXL_PLUGIN_DIR`` where NIXL is installed, the program asks for the backend ``UCCL``, and the variable is
 not set. Processes that the program starts inherit the variable. Nothing else happens, and no start fails: an error is
 one line of the log.
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["provide_nixl_plugin"]
+__all__ = ["provide_nixl_plugin", "register_weight_transfer"]
 
 _VARIABLE = "NIXL_PLUGIN_DIR"
 _BACKEND = "UCCL"
@@ -39,6 +39,31 @@ def provide_nixl_plugin() -> None:
     except BaseException as error:
         # BaseException: a panic of the extension module is none of Exception.
         _warn(str(error))
+
+
+def register_weight_transfer() -> None:
+    """Registers the backend ``uccl`` of vLLM's weight transfer in this process. Nothing of it is loaded before it is
+    asked for, and a vLLM with another interface (before 0.33) is left as it is."""
+    try:
+        from vllm.distributed.weight_transfer.factory import (
+            WeightTransferEngineFactory,
+            WeightTransferTrainerFactory,
+        )
+    except ImportError:
+        return
+    except Exception as error:
+        # An exception of a plugin ends the process that loads it.
+        _log().warning("vLLM's weight transfer is left without the backend uccl: %s", error)
+        return
+    for factory, name in (
+        (WeightTransferEngineFactory, "UcclWeightTransferEngine"),
+        (WeightTransferTrainerFactory, "UcclTrainerWeightTransferEngine"),
+    ):
+        try:
+            factory.register_engine("uccl", "uccl.vllm", name)
+        except ValueError:
+            # It is there already: vLLM loads its plugins once for each engine.
+            continue
 
 
 def _provide() -> None:

@@ -26,7 +26,8 @@ pub(crate) fn tests() -> Result<Outcome> {
     python::install(&python, wheel)?;
     let mut done = Outcome::default();
     // The tests form a few groups.
-    let result = python::pytest(&python, &["--numprocesses=3", "tests/ep"], &mut done);
+    let result =
+        python::pytest(&python, &["--numprocesses=3", "tests/ep", "tests/weights"], &mut done);
     done.or_failed(result)
 }
 

@@ -53,8 +53,13 @@ pub(crate) fn wheel() -> Result<Outcome> {
 }
 
 /// Tests that have environments or runs of their own.
-const ELSEWHERE: &[&str] =
-    &["--ignore=tests/nixl", "--ignore=tests/ep", "--ignore=tests/mooncake", "--ignore=tests/vllm"];
+const ELSEWHERE: &[&str] = &[
+    "--ignore=tests/nixl",
+    "--ignore=tests/ep",
+    "--ignore=tests/mooncake",
+    "--ignore=tests/vllm",
+    "--ignore=tests/weights",
+];
 
 /// Runs the tests against the wheel.
 pub(crate) fn tests() -> Result<Outcome> {

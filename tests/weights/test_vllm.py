@@ -1,0 +1,136 @@
+"""vLLM's weight transfer: the calls of vLLM 0.33.0 in their order.
+
+``vllm/distributed/weight_transfer/factory.py`` (``create_engine``, line 78; ``trainer_init``, line 169),
+``vllm/v1/worker/gpu_worker.py`` (``init_weight_transfer_engine``, line 1519; ``start_weight_update``, 1542;
+``update_weights``, 1592; ``finish_weight_update``, 1633; ``shutdown_weight_transfer_engine``, 1533), and
+``clients.py:61`` (all that goes to workers goes as JSON).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="lacks torch")
+
+import weights.vllm_stand_in as vllm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine_module() -> Iterator[None]:
+    """The engine's module, with the stand-in under vLLM's names as long as these tests run."""
+    before = dict(sys.modules)
+    sys.modules.update(vllm.MODULES)
+    import uccl.vllm  # noqa: F401
+
+    uccl.vllm.register()
+
+    yield
+    for name in ("uccl.vllm", *vllm.MODULES):
+        sys.modules.pop(name, None)
+        if name in before:
+            sys.modules[name] = before[name]
+
+
+class Model:
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
+
+    def load_weights(self, weights: list[tuple[str, Any]]) -> None:
+        self.loaded.update((name, weight.clone()) for name, weight in weights)
+
+
+class Worker:
+    """A worker of vLLM, and the client that calls it."""
+
+    def __init__(self) -> None:
+        engine = vllm.WeightTransferEngineFactory.engine("uccl")
+        self.model = Model()
+        self.engine = engine(None, None, torch.device("cpu"), self.model)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        info = json.loads(json.dumps(init_info))
+        self.engine.init_transfer_engine(self.engine.parse_init_info(info))
+
+    def start_weight_update(self) -> None:
+        self.engine.start_weight_update()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.engine.update_weights(json.loads(json.dumps(update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.engine.finish_weight_update()
+
+
+SHAPES = {"embed": (10, 4), "layers.0.w": (6, 8), "layers.1.w": (6, 8), "norm": (5,)}
+
+
+class Source:
+    """The whole weights of a trainer, as ``ModuleSource`` yields them."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.kept = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        self.metadata = [
+            vllm.ParamMeta(name, torch.float32, shape) for name, shape in SHAPES.items()
+        ]
+
+    def implements_iter_local(self) -> bool:
+        return False
+
+    def iter_full(self) -> Iterator[tuple[str, Any]]:
+        for number, (name, tensor) in enumerate(self.kept.items()):
+            tensor.fill_(self.step * 10 + number)
+            # One is somewhere else each time, as gathered ones are.
+            yield name, tensor.clone() if name == "norm" else tensor
+
+
+def trainer(client: Any, source: Any, rank: int = 0) -> Any:
+    import uccl.vllm
+
+    engine = vllm.WeightTransferTrainerFactory.engine("uccl")
+    info = uccl.vllm.UcclTrainerInitInfo(rank=rank, timeout=50)
+    return engine.trainer_init(init_info=info, client=client, source=source)
+
+
+def test_weights_come_to_a_worker() -> None:
+    worker, source = Worker(), Source()
+    engine = trainer(worker, source)
+    for step in (1, 2, 3):
+        source.step = step
+        engine.send_weights()
+        assert set(worker.model.loaded) == set(SHAPES)
+        for number, (name, shape) in enumerate(SHAPES.items()):
+            expected = torch.full(shape, float(step * 10 + number))
+            assert torch.equal(worker.model.loaded[name], expected), name
+    assert vllm.reloads.calls == ["initialize", "finalize"] * 3
+    # A version that the trainer has left is not loaded.
+    worker.engine._timeout = 0.1
+    with pytest.raises(TimeoutError, match="no whole version from 3 on"):
+        worker.update_weights({"version": 3})
+    worker.engine.shutdown()
+    worker.engine.shutdown()
+    with pytest.raises(RuntimeError, match="not initialised"):
+        worker.update_weights({"version": 4})
+    engine.shutdown()
+
+
+def test_pieces_of_a_mesh_are_found() -> None:
+    """Each trainer has the piece that its placements say: ``base.py:122`` and ``_dtensor_layout``, line 260."""
+    import uccl.vllm
+
+    cuts = (vllm.Shard(1), vllm.Replicate(), vllm.Shard(0))
+    meta = vllm.ParamMeta("w", torch.float32, (10, 6), tuple(range(4, 16)), (2, 3, 2), cuts)
+    offsets = [uccl.vllm._offsets(meta, rank) for rank in (4, 5, 6, 10, 15)]
+    assert offsets == [[0, 0], [5, 0], [0, 0], [0, 3], [5, 3]]
+    whole = vllm.ParamMeta("w", torch.float32, (10, 6))
+    assert uccl.vllm._offsets(whole, 3) is None
+
+
+def test_a_trainer_without_a_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="WeightSource"):
+        trainer(Worker(), None)
