@@ -8,7 +8,7 @@ mod emulator;
 
 use std::time::Duration;
 
-use uccl_ep::{combine::Order, cuda::GpuShare, numerics::quantise::ScaleFormat};
+use uccl_ep::{combine::Order, cuda::Occupancy, numerics::quantise::ScaleFormat};
 use uccl_p2p::Transport;
 
 use self::cuda::{Case, Format, Loss, Masks, Normal, Ranks, Route, ways_of_a_plan, world};
@@ -50,11 +50,11 @@ fn ranks_share_a_gpu_that_is_the_same_one() {
     emulator::load();
     let share = |gpus: &[u32]| {
         let agree =
-            |ranks: &Ranks, me: usize| GpuShare::agree(me, gpus[me], 4, &mut ranks.exchange(me));
+            |ranks: &Ranks, me: usize| Occupancy::agree(me, gpus[me], 4, &mut ranks.exchange(me));
         world(gpus.len(), agree)
     };
     let shares: Vec<_> = share(&[0, 1, 0]).into_iter().map(|share| share.ok()).collect();
-    let (shared, alone) = (GpuShare::of(8, 4, 2), GpuShare::of(8, 4, 1));
+    let (shared, alone) = (Occupancy::of(8, 4, 2), Occupancy::of(8, 4, 1));
     assert_eq!(shares, [shared, alone, shared].map(Some));
     assert!(!shared.is_alone && alone.is_alone);
     let reasons = share(&[0, 99]).into_iter().map(|share| share.map_err(|e| e.to_string()));
@@ -143,6 +143,14 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     for lost in [Loss::Late, Loss::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
         Case { lost: Some((0, lost)), format: Format::Fp8(ScaleFormat::Exact), ..SMALL }.run();
+    }
+}
+
+#[test]
+fn a_group_meets_anew_without_a_rank_and_with_another() {
+    emulator::load();
+    for (masks, ranks) in [(None, 3), (Some(Masks { masks_late: true, ..MASKS }), 2)] {
+        Case { masks, ranks, hidden: 128, slots: 3, ..SMALL }.meets_anew();
     }
 }
 

@@ -16,21 +16,26 @@
 mod call;
 mod group;
 mod host_windows;
+mod join;
 mod kernels;
 pub mod low_latency;
 mod mailbox;
 mod memory;
 pub mod normal;
+mod occupancy;
 mod params;
+mod regroup;
 mod routing;
-mod share;
+mod state;
 mod status;
 mod watch;
 mod window;
+mod windows;
 
 pub use self::{
     group::{Config, Group, MaskChange, Reach},
     memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
+    occupancy::{Occupancy, RESERVED},
     params::{MAX_RANKS, MAX_TOKENS, ORIGIN_RANK, kernel_header, layout_assertions},
-    share::{GpuShare, RESERVED},
+    windows::PoolHold,
 };

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from uccl import _core
+from uccl.ep._backend import Exchange
 from uccl.ep._cuda.streams import Streams, new_comm_stream, shared_comm_stream
 from uccl.ep._ranks import Ranks, node_of_environment
 from uccl.ep._tensors import address, pool_tensor
@@ -76,6 +77,14 @@ class CudaGroup(Streams):
         self.native.mask(
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
+
+    def regroup(self, exchange: Exchange) -> None:
+        """Joins the group anew, with the ranks that exchange bytes now, behind the calls on the
+        current stream and on the communication stream."""
+        streams = list({self.stream(), self.comm_stream.cuda_stream})
+        self.native.regroup(streams=streams, exchange=exchange)
+        # Tensors that callers hold keep the pool that was shared with the ranks before.
+        self._pool = None
 
     def combine_scratch_of(self, handle: HasScratch) -> tuple[torch.Tensor, int]:
         """Memory for a combine's scratch, and its address: the handle's for the first combine, else

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::{
-    cuda::{Config, GpuShare, Group, MaskChange, Reach},
+    cuda::{Config, Group, MaskChange, Occupancy, PoolHold, Reach},
     settings::Settings,
 };
 
@@ -15,6 +15,12 @@ use crate::ep::{PyNodes, detached_drop::DetachedDrop, exception, timeout_of, wit
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
     pub(super) group: DetachedDrop<Arc<Group>>,
+}
+
+/// The memory of a pool.
+#[pyclass(name = "EpCudaPoolHold", module = "uccl._core", frozen)]
+pub(crate) struct PyPoolHold {
+    _hold: DetachedDrop<PoolHold>,
 }
 
 impl PyCudaGroup {
@@ -49,7 +55,8 @@ impl PyCudaGroup {
         let reach = if via_host { Reach::ViaHost } else { Reach::Any };
         let reserved = Settings::from_env().map_err(|e| exception(&e))?.reserved_sms;
         let group = with_exchange(py, &exchange, |exchange| {
-            let GpuShare { blocks, is_alone } = GpuShare::agree(rank, device, reserved, exchange)?;
+            let Occupancy { blocks, is_alone } =
+                Occupancy::agree(rank, device, reserved, exchange)?;
             let config = Config {
                 rank,
                 ranks,
@@ -102,6 +109,43 @@ impl PyCudaGroup {
     #[getter]
     fn pool_len(&self) -> usize {
         self.group.pool_len()
+    }
+
+    /// The number of meetings of the ranks so far.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.group.generation()
+    }
+
+    /// By rank, whether it is there, left out or not.
+    fn present(&self) -> Vec<bool> {
+        (0..self.group.ranks()).map(|rank| self.group.has(rank)).collect()
+    }
+
+    /// By rank, whether it is left out behind the work on a stream, for which this waits.
+    #[pyo3(signature = (*, stream))]
+    fn masks(&self, py: Python<'_>, stream: u64) -> PyResult<Vec<bool>> {
+        let stream = self.stream(stream);
+        let masked = py.detach(|| self.group.masked(&stream)).map_err(|e| exception(&e))?;
+        Ok((0..self.group.ranks()).map(|rank| masked >> rank & 1 == 1).collect())
+    }
+
+    /// Has the ranks that exchange bytes now meet anew. Waits for the calls on these streams; none
+    /// may be on others. Ranks of one GPU share its multiprocessors anew.
+    #[pyo3(signature = (*, streams, exchange))]
+    fn regroup(&self, py: Python<'_>, streams: Vec<u64>, exchange: Py<PyAny>) -> PyResult<()> {
+        let streams: Vec<_> = streams.into_iter().map(|stream| self.stream(stream)).collect();
+        let reserved = Settings::from_env().map_err(|e| exception(&e))?.reserved_sms;
+        with_exchange(py, &exchange, |exchange| {
+            let Config { rank, device, .. } = *self.group.config();
+            let occupancy = Occupancy::agree(rank, device, reserved, exchange)?;
+            self.group.regroup(&streams, occupancy, exchange)
+        })
+    }
+
+    /// An object that keeps the memory of the pool, also when ranks meet anew.
+    fn pool_hold(&self) -> PyPoolHold {
+        PyPoolHold { _hold: DetachedDrop::new(self.group.pool_hold()) }
     }
 
     /// Raises the error of a call that has failed. Waits for no call.

@@ -20,14 +20,14 @@ const LAUNCHES: u32 = 2;
 /// each other, so all have to fit on it together. Of one rank alone, a launch waits for none that
 /// comes later, so its launches need not fit together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GpuShare {
+pub struct Occupancy {
     /// The most blocks of a launch.
     pub blocks: u32,
     /// Whether no other rank is on the GPU.
     pub is_alone: bool,
 }
 
-impl GpuShare {
+impl Occupancy {
     /// The share of rank `rank`, which is on GPU `device` of this process. Every rank of the group
     /// calls this, and `reserved` multiprocessors of its GPU are left to other kernels.
     ///
@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn launches_of_all_ranks_of_a_gpu_fit_on_it_together() {
-        let alone = GpuShare::of(132, 3, 1);
-        assert_eq!(alone, GpuShare { blocks: 129, is_alone: true });
+        let alone = Occupancy::of(132, 3, 1);
+        assert_eq!(alone, Occupancy { blocks: 129, is_alone: true });
         // A rank's hook waits beside an asynchronous call of its own for a send of another rank.
         for (all, reserved, sharing) in [(132, 3, 2), (132, 3, 3), (132, 32, 7), (18, 3, 3)] {
-            let share = GpuShare::of(all, reserved, sharing);
+            let share = Occupancy::of(all, reserved, sharing);
             assert!(share.blocks * 2 * sharing <= all - reserved, "{share:?}");
             assert!((share.blocks + 1) * 2 * sharing > all - reserved, "{share:?}");
             assert!(!share.is_alone);
@@ -82,10 +82,10 @@ mod tests {
 
     #[test]
     fn a_share_has_a_block_and_half_of_the_gpu_is_never_reserved() {
-        let alone = |blocks| GpuShare { blocks, is_alone: true };
-        assert_eq!(GpuShare::of(132, u32::MAX, 1), alone(66));
-        assert_eq!(GpuShare::of(1, 3, 1), alone(1));
-        assert_eq!(GpuShare::of(0, 3, 1), alone(1));
-        assert_eq!(GpuShare::of(8, 0, 9), GpuShare { blocks: 1, is_alone: false });
+        let alone = |blocks| Occupancy { blocks, is_alone: true };
+        assert_eq!(Occupancy::of(132, u32::MAX, 1), alone(66));
+        assert_eq!(Occupancy::of(1, 3, 1), alone(1));
+        assert_eq!(Occupancy::of(0, 3, 1), alone(1));
+        assert_eq!(Occupancy::of(8, 0, 9), Occupancy { blocks: 1, is_alone: false });
     }
 }
