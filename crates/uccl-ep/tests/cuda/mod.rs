@@ -9,6 +9,7 @@ mod normal;
 mod plans;
 mod ranks;
 mod reference;
+mod rounds;
 mod route;
 mod small_batches;
 mod window;
@@ -19,6 +20,7 @@ pub(crate) use self::{
     masks::Masks,
     normal::Normal,
     plans::ways_of_a_plan,
+    rounds::Rounds,
     route::Route,
 };
 use self::{
